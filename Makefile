@@ -1,0 +1,37 @@
+# The commands of this repository. `make train` and `make test` need Python 3.11+, make and nothing else.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup train test check bench docs clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $(STAMP)
+
+train: setup  ## train a memory policy on masked CartPole and show the result
+	$(BIN)/recurl train ppo --env recurl/MaskedCartPole-v1 --cell lstm --run-dir runs/masked-cartpole --overwrite
+
+test: setup  ## all tests, doctests included
+	$(BIN)/pytest -n 2
+
+check: setup  ## what CI runs: lint, types, layering, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+	$(BIN)/pytest -n 2
+
+bench: setup  ## the benchmark tables of benchmarks/results
+	$(BIN)/python benchmarks/bench_learning.py
+
+docs: setup
+	@echo "The documentation is README.md and docs/*.md; examples in docstrings run in make test."
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

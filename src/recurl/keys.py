@@ -1,0 +1,58 @@
+"""Names of the TensorDict entries that the parts of recurl agree on, and key arithmetic."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from recurl.errors import ArgumentTypeError
+
+NestedKey: TypeAlias = str | tuple[str, ...]
+
+ACTION = "action"
+DONE = "done"
+IS_INIT = "is_init"
+MASK = ("collector", "mask")
+NEXT = "next"
+OBSERVATION = "observation"
+RESET = "_reset"
+REWARD = "reward"
+TERMINATED = "terminated"
+TRAJ_IDS = ("collector", "traj_ids")
+TRUNCATED = "truncated"
+
+
+def normalize_key(key: object) -> NestedKey:
+    """Return ``key`` as a string, or as a flat tuple of strings when nested.
+
+    Args:
+        key: a non-empty string, or a (possibly nested) tuple of them.
+
+    Raises:
+        ArgumentTypeError: ``key`` is anything else, or empty.
+
+    Example:
+        >>> normalize_key(("agents", ("observation",)))
+        ('agents', 'observation')
+        >>> normalize_key(("observation",))
+        'observation'
+    """
+    flat = tuple(_flatten(key))
+    return flat[0] if len(flat) == 1 else flat
+
+
+def _flatten(key: object) -> list[str]:
+    if isinstance(key, str) and key:
+        return [key]
+    if isinstance(key, tuple) and key:
+        return [part for item in key for part in _flatten(item)]  # type: ignore[reportUnknownVariableType]
+    raise ArgumentTypeError(f"A key must be a non-empty string or a tuple of such, got {key!r}.")
+
+
+def next_key(key: NestedKey) -> tuple[str, ...]:
+    """Return ``key`` under ``"next"``.
+
+    Example:
+        >>> next_key("observation")
+        ('next', 'observation')
+    """
+    return (NEXT, *((key,) if isinstance(key, str) else key))

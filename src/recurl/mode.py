@@ -1,0 +1,140 @@
+"""Which mode recurrent modules run in, and how stochastic policies explore: two context-local switches.
+
+The recurrent mode lives in a ``ContextVar`` (threads start without an override, asyncio tasks are isolated) and is
+mirrored in a ``threading.local`` that is read only while ``torch.compile`` traces: Dynamo can't trace a ContextVar,
+but it can read, and guard on, an attribute of a thread-local object.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import torch
+from tensordict.nn import InteractionType as ExplorationType
+from tensordict.nn import set_interaction_type as set_exploration_type
+from tensordict.nn.probabilistic import interaction_type as exploration_type
+
+from recurl.errors import ArgumentError, ArgumentTypeError
+
+__all__ = [
+    "ExplorationType",
+    "exploration_type",
+    "recurrent_mode",
+    "set_exploration_type",
+    "set_recurrent_mode",
+]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_NAMES = {"recurrent": True, "sequential": False}
+_Stack = tuple[bool | None, ...]
+_stack: ContextVar[_Stack] = ContextVar("recurl_recurrent_modes", default=(None,))
+
+
+class _Mirror(threading.local):
+    stack: _Stack = (None,)
+
+
+_mirror = _Mirror()
+
+
+def recurrent_mode() -> bool | None:
+    """Return the active override: True (recurrent), False (sequential) or None (modules use their default)."""
+    return _current()[-1]
+
+
+def _current() -> _Stack:
+    return _mirror.stack if torch.compiler.is_compiling() else _stack.get()
+
+
+def _store(stack: _Stack) -> None:
+    if not torch.compiler.is_compiling():
+        _stack.set(stack)
+    _mirror.stack = stack
+
+
+class set_recurrent_mode:
+    """Context manager and decorator that sets the mode of every recurrent module inside it.
+
+    In sequential mode a recurrent module runs one step; in recurrent mode it runs whole sequences along the last
+    batch dimension. The mode is local to the thread (and to the asyncio task); nested blocks restore the mode that
+    was active before them, also after an exception, and one instance may be entered repeatedly.
+
+    Args:
+        mode: ``True`` or ``"recurrent"``, ``False`` or ``"sequential"`` (any letter case), or ``None`` for
+            "no override": modules use their ``default_recurrent_mode``.
+
+    Raises:
+        ArgumentError: a string other than the two names.
+        ArgumentTypeError: ``mode`` is neither a bool, a string nor None.
+
+    Example:
+        >>> with set_recurrent_mode("recurrent"):
+        ...     print(recurrent_mode())
+        True
+        >>> print(recurrent_mode())
+        None
+    """
+
+    def __init__(self, mode: bool | str | None = True) -> None:
+        self.mode = _parse(mode)
+
+    def __enter__(self) -> None:
+        _store((*_current(), self.mode))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _store(_current()[:-1])
+
+    def __call__(self, function: _F) -> _F:
+        """Decorate ``function`` (or generator function): the mode holds while its body runs."""
+        if inspect.isgeneratorfunction(function):
+            return cast(_F, self._wrap_generator(function))
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with set_recurrent_mode(self.mode):
+                return function(*args, **kwargs)
+
+        return cast(_F, wrapped)
+
+    def _wrap_generator(self, function: Callable[..., Generator[Any, Any, Any]]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            generator = function(*args, **kwargs)
+            resume: Callable[[], Any] = functools.partial(next, generator)
+            try:
+                while True:
+                    try:
+                        with set_recurrent_mode(self.mode):
+                            value = resume()
+                    except StopIteration as stop:
+                        return stop.value
+                    try:
+                        resume = functools.partial(generator.send, (yield value))
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - handed on to the generator, as PEP 380 does
+                        resume = functools.partial(generator.throw, error)
+            finally:
+                generator.close()
+
+        return wrapped
+
+
+def _parse(mode: object) -> bool | None:
+    if mode is None or isinstance(mode, bool):
+        return mode
+    if isinstance(mode, str):
+        if mode.lower() in _NAMES:
+            return _NAMES[mode.lower()]
+        raise ArgumentError(f"The recurrent mode must be True, False, None, 'recurrent' or 'sequential', got {mode!r}.")
+    raise ArgumentTypeError(
+        f"The recurrent mode must be a bool, a string or None, got {type(mode).__name__}: {mode!r}."
+    )

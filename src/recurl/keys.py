@@ -44,7 +44,7 @@ def _flatten(key: object) -> list[str]:
     if isinstance(key, str) and key:
         return [key]
     if isinstance(key, tuple) and key:
-        return [part for item in key for part in _flatten(item)]  # type: ignore[reportUnknownVariableType]
+        return [part for item in key for part in _flatten(item)]  # pyright: ignore[reportUnknownVariableType] - narrowing object to tuple
     raise ArgumentTypeError(f"A key must be a non-empty string or a tuple of such, got {key!r}.")
 
 

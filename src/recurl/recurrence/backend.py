@@ -1,0 +1,144 @@
+"""What a backend is, which there are, and the one place that decides who runs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from recurl.errors import ArgumentError, UnsupportedError
+from recurl.recurrence.boundaries import Boundaries
+from recurl.recurrence.cells import Cell, LayerWeights, States
+
+
+@dataclass(frozen=True)
+class Support:
+    """What a caller needs of a backend, known before any work.
+
+    Attributes:
+        cell: the cell.
+        device: where the tensors are.
+        compiling: whether ``torch.compile`` or ``torch.export`` is tracing the call.
+    """
+
+    cell: Cell
+    device: torch.device
+    compiling: bool = False
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One layer in one direction over a flat stream of N > 0 tokens.
+
+    Attributes:
+        cell: the cell.
+        weights: its weights.
+        x: input ``[N, I]``.
+        states: stored states ``[N, P or H]`` (and ``[N, H]``), read at the first token of each segment only: what
+            stands at other tokens, NaN included, changes nothing.
+        boundaries: the segments.
+    """
+
+    cell: Cell
+    weights: LayerWeights
+    x: Tensor
+    states: States
+    boundaries: Boundaries
+
+
+class Backend(Protocol):
+    """A way to run a recurrent layer over segments."""
+
+    name: str
+
+    def unsupported(self, support: Support) -> str | None:
+        """Return why this backend can't serve, or None if it can."""
+        ...
+
+    def run(self, call: LayerCall) -> tuple[Tensor, States]:
+        """Return features ``[N, P or H]`` and the states after every token, each ``[N, ...]``.
+
+        Differentiable in x, every weight and the stored states (whose gradient is zero except at segment starts).
+        ``pad`` gives states at segment ends only and zeros elsewhere.
+        """
+        ...
+
+
+class Registry:
+    """Backends by name, and the rules for ``"auto"`` and ``"fastest"``."""
+
+    def __init__(self) -> None:
+        self._backends: dict[str, Backend] = {}
+
+    def register(self, backend: Backend) -> None:
+        """Add ``backend`` under its name."""
+        self._backends[backend.name] = backend
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that :meth:`choose` accepts."""
+        return ("auto", "fastest", *self._backends)
+
+    def check_name(self, name: str) -> None:
+        """Raise ArgumentError unless ``name`` is one of :attr:`names`."""
+        if name not in self.names:
+            raise ArgumentError(f"recurrent_backend must be one of {', '.join(self.names)}; got {name!r}.")
+
+    def choose(self, name: str, support: Support) -> Backend:
+        """Return the backend that serves ``name``; there is no silent fallback from a backend asked for by name.
+
+        Raises:
+            ArgumentError: no such backend.
+            UnsupportedError: the backend can't serve this call; the message says why and what can.
+        """
+        self.check_name(name)
+        if name == "auto":
+            name = "loop" if support.compiling else "pad"
+        elif name == "fastest":
+            name = self._fastest(support)
+        reason = self._backends[name].unsupported(support)
+        if reason is not None:
+            raise UnsupportedError(f"The recurrent backend {name!r} can't run this call: {reason}.")
+        return self._backends[name]
+
+    def _fastest(self, support: Support) -> str:
+        for name in ("triton", "cpu"):
+            backend = self._backends.get(name)
+            if backend is not None and backend.unsupported(support) is None:
+                return name
+        return "loop"
+
+
+BACKENDS = Registry()
+
+_runs: ContextVar[list[str] | None] = ContextVar("recurl_backend_runs", default=None)
+
+
+def record_run(name: str) -> None:
+    """Called by each backend when it has run a layer; see :func:`record_backends`."""
+    runs = _runs.get()
+    if runs is not None:
+        runs.append(name)
+
+
+@contextmanager
+def record_backends() -> Generator[list[str]]:
+    """Collect the names of the backends that run inside the block, one entry per layer and direction.
+
+    Example:
+        >>> with record_backends() as ran:
+        ...     pass
+        >>> ran
+        []
+    """
+    runs: list[str] = []
+    token = _runs.set(runs)
+    try:
+        yield runs
+    finally:
+        _runs.reset(token)

@@ -1,0 +1,277 @@
+"""Segments: where a flat stream of tokens is cut, computed once per batch and shared by all that read sequences.
+
+A batch of shape ``[*B, T]`` is a stream of N tokens in row-major order. A token starts a **segment** when it starts a
+row, when its ``is_init`` is true, or when its trajectory id differs from the previous token's. Segments are independent
+of each other: each starts from the state stored at its first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from recurl.errors import ArgumentError, UsageError
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Segments sorted by length, for backends that step over time on the host.
+
+    Tokens are *packed* as in ``torch.nn.utils.rnn.PackedSequence``: first the first tokens of all segments, longest
+    segment first, then the second tokens, and so on. S segments, L tokens in the longest.
+
+    Attributes:
+        starts: int64 ``[S]``, on the device: first token of each segment, longest segment first.
+        ends: int64 ``[S]``, on the device: last token of each segment, same order.
+        order: int64 ``[N]``, on the device: the token at each packed position.
+        batch_sizes: int64 ``[L]``, on the host: how many segments have a token at each step.
+    """
+
+    starts: Tensor
+    ends: Tensor
+    order: Tensor
+    batch_sizes: Tensor
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """``batch_sizes`` as a list of ints."""
+        return self.batch_sizes.tolist()
+
+
+class Boundaries:
+    """The segments of one batch, as N-sized tensors on the batch's device; nothing here waits for the device.
+
+    Build it with :meth:`from_is_init`, :meth:`from_traj_ids` or :meth:`from_cu_seqlens`. The one exception to "no wait"
+    is :meth:`host`, which fetches the segment lengths once and keeps them.
+
+    Attributes:
+        starts: bool ``[N]``, true at the first token of each segment.
+        batch_shape: ``(*B, T)``, whose product is N.
+
+    Example:
+        >>> is_init = torch.tensor([[True, False, True, False], [False, False, False, False]])
+        >>> boundaries = Boundaries.from_is_init(is_init)
+        >>> boundaries.starts.tolist()
+        [True, False, True, False, True, False, False, False]
+        >>> boundaries.lengths.tolist()
+        [2, 2, 4]
+    """
+
+    def __init__(self, starts: Tensor, batch_shape: Sequence[int]) -> None:
+        self.starts = starts
+        self.batch_shape = torch.Size(batch_shape)
+
+    @classmethod
+    def from_is_init(
+        cls, is_init: Tensor, traj_ids: Tensor | None = None, batch_shape: Sequence[int] | None = None
+    ) -> Boundaries:
+        """Cut at row starts, where ``is_init`` is true, and where ``traj_ids`` changes.
+
+        Args:
+            is_init: bool (or uint8) ``[*B, T]`` or ``[*B, T, 1]``.
+            traj_ids: integers of the batch's shape (a trailing dimension of 1 is accepted too), or None.
+            batch_shape: ``(*B, T)``. Without it a trailing dimension of 1 (after at least one other) is taken for the
+                feature dimension of ``is_init``.
+
+        Raises:
+            UsageError: ``is_init`` is not boolean.
+            ArgumentError: the shapes don't fit, or there is no time dimension.
+        """
+        if batch_shape is None:
+            trailing = is_init.ndim > 1 and is_init.shape[-1] == 1
+            batch_shape = is_init.shape[:-1] if trailing else is_init.shape
+        shape = torch.Size(batch_shape)
+        if len(shape) == 0:
+            raise ArgumentError(
+                "A sequence needs a time dimension, the last of the batch shape; got an empty batch shape. "
+                "In recurrent mode pass a batch of shape [T] or [*B, T]."
+            )
+        flags = _per_token("is_init", is_init, shape)
+        if flags.dtype not in (torch.bool, torch.uint8):
+            raise UsageError(f"is_init must be boolean, got {flags.dtype}. Convert it: is_init != 0 or is_init.bool().")
+        starts = flags.bool() | _row_starts(shape, flags.device)
+        if traj_ids is not None:
+            starts = starts | _changes(_per_token("traj_ids", traj_ids, shape))
+        return cls(starts, shape)
+
+    @classmethod
+    def from_traj_ids(cls, traj_ids: Tensor) -> Boundaries:
+        """Cut at row starts and where the trajectory id, an integer tensor ``[*B, T]``, changes."""
+        if traj_ids.ndim == 0:
+            raise ArgumentError("traj_ids must have a time dimension: shape [T] or [*B, T], got a scalar.")
+        shape = traj_ids.shape
+        return cls(_row_starts(shape, traj_ids.device) | _changes(traj_ids.reshape(-1)), shape)
+
+    @classmethod
+    def from_cu_seqlens(cls, cu_seqlens: Tensor, num_tokens: int) -> Boundaries:
+        """Cut a flat stream by cumulative lengths.
+
+        Args:
+            cu_seqlens: integers ``[S + 1]``, from 0 to N and not decreasing: segment s holds the tokens
+                ``cu_seqlens[s]`` to ``cu_seqlens[s + 1] - 1``. Empty segments are allowed and vanish.
+            num_tokens: N.
+        """
+        if cu_seqlens.ndim != 1 or cu_seqlens.dtype.is_floating_point or cu_seqlens.shape[0] == 0:
+            raise ArgumentError(
+                "cu_seqlens must be a 1-d integer tensor of S + 1 offsets, "
+                f"got shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}."
+            )
+        starts = torch.zeros(num_tokens + 1, dtype=torch.bool, device=cu_seqlens.device)
+        starts.scatter_(0, cu_seqlens.long(), True)
+        starts = starts[:num_tokens] | _row_starts(torch.Size([num_tokens]), starts.device)
+        return cls(starts, (num_tokens,))
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return self.starts.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all tensors here."""
+        return self.starts.device
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """Bool ``[N]``, true at the last token of each segment."""
+        return torch.cat([self.starts[1:], self.starts.new_ones(min(1, self.num_tokens))])
+
+    @cached_property
+    def segment_ids(self) -> Tensor:
+        """int64 ``[N]``: which segment a token belongs to, counted from 0 in stream order."""
+        return self.starts.cumsum(0) - 1
+
+    @cached_property
+    def num_segments(self) -> Tensor:
+        """int64 scalar on the device: how many segments there are."""
+        return self.starts.sum()
+
+    @cached_property
+    def start_index(self) -> Tensor:
+        """int64 ``[N]``: the first token of the segment that each token belongs to."""
+        if self.num_tokens == 0:
+            return torch.zeros(0, dtype=torch.int64, device=self.device)
+        token = torch.arange(self.num_tokens, device=self.device)
+        return torch.where(self.starts, token, 0).cummax(0).values
+
+    @cached_property
+    def row_ids(self) -> Tensor:
+        """int64 ``[N]``: which row of the batch, counted over all of ``*B``, a token belongs to."""
+        length = max(self.batch_shape[-1], 1)
+        return torch.arange(self.num_tokens, device=self.device).div(length, rounding_mode="floor")
+
+    @cached_property
+    def flipped(self) -> Boundaries:
+        """The boundaries of the reversed stream: token n there is token N - 1 - n here."""
+        return Boundaries(self.ends.flip(0), (self.num_tokens,))
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 ``[S]``: tokens in each segment, in stream order. Waits for the device (its shape depends on data)."""
+        first = self.starts.nonzero().squeeze(-1)
+        return torch.diff(first, append=first.new_full((1,), self.num_tokens))
+
+    @cached_property
+    def _host(self) -> HostPlan:
+        first = self.starts.nonzero().squeeze(-1)
+        lengths = torch.diff(first, append=first.new_full((1,), self.num_tokens))
+        by_length = lengths.argsort(descending=True, stable=True)
+        rank = torch.empty_like(by_length)
+        rank[by_length] = torch.arange(by_length.shape[0], device=self.device)
+        time = torch.arange(self.num_tokens, device=self.device) - self.start_index
+        counts = torch.bincount(time)
+        offsets = counts.cumsum(0) - counts
+        position = offsets[time] + rank[self.segment_ids]
+        order = torch.empty_like(position)
+        order[position] = torch.arange(self.num_tokens, device=self.device)
+        starts = first[by_length]
+        return HostPlan(starts, starts + lengths[by_length] - 1, order, counts.cpu())
+
+    def host(self) -> HostPlan:
+        """Return the segments sorted by length. The first call waits for the device; later ones are free."""
+        return self._host
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        """Cut ``values`` (``[N, ...]`` or ``[*B, T, ...]``) into its segments, each ``[length, ...]``, in order."""
+        flat = values.reshape(self.num_tokens, *values.shape[self._lead_dims(values) :])
+        return list(flat.split(self.lengths.tolist()))
+
+    def stitch(self, segments: Sequence[Tensor]) -> Tensor:
+        """Undo :meth:`split`: put segments back together, ``[*B, T, ...]``."""
+        flat = torch.cat(list(segments))
+        return flat.reshape(*self.batch_shape, *flat.shape[1:])
+
+    def _lead_dims(self, values: Tensor) -> int:
+        lead = len(self.batch_shape)
+        if values.shape[:lead] == self.batch_shape:
+            return lead
+        if values.ndim and values.shape[0] == self.num_tokens:
+            return 1
+        raise ArgumentError(
+            f"values must start with the batch shape {tuple(self.batch_shape)} or with N={self.num_tokens}, "
+            f"got shape {tuple(values.shape)}."
+        )
+
+
+def _per_token(name: str, values: Tensor, shape: torch.Size) -> Tensor:
+    if values.shape not in (shape, torch.Size([*shape, 1])):
+        raise ArgumentError(
+            f"{name} must have the batch shape {tuple(shape)}, with or without a trailing 1; "
+            f"got shape {tuple(values.shape)}."
+        )
+    return values.reshape(-1)
+
+
+def _row_starts(shape: torch.Size, device: torch.device) -> Tensor:
+    row = torch.zeros(shape[-1], dtype=torch.bool, device=device)
+    row[:1] = True
+    return row.repeat(shape[:-1].numel())
+
+
+def _changes(ids: Tensor) -> Tensor:
+    changed = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+    changed[1:] = ids[1:] != ids[:-1]
+    return changed
+
+
+# torch has no public name for "inside vmap, grad or functionalize".
+_is_functorch_wrapped: Callable[[Tensor], bool] = cast(Any, torch._C)._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportPrivateUsage]
+
+_Entry = tuple[int, torch.Size, Tensor | None, int, Boundaries]
+_cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def boundaries_of(is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequence[int]) -> Boundaries:
+    """Return :meth:`Boundaries.from_is_init` of the arguments, computed once per batch.
+
+    The result is kept as long as ``is_init`` lives, and thrown away when either source tensor is edited in place.
+    Inference tensors (which don't count edits) and tensors under ``torch.compile`` or ``vmap`` are never kept.
+    """
+    shape = torch.Size(batch_shape)
+    sources = (is_init,) if traj_ids is None else (is_init, traj_ids)
+    if torch.compiler.is_compiling() or not all(_counts_edits(source) for source in sources):
+        return Boundaries.from_is_init(is_init, traj_ids, shape)
+    traj_version = 0 if traj_ids is None else traj_ids._version
+    entry: _Entry | None = _cache.get(is_init)
+    if entry is not None:
+        version, kept_shape, kept_ids, kept_version, boundaries = entry
+        if (
+            version == is_init._version
+            and kept_shape == shape
+            and kept_ids is traj_ids
+            and kept_version == traj_version
+        ):
+            return boundaries
+    boundaries = Boundaries.from_is_init(is_init, traj_ids, shape)
+    _cache[is_init] = (is_init._version, shape, traj_ids, traj_version, boundaries)
+    return boundaries
+
+
+def _counts_edits(tensor: Tensor) -> bool:
+    return not (tensor.is_inference() or _is_functorch_wrapped(tensor))

@@ -1,0 +1,60 @@
+"""Segments through torch.nn's own kernels (cuDNN, oneDNN): whole rows as they are, ragged segments packed."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import _VF, Tensor
+
+from recurl.recurrence.backend import LayerCall, Support, record_run
+from recurl.recurrence.cells import LayerWeights, States
+
+_vf = cast(Any, _VF)
+
+
+class PadBackend:
+    """torch.nn's kernels. States after a segment are exact; at other tokens there are zeros (the kernels drop them).
+
+    Fetches the segment lengths once per batch, which on a GPU waits for the device.
+    """
+
+    name = "pad"
+
+    def unsupported(self, support: Support) -> str | None:
+        """It reads segment lengths on the host, which can't be traced."""
+        return "it reads segment lengths on the host; under torch.compile use 'auto'" if support.compiling else None
+
+    def run(self, call: LayerCall) -> tuple[Tensor, States]:
+        """See :meth:`recurl.recurrence.backend.Backend.run`."""
+        plan = call.boundaries.host()
+        initial = tuple(state.index_select(0, plan.starts).unsqueeze(0) for state in call.states)
+        rows, longest = plan.starts.shape[0], len(plan.steps)
+        record_run(self.name)
+        if rows * longest == call.x.shape[0]:  # equal segments: the stream is a [S, L] batch as it stands
+            y, final = _kernel(call, call.x.reshape(rows, longest, -1), initial=initial, trailing=(True,))
+            features = y.reshape(call.x.shape[0], -1)
+        else:
+            packed = call.x.index_select(0, plan.order)
+            y, final = _kernel(call, packed, plan.batch_sizes, initial=initial)
+            features = torch.empty_like(y).index_copy(0, plan.order, y)
+        after = tuple(
+            state.new_zeros(call.x.shape[0], state.shape[-1]).index_copy(0, plan.ends, state.squeeze(0))
+            for state in final
+        )
+        return features, after
+
+
+def _flat(weights: LayerWeights) -> list[Tensor]:
+    tensors = (weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh, weights.w_hr)
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _kernel(
+    call: LayerCall, *leading: Tensor, initial: States, trailing: tuple[bool, ...] = ()
+) -> tuple[Tensor, States]:
+    """Call ``torch._VF.lstm`` or ``gru`` on one layer: (x, [batch_sizes], states, weights, ...)."""
+    hidden = initial if len(call.cell.state_names) > 1 else next(iter(initial))
+    options = (_flat(call.weights), call.weights.b_ih is not None, 1, 0.0, torch.is_grad_enabled(), False, *trailing)
+    y, *final = getattr(_vf, call.cell.name)(*leading, hidden, *options)
+    return y, tuple(final)

@@ -1,0 +1,114 @@
+"""Layers, directions and dropout between layers, written once for all backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recurl.recurrence.backend import Backend, LayerCall
+from recurl.recurrence.boundaries import Boundaries
+from recurl.recurrence.cells import Cell, LayerWeights, States
+
+Weights = Sequence[Sequence[LayerWeights]]
+"""Weights by layer, then by direction."""
+
+
+def dropout_masks(num_layers: int, shape: Sequence[int], p: float, like: Tensor) -> list[Tensor] | None:
+    """Draw the masks between layers: ``num_layers - 1`` tensors of ``shape`` holding 0 or 1 / (1 - p).
+
+    None when nothing is dropped (p = 0 or a single layer).
+    """
+    if p == 0.0 or num_layers == 1:
+        return None
+    ones = torch.ones(tuple(shape), dtype=like.dtype, device=like.device)
+    return [F.dropout(ones, p) for _ in range(num_layers - 1)]
+
+
+def run_stack(
+    backend: Backend,
+    cell: Cell,
+    weights: Weights,
+    x: Tensor,
+    states: States | None,
+    boundaries: Boundaries,
+    masks: Sequence[Tensor] | None = None,
+) -> tuple[Tensor, States]:
+    """Run all layers and directions over a flat stream.
+
+    Args:
+        backend: who runs each layer.
+        cell: the cell.
+        weights: by layer, then by direction; L layers, D directions.
+        x: input ``[N, I]``.
+        states: stored states, each ``[N, L * D, P or H]`` (or H), in the layer order of ``torch.nn``; read at segment
+            starts only. None stands for zeros.
+        boundaries: the segments.
+        masks: what :func:`dropout_masks` returns for ``[N, D * (P or H)]``, multiplied into the input of layers 2 to L.
+
+    Returns:
+        Features ``[N, D * (P or H)]`` and the states after every token, each ``[N, L * D, ...]``. A reverse direction
+        starts at a segment's last token from the state stored at its first; its final state stands at the segment's
+        last token, with zeros elsewhere.
+    """
+    after: list[States] = []
+    features = x
+    for depth, layer in enumerate(weights):
+        if depth and masks is not None:
+            features = features * masks[depth - 1]
+        outputs: list[Tensor] = []
+        for direction, direction_weights in enumerate(layer):
+            index = depth * len(layer) + direction
+            stored = _stored(cell, direction_weights, features, states, index)
+            run = _run_reversed if direction else _run_forward
+            output, final = run(backend, LayerCall(cell, direction_weights, features, stored, boundaries))
+            outputs.append(output)
+            after.append(final)
+        features = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+    if len(after) == 1:
+        return features, tuple(state.unsqueeze(1) for state in after[0])
+    return features, tuple(torch.stack(state, 1) for state in zip(*after, strict=True))
+
+
+def _stored(cell: Cell, weights: LayerWeights, x: Tensor, states: States | None, index: int) -> States:
+    if states is not None:
+        return tuple(state[:, index] for state in states)
+    zero = x.new_zeros(1, 1)
+    return tuple(zero.expand(x.shape[0], size) for size in weights.state_sizes(cell))
+
+
+def _run_forward(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
+    if call.x.shape[0] > 0:
+        return backend.run(call)
+    empty = tuple(call.x.new_zeros(0, size) for size in call.weights.state_sizes(call.cell))
+    return empty[0], empty
+
+
+def _run_reversed(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
+    boundaries = call.boundaries
+    start = boundaries.start_index
+    stored = tuple(state.index_select(0, start).flip(0) for state in call.states)
+    flipped = LayerCall(call.cell, call.weights, call.x.flip(0), stored, boundaries.flipped)
+    features, after = _run_forward(backend, flipped)
+    ends = boundaries.ends.unsqueeze(-1)
+    final = tuple(torch.where(ends, state.flip(0).index_select(0, start), 0) for state in after)
+    return features.flip(0), final
+
+
+def step_stack(
+    cell: Cell, weights: Weights, x: Tensor, states: States, masks: Sequence[Tensor] | None = None
+) -> tuple[Tensor, States]:
+    """Run one step of all layers (one direction): x ``[B, I]``, states ``[B, L, ...]`` -> features, states after."""
+    after: list[States] = []
+    features = x
+    for depth, (layer,) in enumerate(weights):
+        if depth and masks is not None:
+            features = features * masks[depth - 1]
+        final = layer.fast_step(cell, features, tuple(state[:, depth] for state in states))
+        after.append(final)
+        features = final[0]
+    if len(after) == 1:
+        return features, tuple(state.unsqueeze(1) for state in after[0])
+    return features, tuple(torch.stack(state, 1) for state in zip(*after, strict=True))

@@ -1,0 +1,142 @@
+"""The contract every backend is run through: cases, and a comparison with the float64 reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from recurl.recurrence import BACKENDS, CELLS, Boundaries, LayerWeights, Support, record_backends, run_stack
+
+PATTERNS = ("none", "every", "random", "last", "alternating")
+
+
+@dataclass
+class Case:
+    """A recurrent problem with inputs that require gradients."""
+
+    cell: str
+    layers: int = 1
+    directions: int = 1
+    projection: int = 0
+    bias: bool = True
+    dropout: float = 0.0
+    shape: tuple[int, ...] = (3, 11)
+    pattern: str = "random"
+    inputs: int = 5
+    hidden: int = 7
+    dtype: torch.dtype = torch.float64
+    seed: int = 0
+    x: Tensor = field(init=False)
+    states: tuple[Tensor, ...] = field(init=False)
+    weights: list[list[LayerWeights]] = field(init=False)
+    masks: list[Tensor] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def normal(*shape: int) -> Tensor:
+            value = torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.6
+            return value.to(self.dtype).requires_grad_()
+
+        cell = CELLS[self.cell]
+        tokens = torch.Size(self.shape).numel()
+        output = self.projection or self.hidden
+        rows = cell.num_gates * self.hidden
+        self.x = normal(tokens, self.inputs)
+        slots = self.layers * self.directions
+        sizes = (output, *(self.hidden for _ in cell.state_names[1:]))
+        self.states = tuple(normal(tokens, slots, size) for size in sizes)
+        self.weights = [
+            [
+                LayerWeights(
+                    normal(rows, output * self.directions if depth else self.inputs),
+                    normal(rows, output),
+                    normal(rows) if self.bias else None,
+                    normal(rows) if self.bias else None,
+                    normal(self.projection, self.hidden) if self.projection else None,
+                )
+                for _ in range(self.directions)
+            ]
+            for depth in range(self.layers)
+        ]
+        self.masks = None
+        if self.dropout:
+            width = (tokens, output * self.directions)
+            keep = [torch.rand(width, generator=generator) >= self.dropout for _ in range(self.layers - 1)]
+            self.masks = [k.to(self.dtype) / (1 - self.dropout) for k in keep]
+        self.is_init = reset_pattern(self.pattern, self.shape, generator)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        named = {"x": self.x, **{f"state{k}": state for k, state in enumerate(self.states)}}
+        for depth, layer in enumerate(self.weights):
+            for direction, weights in enumerate(layer):
+                for name, tensor in vars(weights).items():
+                    if tensor is not None:
+                        named[f"{name}_{depth}_{direction}"] = tensor
+        return named
+
+    @property
+    def boundaries(self) -> Boundaries:
+        return Boundaries.from_is_init(self.is_init, batch_shape=self.shape)
+
+    def run(self, backend: str) -> tuple[Tensor, tuple[Tensor, ...]]:
+        with record_backends() as ran:
+            result = run_stack(
+                BACKENDS.choose(backend, Support(CELLS[self.cell], torch.device("cpu"))),
+                CELLS[self.cell],
+                self.weights,
+                self.x,
+                self.states,
+                self.boundaries,
+                self.masks,
+            )
+        assert set(ran) <= {backend}
+        assert len(ran) == (self.layers * self.directions if self.x.shape[0] else 0)
+        return result
+
+    def outputs_and_gradients(self, backend: str) -> dict[str, Tensor]:
+        """Features, states at segment ends, and all gradients of a random function of both."""
+        features, states = self.run(backend)
+        ends = self.boundaries.ends
+        results = {"features": features, **{f"end{k}": state[ends] for k, state in enumerate(states)}}
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        loss = sum(
+            (value * torch.randn(value.shape, generator=generator, dtype=torch.float64).to(self.dtype)).sum()
+            for value in results.values()
+        )
+        parameters = self.parameters
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        results.update({f"grad {name}": grad for name, grad in zip(parameters, gradients, strict=True)})
+        return {name: value.detach() for name, value in results.items()}
+
+
+def reset_pattern(pattern: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    is_init = torch.zeros(shape, dtype=torch.bool)
+    if pattern == "every":
+        is_init[:] = True
+    elif pattern == "random":
+        is_init[:] = torch.rand(shape, generator=generator) < 0.3
+    elif pattern == "last":
+        is_init[..., -1:] = True
+    elif pattern == "alternating":
+        is_init[..., ::2] = True
+    return is_init
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Relative Frobenius error; absolute where nothing is expected."""
+    difference = (actual.double() - expected.double()).norm().item()
+    scale = expected.double().norm().item()
+    return difference / scale if scale else difference
+
+
+def assert_agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        assert actual[name].shape == value.shape, name
+        assert actual[name].isfinite().all(), name
+        error = relative_error(actual[name], value)
+        assert error <= tolerance, f"{name}: relative error {error:.2e} > {tolerance:.0e}"

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from recurl.errors import ArgumentError, UnsupportedError
+from recurl.recurrence import BACKENDS, CELLS, LSTM, Boundaries, Support, run_stack
+
+from .contract import PATTERNS, Case, assert_agree
+
+FAST = ["pad", "loop"]
+OPTIONS = [
+    {},
+    {"layers": 2},
+    {"layers": 3, "dropout": 0.4},
+    {"bias": False},
+    {"directions": 2},
+    {"layers": 2, "directions": 2, "dropout": 0.3},
+]
+PROJECTED = [{"projection": 4}, {"projection": 3, "layers": 2, "directions": 2}]
+SHAPES = [(1,), (17,), (1, 1), (5, 1), (4, 9), (2, 3, 6)]
+
+
+def option_id(options: dict[str, object]) -> str:
+    return ",".join(f"{name}={value}" for name, value in options.items()) or "plain"
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("options", OPTIONS, ids=option_id)
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("backend", FAST)
+def test_agrees_with_reference(backend: str, cell: str, options: dict, pattern: str) -> None:
+    case = Case(cell, pattern=pattern, **options)
+    assert_agree(case.outputs_and_gradients(backend), case.outputs_and_gradients("reference"), 1e-12)
+
+
+@pytest.mark.parametrize("options", PROJECTED, ids=option_id)
+@pytest.mark.parametrize("backend", FAST)
+def test_projection_agrees_with_reference(backend: str, options: dict) -> None:
+    case = Case("lstm", **options)
+    assert_agree(case.outputs_and_gradients(backend), case.outputs_and_gradients("reference"), 1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("backend", FAST)
+def test_layouts(backend: str, cell: str, shape: tuple[int, ...]) -> None:
+    for pattern in PATTERNS:
+        case = Case(cell, shape=shape, pattern=pattern)
+        assert_agree(case.outputs_and_gradients(backend), case.outputs_and_gradients("reference"), 1e-12)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("backend", [*FAST, "reference"])
+def test_empty_batches(backend: str, cell: str) -> None:
+    for shape in ((0,), (0, 4), (3, 0)):
+        features, states = Case(cell, shape=shape, layers=2).run(backend)
+        assert features.shape == (0, 7)
+        assert all(state.shape == (0, 2, 7) for state in states)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_reference_is_torch_nn(cell: str) -> None:
+    """Without resets and with one row, the oracle itself is checked against torch.nn."""
+    for options in [*OPTIONS, *(PROJECTED if cell == "lstm" else [])]:
+        if "dropout" in options:
+            continue
+        case = Case(cell, shape=(6,), pattern="none", **options)
+        directions, projection = case.directions, case.projection
+        options = {"proj_size": projection} if projection else {}
+        module = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[cell](
+            5, 7, case.layers, bias=case.bias, bidirectional=directions == 2, dtype=torch.float64, **options
+        )
+        flat = [w for layer in case.weights for w in layer]
+        named = {"weight_ih": "w_ih", "weight_hh": "w_hh", "bias_ih": "b_ih", "bias_hh": "b_hh", "weight_hr": "w_hr"}
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                kind, _, place = name.partition("_l")
+                place, _, reverse = place.partition("_")
+                source = flat[int(place) * directions + bool(reverse)]
+                parameter.copy_(getattr(source, named[kind]))
+        initial = tuple(state[0].unsqueeze(1).contiguous() for state in case.states)
+        expected, final = module(case.x.unsqueeze(1), initial if cell == "lstm" else initial[0])
+        features, states = case.run("reference")
+        torch.testing.assert_close(features, expected.squeeze(1), rtol=1e-12, atol=1e-12)
+        for state, end in zip(states, final if cell == "lstm" else (final,), strict=True):
+            torch.testing.assert_close(state[-1], end.squeeze(1), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_loop_gives_the_state_after_every_token(cell: str) -> None:
+    case = Case(cell, layers=2)
+    _, dense = case.run("loop")
+    _, expected = case.run("reference")
+    for state, exact in zip(dense, expected, strict=True):
+        torch.testing.assert_close(state, exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_pad_gives_states_at_ends_and_zeros_elsewhere(cell: str) -> None:
+    case = Case(cell, layers=2)
+    _, states = case.run("pad")
+    assert all((state[~case.boundaries.ends] == 0).all() for state in states)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("backend", [*FAST, "reference"])
+def test_gradients_of_interior_states_flow(backend: str, cell: str) -> None:
+    """A loss on the state after every token, as a learner that refreshes stored states would write it."""
+    if backend == "pad":
+        return  # states at segment ends only, covered by the contract above
+    case = Case(cell)
+    _, states = case.run(backend)
+    grads = torch.autograd.grad(sum(state.square().sum() for state in states), list(case.parameters.values()))
+    _, states = case.run("reference")
+    expected = torch.autograd.grad(sum(state.square().sum() for state in states), list(case.parameters.values()))
+    for grad, exact in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad, exact, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("backend", [*FAST, "reference"])
+def test_stored_states_inside_segments_are_never_read(backend: str, cell: str) -> None:
+    case = Case(cell, layers=2)
+    clean = case.outputs_and_gradients(backend)
+    with torch.no_grad():
+        for state in case.states:
+            state[~case.boundaries.starts] = float("nan")
+    poisoned = case.outputs_and_gradients(backend)
+    assert all(torch.equal(clean[name], poisoned[name]) for name in clean)
+    inside = ~case.boundaries.starts
+    assert all((clean[f"grad state{k}"][inside] == 0).all() for k in range(len(case.states)))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("backend", FAST)
+def test_flat_equals_rows(backend: str, cell: str) -> None:
+    rows = Case(cell, shape=(4, 6))
+    expected = rows.outputs_and_gradients(backend)
+    flat = Case(cell, shape=(24,))
+    flat.is_init = rows.boundaries.starts
+    assert_agree(flat.outputs_and_gradients(backend), expected, 1e-13)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("backend", FAST)
+def test_splitting_a_segment_changes_nothing(backend: str, cell: str) -> None:
+    """A segment cut at t, with the state after t - 1 stored at t, gives the features of the whole."""
+    case = Case(cell, shape=(10,), pattern="none")
+    whole, dense = case.run("reference")
+    with torch.no_grad():
+        for stored, state in zip(case.states, dense, strict=True):
+            stored[4] = state[3]
+    case.is_init[4] = True
+    torch.testing.assert_close(case.run(backend)[0], whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("backend", FAST)
+def test_permuting_rows_permutes_outputs(backend: str, cell: str) -> None:
+    case = Case(cell, shape=(5, 8))
+    features, _ = case.run(backend)
+    order = torch.tensor([3, 0, 4, 2, 1])
+    tokens = (order.unsqueeze(1) * 8 + torch.arange(8)).reshape(-1)
+    is_init = case.is_init[order]
+    permuted, _ = run_stack(
+        BACKENDS.choose(backend, Support(CELLS[cell], torch.device("cpu"))),
+        CELLS[cell],
+        case.weights,
+        case.x[tokens],
+        tuple(state[tokens] for state in case.states),
+        Boundaries.from_is_init(is_init),
+    )
+    torch.testing.assert_close(permuted, features[tokens], rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_same_input_twice_is_bitwise_equal(backend: str) -> None:
+    case = Case("lstm", layers=2, dtype=torch.float32)
+    first, second = case.outputs_and_gradients(backend), case.outputs_and_gradients(backend)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("backend", FAST)
+def test_float32_error_is_that_of_plain_float32(backend: str, cell: str) -> None:
+    """Error against float64: at most 2x (features) and 3x (gradients) that of the float32 reference."""
+    single = Case(cell, layers=2, dtype=torch.float32, shape=(6, 40), hidden=16)
+    double = Case(cell, layers=2, shape=(6, 40), hidden=16)
+    with torch.no_grad():
+        for name, parameter in double.parameters.items():
+            parameter.copy_(single.parameters[name])
+    exact, plain = double.outputs_and_gradients("reference"), single.outputs_and_gradients("reference")
+    for name, value in single.outputs_and_gradients(backend).items():
+        error = (value.double() - exact[name]).norm()
+        allowed = (plain[name].double() - exact[name]).norm()
+        assert error <= (3 if name.startswith("grad") else 2) * allowed + 1e-12, name
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_noncontiguous_and_expanded_inputs(cell: str) -> None:
+    case = Case(cell)
+    expected, _ = case.run("reference")
+    case.x = case.x.detach().t().contiguous().t()
+    wide = torch.stack(case.states[:1] + case.states[:1], -1)
+    case.states = (wide[..., 0], *case.states[1:])
+    for backend in FAST:
+        features, _ = case.run(backend)
+        torch.testing.assert_close(features, expected, rtol=1e-12, atol=1e-12)
+        features.sum().backward()  # an expanded incoming gradient
+
+
+@pytest.mark.parametrize(("cell", "projection"), [("lstm", 0), ("lstm", 2), ("gru", 0)])
+@pytest.mark.parametrize("backend", ["loop", "reference"])
+def test_double_backward(backend: str, cell: str, projection: int) -> None:
+    case = Case(cell, shape=(2, 4), hidden=3, inputs=2, projection=projection)
+    parameters = list(case.parameters.values())
+
+    def function(*_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        features, states = case.run(backend)
+        return (features, *states)
+
+    assert torch.autograd.gradcheck(function, parameters)
+    assert torch.autograd.gradgradcheck(function, parameters)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_frozen_weights_get_no_gradient(cell: str) -> None:
+    case = Case(cell)
+    expected = case.outputs_and_gradients("reference")
+    names = list(case.parameters)
+    for kept in names:
+        for name, parameter in case.parameters.items():
+            parameter.requires_grad_(name == kept)
+        features, _ = case.run("loop")
+        assert features.requires_grad
+        (gradient,) = torch.autograd.grad(features.sum(), [case.parameters[kept]])
+        assert gradient.shape == expected[f"grad {kept}"].shape
+        assert gradient.isfinite().all()
+
+
+def test_saturated_gates_stay_finite() -> None:
+    for cell, backend in itertools.product(("lstm", "gru"), FAST):
+        case = Case(cell, dtype=torch.float32)
+        with torch.no_grad():
+            case.x.mul_(1e4)
+        assert all(value.isfinite().all() for value in case.outputs_and_gradients(backend).values())
+
+
+def test_unknown_backend() -> None:
+    with pytest.raises(ArgumentError, match="must be one of auto, fastest, pad, loop"):
+        BACKENDS.choose("cudnn", Support(LSTM, torch.device("cpu")))
+
+
+def test_no_silent_fallback_under_compile() -> None:
+    for name in ("pad", "reference"):
+        with pytest.raises(UnsupportedError, match=f"'{name}' can't run this call.*use 'auto'"):
+            BACKENDS.choose(name, Support(LSTM, torch.device("cpu"), compiling=True))
+
+
+def test_auto_and_fastest_on_cpu() -> None:
+    support = Support(LSTM, torch.device("cpu"))
+    assert BACKENDS.choose("auto", support).name == "pad"
+    assert BACKENDS.choose("fastest", support).name in ("loop", "cpu")

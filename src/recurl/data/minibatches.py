@@ -1,0 +1,100 @@
+"""Minibatches of sequences: a recurrent policy must never see single steps shuffled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from recurl.errors import ArgumentError
+from recurl.keys import IS_INIT
+
+__all__ = ["SequenceMinibatches"]
+
+
+class SequenceMinibatches:
+    """Cut a batch into sequences and deal these, shuffled, into minibatches: each iteration is one epoch.
+
+    Every token of the batch comes exactly once per epoch. A sequence starts from the recurrent state stored at its
+    first token, where ``"is_init"`` is raised; inside a sequence tokens keep their order, and resets stay marked.
+    The marks go to a fresh entry of the minibatch, never into the batch. Nothing waits for the device.
+
+    Args:
+        batch: collected data, ``[T]`` or ``[*B, T]``, time last. What isn't needed is better dropped first:
+            ``batch.select(*loss.in_keys, strict=False)``.
+        num_minibatches: how many minibatches the sequences of an epoch are dealt into; their number of sequences
+            differs by at most one.
+        slice_len: length of a sequence; it need not divide T, the last slice of a row is then shorter. None takes
+            whole rows.
+        generator: CPU generator of the shuffling; None takes torch's default.
+
+    Yields:
+        flat TensorDicts ``[M]`` with the entries of the batch, and ``"is_init"`` (``[M, 1]`` when the batch has none).
+
+    Raises:
+        ArgumentError: the batch has no time dimension, ``slice_len`` or ``num_minibatches`` is not positive, or there
+            are fewer sequences than minibatches.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> batch = TensorDict({"observation": torch.arange(8).reshape(2, 4)}, [2, 4])
+        >>> minibatches = SequenceMinibatches(batch, 2, slice_len=2, generator=torch.Generator().manual_seed(0))
+        >>> for minibatch in minibatches:
+        ...     print(minibatch["observation"].tolist(), minibatch["is_init"].squeeze(-1).tolist())
+        [0, 1, 2, 3] [True, False, True, False]
+        [6, 7, 4, 5] [True, False, True, False]
+    """
+
+    def __init__(
+        self,
+        batch: TensorDictBase,
+        num_minibatches: int,
+        slice_len: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if batch.batch_dims == 0:
+            raise ArgumentError("Minibatches need a batch with a time dimension, [T] or [*B, T], got shape [].")
+        if slice_len is not None and slice_len < 1:
+            raise ArgumentError(f"slice_len must be positive, got {slice_len}.")
+        rows, length = batch.batch_size[:-1].numel(), batch.batch_size[-1]
+        in_row = torch.arange(0, length, slice_len or max(length, 1))
+        self._starts = (torch.arange(rows).unsqueeze(-1) * length + in_row).flatten()
+        self._lengths = torch.diff(in_row, append=torch.tensor([length])).repeat(rows)
+        if not 0 < num_minibatches <= len(self._starts):
+            raise ArgumentError(
+                f"num_minibatches must be between 1 and the number of sequences, got {num_minibatches} for "
+                f"{len(self._starts)} sequences of {slice_len or length} tokens in a batch of shape "
+                f"{tuple(batch.batch_size)}. Use fewer minibatches or a shorter slice_len."
+            )
+        self._flat = batch.reshape(-1)
+        self._num_minibatches = num_minibatches
+        self._generator = generator
+
+    def __len__(self) -> int:
+        return self._num_minibatches
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        order = torch.randperm(len(self._starts), generator=self._generator)
+        starts, lengths = self._starts[order], self._lengths[order]
+        first = lengths.cumsum(0) - lengths
+        index = torch.arange(int(lengths.sum())) + (starts - first).repeat_interleave(lengths)
+        marks = torch.zeros(len(index), dtype=torch.bool).index_fill_(0, first, True)
+        sizes = [int(part.sum()) for part in lengths.tensor_split(self._num_minibatches)]
+        device = _device_of(self._flat)
+        for tokens, mark in zip(index.to(device).split(sizes), marks.to(device).split(sizes), strict=True):
+            yield self._minibatch(tokens, mark)
+
+    def _minibatch(self, tokens: Tensor, mark: Tensor) -> TensorDictBase:
+        minibatch = self._flat[tokens]
+        is_init = cast(Tensor | None, minibatch.get(IS_INIT, None))
+        minibatch.set(IS_INIT, mark.unsqueeze(-1) if is_init is None else is_init | mark.reshape(is_init.shape))
+        return minibatch
+
+
+def _device_of(tensordict: TensorDictBase) -> torch.device:
+    if tensordict.device is not None:
+        return tensordict.device
+    return next((cast(Tensor, value).device for value in tensordict.values(True, True)), torch.device("cpu"))

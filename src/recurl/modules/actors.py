@@ -1,0 +1,223 @@
+"""Policies and critics: TensorDict modules around networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
+from torch import distributions as d
+from torch import nn
+
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
+from recurl.keys import ACTION, OBSERVATION, NestedKey, normalize_key
+from recurl.mode import ExplorationType
+
+__all__ = ["ActorValueOperator", "ProbabilisticActor", "ValueOperator"]
+
+_Keys = NestedKey | Sequence[NestedKey]
+_STATE_VALUE = "state_value"
+_STATE_ACTION_VALUE = "state_action_value"
+_SCALE_HINT = (
+    "A network with a single output needs a NormalParamExtractor behind it, which splits the last dimension into a "
+    "location and a positive scale: nn.Sequential(MLP(..., out_features=2 * action_dim), NormalParamExtractor())."
+)
+
+
+class _Sampler(ProbabilisticTensorDictModule):
+    """The last link of an actor: names what is missing when a parameter of the distribution isn't there."""
+
+    def get_dist(self, tensordict: TensorDictBase) -> d.Distribution:
+        missing = [key for key in self.in_keys if tensordict.get(key, None) is None]
+        if missing:
+            raise MissingKeyError(
+                f"The distribution {_name_of(self.distribution_class)} needs the entries {list(self.in_keys)}, but "
+                f"{missing} are neither written by the actor's module nor in the batch, which has "
+                f"{sorted(map(str, tensordict.keys()))}. {_SCALE_HINT}"
+            )
+        return super().get_dist(tensordict)
+
+
+class ProbabilisticActor(ProbabilisticTensorDictSequential):
+    """A policy: a module that writes the parameters of a distribution, and a sampler of actions.
+
+    Args:
+        module: TensorDict module (or sequence of them) that writes the parameters.
+        in_keys: entries that hold the parameters. The last part of each name is the keyword argument of
+            ``distribution_class`` that it feeds; a dict ``{argument: entry}`` says so explicitly, for instance
+            ``{"logits": "logits", "mask": "action_mask"}``.
+        out_keys: where the action goes: by default the leaf of ``spec`` when that is a ``Composite``, else
+            ``"action"``.
+        spec: the action spec; a ``Composite`` must hold every one of ``out_keys``. Kept as ``.spec``.
+        distribution_class: class (or function) that makes the distribution, such as ``OneHotCategorical`` or
+            ``TanhNormal``.
+        distribution_kwargs: more keyword arguments for it, such as ``{"low": -2.0, "high": 2.0}``.
+        return_log_prob: also write the log-probability of the action, at ``"action_log_prob"``, shape ``[*B]``;
+            PPO needs it.
+        default_interaction_type: how to act outside any ``set_exploration_type`` block; deterministic by default.
+
+    Raises:
+        ArgumentTypeError: ``module`` is not a TensorDict module.
+        ArgumentError: an out key is not in ``spec``.
+        UsageError: when called, ``module`` gave one tensor where a location and a scale are expected.
+        MissingKeyError: when called, a parameter of the distribution is missing.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> import torch
+        >>> from recurl.modules.distributions import OneHotCategorical
+        >>> from recurl.modules.networks import MLP
+        >>> net = TensorDictModule(MLP(4, 2), in_keys=["observation"], out_keys=["logits"])
+        >>> actor = ProbabilisticActor(
+        ...     net, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
+        ... )
+        >>> td = actor(TensorDict({"observation": torch.zeros(3, 4)}, [3]))
+        >>> td["action"].shape, td["action_log_prob"].shape
+        (torch.Size([3, 2]), torch.Size([3]))
+    """
+
+    # Objectives may run the modules of this sequence one by one.
+    runs_in_order = True
+
+    def __init__(
+        self,
+        module: TensorDictModuleBase,
+        in_keys: _Keys | Mapping[str, NestedKey],
+        out_keys: _Keys | None = None,
+        *,
+        spec: Any = None,
+        distribution_class: Callable[..., d.Distribution],
+        distribution_kwargs: Mapping[str, Any] | None = None,
+        return_log_prob: bool = False,
+        default_interaction_type: ExplorationType = ExplorationType.DETERMINISTIC,
+    ) -> None:
+        if not isinstance(module, TensorDictModuleBase):  # type: ignore[reportUnnecessaryIsInstance] # users err
+            raise ArgumentTypeError(
+                f"ProbabilisticActor needs a TensorDict module that writes {in_keys!r}, got {type(module).__name__}: "
+                "wrap it, TensorDictModule(net, in_keys=[...], out_keys=[...])."
+            )
+        out = _out_keys(out_keys, spec)
+        sampler = _Sampler(
+            dict(in_keys) if isinstance(in_keys, Mapping) else _as_list(in_keys),  # type: ignore[arg-type]
+            out,  # type: ignore[arg-type] # tensordict's own, invariant key type
+            distribution_class=distribution_class,  # type: ignore[arg-type] # a function does as well
+            distribution_kwargs=dict(distribution_kwargs or {}),
+            return_log_prob=return_log_prob,
+            default_interaction_type=default_interaction_type,
+        )
+        super().__init__(module, sampler)
+        self.spec = spec
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override] # tensordict wraps its own
+        """Write parameters, action and, if asked for, its log-probability into the TensorDict, and return it."""
+        try:
+            return super().forward(*args, **kwargs)
+        except RuntimeError as error:
+            _explain(error)
+            raise
+
+    def get_dist_params(self, *args: Any, **kwargs: Any) -> Any:
+        """Write the parameters of the distribution only."""
+        try:
+            return super().get_dist_params(*args, **kwargs)
+        except RuntimeError as error:
+            _explain(error)
+            raise
+
+
+class ValueOperator(TensorDictModule):
+    """A critic: a network whose output of size 1 is the value of a state, or of a state and an action.
+
+    Args:
+        module: network, ``[*B, F] -> [*B, 1]``.
+        in_keys: entries that the network reads; ``["observation"]`` by default.
+        out_keys: where the value goes: by default ``"state_value"``, or ``"state_action_value"`` when ``"action"``
+            is read.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> import torch
+        >>> from recurl.modules.networks import MLP
+        >>> critic = ValueOperator(MLP(4, 1), in_keys=["observation"])
+        >>> critic(TensorDict({"observation": torch.zeros(3, 4)}, [3]))["state_value"].shape
+        torch.Size([3, 1])
+    """
+
+    def __init__(self, module: nn.Module, in_keys: _Keys | None = None, out_keys: _Keys | None = None) -> None:
+        inputs = [OBSERVATION] if in_keys is None else _as_list(in_keys)
+        if out_keys is None:
+            out_keys = [_STATE_ACTION_VALUE if ACTION in inputs else _STATE_VALUE]
+        super().__init__(module, in_keys=inputs, out_keys=_as_list(out_keys))  # type: ignore[arg-type]
+
+
+class ActorValueOperator(TensorDictSequential):
+    """A trunk that a policy head and a value head share.
+
+    Args:
+        common: module that writes the features both heads read, for instance an LSTM.
+        actor: policy head, usually a :class:`ProbabilisticActor` on the features.
+        value: value head, usually a :class:`ValueOperator` on the features.
+
+    The two operators below hold the *same* trunk: what one trains, the other sees, and a loss that gets both runs it
+    once.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> import torch
+        >>> from recurl.modules.distributions import Categorical
+        >>> from recurl.modules.networks import MLP
+        >>> trunk = TensorDictModule(MLP(4, 8), in_keys=["observation"], out_keys=["features"])
+        >>> head = TensorDictModule(MLP(8, 2), in_keys=["features"], out_keys=["logits"])
+        >>> actor = ProbabilisticActor(head, in_keys=["logits"], distribution_class=Categorical)
+        >>> both = ActorValueOperator(trunk, actor, ValueOperator(MLP(8, 1), in_keys=["features"]))
+        >>> td = both.get_policy_operator()(TensorDict({"observation": torch.zeros(3, 4)}, [3]))
+        >>> "action" in td, "state_value" in td
+        (True, False)
+    """
+
+    def __init__(self, common: TensorDictModuleBase, actor: TensorDictModuleBase, value: TensorDictModuleBase) -> None:
+        super().__init__(common, actor, value)
+
+    def get_policy_operator(self) -> TensorDictSequential:
+        """Return trunk and policy head as one policy."""
+        common, actor, _ = self.module
+        if isinstance(actor, ProbabilisticTensorDictSequential | ProbabilisticTensorDictModule):
+            return ProbabilisticTensorDictSequential(common, actor)  # type: ignore[arg-type] # a ModuleList forgets types
+        return TensorDictSequential(common, actor)
+
+    def get_value_operator(self) -> TensorDictSequential:
+        """Return trunk and value head as one critic, from observations to values."""
+        common, _, value = self.module
+        return TensorDictSequential(common, value)
+
+
+def _as_list(keys: _Keys) -> list[NestedKey]:
+    if isinstance(keys, str | tuple):
+        return [normalize_key(keys)]
+    return [normalize_key(key) for key in keys]
+
+
+def _out_keys(out_keys: _Keys | None, spec: Any) -> list[NestedKey]:
+    in_spec = None if spec is None or not hasattr(spec, "keys") else set(spec.keys(True, True))
+    if out_keys is None:
+        return [ACTION] if in_spec is None else sorted(in_spec, key=str)
+    out = _as_list(out_keys)
+    if in_spec is not None and not in_spec.issuperset(out):
+        raise ArgumentError(f"Every out key of the actor must be in its spec, got {out} and a spec of {in_spec}.")
+    return out
+
+
+def _name_of(distribution: object) -> str:
+    return getattr(distribution, "__name__", repr(distribution))
+
+
+def _explain(error: RuntimeError) -> None:
+    if "more out_keys than tensors" in str(error):
+        raise UsageError(f"A module of the actor gave fewer tensors than it has out_keys. {_SCALE_HINT}") from error

@@ -1,0 +1,212 @@
+"""Action distributions. None of them validates its arguments: a check would cost a device synchronisation."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from tensordict.nn.distributions import NormalParamExtractor
+from torch import Tensor
+from torch import distributions as d
+from torch.nn import functional as F
+
+from recurl.errors import ArgumentError
+
+__all__ = ["Categorical", "NormalParamExtractor", "OneHotCategorical", "TanhNormal"]
+
+_Shape = torch.Size | list[int] | tuple[int, ...]
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_QUADRATURE_NODES = 32
+
+
+class Categorical(d.Categorical):
+    """One of n choices, as an integer.
+
+    Args:
+        logits: ``[*B, n]`` unnormalised log-probabilities. Exactly one of ``logits`` and ``probs`` is given.
+        probs: ``[*B, n]`` probabilities.
+        mask: bool ``[*B, n]``, True where a choice is allowed; at least one per row. A forbidden choice has
+            probability zero, log-probability -inf, and no part in the entropy.
+
+    Shapes:
+        samples are int64 ``[*B]``; log-probabilities and entropies ``[*B]``.
+
+    Example:
+        >>> dist = Categorical(logits=torch.zeros(2, 3), mask=torch.tensor([[True, True, False], [False, True, False]]))
+        >>> dist.deterministic_sample
+        tensor([0, 1])
+        >>> dist.entropy()
+        tensor([0.6931, 0.0000])
+    """
+
+    def __init__(
+        self, logits: Tensor | None = None, probs: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> None:
+        if (logits is None) == (probs is None):
+            raise ArgumentError("Give exactly one of logits and probs to a categorical distribution.")
+        if mask is not None:
+            logits = (torch.log(probs) if logits is None else logits).masked_fill(~mask, -torch.inf)  # type: ignore[arg-type] # one of the two is given
+            probs = None
+        super().__init__(probs=probs, logits=logits, validate_args=False)
+
+    def entropy(self) -> Tensor:
+        """``[*B]``, in nats; choices of probability zero count nothing."""
+        log_probs: Any = self.logits
+        safe = torch.where(torch.isneginf(log_probs), torch.zeros_like(log_probs), log_probs)
+        return (log_probs.exp() * -safe).sum(-1)
+
+    @property
+    def mode(self) -> Tensor:
+        """``[*B]``, the most probable choice."""
+        return self.logits.argmax(-1)  # type: ignore[union-attr] # a lazy property in torch
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The same as ``mode``."""
+        return self.mode
+
+
+class OneHotCategorical(Categorical):
+    """One of n choices, as a one-hot vector.
+
+    Arguments and shapes are those of :class:`Categorical`, but samples are int64 ``[*B, n]`` with a single one.
+
+    Example:
+        >>> dist = OneHotCategorical(logits=torch.tensor([0.0, 2.0]))
+        >>> dist.deterministic_sample
+        tensor([0, 1])
+        >>> dist.log_prob(torch.tensor([0, 1]))
+        tensor(-0.1269)
+    """
+
+    def sample(self, sample_shape: _Shape = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
+        """Draw one-hot vectors, ``[*sample_shape, *B, n]`` int64."""
+        return F.one_hot(super().sample(torch.Size(sample_shape)), self._num_events)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """``[*B]``, the log-probability of the one-hot vectors ``value``, ``[*B, n]`` of any dtype."""
+        return super().log_prob(value.long().argmax(-1))
+
+    @property
+    def mode(self) -> Tensor:
+        """``[*B, n]``, the most probable choice."""
+        return F.one_hot(super().mode, self._num_events)
+
+
+class TanhNormal(d.Distribution):
+    """A normal squashed by tanh and stretched to the interval (low, high): the last dimension is one action.
+
+    ``value = low + (high - low) / 2 * (1 + tanh(u))`` with ``u ~ Normal(loc, scale)``. The log-density adds the
+    change of variables ``-log(1 - tanh(u)^2) - log((high - low) / 2)``, with ``log(1 - tanh(u)^2)`` computed as
+    ``2 * (log 2 - u - softplus(-2 u))``, which neither overflows nor cancels (Haarnoja et al., "Soft actor-critic",
+    2018, appendix C). The log-probability is always that of the value as stored: a value on a bound is taken
+    as the last representable one inside.
+
+    Args:
+        loc: ``[*B, A]``, mean of the normal.
+        scale: ``[*B, A]``, its standard deviation, positive.
+        upscale: bound of the location when ``tanh_loc`` is set.
+        low: lower bound, a number or a tensor that broadcasts to ``[*B, A]``.
+        high: upper bound, likewise.
+        event_dims: how many trailing dimensions make one action; log-probabilities are summed over them.
+        tanh_loc: squash the location first, ``loc = upscale * tanh(loc / upscale)``, so that it can't saturate.
+
+    Shapes:
+        samples ``[*B, A]``, log-probabilities and entropies ``[*B]``.
+
+    Raises:
+        ArgumentError: ``scale`` is missing; numbers with ``low >= high``.
+
+    Example:
+        >>> dist = TanhNormal(torch.zeros(1), torch.ones(1), low=-2.0, high=2.0)
+        >>> dist.deterministic_sample
+        tensor([0.])
+        >>> dist.log_prob(torch.zeros(1))
+        tensor(-1.6121)
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}  # type: ignore[override] # a property in torch's stub only
+    has_rsample = True
+
+    def __init__(
+        self,
+        loc: Tensor,
+        scale: Tensor | None,
+        upscale: float = 5.0,
+        low: float | Tensor = -1.0,
+        high: float | Tensor = 1.0,
+        event_dims: int = 1,
+        tanh_loc: bool = False,
+    ) -> None:
+        if scale is None:
+            raise ArgumentError("TanhNormal needs a scale; end the network with a NormalParamExtractor to make one.")
+        if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low >= high:
+            raise ArgumentError(f"TanhNormal needs low < high, got low={low} and high={high}.")
+        if tanh_loc:
+            loc = upscale * torch.tanh(loc / upscale)
+        self.loc, self.scale = torch.broadcast_tensors(loc, scale)
+        self.low = _as_tensor(low, self.loc)
+        self.half_range = 0.5 * (_as_tensor(high, self.loc) - self.low)
+        self._event_dims = event_dims
+        split = self.loc.ndim - event_dims
+        super().__init__(self.loc.shape[:split], self.loc.shape[split:], validate_args=False)
+
+    def rsample(self, sample_shape: _Shape = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
+        """Draw values that carry gradients to loc and scale, ``[*sample_shape, *B, A]``."""
+        noise = torch.randn((*sample_shape, *self.loc.shape), dtype=self.loc.dtype, device=self.loc.device)
+        return self._squash(self.loc + self.scale * noise)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """``[*B, A]``, the squashed location: the median of every component."""
+        return self._squash(self.loc)
+
+    @property
+    def mode(self) -> Tensor:
+        """The same as ``deterministic_sample``; the density itself may peak elsewhere, or at the bounds."""
+        return self.deterministic_sample
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """``[*B]``, the log-density of ``value``, ``[*B, A]``."""
+        limit = 1.0 - torch.finfo(self.loc.dtype).eps
+        u = torch.atanh(((value - self.low) / self.half_range - 1.0).clamp(-limit, limit))
+        z = (u - self.loc) / self.scale
+        density = -0.5 * z * z - self.scale.log() - _HALF_LOG_2PI - _log_slope(u) - self.half_range.log()
+        return self._sum_event(density)
+
+    def entropy(self) -> Tensor:
+        """``[*B]``, in nats: that of the normal plus the mean log-slope of the squashing.
+
+        The mean has no closed form; it is taken by Gauss-Hermite quadrature with 32 nodes, so it is deterministic.
+        The error is below 1e-7 nats for scales up to 1, 2e-4 at 2, 0.03 at 5 and 0.4 at 20.
+        """
+        nodes, weights = _quadrature()
+        nodes, weights = (x.to(self.loc) for x in (nodes, weights))
+        u = self.loc.unsqueeze(-1) + self.scale.unsqueeze(-1) * nodes
+        slope = (_log_slope(u) * weights).sum(-1)
+        return self._sum_event(self.scale.log() + (0.5 + _HALF_LOG_2PI) + slope + self.half_range.log())
+
+    def _squash(self, u: Tensor) -> Tensor:
+        return torch.addcmul(self.low + self.half_range, self.half_range, torch.tanh(u))
+
+    def _sum_event(self, x: Tensor) -> Tensor:
+        return x.sum(tuple(range(-self._event_dims, 0))) if self._event_dims else x
+
+
+def _log_slope(u: Tensor) -> Tensor:
+    """``log(1 - tanh(u)^2)``."""
+    return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+
+
+def _as_tensor(bound: float | Tensor, like: Tensor) -> Tensor:
+    return torch.as_tensor(bound, dtype=like.dtype, device=like.device)
+
+
+@functools.cache
+def _quadrature() -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the mean over a standard normal, ``[32]`` each, float64."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_NODES)
+    return torch.from_numpy(nodes), torch.from_numpy(weights / weights.sum())

@@ -1,0 +1,85 @@
+"""Feed-forward networks: they act on the last dimension and take any number of leading ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from recurl.errors import ArgumentError
+
+__all__ = ["MLP"]
+
+_DEFAULT_CELLS = 32
+
+
+class MLP(nn.Sequential):
+    """A stack of linear layers with activations in between.
+
+    Args:
+        in_features: size of the last input dimension; ``None`` infers it at the first call.
+        out_features: size of the last output dimension.
+        depth: number of hidden layers. Given by ``num_cells`` when that is a sequence.
+        num_cells: width of the hidden layers: one number for each of ``depth`` layers (32 when only ``depth`` is
+            given), or one per layer. Without both, the network is a single linear layer.
+        activation_class: what stands after each hidden layer: a class or function that makes a module.
+        activate_last_layer: also apply the activation to the output.
+        device: device of the parameters.
+
+    Shapes:
+        input ``[..., in_features]``, output ``[..., out_features]``. Several inputs are concatenated along the last
+        dimension first.
+
+    Raises:
+        ArgumentError: ``out_features`` is missing, ``num_cells`` is one number without a ``depth``, or its length
+            is not ``depth``.
+
+    Example:
+        >>> net = MLP(in_features=3, out_features=2, num_cells=[64, 64])
+        >>> net(torch.zeros(5, 4, 3)).shape
+        torch.Size([5, 4, 2])
+    """
+
+    def __init__(
+        self,
+        in_features: int | None = None,
+        out_features: int | None = None,
+        depth: int | None = None,
+        num_cells: int | Sequence[int] | None = None,
+        activation_class: Callable[[], nn.Module] = nn.Tanh,
+        *,
+        activate_last_layer: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if out_features is None:
+            raise ArgumentError("MLP needs out_features, the size of its output, got None.")
+        layers: list[nn.Module] = []
+        inputs = in_features
+        for outputs in (*_hidden_sizes(depth, num_cells), out_features):
+            layers.append(
+                nn.LazyLinear(outputs, device=device) if inputs is None else nn.Linear(inputs, outputs, device=device)
+            )
+            layers.append(activation_class())
+            inputs = outputs
+        super().__init__(*(layers if activate_last_layer else layers[:-1]))
+        self.in_features = in_features
+        self.out_features = out_features
+
+    def forward(self, *inputs: Tensor) -> Tensor:  # type: ignore[reportIncompatibleMethodOverride] # several inputs
+        """Apply the network to ``inputs``, concatenated along the last dimension."""
+        return super().forward(inputs[0] if len(inputs) == 1 else torch.cat(inputs, -1))
+
+
+def _hidden_sizes(depth: int | None, num_cells: int | Sequence[int] | None) -> list[int]:
+    if num_cells is None:
+        return [_DEFAULT_CELLS] * (depth or 0)
+    if isinstance(num_cells, int):
+        if depth is None:
+            raise ArgumentError(
+                f"num_cells={num_cells} needs a depth: pass depth=1, or num_cells=[{num_cells}], for one hidden layer."
+            )
+        return [num_cells] * depth
+    if depth is not None and depth != len(num_cells):
+        raise ArgumentError(f"num_cells={list(num_cells)} has {len(num_cells)} layers, but depth={depth}: pass one.")
+    return list(num_cells)

@@ -1,0 +1,148 @@
+"""Running statistics of observations and returns, frozen while they are used and updated between batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from recurl.errors import ArgumentError
+
+__all__ = ["ObservationNorm", "RewardScaler"]
+
+
+class _RunningMoments(nn.Module):
+    """Mean and variance of everything seen so far, merged batch by batch.
+
+    Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+    """
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.mean = nn.Buffer(torch.zeros(torch.Size(shape)))
+        self.var = nn.Buffer(torch.ones(torch.Size(shape)))
+        self.count = nn.Buffer(torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def update(self, samples: Tensor) -> None:
+        """Merge ``samples``, ``[n, *shape]`` with n >= 1 (biased variance, as in Gymnasium)."""
+        samples = samples.to(self.mean.dtype)
+        weight = samples.shape[0] / (self.count + samples.shape[0]).to(self.mean.dtype)
+        delta = samples.mean(0) - self.mean
+        var = torch.lerp(self.var, samples.var(0, correction=0), weight) + delta.square() * weight * (1 - weight)
+        self.mean.add_(delta * weight)
+        self.var.copy_(var)
+        self.count.add_(samples.shape[0])
+
+
+class ObservationNorm(nn.Module):
+    """Shift and scale observations to mean 0 and standard deviation 1, by statistics that only ``update`` changes.
+
+    Forward never touches the statistics, so that the log-probabilities recomputed by a loss equal the collected ones:
+    call ``update`` between batches, after the last gradient step on the old one. Before the first update forward only
+    clips.
+
+    Args:
+        shape: shape of one observation.
+        clip: bound of the result's absolute value.
+        eps: added to the variance.
+
+    Shapes:
+        ``[..., *shape]`` of any dtype to ``[..., *shape]`` in the dtype of the buffers (float32).
+
+    The statistics are buffers: they are saved with the policy and move with ``.to(device)``.
+
+    Raises:
+        ArgumentError: the observation doesn't end with ``shape``.
+
+    Example:
+        >>> norm = ObservationNorm((2,))
+        >>> norm.update(torch.tensor([[0.0, 10.0], [2.0, 30.0]]))
+        >>> norm(torch.tensor([2.0, 10.0]))
+        tensor([ 1., -1.])
+    """
+
+    def __init__(self, shape: Sequence[int], *, clip: float = 10.0, eps: float = 1e-8) -> None:
+        super().__init__()
+        self.shape = torch.Size(shape)
+        self.clip = clip
+        self.eps = eps
+        self.moments = _RunningMoments(self.shape)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Return the normalised observation."""
+        moments = self.moments
+        scaled = (observation.to(moments.mean.dtype) - moments.mean) * torch.rsqrt(moments.var + self.eps)
+        return scaled.clamp(-self.clip, self.clip)
+
+    def update(self, observation: Tensor) -> None:
+        """Merge a batch of observations, ``[..., *shape]``, into the statistics."""
+        lead = observation.ndim - len(self.shape)
+        if lead < 0 or observation.shape[lead:] != self.shape:
+            raise ArgumentError(
+                f"An observation must end with the shape {tuple(self.shape)}, got {tuple(observation.shape)}."
+            )
+        self.moments.update(observation.reshape(-1, *self.shape))
+
+
+class RewardScaler(nn.Module):
+    """Divide rewards by the running standard deviation of the discounted return.
+
+    Source: ``VecNormalize`` of OpenAI Baselines and Stable-Baselines3.
+
+    The return that is tracked runs forward in time, ``R[t] = reward[t] + gamma * R[t - 1]``, starts anew after every
+    finished episode, and is carried from batch to batch. Rewards are not shifted, so their sign stays.
+
+    Args:
+        gamma: discount factor of the return.
+        batch_size: ``(*B,)``, the environments of a batch ``[*B, T]``.
+        clip: bound of the scaled reward's absolute value.
+        eps: added to the variance.
+
+    Statistics and carried returns are buffers, in ``state_dict()``.
+
+    Raises:
+        ArgumentError: a reward is not of shape ``[*B, T, 1]``.
+
+    Example:
+        >>> scaler = RewardScaler(0.5, (1,))
+        >>> reward = torch.tensor([[[1.0], [1.0], [0.0], [0.0]]])
+        >>> scaler.update(reward, torch.zeros(1, 4, 1, dtype=torch.bool))
+        >>> scaler(reward).squeeze()
+        tensor([2.4471, 2.4471, 0.0000, 0.0000])
+    """
+
+    def __init__(self, gamma: float, batch_size: Sequence[int] = (), *, clip: float = 10.0, eps: float = 1e-8) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.clip = clip
+        self.eps = eps
+        self.returns = nn.Buffer(torch.zeros(torch.Size(batch_size)))
+        self.moments = _RunningMoments(())
+
+    def forward(self, reward: Tensor) -> Tensor:
+        """Return the scaled reward, same shape."""
+        return (reward * torch.rsqrt(self.moments.var + self.eps)).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def update(self, reward: Tensor, done: Tensor) -> None:
+        """Merge the returns of a batch.
+
+        Args:
+            reward: ``[*B, T, 1]``, unscaled.
+            done: bool ``[*B, T, 1]``, the step ended its episode (terminated or truncated).
+        """
+        expected = self.returns.shape
+        if reward.ndim != len(expected) + 2 or reward.shape[:-2] != expected or reward.shape[-1] != 1:
+            raise ArgumentError(f"The reward must have the shape {(*expected, 'T', 1)}, got {tuple(reward.shape)}.")
+        steps = reward.squeeze(-1).to(self.returns.dtype).unbind(-1)
+        carry = self.gamma * (~done.squeeze(-1)).to(self.returns.dtype)
+        running, seen = self.returns, list[Tensor]()
+        for step, keep in zip(steps, carry.unbind(-1), strict=True):
+            running = running + step
+            seen.append(running)
+            running = running * keep
+        self.returns.copy_(running)
+        if seen:
+            self.moments.update(torch.stack(seen).reshape(-1))

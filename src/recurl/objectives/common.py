@@ -1,0 +1,130 @@
+"""What every objective shares: recurrent mode, segments of a batch, and means over the tokens that count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, TensorDictSequential
+from torch import Tensor
+
+from recurl.errors import ArgumentError, MissingKeyError
+from recurl.keys import NestedKey
+from recurl.mode import set_recurrent_mode
+
+__all__ = [
+    "LossModule",
+    "common_prefix",
+    "entry",
+    "from_entries",
+    "masked_mean",
+    "modules_in_order",
+    "per_token",
+    "standardized",
+    "subset",
+]
+
+_SEQUENCE_FORWARDS = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
+
+
+class LossModule(TensorDictModuleBase):
+    """Base of all losses: a module from a batch of sequences to a TensorDict of scalars.
+
+    ``forward`` enters recurrent mode itself, so recurrent modules read the batch as sequences (its last batch
+    dimension is time) whatever the mode outside. It never writes into the batch. Subclasses implement ``losses`` and
+    set ``in_keys`` (all that is read: select these to keep minibatches small) and ``out_keys``.
+    """
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the losses of a batch ``[T]`` or ``[*B, T]`` as a TensorDict of scalars."""
+        with set_recurrent_mode(True):
+            return self.losses(tensordict)
+
+    def losses(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the losses; called in recurrent mode."""
+        raise NotImplementedError
+
+
+def entry(tensordict: TensorDictBase, key: NestedKey, advice: str) -> Tensor:
+    """Return the entry ``key``, or raise a MissingKeyError that ends with ``advice``."""
+    value = tensordict.get(key, None)
+    if value is None:
+        raise MissingKeyError(
+            f"The batch needs an entry {key!r}, but has {sorted(map(str, tensordict.keys(True, True)))}. {advice}"
+        )
+    return cast(Tensor, value)
+
+
+def per_token(key: NestedKey, value: Tensor, batch_shape: torch.Size) -> Tensor:
+    """Return ``value``, of the batch shape with or without a trailing 1, without it.
+
+    Raises:
+        ArgumentError: another shape.
+    """
+    if value.shape == batch_shape:
+        return value
+    if value.shape == (*batch_shape, 1):
+        return value.squeeze(-1)
+    raise ArgumentError(
+        f"The entry {key!r} must have one number per token, shape {(*batch_shape, 1)}, got {tuple(value.shape)}."
+    )
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of ``values`` ``[...]`` where the bool ``mask`` ``[...]`` is true (everywhere without one), a scalar."""
+    if mask is None:
+        return values.mean()
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp_min(1)
+
+
+def standardized(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Shift and scale ``values`` ``[...]`` to mean 0 and (biased) standard deviation 1 over the tokens that count."""
+    centred = values - masked_mean(values, mask)
+    if mask is not None:
+        centred = torch.where(mask, centred, 0.0)
+    return centred / masked_mean(centred.square(), mask).sqrt().clamp_min(1e-8)
+
+
+def subset(tensordict: TensorDictBase, keys: Iterable[NestedKey]) -> TensorDict:
+    """Return a new TensorDict with those of ``keys`` that exist.
+
+    What a module writes into it, nested entries included, doesn't reach ``tensordict``; the tensors are shared.
+    """
+    entries = {key: value for key in keys if (value := tensordict.get(key, None)) is not None}
+    return from_entries(cast(dict[NestedKey, Tensor], entries), tensordict.batch_size, tensordict.device)
+
+
+def from_entries(
+    entries: Mapping[NestedKey, Tensor], batch_size: torch.Size, device: torch.device | None
+) -> TensorDict:
+    """Make a TensorDict of ``entries``, whose keys may be nested."""
+    result = TensorDict({}, batch_size, device=device)
+    for key, value in entries.items():
+        result.set(key, value)
+    return result
+
+
+def modules_in_order(module: TensorDictModuleBase) -> list[TensorDictModuleBase]:
+    """Return the modules that ``module`` runs one after the other, with nested sequences opened.
+
+    A sequence that selects its outputs, has hooks, or overrides ``forward`` without declaring ``runs_in_order`` stays
+    as it is.
+    """
+    plain = isinstance(module, TensorDictSequential) and (
+        type(module).forward in _SEQUENCE_FORWARDS or getattr(module, "runs_in_order", False)
+    )
+    if not plain or module._forward_hooks or module._forward_pre_hooks or module.inplace not in (True, None):  # type: ignore[reportPrivateUsage]
+        return [module]
+    return [leaf for child in cast(Any, module.module) for leaf in modules_in_order(child)]
+
+
+def common_prefix(first: list[TensorDictModuleBase], second: list[TensorDictModuleBase]) -> int:
+    """Return how many modules at the beginning of both lists are the same objects."""
+    length = 0
+    for a, b in zip(first, second, strict=False):
+        if a is not b:
+            break
+        length += 1
+    return length

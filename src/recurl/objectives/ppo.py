@@ -1,0 +1,250 @@
+"""Proximal policy optimisation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torch import distributions as d
+from torch.nn import functional as F
+
+from recurl.errors import ArgumentError, UsageError
+from recurl.keys import MASK, TRAJ_IDS, normalize_key
+from recurl.objectives.common import (
+    LossModule,
+    common_prefix,
+    entry,
+    masked_mean,
+    modules_in_order,
+    per_token,
+    standardized,
+    subset,
+)
+
+__all__ = ["ClipPPOLoss"]
+
+_ADVANTAGE, _TARGET, _VALUE = "advantage", "value_target", "state_value"
+_DISTANCES = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
+_RUN_GAE = "Run the advantage estimator on the whole batch before cutting it into minibatches: batch = GAE(...)(batch)."
+
+
+class _Batch(NamedTuple):
+    """What the losses read besides the networks' inputs, one number per token, ``[*B, T]`` each but the action."""
+
+    action: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    target: Tensor
+    old_value: Tensor | None
+    mask: Tensor | None
+
+
+class ClipPPOLoss(LossModule):
+    """Clipped surrogate objective, value loss and entropy bonus.
+
+    Source: Schulman et al., "Proximal policy optimization algorithms" (2017), equations 7 and 9.
+    With ``ratio = exp(log_prob - stored log_prob)`` the losses to be summed and minimised are::
+
+        loss_objective = -mean(min(ratio * A, clip(ratio, 1 - clip_epsilon, 1 + clip_epsilon) * A))
+        loss_critic    = critic_coeff * mean(distance(V, value_target))
+        loss_entropy   = -entropy_coeff * mean(entropy)
+
+    Every mean is over the tokens of the batch that count: all, or those where ``("collector", "mask")`` is true. The
+    batch is a set of sequences, ``[T]``, ``[*B, T]`` or flat slices as ``SequenceMinibatches`` makes them; networks run
+    in recurrent mode, whatever the mode outside, and modules that both networks begin with run once.
+
+    Args:
+        actor_network: policy with a sampler at its end, such as ``ProbabilisticActor(..., return_log_prob=True)``.
+        critic_network: critic, from observations (and states) to ``"state_value"``.
+        clip_epsilon: bound of the ratio's distance from 1.
+        entropy_bonus: include ``loss_entropy``.
+        entropy_coeff: its coefficient; may be assigned between updates.
+        critic_coeff: coefficient of ``loss_critic``.
+        loss_critic_type: ``"smooth_l1"``, ``"l1"`` or ``"l2"``, the distance of value and target.
+        normalize_advantage: shift and scale the advantage to mean 0 and standard deviation 1 in each minibatch.
+        clip_value: also clip the value's distance from the stored ``"state_value"``, and take the larger loss of the
+            two: a number, or True for ``clip_epsilon``.
+
+    Reads what the networks read, the action, its stored log-probability ``"action_log_prob"`` ``[*B, T]``,
+    ``"advantage"`` and ``"value_target"`` ``[*B, T, 1]``, with ``clip_value`` ``"state_value"``, and where present
+    ``("collector", "traj_ids")`` and ``("collector", "mask")``: all listed in ``in_keys``. Never writes into the batch.
+
+    Returns a TensorDict of scalars: the three losses, and without gradient ``entropy`` (nats), ``kl_approx`` (mean of
+    ``ratio - 1 - log ratio``, the low-variance estimate of KL(stored || current) of Schulman, "Approximating KL
+    divergence", 2020), ``clip_fraction``, ``ESS`` (Kish's effective sample size of the ratios, divided by the number of
+    tokens), ``max_ratio``, ``mean_ratio``, and ``explained_variance`` of the targets
+    by the values (0 when the targets are all the same).
+
+    Raises:
+        ArgumentError: an option out of range; an actor without a sampler or with several actions.
+        MissingKeyError: an entry is missing.
+        UsageError: the stored log-probability requires gradients.
+
+    Example:
+        >>> from tensordict.nn import ProbabilisticTensorDictModule as Sampler
+        >>> from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+        >>> from torch.distributions import Categorical
+        >>> net = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["logits"])
+        >>> head = Sampler(["logits"], ["action"], distribution_class=Categorical)
+        >>> actor = ProbabilisticTensorDictSequential(net, head)
+        >>> critic = TensorDictModule(torch.nn.Linear(3, 1), in_keys=["observation"], out_keys=["state_value"])
+        >>> batch = TensorDict({"observation": torch.zeros(5, 3), "action": torch.zeros(5, dtype=torch.int64)}, [5])
+        >>> batch["action_log_prob"] = actor.get_dist(batch).log_prob(batch["action"]).detach()
+        >>> batch["advantage"] = batch["value_target"] = torch.ones(5, 1)
+        >>> losses = ClipPPOLoss(actor, critic)(batch)
+        >>> losses["loss_objective"].item(), losses["clip_fraction"].item()
+        (-1.0, 0.0)
+    """
+
+    def __init__(
+        self,
+        actor_network: TensorDictModuleBase,
+        critic_network: TensorDictModuleBase,
+        *,
+        clip_epsilon: float = 0.2,
+        entropy_bonus: bool = True,
+        entropy_coeff: float = 0.01,
+        critic_coeff: float = 1.0,
+        loss_critic_type: str = "smooth_l1",
+        normalize_advantage: bool = False,
+        clip_value: bool | float = False,
+    ) -> None:
+        super().__init__()
+        if not 0.0 < clip_epsilon < 1.0:
+            raise ArgumentError(f"clip_epsilon must be in (0, 1), got {clip_epsilon}.")
+        if loss_critic_type not in _DISTANCES:
+            raise ArgumentError(f"loss_critic_type must be one of {sorted(_DISTANCES)}, got {loss_critic_type!r}.")
+        if clip_value < 0:
+            raise ArgumentError(f"clip_value must be True, False or a positive number, got {clip_value}.")
+        self.actor_network = actor_network
+        self.critic_network = critic_network
+        self.clip_epsilon = clip_epsilon
+        self.entropy_bonus = entropy_bonus
+        self.entropy_coeff = entropy_coeff
+        self.critic_coeff = critic_coeff
+        self.normalize_advantage = normalize_advantage
+        self.clip_value = clip_epsilon if clip_value is True else float(clip_value)
+        self._distance = _DISTANCES[loss_critic_type]
+        self._plan()
+
+    def _plan(self) -> None:
+        *actor, sampler = modules_in_order(self.actor_network)
+        critic = modules_in_order(self.critic_network)
+        actions = getattr(sampler, "dist_sample_keys", None)
+        if actions is None or len(actions) != 1:
+            raise ArgumentError(
+                "The actor must end with a sampler of one action, as ProbabilisticActor does; its last module is "
+                f"{type(sampler).__name__} with actions {actions}."
+            )
+        shared = common_prefix(actor, critic)
+        # A tuple hides the modules from nn.Module, which already knows them as parts of the two networks.
+        self._modules_of = (actor[:shared], actor[shared:], critic[shared:], sampler)
+        self._action_key = normalize_key(actions[0])
+        self._log_prob_key = normalize_key(cast(Any, sampler).log_prob_key)
+        self._network_keys = list(
+            dict.fromkeys(
+                normalize_key(key) for key in (*self.actor_network.in_keys, *self.critic_network.in_keys, TRAJ_IDS)
+            )
+        )
+        own = [self._action_key, self._log_prob_key, _ADVANTAGE, _TARGET, *([_VALUE] if self.clip_value else []), MASK]
+        self.in_keys = cast(Any, [*self._network_keys, *own])
+        self.out_keys = [
+            "loss_objective",
+            "loss_critic",
+            *(["loss_entropy"] if self.entropy_bonus else []),
+            *("entropy", "kl_approx", "clip_fraction", "ESS", "max_ratio", "mean_ratio", "explained_variance"),
+        ]
+
+    def losses(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the losses; called in recurrent mode."""
+        batch = self._read(tensordict)
+        dist, value = self._run_networks(tensordict)
+        out = self._policy_losses(dist, batch)
+        out["loss_critic"] = self.critic_coeff * self._critic_loss(value, batch)
+        out["explained_variance"] = _explained_variance(value.detach(), batch.target, batch.mask)
+        return TensorDict({key: out[key] for key in self.out_keys}, [])
+
+    def _read(self, tensordict: TensorDictBase) -> _Batch:
+        shape = tensordict.batch_size
+        log_prob = entry(
+            tensordict, self._log_prob_key, "Build the actor with return_log_prob=True, so that collection stores it."
+        )
+        if log_prob.requires_grad:
+            raise UsageError(
+                f"The stored {self._log_prob_key!r} must not require gradients: collect under torch.no_grad(), or "
+                "detach it."
+            )
+        old_value = entry(tensordict, _VALUE, _RUN_GAE) if self.clip_value else None
+        mask = cast(Tensor | None, tensordict.get(MASK, None))
+        batch = _Batch(
+            entry(tensordict, self._action_key, "The actor writes it during collection."),
+            _sum_events(log_prob, shape),
+            per_token(_ADVANTAGE, entry(tensordict, _ADVANTAGE, _RUN_GAE), shape),
+            per_token(_TARGET, entry(tensordict, _TARGET, _RUN_GAE), shape),
+            None if old_value is None else per_token(_VALUE, old_value, shape),
+            None if mask is None else per_token(MASK, mask, shape),
+        )
+        if self.normalize_advantage:
+            return batch._replace(advantage=standardized(batch.advantage, batch.mask))
+        return batch
+
+    def _run_networks(self, tensordict: TensorDictBase) -> tuple[d.Distribution, Tensor]:
+        """The current distribution of actions, and the current values ``[*B, T]``."""
+        trunk, actor, critic, sampler = self._modules_of
+        run: TensorDictBase = subset(tensordict, self._network_keys)
+        for module in trunk:
+            run = module(run)
+        branch: TensorDictBase = run.copy() if critic else run
+        for module in actor:
+            run = module(run)
+        for module in critic:
+            branch = module(branch)
+        value = per_token(_VALUE, entry(branch, _VALUE, "The critic must write it."), tensordict.batch_size)
+        return cast(Any, sampler).get_dist(run), value
+
+    def _policy_losses(self, dist: d.Distribution, batch: _Batch) -> dict[str, Tensor]:
+        shape = batch.advantage.shape
+        log_ratio = _sum_events(dist.log_prob(batch.action), shape) - batch.log_prob
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon)
+        gain = torch.minimum(ratio * batch.advantage, clipped * batch.advantage)
+        entropy = masked_mean(_sum_events(dist.entropy(), shape), batch.mask)
+        out = {"loss_objective": -masked_mean(gain, batch.mask), "entropy": entropy.detach()}
+        if self.entropy_bonus:
+            out["loss_entropy"] = -self.entropy_coeff * entropy
+        return out | self._ratio_metrics(log_ratio.detach(), ratio.detach(), batch.mask)
+
+    def _ratio_metrics(self, log_ratio: Tensor, ratio: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        outside = (ratio - 1.0).abs() > self.clip_epsilon
+        mean, mean_square = masked_mean(ratio, mask), masked_mean(ratio.square(), mask)
+        return {
+            "kl_approx": masked_mean(ratio - 1.0 - log_ratio, mask),
+            "clip_fraction": masked_mean(outside.to(ratio.dtype), mask),
+            "ESS": mean.square() / mean_square,
+            "max_ratio": (ratio if mask is None else torch.where(mask, ratio, 0.0)).max(),
+            "mean_ratio": mean,
+        }
+
+    def _critic_loss(self, value: Tensor, batch: _Batch) -> Tensor:
+        loss = self._distance(value, batch.target, reduction="none")
+        if batch.old_value is not None:
+            near = batch.old_value + (value - batch.old_value).clamp(-self.clip_value, self.clip_value)
+            loss = torch.maximum(loss, self._distance(near, batch.target, reduction="none"))
+        return masked_mean(loss, batch.mask)
+
+
+def _sum_events(values: Tensor, batch_shape: torch.Size) -> Tensor:
+    """Sum what a distribution gives per component, ``[*B, T, ...]``, over the components of an action."""
+    extra = values.ndim - len(batch_shape)
+    return values.sum(tuple(range(-extra, 0))) if extra > 0 else values
+
+
+def _explained_variance(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    def variance(x: Tensor) -> Tensor:
+        return masked_mean((x - masked_mean(x, mask)).square(), mask)
+
+    total = variance(target)
+    return torch.where(total > 0, 1.0 - variance(target - value) / total, 0.0)

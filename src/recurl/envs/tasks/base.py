@@ -1,0 +1,312 @@
+"""What the tasks share: rows stepped together, autoreset, seeding, saved state; and a single environment as one row.
+
+A task states only its dynamics (`TaskVectorEnv._begin`, `_advance`, `_observe`); the single environment is a view of
+one row, so single and vector environment can't drift apart. All randomness is drawn when an episode begins, from a
+generator of the row's own: a row's episodes depend on its seed alone, and row `i` of a vector environment seeded with
+`s` plays what a single environment seeded with `s + i` plays (the rule of gymnasium's `SyncVectorEnv`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from recurl.errors import ArgumentError, UsageError
+
+Observations = NDArray[np.float32]
+Actions = NDArray[np.int64]
+StepResult = tuple[Observations, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+
+
+def check_actions(actions: Any, shape: tuple[int, ...], num_actions: int) -> Actions:
+    """Return `actions` as a flat int64 array, or refuse them.
+
+    Args:
+        actions: integers in `[0, num_actions)` of shape `shape`: an array or whatever numpy makes one of.
+        shape: `(num_envs,)`, or `()` for a single environment.
+        num_actions: how many actions there are.
+
+    Raises:
+        ArgumentError: another shape, not integers, or out of range.
+
+    Example:
+        >>> check_actions([0, 2], (2,), 3)
+        array([0, 2])
+    """
+    array = np.asarray(actions)
+    if array.shape == shape and array.dtype.kind in "iu":
+        flat = array.reshape(-1).astype(np.int64, copy=False)
+        # Seen as unsigned, a negative number is a huge one: a single comparison finds both ends.
+        if np.maximum.reduce(flat.view(np.uint64)) < num_actions:
+            return flat
+        came = f"values from {array.min()} to {array.max()}"
+    else:
+        came = f"{array.dtype} of shape {array.shape}"
+    raise ArgumentError(f"an action must be an integer in [0, {num_actions}), all of them of shape {shape}; got {came}")
+
+
+def check_count(name: str, value: Any, minimum: int) -> int:
+    """Return `value`, an integer of at least `minimum`, or raise ArgumentError naming it.
+
+    Example:
+        >>> check_count("k", 4, minimum=1)
+        4
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ArgumentError(f"{name} must be an integer of at least {minimum}; got {value!r}")
+    return value
+
+
+class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
+    """Rows of one task, stepped together in numpy.
+
+    Observations are float32 `[num_envs, ...]`, actions integers `[num_envs]`, rewards float64 `[num_envs]`, terminated
+    and truncated bool `[num_envs]`; every array returned is new. A row that reaches the step limit is truncated,
+    whether or not it also terminated (as in gymnasium's `TimeLimit`).
+
+    `num_actions` says how many actions there are, `rngs` holds one generator for each row. A subclass lists its arrays
+    in `state_arrays` and defines `_begin`, `_advance` and `_observe`.
+
+    Args:
+        num_envs: rows.
+        observation_space: of one row.
+        num_actions: actions are the integers below it.
+        step_limit: steps after which an episode is truncated.
+        autoreset_mode: gymnasium's `AutoresetMode` or its value. `NEXT_STEP`: the step after an episode's end ignores
+            the row's action and returns the new episode's first observation with reward 0. `SAME_STEP`: the last step
+            returns it, and `info["final_obs"]` (object array, None where `info["_final_obs"]` is False) the true one.
+            `DISABLED`: finished rows are reset with `reset(options={"reset_mask": mask})`, mask bool `[num_envs]`.
+
+    Raises:
+        ArgumentError: an unknown autoreset mode, or a count below one.
+    """
+
+    state_arrays: ClassVar[tuple[str, ...]] = ()
+    """Attributes that hold the task's own state: arrays, changed in place."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        observation_space: Box,
+        num_actions: int,
+        step_limit: int,
+        autoreset_mode: AutoresetMode | str,
+    ) -> None:
+        self.num_envs = check_count("num_envs", num_envs, minimum=1)
+        try:
+            self._mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            offered = [mode.value for mode in AutoresetMode]
+            raise ArgumentError(f"autoreset_mode must be one of {offered}; got {autoreset_mode!r}") from None
+        self.metadata = {"render_modes": [], "autoreset_mode": self._mode}
+        self.single_observation_space = observation_space
+        self.single_action_space = Discrete(num_actions)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.num_actions = num_actions
+        self._step_limit = step_limit
+        self._steps = np.zeros(num_envs, dtype=np.int64)
+        self._done = np.zeros(num_envs, dtype=np.bool_)
+        self._any_done = False
+        self._started = False
+        self.rngs = [seeding.np_random()[0] for _ in range(num_envs)]
+
+    @abstractmethod
+    def _begin(self, rows: list[int]) -> None:
+        """Start an episode in these rows, drawing from `self.rngs[row]`; their step counters are 0 already."""
+
+    @abstractmethod
+    def _advance(self, actions: Actions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Play one step in all rows and return new arrays: reward and terminated.
+
+        The step counters still hold the steps before this one. Under NEXT_STEP a finished row is played once more
+        before it begins anew, and what came of it is thrown away: it must do no harm.
+        """
+
+    @abstractmethod
+    def _observe(self) -> Observations:
+        """Return what all rows show now, as a new array."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observations, dict[str, Any]]:
+        """Begin an episode in every row, or in the rows of `options["reset_mask"]` (bool `[num_envs]`).
+
+        Args:
+            seed: row `i`, if it is reset, is seeded with `seed + i`; None goes on with the present generators.
+            options: nothing or `reset_mask`. Rows not in it keep their state, and their observation is returned again.
+
+        Raises:
+            ArgumentError: another option, or a mask that isn't bool `[num_envs]` with at least one True.
+            UsageError: a mask that leaves rows out which were never reset.
+        """
+        rows = self._rows_to_reset({} if options is None else options)
+        if seed is not None:
+            for row in rows:
+                self.rngs[row] = seeding.np_random(seed + row)[0]
+        self._restart(rows)
+        self._started = True
+        return self._observe(), {}
+
+    def step(self, actions: Any) -> StepResult:
+        """Play one step in every row.
+
+        Args:
+            actions: integers `[num_envs]`.
+
+        Raises:
+            ArgumentError: actions of another shape, not integers, or out of range.
+            UsageError: before the first reset; or under DISABLED while a finished row waits for its reset.
+        """
+        actions = check_actions(actions, self._done.shape, self.num_actions)
+        if not self._started or (self._any_done and self._mode is AutoresetMode.DISABLED):
+            self._refuse_to_step()
+        reward, terminated = self._advance(actions)
+        self._steps += 1
+        truncated = self._steps >= self._step_limit
+        if self._any_done:  # only under NEXT_STEP
+            reward[self._done] = 0.0
+            terminated[self._done] = False
+            truncated[self._done] = False
+            self._restart(np.flatnonzero(self._done).tolist())
+        observations = self._observe()
+        done = terminated | truncated
+        self._any_done = np.count_nonzero(done) > 0
+        info: dict[str, Any] = {}
+        if self._any_done:
+            self._done[...] = done
+            if self._mode is AutoresetMode.SAME_STEP:
+                info = _final_info(observations, done)
+                self._restart(np.flatnonzero(done).tolist())
+                observations = self._observe()
+        return observations, reward, terminated, truncated, info
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that decides how the rows go on: arrays, and the generators' states as plain containers.
+
+        Raises:
+            UsageError: before the first reset.
+        """
+        if not self._started:
+            raise UsageError("there is no state to save before the first reset; call reset() first")
+        state: dict[str, Any] = {name: getattr(self, f"_{name}").copy() for name in self._array_names()}
+        state["rng"] = [rng.bit_generator.state for rng in self.rngs]
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `get_state` returned, on this or on another environment built with the same arguments.
+
+        Raises:
+            ArgumentError: the state lacks an entry, or comes from an environment of other sizes.
+        """
+        names = self._array_names()
+        check_state(state, {name: getattr(self, f"_{name}").shape for name in names} | {"rng": (self.num_envs,)})
+        for name in names:
+            getattr(self, f"_{name}")[...] = state[name]
+        for rng, rng_state in zip(self.rngs, state["rng"], strict=True):
+            rng.bit_generator.state = rng_state
+        self._any_done = bool(self._done.any())
+        self._started = True
+
+    def _array_names(self) -> tuple[str, ...]:
+        return ("steps", "done", *self.state_arrays)
+
+    def _restart(self, rows: list[int]) -> None:
+        self._steps[rows] = 0
+        self._done[rows] = False
+        self._any_done = bool(self._done.any())
+        self._begin(rows)
+
+    def _rows_to_reset(self, options: Mapping[str, Any]) -> list[int]:
+        unknown = sorted(set(options) - {"reset_mask"})
+        if unknown:
+            raise ArgumentError(f"the only option of reset is 'reset_mask'; got {unknown}")
+        if "reset_mask" not in options:
+            return list(range(self.num_envs))
+        mask = np.asarray(options["reset_mask"])
+        if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+            raise ArgumentError(
+                f"reset_mask must be bool of shape ({self.num_envs},) with at least one True; "
+                f"got {mask.dtype} of shape {mask.shape} with {np.count_nonzero(mask)} set"
+            )
+        if not self._started and not mask.all():
+            raise UsageError("the first reset must reset every row; call reset() without reset_mask first")
+        return np.flatnonzero(mask).tolist()
+
+    def _refuse_to_step(self) -> None:
+        if not self._started:
+            raise UsageError("step() was called before the first reset(); call reset() first")
+        raise UsageError(
+            f"rows {np.flatnonzero(self._done).tolist()} are finished and autoreset is disabled; "
+            "call reset(options={'reset_mask': mask}) for them before the next step"
+        )
+
+
+class TaskEnv(gymnasium.Env[Observations, Any]):
+    """One row of a task as a single environment; it ends, but never resets itself.
+
+    Args:
+        rows: a vector environment of one row with autoreset DISABLED.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium declares it so
+
+    def __init__(self, rows: TaskVectorEnv) -> None:
+        self._rows = rows
+        self.observation_space = rows.single_observation_space
+        self.action_space = rows.single_action_space
+        rows.rngs = [self.np_random]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observations, dict[str, Any]]:
+        """Begin an episode; there are no options."""
+        super().reset(seed=seed)
+        self._rows.rngs = [self.np_random]
+        observations, info = self._rows.reset(options=options)
+        return observations[0], info
+
+    def step(self, action: Any) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
+        """Play one step.
+
+        Raises:
+            ArgumentError: an action that isn't one integer in range.
+            UsageError: before the first reset, or after the episode's end.
+        """
+        actions = check_actions(action, (), self._rows.num_actions)
+        observations, reward, terminated, truncated, info = self._rows.step(actions)
+        return observations[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that decides how the environment goes on; see `TaskVectorEnv.get_state`."""
+        return self._rows.get_state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `get_state` returned; see `TaskVectorEnv.set_state`."""
+        self._rows.set_state(state)
+
+
+def check_state(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ArgumentError unless `state` has exactly these entries, of these shapes (of a list: its length)."""
+    came = {name: (len(value),) if isinstance(value, list) else np.shape(value) for name, value in state.items()}
+    if came != dict(shapes):
+        raise ArgumentError(
+            f"the state must come from an environment built with the same arguments: entries {dict(shapes)}; got {came}"
+        )
+
+
+def _final_info(observations: Observations, done: NDArray[np.bool_]) -> dict[str, Any]:
+    final = np.full(len(done), None, dtype=object)
+    for row in np.flatnonzero(done):
+        final[row] = observations[row].copy()
+    return {"final_obs": final, "_final_obs": done.copy(), "final_info": {}, "_final_info": done.copy()}

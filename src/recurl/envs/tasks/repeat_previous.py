@@ -1,0 +1,142 @@
+"""RepeatPrevious: name the symbol that was shown k steps ago."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from recurl.envs.tasks.base import Actions, Observations, TaskEnv, TaskVectorEnv, check_count
+from recurl.errors import ArgumentError
+
+
+class RepeatPreviousVectorEnv(TaskVectorEnv):
+    """Name the symbol that was shown k steps ago (`recurl/RepeatPrevious-v0`, vectorised).
+
+    The idea is POPGym's RepeatPrevious (Morad et al., 2023, "POPGym: Benchmarking Partially Observable Reinforcement
+    Learning"), with symbols drawn independently and rewards in [0, 1].
+
+    Observation: a symbol `s_t`, uniform over `num_symbols` and independent of all else, one-hot: float32
+    `[num_symbols]`. Action `a_t`, chosen after seeing `s_0 ... s_t`: `Discrete(num_symbols)`.
+    Reward: `1 / (episode_length - k)` if `a_t == s_{t-k}`, else 0; the first k steps carry none.
+    Episode: truncated after `episode_length` steps, never terminated. The agent isn't shown the time, the symbols would
+    go on for ever, and what it does changes nothing that is to come: ending is the experiment's business, not the
+    task's.
+
+    Optimal return: 1, by remembering k symbols: `episode_length - k` answers are asked for and all are known.
+
+    Best memoryless return: `1 / num_symbols`. Given the present symbol (and even the time), `s_{t-k}` is uniform as k
+    >= 1, so whatever is answered is right with probability `1 / num_symbols`; the expected return is `episode_length -
+    k` times `1 / (episode_length - k)` times that. An agent that remembers fewer than k steps does no better.
+
+    Args:
+        num_envs: rows.
+        k: how many steps ago; at least 1.
+        num_symbols: at least 2.
+        episode_length: steps of an episode; more than k.
+        autoreset_mode: see `TaskVectorEnv`.
+
+    Raises:
+        ArgumentError: an argument out of these bounds.
+
+    Example:
+        >>> env = RepeatPreviousVectorEnv(2, k=1, num_symbols=3, episode_length=4)
+        >>> first, _ = env.reset(seed=0)
+        >>> second, reward, terminated, truncated, _ = env.step([0, 0])  # nothing to repeat yet
+        >>> reward
+        array([0., 0.])
+        >>> _, reward, _, _, _ = env.step(first.argmax(-1))
+        >>> reward
+        array([0.33333333, 0.33333333])
+    """
+
+    state_arrays: ClassVar[tuple[str, ...]] = ("symbols",)
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        k: int = 4,
+        num_symbols: int = 4,
+        episode_length: int = 64,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        check_count("k", k, minimum=1)
+        check_count("num_symbols", num_symbols, minimum=2)
+        if check_count("episode_length", episode_length, minimum=2) <= k:
+            raise ArgumentError(f"episode_length must be more than k; got episode_length={episode_length} and k={k}")
+        super().__init__(
+            num_envs,
+            observation_space=Box(0.0, 1.0, (num_symbols,), np.float32),
+            num_actions=num_symbols,
+            step_limit=episode_length,
+            autoreset_mode=autoreset_mode,
+        )
+        self._k = k
+        self._reward = 1.0 / (episode_length - k)
+        # Column k + t holds s_t, so column t holds the answer to step t; the first k hold what no action equals.
+        self._symbols = np.full((num_envs, k + episode_length + 1), -1, dtype=np.int64)
+        self._offsets = np.arange(num_envs) * self._symbols.shape[1]
+        self._one_hot = np.eye(num_symbols, dtype=np.float32)
+
+    def _begin(self, rows: list[int]) -> None:
+        for row in rows:
+            shown = self._symbols[row, self._k :]
+            shown[:] = self.rngs[row].integers(self.num_actions, size=shown.size)
+
+    def _advance(self, actions: Actions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        right = self._symbols.take(self._offsets + self._steps) == actions
+        return right * self._reward, np.zeros(self.num_envs, dtype=np.bool_)
+
+    def _observe(self) -> Observations:
+        shown = self._symbols.take(self._offsets + self._steps + self._k)
+        return self._one_hot.take(shown, axis=0)
+
+    @staticmethod
+    def optimal_return(k: int = 4, num_symbols: int = 4, episode_length: int = 64) -> float:
+        """Return of an agent that remembers k steps: 1, whatever the arguments.
+
+        Example:
+            >>> RepeatPreviousVectorEnv.optimal_return(k=8)
+            1.0
+        """
+        return 1.0
+
+    @staticmethod
+    def memoryless_return(k: int = 4, num_symbols: int = 4, episode_length: int = 64) -> float:
+        """Expected return of the best policy that sees the present symbol alone: chance.
+
+        Example:
+            >>> RepeatPreviousVectorEnv.memoryless_return(num_symbols=8)
+            0.125
+        """
+        return 1.0 / num_symbols
+
+
+class RepeatPreviousEnv(TaskEnv):
+    """Name the symbol that was shown k steps ago (`recurl/RepeatPrevious-v0`): one row of `RepeatPreviousVectorEnv`.
+
+    Observation, actions, reward, end, optimal (1) and best memoryless return (`1 / num_symbols`): documented there.
+
+    Args:
+        k: how many steps ago; at least 1.
+        num_symbols: at least 2.
+        episode_length: steps of an episode; more than k.
+
+    Example:
+        >>> env = RepeatPreviousEnv(k=2)
+        >>> observation, _ = env.reset(seed=0)
+        >>> seen = [observation.argmax()]
+        >>> total, truncated = 0.0, False
+        >>> while not truncated:
+        ...     observation, reward, _, truncated, _ = env.step(seen[-3] if len(seen) > 2 else 0)
+        ...     seen.append(observation.argmax())
+        ...     total += reward
+        >>> round(total, 6)
+        1.0
+    """
+
+    def __init__(self, k: int = 4, num_symbols: int = 4, episode_length: int = 64) -> None:
+        super().__init__(RepeatPreviousVectorEnv(1, k, num_symbols, episode_length, AutoresetMode.DISABLED))

@@ -1,0 +1,153 @@
+"""TMaze: a cue at the start tells which way to turn at the corridor's end."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from recurl.envs.tasks.base import Actions, Observations, TaskEnv, TaskVectorEnv, check_count
+
+FORWARD, LEFT, RIGHT = 0, 1, 2
+
+# What is shown: [cue left, cue right, in the corridor, at the junction].
+_SHOWN = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=np.float32)
+_CORRIDOR, _JUNCTION = 2, 3
+
+# What a step brings, by place (corridor, junction), cue (left, right) and action (forward, left, right).
+_IDLE = -0.1
+_REWARD = np.array([[[0, _IDLE, _IDLE], [0, _IDLE, _IDLE]], [[_IDLE, 1, 0], [_IDLE, 0, 1]]], dtype=np.float64).ravel()
+
+
+def _step_limit(corridor_length: int, max_episode_steps: int | None) -> int:
+    return 4 * (corridor_length + 1) if max_episode_steps is None else max_episode_steps
+
+
+class TMazeVectorEnv(TaskVectorEnv):
+    """Walk down a corridor and turn as the cue at its start told (`recurl/TMaze-v0`, vectorised).
+
+    The task of Bakker (2002), "Reinforcement Learning with Long Short-Term Memory", without the way back: the agent
+    starts at place 0, the junction is place `corridor_length`. The cue, left or right with probability 1/2, is shown
+    with the first observation only and must be remembered for `corridor_length` steps.
+
+    Observation: float32 `[4]`: cue left, cue right (at most one of them 1, at the first step only), in the corridor, at
+    the junction (one of the two 1).
+    Actions: `Discrete(3)`: 0 forward, 1 left, 2 right.
+    Reward: in the corridor 0 for a step forward, -0.1 for a turn, into the wall; at the junction 1 for the turn that
+    the cue told, 0 for the other one, -0.1 for a step forward, into the wall. Walls leave the agent where it is. (The
+    price of walls is Bakker's: without it, only whole walks that end well would teach the agent to walk.)
+    Episode: terminated by a turn at the junction; truncated after `max_episode_steps`, by default
+    `4 (corridor_length + 1)`, so that an agent that acts at random (3 steps for each place, on average) reaches the
+    junction in nearly every episode.
+
+    Optimal return: 1: `corridor_length` steps forward cost nothing, then the told turn brings 1, the most that an
+    episode can bring.
+
+    Best memoryless return: 1/2. The episode's only gain is 1 for the right turn at the junction, whose observation is
+    the same for both cues. A policy that sees this observation alone turns left with the same probability p whatever
+    the cue, so the first turn, which ends the episode, is right with probability `p/2 + (1 - p)/2 = 1/2`; walking
+    straight and turning left reaches it. (The bound is for policies of the observation alone: one that is shown the
+    time, too, could write the cue into the time at which it arrives.)
+
+    Args:
+        num_envs: rows.
+        corridor_length: steps forward from the start to the junction; at least 1.
+        max_episode_steps: at least 1; None for the default above.
+        autoreset_mode: see `TaskVectorEnv`.
+
+    Raises:
+        ArgumentError: an argument out of these bounds.
+
+    Example:
+        >>> env = TMazeVectorEnv(2, corridor_length=1)
+        >>> cue, _ = env.reset(seed=0)
+        >>> cue.tolist()
+        [[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 1.0, 0.0]]
+        >>> env.step([0, 0])[0].tolist()
+        [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
+        >>> env.step([2, 2])[1]
+        array([1., 0.])
+    """
+
+    state_arrays: ClassVar[tuple[str, ...]] = ("cue", "place")
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        corridor_length: int = 20,
+        max_episode_steps: int | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        check_count("corridor_length", corridor_length, minimum=1)
+        limit = check_count("max_episode_steps", _step_limit(corridor_length, max_episode_steps), minimum=1)
+        super().__init__(
+            num_envs,
+            observation_space=Box(0.0, 1.0, (4,), np.float32),
+            num_actions=3,
+            step_limit=limit,
+            autoreset_mode=autoreset_mode,
+        )
+        self._junction = corridor_length
+        self._cue = np.zeros(num_envs, dtype=np.int64)
+        self._place = np.zeros(num_envs, dtype=np.int64)
+
+    def _begin(self, rows: list[int]) -> None:
+        self._place[rows] = 0
+        for row in rows:
+            self._cue[row] = self.rngs[row].integers(2)
+
+    def _advance(self, actions: Actions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        at_junction = self._place == self._junction
+        forward = actions == FORWARD
+        reward = _REWARD.take(at_junction * 6 + self._cue * 3 + actions)
+        self._place += forward > at_junction
+        return reward, at_junction > forward
+
+    def _observe(self) -> Observations:
+        kind = np.where(self._place == self._junction, _JUNCTION, _CORRIDOR)
+        return _SHOWN.take(np.where(self._steps == 0, self._cue, kind), axis=0)
+
+    @staticmethod
+    def optimal_return(corridor_length: int = 20, max_episode_steps: int | None = None) -> float:
+        """Return of an agent that remembers the cue: 1, or 0 if the step limit keeps the junction out of reach.
+
+        Example:
+            >>> TMazeVectorEnv.optimal_return(corridor_length=50)
+            1.0
+        """
+        return 1.0 if corridor_length < _step_limit(corridor_length, max_episode_steps) else 0.0
+
+    @staticmethod
+    def memoryless_return(corridor_length: int = 20, max_episode_steps: int | None = None) -> float:
+        """Expected return of the best policy of the present observation alone: half the optimal one.
+
+        Example:
+            >>> TMazeVectorEnv.memoryless_return()
+            0.5
+        """
+        return 0.5 * TMazeVectorEnv.optimal_return(corridor_length, max_episode_steps)
+
+
+class TMazeEnv(TaskEnv):
+    """Walk down a corridor and turn as the cue at its start told (`recurl/TMaze-v0`): one row of `TMazeVectorEnv`.
+
+    Observation, actions, reward, end, optimal (1) and best memoryless return (1/2): documented there.
+
+    Args:
+        corridor_length: steps forward from the start to the junction; at least 1.
+        max_episode_steps: at least 1; None for `4 (corridor_length + 1)`. `gymnasium.make` keeps an argument of this
+            name to itself and wraps the environment in a `TimeLimit`: through it the limit can only be lowered.
+
+    Example:
+        >>> env = TMazeEnv(corridor_length=2)
+        >>> cue, _ = env.reset(seed=0)
+        >>> turn = 1 if cue[0] else 2
+        >>> [env.step(action)[1] for action in (0, 1, 0, turn)]  # the second step runs into a wall
+        [0.0, -0.1, 0.0, 1.0]
+    """
+
+    def __init__(self, corridor_length: int = 20, max_episode_steps: int | None = None) -> None:
+        super().__init__(TMazeVectorEnv(1, corridor_length, max_episode_steps, AutoresetMode.DISABLED))

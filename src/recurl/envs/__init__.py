@@ -1,0 +1,34 @@
+"""Environments: Gymnasium's, the tasks of recurl, transforms around them, and the interaction loop."""
+
+from recurl.envs import tasks as tasks
+from recurl.envs.base import EnvBase
+from recurl.envs.gym import GymEnv, GymWrapper
+from recurl.envs.rollout import interact
+from recurl.envs.transformed import TransformedEnv
+from recurl.envs.utils import (
+    ExplorationType,
+    check_env_specs,
+    exploration_type,
+    set_exploration_type,
+    step_mdp,
+)
+from recurl.transforms import Compose, InitTracker, RewardSum, StepCounter, TensorDictPrimer, Transform
+
+__all__ = [
+    "Compose",
+    "EnvBase",
+    "ExplorationType",
+    "GymEnv",
+    "GymWrapper",
+    "InitTracker",
+    "RewardSum",
+    "StepCounter",
+    "TensorDictPrimer",
+    "Transform",
+    "TransformedEnv",
+    "check_env_specs",
+    "exploration_type",
+    "interact",
+    "set_exploration_type",
+    "step_mdp",
+]

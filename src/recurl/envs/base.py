@@ -1,0 +1,392 @@
+"""What every environment does: reset, step, carry, specs."""
+
+from __future__ import annotations
+
+from abc import ABCMeta, abstractmethod
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from recurl.envs.rollout import Policy, rollout
+from recurl.envs.utils import policy_transforms
+from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError, UsageError
+from recurl.keys import ACTION, DONE, NEXT, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
+from recurl.specs import Binary, Composite, TensorSpec, Unbounded
+from recurl.transforms import Transform
+from recurl.transforms.base import merge_reset, reset_mask
+
+_E = TypeVar("_E")
+_DONE_KEYS = (DONE, TERMINATED, TRUNCATED)
+
+
+class _EnvMeta(ABCMeta):
+    """Lets every environment's constructor take ``policy=``: the environment is then wired for that policy."""
+
+    def __call__(cls: type[_E], *args: Any, policy: Any = None, **kwargs: Any) -> _E:
+        env: Any = super().__call__(*args, **kwargs)  # type: ignore[misc] # cls is the class being called
+        for transform in policy_transforms(policy, env) if policy is not None else ():
+            env = env.append_transform(transform)
+        return env
+
+
+class EnvBase(metaclass=_EnvMeta):
+    """Base of all environments.
+
+    A subclass passes its specs to this constructor and defines :meth:`_reset`, :meth:`_step` and :meth:`_set_seed`.
+    Any constructor also takes ``policy=``, a module: the result is then a ``TransformedEnv`` with an ``InitTracker``
+    and the primers of the policy's recurrent modules.
+
+    Args:
+        observation_spec: entries of the root and of ``next``, for one environment (no batch dimensions).
+        action_spec: the action, for one environment.
+        reward_spec: the reward, for one environment; float32 ``[1]`` when None.
+        state_spec: entries that a step reads from the root besides the action, for one environment.
+        batch_size: number of environments stepped together: ``[]`` or ``[n]``.
+        device: device of all tensors; torch's default when None.
+    """
+
+    _wrapper: ClassVar[Any]  # the class that append_transform wraps with
+
+    def __init_subclass__(cls, wraps: bool = False, **kwargs: Any) -> None:
+        """Register the class that :meth:`append_transform` wraps with (``wraps=True``)."""
+        super().__init_subclass__(**kwargs)
+        if wraps:
+            EnvBase._wrapper = cls
+
+    def __init__(
+        self,
+        *,
+        observation_spec: Composite,
+        action_spec: TensorSpec,
+        reward_spec: TensorSpec | None = None,
+        state_spec: Composite | None = None,
+        batch_size: Sequence[int] = (),
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.batch_size = torch.Size(batch_size)
+        self.device = None if device is None else torch.device(device)
+        self.is_closed = False
+        self._action_unbatched = action_spec.to(self.device)
+        self._action = self._batched(action_spec)
+        self._observation = self._batched(observation_spec)
+        self._state = self._batched(Composite() if state_spec is None else state_spec)
+        self._reward = self._batched(Unbounded(1, dtype=torch.float32) if reward_spec is None else reward_spec)
+        self._done = self._batched(Composite({key: Binary((1,)) for key in _DONE_KEYS}))
+        self._carried: tuple[NestedKey, ...] | None = None
+
+    def _batched(self, spec: Any) -> Any:
+        return spec.expand(*self.batch_size, *spec.shape).to(self.device)
+
+    # -- to be defined by subclasses
+
+    @abstractmethod
+    def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+        """Return the observations after a reset of the rows of ``tensordict["_reset"]`` (None or absent: of all).
+
+        The result covers all rows; those that were not reset are not looked at. ``done`` flags need not be in it.
+        """
+
+    @abstractmethod
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return observations, reward and ``terminated``, ``truncated`` (or ``done``) after the action, all rows."""
+
+    @abstractmethod
+    def _set_seed(self, seed: int) -> None:
+        """Seed the environment; takes effect at the next full reset."""
+
+    def _close(self) -> None:
+        """Free what the environment holds."""
+
+    # -- specs
+
+    @property
+    def observation_spec(self) -> Composite:
+        """Entries of the root and of ``next`` (without reward and done flags), batch dimensions included."""
+        return self._observation
+
+    @property
+    def state_spec(self) -> Composite:
+        """Entries that a step reads from the root besides the action; they are carried like observations."""
+        return self._state
+
+    @property
+    def action_spec(self) -> Any:
+        """The action's spec, batch dimensions included."""
+        return self._action
+
+    @property
+    def action_spec_unbatched(self) -> Any:
+        """The spec of one environment's action."""
+        return self._action_unbatched
+
+    @property
+    def full_action_spec(self) -> Composite:
+        """The action under its key, batch dimensions included."""
+        return Composite({ACTION: self.action_spec}, shape=self.batch_size, device=self.device)
+
+    @property
+    def full_action_spec_unbatched(self) -> Composite:
+        """One environment's action under its key."""
+        return Composite({ACTION: self.action_spec_unbatched}, device=self.device)
+
+    @property
+    def reward_spec(self) -> Any:
+        """The reward's spec, ``[*B, 1]``."""
+        return self._reward
+
+    @property
+    def done_spec(self) -> Composite:
+        """Specs of ``done``, ``terminated`` and ``truncated``, bool ``[*B, 1]``."""
+        return self._done
+
+    # -- interaction
+
+    def reset(self, tensordict: TensorDictBase | None = None, seed: int | None = None) -> TensorDictBase:
+        """Return a root: observations, states, and ``done`` flags, from which a step can be made.
+
+        Args:
+            tensordict: when it holds ``"_reset"``, bool ``[*B, 1]`` or ``[*B]``, only those rows are reset and the
+                others keep the values they have in ``tensordict``.
+            seed: seeds the environment before; needs a reset of all rows.
+
+        Raises:
+            ArgumentError: the mask has another shape or dtype, or a seed comes with a mask.
+        """
+        if tensordict is not None and RESET in tensordict:
+            mask = tensordict.get(RESET)
+            if mask.dtype != torch.bool or mask.shape not in (self.batch_size, (*self.batch_size, 1)):
+                raise ArgumentError(
+                    f"'_reset' must be bool of shape {[*self.batch_size, 1]}, got {mask.dtype} {list(mask.shape)}."
+                )
+            if seed is not None:
+                raise ArgumentError("A seed concerns all rows: give it to a reset without '_reset'.")
+        if seed is not None:
+            self.set_seed(seed)
+        return self._root(tensordict)
+
+    def _root(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+        mask = reset_mask(tensordict)
+        if tensordict is None or mask is None:
+            root = self._reset(tensordict)
+            for key in _DONE_KEYS:
+                root.set(key, torch.zeros((*self.batch_size, 1), dtype=torch.bool, device=self.device))
+            return root
+        root = tensordict.copy()
+        for key in (RESET, NEXT):
+            root.pop(key, None)
+        if mask.any():
+            fresh = self._reset(tensordict)
+            for key in fresh.keys(True, True):
+                root.set(key, merge_reset(mask, fresh.get(key), root, key))
+        for key in _DONE_KEYS:
+            done = torch.zeros_like(mask)
+            root.set(key, merge_reset(mask, done, root, key))
+        return root
+
+    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Make one step and return ``tensordict`` with ``"next"`` filled: observations, reward, done flags, states.
+
+        What a policy already wrote under ``"next"`` (its new states) is kept. ``next`` is not promoted to the root:
+        use :func:`~recurl.envs.utils.step_mdp`, or :meth:`step_and_maybe_reset`, to go on.
+
+        Args:
+            tensordict: a root of the environment's batch size, with the action.
+
+        Raises:
+            ArgumentError: the batch size differs, or the action is none of this environment.
+            MissingKeyError: there is no action.
+            UsageError: the root was stepped before and carries states, which would be stale; or a row is done.
+        """
+        if tensordict.batch_size != self.batch_size:
+            raise ArgumentError(
+                f"This environment has batch size {list(self.batch_size)}, the TensorDict to step has "
+                f"{list(tensordict.batch_size)}."
+            )
+        self._refuse_stale(tensordict)
+        return tensordict.set(NEXT, self._next(tensordict))
+
+    def _refuse_stale(self, tensordict: TensorDictBase) -> None:
+        given = tensordict.get(NEXT, None)
+        if given is None or REWARD not in given:
+            return
+        states = set(self.state_spec) | (set(given.keys()) - set(self.observation_spec) - {*_DONE_KEYS, REWARD})
+        if states:
+            raise UsageError(
+                f"This TensorDict was stepped before and holds new states {sorted(states)} under 'next', while its "
+                "root still holds the old ones: go on from step_mdp(tensordict), or use env.step_and_maybe_reset."
+            )
+
+    def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return ``next`` after the action, with what the policy already wrote there."""
+        if ACTION not in tensordict:
+            raise MissingKeyError(
+                "The TensorDict to step needs an 'action': call the policy, or env.rand_action, on it."
+            )
+        after = self._step(tensordict)
+        if DONE not in after or TERMINATED not in after or TRUNCATED not in after:
+            _complete_done(after)
+        given = tensordict.get(NEXT, None)
+        if given is not None:
+            for key, value in given.items():
+                if key not in after:
+                    after.set(key, value)
+        return after
+
+    def carry(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the root that follows a step: ``next``'s observations, states and done flags (shared, not copied)."""
+        if self._carried is None:
+            keys = [*self.observation_spec.keys(True, True), *self.state_spec.keys(True, True), *self.done_spec]
+            self._carried = tuple(dict.fromkeys(keys))
+        after = tensordict.get(NEXT)
+        return TensorDict({key: after.get(key) for key in self._carried}, self.batch_size, device=self.device)
+
+    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the root ``tensordict`` with its done rows reset."""
+        done = tensordict.get(DONE)
+        if not done.any():
+            return tensordict
+        root = self._root(tensordict.set(RESET, done))
+        tensordict.pop(RESET)
+        return root
+
+    def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """Step, then return ``tensordict`` with ``"next"`` filled, and the root to go on from (done rows reset)."""
+        tensordict = self.step(tensordict)
+        return tensordict, self.maybe_reset(self.carry(tensordict))
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Return ``tensordict`` (a new one when None) with a random action, from torch's global generator."""
+        if tensordict is None:
+            tensordict = TensorDict({}, self.batch_size, device=self.device)
+        return tensordict.set(ACTION, self.action_spec.rand())
+
+    def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Step with a random action, from ``tensordict`` or from a reset."""
+        return self.step(self.rand_action(self.reset() if tensordict is None else tensordict))
+
+    def rollout(
+        self,
+        max_steps: int,
+        policy: Policy | None = None,
+        callback: Callable[[EnvBase, TensorDictBase], Any] | None = None,
+        auto_reset: bool = True,
+        break_when_any_done: bool = True,
+        break_when_all_done: bool = False,
+        auto_cast_to_device: bool = False,
+        tensordict: TensorDictBase | None = None,
+        set_truncated: bool = False,
+    ) -> TensorDict:
+        """Interact for up to ``max_steps`` steps and return them as ``[*B, T]``, the last dimension named ``"time"``.
+
+        Recurrent modules step one by one, whatever the recurrent mode outside.
+
+        Args:
+            max_steps: most steps to make, at least 1.
+            policy: maps a root to one with ``"action"``; random actions when None.
+            callback: called with the environment and the TensorDict after every step.
+            auto_reset: start from a reset; otherwise from ``tensordict``.
+            break_when_any_done: stop as soon as a row is done. When False, done rows are reset and go on.
+            break_when_all_done: (with ``break_when_any_done=False``) stop when every row was done at least once.
+            auto_cast_to_device: call the policy on its parameters' device.
+            tensordict: the root to start from when ``auto_reset`` is False.
+            set_truncated: mark the last step truncated (and done) in the rows that aren't done.
+
+        Raises:
+            ArgumentError: ``max_steps`` below 1, both ``break_when`` flags, or ``tensordict`` and ``auto_reset``
+                contradict each other.
+            WiringError: the policy has a state that the environment would not feed back (no primer).
+            MissingKeyError: the policy reads ``is_init`` and the environment has no InitTracker.
+
+        Example:
+            >>> from recurl.envs import GymEnv
+            >>> GymEnv("Pendulum-v1", num_envs=2).rollout(5)["next", "reward"].shape
+            torch.Size([2, 5, 1])
+        """
+        if break_when_any_done and break_when_all_done:
+            raise ArgumentError(
+                "break_when_all_done=True needs break_when_any_done=False: the first done row stops it."
+            )
+        if auto_reset == (tensordict is not None):
+            raise ArgumentError("Give the root to start from as tensordict together with auto_reset=False, or neither.")
+        return rollout(
+            self,
+            self.reset() if tensordict is None else tensordict,
+            max_steps,
+            policy,
+            callback=callback,
+            break_when=any if break_when_any_done else all if break_when_all_done else None,
+            cast=auto_cast_to_device,
+            set_truncated=set_truncated,
+        )
+
+    # -- the rest
+
+    def append_transform(self, transform: Transform) -> EnvBase:
+        """Return this environment wrapped in a ``TransformedEnv`` with ``transform``."""
+        return EnvBase._wrapper(self, transform)
+
+    def set_seed(self, seed: int) -> None:
+        """Seed the environment (row ``i`` of a batch with ``seed + i``); takes effect at the next full reset."""
+        self._set_seed(int(seed))
+
+    @property
+    def can_save_state(self) -> bool:
+        """Whether :meth:`get_state` and :meth:`set_state` can save and restore the running episodes."""
+        return False
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of the running episodes as tensors and plain Python values, fit for ``torch.save``.
+
+        Raises:
+            UnsupportedError: the environment can't save its state (see :attr:`can_save_state`).
+        """
+        raise UnsupportedError(f"{self!r} can't save its state: reset it when resuming.")
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`get_state` returned, on an environment made the same way.
+
+        Raises:
+            UnsupportedError: the environment can't save its state.
+        """
+        raise UnsupportedError(f"{self!r} can't restore a state: reset it when resuming.")
+
+    def fake_tensordict(self) -> TensorDict:
+        """Return zeros of the structure that a step has: root, action and ``next``."""
+        root = TensorDict({}, self.batch_size, device=self.device)
+        for spec in (self.observation_spec, self.state_spec, self.done_spec):
+            root.update(spec.zero())
+        after = root.copy().set(REWARD, self.reward_spec.zero())
+        return root.set(ACTION, self.action_spec.zero()).set(NEXT, after.clone())
+
+    def close(self) -> None:
+        """Free what the environment holds; closing twice does no harm."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._close()
+
+    def __enter__(self: _E) -> _E:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(batch_size={list(self.batch_size)}, device={self.device})"
+
+
+def _complete_done(after: TensorDictBase) -> None:
+    known = [after.get(key) for key in _DONE_KEYS if key in after]
+    if not known:
+        raise MissingKeyError("A step must return 'done', or 'terminated' and 'truncated': it returned none of them.")
+    none = torch.zeros_like(known[0])
+    if TERMINATED not in after:
+        truncated = after.get(TRUNCATED, none)
+        after.set(TERMINATED, after.get(DONE) & ~truncated if DONE in after else none)
+    if TRUNCATED not in after:
+        after.set(TRUNCATED, after.get(DONE) & ~after.get(TERMINATED) if DONE in after else none)
+    after.set(DONE, after.get(TERMINATED) | after.get(TRUNCATED))

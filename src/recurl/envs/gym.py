@@ -1,0 +1,199 @@
+"""Gymnasium's environments, single and vectorised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from tensordict import TensorDict, TensorDictBase
+
+from recurl.envs import gym_state
+from recurl.envs.base import EnvBase
+from recurl.envs.gym_spaces import ActionReader, ObservationReader
+from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
+from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
+from recurl.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED
+
+__all__ = ["GymEnv", "GymWrapper"]
+
+
+class GymWrapper(EnvBase):
+    """A Gymnasium environment, or vector environment, as an environment of recurl.
+
+    Every step counted is an action executed: a vector environment must have its autoreset disabled, or do it within
+    the step (``AutoresetMode.SAME_STEP``). ``next`` always holds the true final observation.
+
+    Entries: ``"observation"``, or those of a ``Dict`` space under their own (nested) names; ``reward`` float32
+    ``[*B, 1]``; ``done``, ``terminated``, ``truncated`` bool ``[*B, 1]``. Boxes keep their dtype (float64 becomes
+    float32, uint8 images stay uint8), a ``Discrete`` observation becomes a float32 one-hot vector. ``info`` is dropped.
+
+    Args:
+        env: the environment; vector environments give the batch size ``[num_envs]``.
+        device: where tensors go.
+        categorical_action_encoding: describe a discrete action by ``Categorical`` instead of ``OneHot``; integers
+            ``[*B]`` and one-hot vectors ``[*B, n]`` are both accepted in any case.
+
+    Raises:
+        ArgumentTypeError: ``env`` is no Gymnasium environment.
+        ArgumentError: a vector environment that resets in the step after an episode's end.
+        UnsupportedError: a space that has no tensor form.
+
+    Example:
+        >>> import gymnasium
+        >>> env = GymWrapper(gymnasium.make("CartPole-v1"))
+        >>> env.rand_step()["next", "observation"].shape
+        torch.Size([4])
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any],
+        *,
+        device: torch.device | str | None = None,
+        categorical_action_encoding: bool = False,
+    ) -> None:
+        if isinstance(env, VectorEnv):
+            env = autoreset_disabled(env)
+            observation_space, action_space = env.single_observation_space, env.single_action_space
+            batch_size = [env.num_envs]
+        elif isinstance(env, gym.Env):  # type: ignore[reportUnnecessaryIsInstance] # users
+            observation_space, action_space, batch_size = env.observation_space, env.action_space, []
+        else:
+            raise ArgumentTypeError(f"A gymnasium.Env or gymnasium.vector.VectorEnv is needed, got {type(env)}.")
+        self._env: Any = env
+        self._observations = ObservationReader(observation_space)
+        self._actions = ActionReader(action_space, batch_size, categorical_action_encoding)
+        self._closed_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
+        self._seed: int | None = None
+        super().__init__(
+            observation_spec=self._observations.spec,
+            action_spec=self._actions.spec,
+            batch_size=batch_size,
+            device=device,
+        )
+
+    @property
+    def gym_env(self) -> Any:
+        """The Gymnasium environment."""
+        return self._env
+
+    def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get(RESET, None)
+        options: dict[str, Any] = {}
+        if mask is not None and self.batch_size:
+            rows = mask.detach().cpu().numpy().reshape(self.batch_size)
+            options = {"options": {"reset_mask": rows.copy()}}
+            self._closed_rows[rows] = False
+        else:
+            options = {"seed": self._seed}
+            self._seed = None
+            self._closed_rows[...] = False
+        observation, _ = self._env.reset(**options)
+        return self._tensordict(self._observations.read(observation))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if self._closed_rows.any():
+            raise UsageError(
+                f"Rows {np.flatnonzero(self._closed_rows)} are done: reset them before the next step "
+                "(env.maybe_reset, or env.step_and_maybe_reset)."
+            )
+        observation, reward, terminated, truncated, _ = self._env.step(self._actions.read(tensordict.get(ACTION)))
+        shape = self._closed_rows.shape
+        terminated = np.array(terminated, dtype=np.bool_).reshape(shape)
+        truncated = np.array(truncated, dtype=np.bool_).reshape(shape)
+        self._closed_rows = done = terminated | truncated
+        entries: dict[Any, torch.Tensor] = self._observations.read(observation)
+        entries[REWARD] = torch.from_numpy(np.array(reward, dtype=np.float32).reshape(shape))
+        entries[TERMINATED] = torch.from_numpy(terminated)
+        entries[TRUNCATED] = torch.from_numpy(truncated)
+        entries[DONE] = torch.from_numpy(done.copy())
+        return self._tensordict(entries)
+
+    def _tensordict(self, entries: dict[Any, torch.Tensor]) -> TensorDict:
+        return TensorDict(entries, self.batch_size, device=self.device)
+
+    def _set_seed(self, seed: int) -> None:
+        self._seed = seed
+
+    def _close(self) -> None:
+        self._env.close()
+
+    @property
+    def can_save_state(self) -> bool:
+        """Whether the environment has ``get_state()`` and ``set_state(state)`` and no wrapper of unknown state.
+
+        Vector environments: those with these two methods themselves, and ``SyncVectorEnv`` of such environments.
+        """
+        return gym_state.can_save(self._env)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of the running episodes, random generators included.
+
+        Raises:
+            UnsupportedError: the environment can't save its state.
+        """
+        if not self.can_save_state:
+            return super().get_state()
+        done = torch.from_numpy(self._closed_rows.copy())
+        return {"gym": gym_state.save(self._env), "done": done, "seed": self._seed}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`get_state` returned, on an environment made the same way."""
+        if not self.can_save_state:
+            super().set_state(state)
+        gym_state.restore(self._env, state["gym"])
+        self._closed_rows = state["done"].cpu().numpy().copy()
+        self._seed = state["seed"]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._env}, batch_size={list(self.batch_size)}, device={self.device})"
+
+
+class GymEnv(GymWrapper):
+    """An environment from Gymnasium's registry, alone or several stepped together.
+
+    Entries and actions: see :class:`GymWrapper`. A native vector environment that always resets in the step after an
+    episode's end (as ``CartPole-v1``'s) is run as ``num_envs`` instances of one row, each reset on its own.
+
+    Args:
+        env_name: the id, e.g. ``"CartPole-v1"``, or ``"module:id"``.
+        num_envs: number of environments (batch size ``[num_envs]``); None for a single one of batch size ``[]``.
+        device: where tensors go.
+        vectorization_mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's
+            own vector form), or None: its own vector form when that lets autoreset be disabled, else ``"sync"``.
+        categorical_action_encoding: see :class:`GymWrapper`.
+        **kwargs: for the environment's constructor, through ``gymnasium.make``.
+
+    Raises:
+        ArgumentError: no such environment or mode, ``num_envs`` below 1, or a mode without ``num_envs``.
+        MissingDependencyError: the environment needs a package that is not installed.
+        UnsupportedError: a space that has no tensor form.
+
+    Example:
+        >>> env = GymEnv("CartPole-v1", num_envs=4)
+        >>> env.reset(seed=0)["observation"].shape
+        torch.Size([4, 4])
+    """
+
+    def __init__(
+        self,
+        env_name: str,
+        num_envs: int | None = None,
+        *,
+        device: torch.device | str | None = None,
+        vectorization_mode: str | None = None,
+        categorical_action_encoding: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if num_envs is None and vectorization_mode is not None:
+            raise ArgumentError(f"vectorization_mode={vectorization_mode!r} needs num_envs.")
+        super().__init__(
+            make(env_name, **kwargs)
+            if num_envs is None
+            else make_vector(env_name, num_envs, vectorization_mode, **kwargs),
+            device=device,
+            categorical_action_encoding=categorical_action_encoding,
+        )

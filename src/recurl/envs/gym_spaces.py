@@ -1,0 +1,177 @@
+"""Gymnasium spaces as specs; observations as tensors; actions as what Gymnasium expects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from recurl.errors import ArgumentError, UnsupportedError
+from recurl.keys import OBSERVATION, NestedKey, normalize_key
+from recurl.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
+
+__all__ = ["ActionReader", "ObservationReader"]
+
+spaces = gym.spaces
+
+
+class ObservationReader:
+    """Turns Gymnasium observations into tensors that share no memory with the environment.
+
+    ``Box`` keeps its dtype, except that float64 becomes float32; ``Discrete`` becomes a float32 one-hot vector;
+    ``MultiDiscrete`` int64; ``MultiBinary`` int8. The entries of a ``Dict`` space keep their (nested) names; any other
+    space is named ``"observation"``.
+
+    Args:
+        space: the observation space of one environment.
+
+    Raises:
+        UnsupportedError: a ``Tuple``, ``Text``, ``Graph`` or other space without a tensor form.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self._leaves: list[tuple[NestedKey, tuple[str, ...], Callable[[Any], torch.Tensor]]] = []
+        self.spec = Composite()
+        for path, leaf in _leaves(space):
+            key = normalize_key(path) if path else OBSERVATION
+            self.spec.set(key, _observation_spec(leaf))
+            self._leaves.append((key, path, _observation_read(leaf)))
+
+    def read(self, observation: Any) -> dict[NestedKey, torch.Tensor]:
+        """Return the entries of ``observation``, from one environment or batched along the first dimension."""
+        entries: dict[NestedKey, torch.Tensor] = {}
+        for key, path, read in self._leaves:
+            value = observation
+            for name in path:
+                value = value[name]
+            entries[key] = read(value)
+        return entries
+
+
+class ActionReader:
+    """Turns action tensors into what Gymnasium expects, and refuses what does not fit.
+
+    A ``Discrete`` action is taken as an integer of shape ``[*B]`` or as a one-hot vector ``[*B, n]``, decided by shape
+    whatever the spec says.
+
+    Args:
+        space: the action space of one environment.
+        batch_size: ``[]`` or ``[n]``.
+        categorical: make the spec of a ``Discrete`` space :class:`Categorical` instead of :class:`OneHot`.
+
+    Raises:
+        UnsupportedError: a ``Dict``, ``Tuple`` or other space of several actions.
+    """
+
+    def __init__(self, space: gym.Space[Any], batch_size: Sequence[int], categorical: bool) -> None:
+        self._batch = tuple(batch_size)
+        self.read = self._box
+        if isinstance(space, spaces.Discrete):
+            self._n, self._start = int(space.n), int(space.start)
+            self.spec: TensorSpec = Categorical(self._n) if categorical else OneHot(self._n)
+            self.read = self._discrete
+        elif isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+            self._limits = space.nvec
+            self._starts = space.start
+            self.spec = MultiCategorical(space.nvec.tolist())
+            self.read = self._multi
+        elif isinstance(space, spaces.MultiBinary):
+            self._limits, self._starts = np.full(space.shape, 2), np.zeros(space.shape, np.int8)
+            self.spec = Binary(space.shape, dtype=torch.int8)
+            self.read = self._multi
+        elif isinstance(space, spaces.Box):
+            self.spec = _box_spec(space)
+        else:
+            raise UnsupportedError(
+                f"The action space must be Box, Discrete, MultiDiscrete (one axis) or MultiBinary, got {space}: "
+                "wrap the environment to give it one of these."
+            )
+        self._shape = (*self._batch, *self.spec.shape)
+        self._dtype = space.dtype
+
+    def _discrete(self, action: torch.Tensor) -> Any:
+        values = _numpy(action)
+        if values.shape == self._batch and values.dtype.kind in "iu":
+            index = values
+            valid = bool(index.min(initial=0) >= 0 and index.max(initial=0) < self._n)
+        elif values.shape == (*self._batch, self._n):
+            index = values.argmax(-1)
+            valid = bool((values.sum(-1) == 1).all() and ((values == 0) | (values == 1)).all())
+        else:
+            valid, index = False, values
+        if not valid:
+            raise ArgumentError(
+                f"A discrete action must be an integer in [0, {self._n}) of shape {list(self._batch)}, or one-hot of "
+                f"shape {[*self._batch, self._n]}, got {action.dtype} of shape {list(action.shape)}: {action}."
+            )
+        return index.astype(np.int64) + self._start if self._batch else int(index) + self._start
+
+    def _multi(self, action: torch.Tensor) -> Any:
+        values = _numpy(action)
+        fits = values.shape == self._shape and values.dtype.kind in "iub"
+        if not fits or bool((values < 0).any() or (values >= self._limits).any()):
+            raise ArgumentError(
+                f"The action must hold integers in [0, {self._limits.tolist()}) and have shape {list(self._shape)}, "
+                f"got {action.dtype} of shape {list(action.shape)}: {action}."
+            )
+        return (values + self._starts).astype(self._dtype)
+
+    def _box(self, action: torch.Tensor) -> Any:
+        values = _numpy(action)
+        if values.shape != self._shape or (values.dtype.kind != "f" and self.spec.dtype != action.dtype):
+            raise ArgumentError(
+                f"The action must be {self.spec.dtype} of shape {list(self._shape)}, "
+                f"got {action.dtype} of shape {list(action.shape)}."
+            )
+        return values.astype(self._dtype)
+
+
+def _numpy(action: torch.Tensor) -> np.ndarray[Any, Any]:
+    return action.detach().cpu().numpy()
+
+
+def _leaves(space: gym.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], gym.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        for name, child in space.spaces.items():
+            yield from _leaves(child, (*path, name))
+    else:
+        yield path, space
+
+
+def _observation_spec(space: gym.Space[Any]) -> TensorSpec:
+    if isinstance(space, spaces.Discrete):
+        return OneHot(int(space.n), dtype=torch.float32)
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1 and not space.start.any():
+        return MultiCategorical(space.nvec.tolist())
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(space.shape, dtype=torch.int8)
+    if isinstance(space, spaces.Box):
+        return _box_spec(space)
+    raise UnsupportedError(
+        f"An observation space must be Box, Discrete, MultiDiscrete (one axis, from 0), MultiBinary, or a Dict of "
+        f"these, got {space}: wrap the environment to give it one of these."
+    )
+
+
+def _observation_read(space: gym.Space[Any]) -> Callable[[Any], torch.Tensor]:
+    if isinstance(space, spaces.Discrete):
+        rows, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
+        return lambda value: torch.from_numpy(np.array(rows[np.asarray(value) - start]))
+    dtype = np.int64 if isinstance(space, spaces.MultiDiscrete) else _numpy_dtype(space)
+    return lambda value: torch.from_numpy(np.array(value, dtype=dtype, order="C"))
+
+
+def _box_spec(space: spaces.Box) -> TensorSpec:
+    dtype = torch.from_numpy(np.empty(0, _numpy_dtype(space))).dtype
+    if not np.isfinite(space.low).any() and not np.isfinite(space.high).any():
+        return Unbounded(*space.shape, dtype=dtype) if space.shape else Unbounded((), dtype=dtype)
+    low, high = (torch.from_numpy(np.array(bound)) for bound in (space.low, space.high))
+    return Bounded(low, high, space.shape, dtype=dtype)
+
+
+def _numpy_dtype(space: gym.Space[Any]) -> np.dtype[Any]:
+    dtype = cast("np.dtype[Any]", space.dtype)
+    return np.dtype(np.float32) if dtype == np.float64 else dtype

@@ -1,0 +1,122 @@
+"""The interaction loop: the only place where a policy meets an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase, lazy_stack
+
+from recurl.envs.utils import check_policy_wiring
+from recurl.errors import ArgumentError
+from recurl.keys import DONE, NEXT, TRUNCATED
+from recurl.mode import set_recurrent_mode
+
+if TYPE_CHECKING:
+    from recurl.envs.base import EnvBase
+
+Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
+
+
+def interact(
+    env: EnvBase,
+    policy: Policy | None,
+    td: TensorDictBase,
+    steps: int,
+    *,
+    write: Callable[[int, TensorDictBase], Any],
+    stop: Callable[[TensorDictBase], bool] | None = None,
+) -> TensorDictBase:
+    """Make ``steps`` steps from the root ``td`` and return the root that follows, its done rows reset.
+
+    Runs without gradients and in sequential mode, whatever the mode outside.
+
+    Args:
+        env: the environment.
+        policy: maps a root to one with ``"action"`` (and its new states under ``"next"``); random actions when None.
+        td: a root of ``env``.
+        steps: how many steps.
+        write: called with the step's index and the TensorDict after it (root, action, ``next``), which is not
+            touched again by this loop; its tensors may be shared with the next root.
+        stop: called after ``write``; when it returns True the loop ends, and done rows are not reset.
+    """
+    with set_recurrent_mode(False), torch.no_grad():
+        for index in range(steps):
+            td = env.step(env.rand_action(td) if policy is None else policy(td))
+            write(index, td)
+            following = env.carry(td)
+            if stop is not None and stop(td):
+                return following
+            td = env.maybe_reset(following)
+    return td
+
+
+def rollout(
+    env: EnvBase,
+    td: TensorDictBase,
+    max_steps: int,
+    policy: Policy | None,
+    *,
+    callback: Callable[[EnvBase, TensorDictBase], Any] | None,
+    break_when: Callable[[Iterable[bool]], bool] | None,
+    cast: bool,
+    set_truncated: bool,
+) -> TensorDict:
+    """Return up to ``max_steps`` steps from the root ``td`` as ``[*B, T]``; see ``EnvBase.rollout``.
+
+    Args:
+        env: the environment.
+        td: the root to start from.
+        max_steps: most steps to make.
+        policy: see :func:`interact`.
+        callback: called with ``env`` and the TensorDict after every step.
+        break_when: ``any`` or ``all``: stop when that holds of "this row was done"; None: never.
+        cast: call the policy on its parameters' device.
+        set_truncated: mark the last step truncated in the rows that aren't done.
+
+    Raises:
+        ArgumentError: ``max_steps`` below 1.
+        WiringError: see :func:`~recurl.envs.utils.check_policy_wiring`.
+        MissingKeyError: likewise.
+    """
+    if max_steps < 1:
+        raise ArgumentError(f"max_steps must be at least 1, got {max_steps}.")
+    if policy is not None:
+        check_policy_wiring(policy, env)
+    written: list[TensorDictBase] = []
+    finished = torch.zeros((*env.batch_size, 1), dtype=torch.bool, device=env.device)
+
+    def write(_: int, td: TensorDictBase) -> None:
+        written.append(td)
+        if callback is not None:
+            callback(env, td)
+
+    def stop(td: TensorDictBase) -> bool:
+        finished.logical_or_(td.get((NEXT, DONE)))
+        return bool(break_when is not None and break_when(finished.flatten().tolist()))
+
+    interact(env, _casting(policy, env) if cast else policy, td, max_steps, write=write, stop=stop)
+    if set_truncated:
+        _truncate(written[-1].get(NEXT))
+    return _stack(written, env)
+
+
+def _stack(written: list[TensorDictBase], env: EnvBase) -> TensorDict:
+    out = cast(TensorDict, lazy_stack(written, len(env.batch_size)).contiguous())
+    out.refine_names(..., "time")
+    return out
+
+
+def _truncate(after: TensorDictBase) -> None:
+    open_rows = ~after.get(DONE)
+    after.set(TRUNCATED, after.get(TRUNCATED) | open_rows)
+    after.set(DONE, torch.ones_like(open_rows))
+
+
+def _casting(policy: Policy | None, env: EnvBase) -> Policy | None:
+    if policy is None:
+        return None
+    parameters = getattr(policy, "parameters", tuple)
+    device = next((parameter.device for parameter in parameters()), env.device)
+    return lambda td: policy(td.to(device)).to(env.device or "cpu")

@@ -1,0 +1,100 @@
+"""An environment seen through transforms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from recurl.envs.base import EnvBase
+from recurl.errors import ArgumentTypeError
+from recurl.keys import REWARD
+from recurl.specs import Composite
+from recurl.transforms import Compose, Transform
+
+
+class TransformedEnv(EnvBase, wraps=True):
+    """``base_env`` with transforms applied to its specs, resets and steps.
+
+    Args:
+        base_env: the environment.
+        transform: a transform or a Compose; more can be appended.
+
+    Raises:
+        ArgumentTypeError: ``base_env`` is not an environment, or ``transform`` not a transform.
+
+    Example:
+        >>> from recurl.envs import GymEnv, InitTracker
+        >>> env = TransformedEnv(GymEnv("Pendulum-v1"), InitTracker())
+        >>> sorted(env.observation_spec.keys())
+        ['is_init', 'observation']
+    """
+
+    def __init__(self, base_env: EnvBase, transform: Transform | None = None) -> None:
+        if not isinstance(base_env, EnvBase):  # type: ignore[reportUnnecessaryIsInstance] # users
+            raise ArgumentTypeError(f"TransformedEnv wraps an environment of recurl, got {type(base_env).__name__}.")
+        super().__init__(
+            observation_spec=Composite(),
+            action_spec=base_env.action_spec_unbatched,
+            batch_size=base_env.batch_size,
+            device=base_env.device,
+        )
+        self.base_env = base_env
+        self.transform = Compose()
+        if transform is not None:
+            self.transform.append(transform)
+        self._respec()
+
+    def append_transform(self, transform: Transform) -> TransformedEnv:
+        """Append ``transform`` and return this environment."""
+        parts = Compose(*self.transform, transform)
+        previous, self.transform = self.transform, parts
+        try:
+            self._respec()
+        except Exception:
+            self.transform = previous
+            raise
+        return self
+
+    def _respec(self) -> None:
+        base, parts = self.base_env, self.transform
+        reward = Composite({REWARD: base.reward_spec}, shape=self.batch_size, device=self.device)
+        observation = parts.transform_observation_spec(base.observation_spec)
+        state, done = parts.transform_state_spec(base.state_spec), parts.transform_done_spec(base.done_spec)
+        self._reward = parts.transform_reward_spec(reward)[REWARD]
+        self._observation, self._state, self._done = observation, state, done
+        self._carried = None
+
+    def _root(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+        return self.transform._reset(tensordict, self.base_env._root(tensordict))  # type: ignore[reportPrivateUsage] # the hook
+
+    def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self.transform._step(tensordict, self.base_env._next(tensordict))  # type: ignore[reportPrivateUsage] # the hook
+
+    def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+        return self._root(tensordict)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self._next(tensordict)
+
+    def _set_seed(self, seed: int) -> None:
+        self.base_env.set_seed(seed)
+
+    def _close(self) -> None:
+        self.base_env.close()
+
+    @property
+    def can_save_state(self) -> bool:
+        """Whether the base environment can save its state (transforms have none)."""
+        return self.base_env.can_save_state
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the base environment's state."""
+        return self.base_env.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore the base environment's state."""
+        self.base_env.set_state(state)
+
+    def __repr__(self) -> str:
+        return f"TransformedEnv({self.base_env!r}, {self.transform!r})"

@@ -1,0 +1,19 @@
+"""What a tensor of an environment may hold: shape, dtype, device and domain.
+
+Names and meaning follow TorchRL. A :class:`Composite` is a tree of specs whose leaves share leading batch dimensions.
+"""
+
+from recurl.specs.base import TensorSpec
+from recurl.specs.composite import Composite
+from recurl.specs.leaves import Binary, Bounded, Categorical, MultiCategorical, OneHot, Unbounded
+
+__all__ = [
+    "Binary",
+    "Bounded",
+    "Categorical",
+    "Composite",
+    "MultiCategorical",
+    "OneHot",
+    "TensorSpec",
+    "Unbounded",
+]

@@ -1,0 +1,261 @@
+"""Specs of single tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from recurl.errors import ArgumentError
+from recurl.specs.base import Device, TensorSpec, as_size
+
+
+class Unbounded(TensorSpec):
+    """Any value of the dtype: floats are drawn from a standard normal, integers from the whole range.
+
+    Args:
+        *sizes: the shape, as ints or one sequence.
+        shape: the same by keyword.
+        dtype: torch's default dtype when None.
+        device: see :class:`TensorSpec`.
+
+    Example:
+        >>> Unbounded(2, 3).is_in(torch.zeros(2, 3))
+        True
+    """
+
+    def __init__(
+        self,
+        *sizes: int | Sequence[int],
+        shape: int | Sequence[int] = (),
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(as_size(sizes or (shape,)), dtype or torch.get_default_dtype(), device)
+
+    def rand(self) -> torch.Tensor:
+        """Return a standard normal sample (floats) or uniform integers."""
+        dtype = cast(torch.dtype, self.dtype)
+        if dtype.is_floating_point:
+            return torch.randn(self.shape, dtype=dtype, device=self.device)
+        if dtype is torch.bool:
+            return torch.randint(0, 2, self.shape, device=self.device).bool()
+        info = torch.iinfo(dtype)
+        return torch.randint(max(info.min, -(2**62)), min(info.max, 2**62), self.shape, device=self.device).to(dtype)
+
+    def is_in(self, value: Any) -> bool:
+        """Return whether shape and dtype match."""
+        return self._fits(value)
+
+
+class Bounded(TensorSpec):
+    """Values between ``low`` and ``high``, both included; either may be infinite.
+
+    Args:
+        low: lower bound, a number or a tensor that broadcasts to ``shape``.
+        high: upper bound, likewise.
+        shape: shape of the values; the broadcast shape of the bounds when None.
+        device: see :class:`TensorSpec`.
+        dtype: torch's default dtype when None.
+
+    Raises:
+        ArgumentError: some ``low > high``, or a bound does not broadcast to ``shape``.
+
+    Example:
+        >>> Bounded(-2.0, 2.0, shape=(1,)).is_in(torch.tensor([2.5]))
+        False
+    """
+
+    def __init__(
+        self,
+        low: float | torch.Tensor,
+        high: float | torch.Tensor,
+        shape: Sequence[int] | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        dtype = dtype or torch.get_default_dtype()
+        low, high = (torch.as_tensor(bound, dtype=dtype).cpu() for bound in (low, high))
+        try:
+            size = torch.broadcast_shapes(low.shape, high.shape) if shape is None else torch.Size(shape)
+            self._low, self._high = low.expand(size), high.expand(size)
+        except RuntimeError as error:
+            raise ArgumentError(
+                f"The bounds must broadcast to the shape of the spec, got low {list(low.shape)}, "
+                f"high {list(high.shape)} and shape {None if shape is None else list(shape)}."
+            ) from error
+        if bool((self._low > self._high).any()):
+            raise ArgumentError(f"Every low must be <= its high, got low={low} and high={high}.")
+        super().__init__(size, dtype, device)
+
+    @property
+    def low(self) -> torch.Tensor:
+        """Lower bounds, of the spec's shape, on its device."""
+        return self._low.expand(self.shape).to(self.device)
+
+    @property
+    def high(self) -> torch.Tensor:
+        """Upper bounds, of the spec's shape, on its device."""
+        return self._high.expand(self.shape).to(self.device)
+
+    def rand(self) -> torch.Tensor:
+        """Return a uniform sample; where a bound is infinite, a standard normal one clamped to the bounds."""
+        dtype = cast(torch.dtype, self.dtype)
+        low, high = self.low.double(), self.high.double()
+        width = high - low
+        if not dtype.is_floating_point:
+            sample = low + torch.rand(self.shape, dtype=torch.float64, device=self.device) * (width + 1)
+            return sample.floor().minimum(high).to(dtype)
+        uniform = low + torch.rand(self.shape, dtype=torch.float64, device=self.device) * width
+        normal = torch.randn(self.shape, dtype=torch.float64, device=self.device).clamp(low, high)
+        return torch.where(width.isfinite(), uniform, normal).to(dtype).clamp(self.low, self.high)
+
+    def is_in(self, value: Any) -> bool:
+        """Return whether shape, dtype and bounds are met."""
+        if not self._fits(value):
+            return False
+        return bool(((value >= self._low.to(value.device)) & (value <= self._high.to(value.device))).all())
+
+    def _domain(self) -> tuple[Any, ...]:
+        return (self._low.expand(self.shape).tolist(), self._high.expand(self.shape).tolist())
+
+    def __repr__(self) -> str:
+        low, high = float(self._low.double().min()), float(self._high.double().max())
+        about = f"shape={list(self.shape)}, dtype={self.dtype}, device={self.device}"
+        return f"Bounded({about}, smallest low={low:g}, largest high={high:g})"
+
+
+class Categorical(TensorSpec):
+    """Integers ``0 .. n-1``.
+
+    Example:
+        >>> Categorical(4).is_in(torch.tensor(3))
+        True
+    """
+
+    def __init__(
+        self, n: int, shape: Sequence[int] = (), device: Device = None, dtype: torch.dtype = torch.int64
+    ) -> None:
+        super().__init__(shape, dtype, device)
+        self.n = _positive(n)
+
+    def rand(self) -> torch.Tensor:
+        """Return uniform integers."""
+        return torch.randint(0, self.n, self.shape, dtype=self.dtype, device=self.device)
+
+    def is_in(self, value: Any) -> bool:
+        """Return whether shape, dtype and range are met."""
+        return self._fits(value) and bool(((value >= 0) & (value < self.n)).all())
+
+    def _domain(self) -> tuple[Any, ...]:
+        return (self.n,)
+
+
+class OneHot(TensorSpec):
+    """One-hot vectors of length ``n`` along the last dimension.
+
+    Raises:
+        ArgumentError: the last dimension of ``shape`` is not ``n``.
+
+    Example:
+        >>> OneHot(3).is_in(torch.tensor([0, 1, 0]))
+        True
+    """
+
+    def __init__(
+        self,
+        n: int,
+        shape: Sequence[int] | None = None,
+        device: Device = None,
+        dtype: torch.dtype = torch.int64,
+    ) -> None:
+        self.n = _positive(n)
+        shape = (n,) if shape is None else shape
+        if not shape or shape[-1] != n:
+            raise ArgumentError(f"The last dimension of a OneHot spec must be n={n}, got shape {list(shape)}.")
+        super().__init__(shape, dtype, device)
+
+    def rand(self) -> torch.Tensor:
+        """Return uniform one-hot vectors."""
+        index = torch.randint(0, self.n, self.shape[:-1], device=self.device)
+        return torch.nn.functional.one_hot(index, self.n).to(self.dtype)
+
+    def is_in(self, value: Any) -> bool:
+        """Return whether every row holds a single one and zeros."""
+        if not self._fits(value):
+            return False
+        return bool(((value == 0) | (value == 1)).all()) and bool((value.sum(-1) == 1).all())
+
+    def _domain(self) -> tuple[Any, ...]:
+        return (self.n,)
+
+
+class MultiCategorical(TensorSpec):
+    """Several integers, the i-th in ``0 .. nvec[i]-1``, along the last dimension.
+
+    Raises:
+        ArgumentError: the last dimension of ``shape`` is not ``len(nvec)``.
+
+    Example:
+        >>> MultiCategorical([2, 5]).is_in(torch.tensor([1, 4]))
+        True
+    """
+
+    def __init__(
+        self,
+        nvec: Sequence[int],
+        shape: Sequence[int] | None = None,
+        device: Device = None,
+        dtype: torch.dtype = torch.int64,
+    ) -> None:
+        self.nvec = tuple(_positive(n) for n in nvec)
+        shape = (len(self.nvec),) if shape is None else shape
+        if not shape or shape[-1] != len(self.nvec):
+            raise ArgumentError(
+                f"The last dimension of a MultiCategorical spec must be len(nvec)={len(self.nvec)}, "
+                f"got shape {list(shape)}."
+            )
+        super().__init__(shape, dtype, device)
+
+    def rand(self) -> torch.Tensor:
+        """Return uniform integers."""
+        sizes = torch.tensor(self.nvec, device=self.device)
+        sample = torch.rand(self.shape, dtype=torch.float64, device=self.device) * sizes
+        return sample.long().minimum(sizes - 1).to(self.dtype)
+
+    def is_in(self, value: Any) -> bool:
+        """Return whether shape, dtype and ranges are met."""
+        if not self._fits(value):
+            return False
+        return bool(((value >= 0) & (value < torch.tensor(self.nvec, device=value.device))).all())
+
+    def _domain(self) -> tuple[Any, ...]:
+        return (self.nvec,)
+
+
+class Binary(TensorSpec):
+    """Zeros and ones (or False and True).
+
+    Example:
+        >>> Binary((1,)).zero()
+        tensor([False])
+    """
+
+    def __init__(self, shape: Sequence[int] = (), device: Device = None, dtype: torch.dtype = torch.bool) -> None:
+        super().__init__(shape, dtype, device)
+
+    def rand(self) -> torch.Tensor:
+        """Return fair coin flips."""
+        return torch.randint(0, 2, self.shape, device=self.device).to(self.dtype)
+
+    def is_in(self, value: Any) -> bool:
+        """Return whether shape and dtype match and all values are 0 or 1."""
+        return self._fits(value) and bool(((value == 0) | (value == 1)).all())
+
+
+def _positive(n: int) -> int:
+    if math.floor(n) != n or n < 1:
+        raise ArgumentError(f"The number of categories must be an integer >= 1, got {n!r}.")
+    return int(n)

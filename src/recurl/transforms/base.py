@@ -1,0 +1,169 @@
+"""The hooks of a transform, and their composition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+import torch
+from tensordict import TensorDictBase
+
+from recurl.errors import ArgumentTypeError, UnsupportedError
+from recurl.keys import RESET, NestedKey
+from recurl.specs import Composite
+
+__all__ = ["Compose", "Transform", "merge_reset", "reset_mask"]
+
+
+class Transform:
+    """Changes what an environment shows: specs in, specs out; entries at reset, entries at every step.
+
+    A transform holds no state of the environment (all state travels in the TensorDict), so one instance may serve
+    several environments. Every hook is the identity unless overridden. Iterating a transform yields its parts: a
+    single transform yields itself.
+    """
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Return the observation spec (shape: the environment's batch) with the entries this transform adds."""
+        return observation_spec
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        """Return the spec of the entries that a step reads besides the action."""
+        return state_spec
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        """Return the reward spec."""
+        return reward_spec
+
+    def transform_done_spec(self, done_spec: Composite) -> Composite:
+        """Return the spec of ``done``, ``terminated`` and ``truncated``."""
+        return done_spec
+
+    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        """Return the root after a reset.
+
+        Args:
+            tensordict: what was passed to ``reset``, with its mask under ``"_reset"`` (see :func:`reset_mask`).
+            tensordict_reset: the root after the reset; rows that were not reset hold their values.
+        """
+        return tensordict_reset
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the ``next`` of a step, from the root that was stepped and the ``next`` made so far."""
+        return next_tensordict
+
+    def forward(self, tensordict: TensorDictBase) -> NoReturn:
+        """Refuse: a transform acts inside an environment only.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        name = type(self).__name__
+        raise UnsupportedError(f"{name} acts inside an environment only: use TransformedEnv(env, {name}(...)).")
+
+    __call__ = forward
+
+    def __iter__(self) -> Iterator[Transform]:
+        yield self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class Compose(Transform):
+    """Applies transforms one after another.
+
+    Args:
+        *transforms: applied in this order; a Compose among them is taken apart.
+
+    Raises:
+        ArgumentTypeError: one of them is not a transform.
+
+    Example:
+        >>> from recurl.transforms import InitTracker, StepCounter
+        >>> [type(t).__name__ for t in Compose(InitTracker(), StepCounter())]
+        ['InitTracker', 'StepCounter']
+    """
+
+    def __init__(self, *transforms: Transform) -> None:
+        self._parts: list[Transform] = []
+        for transform in transforms:
+            self.append(transform)
+
+    def append(self, transform: Transform) -> None:
+        """Add ``transform`` at the end."""
+        if not isinstance(transform, Transform):  # type: ignore[reportUnnecessaryIsInstance] # users
+            raise ArgumentTypeError(f"A Transform instance is needed, got {transform!r}.")
+        self._parts.extend(transform)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Return the spec after all parts."""
+        for part in self._parts:
+            observation_spec = part.transform_observation_spec(observation_spec)
+        return observation_spec
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        """Return the spec after all parts."""
+        for part in self._parts:
+            state_spec = part.transform_state_spec(state_spec)
+        return state_spec
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        """Return the spec after all parts."""
+        for part in self._parts:
+            reward_spec = part.transform_reward_spec(reward_spec)
+        return reward_spec
+
+    def transform_done_spec(self, done_spec: Composite) -> Composite:
+        """Return the spec after all parts."""
+        for part in self._parts:
+            done_spec = part.transform_done_spec(done_spec)
+        return done_spec
+
+    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        for part in self._parts:
+            tensordict_reset = part._reset(tensordict, tensordict_reset)
+        return tensordict_reset
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        for part in self._parts:
+            next_tensordict = part._step(tensordict, next_tensordict)
+        return next_tensordict
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, index: int) -> Transform:
+        return self._parts[index]
+
+    def __repr__(self) -> str:
+        return f"Compose({', '.join(map(repr, self._parts))})"
+
+
+def reset_mask(tensordict: TensorDictBase | None) -> torch.Tensor | None:
+    """Return which rows a reset concerns, bool ``[*B, 1]``, or None for all."""
+    mask = None if tensordict is None else tensordict.get(RESET, None)
+    if mask is not None and mask.ndim == tensordict.ndim:  # type: ignore[union-attr] # not None here
+        mask = mask.unsqueeze(-1)
+    return mask
+
+
+def merge_reset(
+    mask: torch.Tensor | None, fresh: torch.Tensor, tensordict: TensorDictBase, key: NestedKey
+) -> torch.Tensor:
+    """Return ``fresh`` on the rows of ``mask`` and the value of ``key`` in ``tensordict``, where it has one, elsewhere.
+
+    Args:
+        mask: bool ``[*B, 1]``, or None for all rows.
+        fresh: ``[*B, ...]``.
+        tensordict: the root before.
+        key: entry of ``tensordict``.
+    """
+    old = None if mask is None else tensordict.get(key, None)
+    if mask is None or old is None:
+        return fresh
+    mask = mask.view(*tensordict.batch_size, *(1,) * (fresh.ndim - tensordict.ndim))
+    return torch.where(mask, fresh, old)

@@ -1,0 +1,62 @@
+"""The flag that opens a trajectory."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+
+from recurl.errors import ArgumentError
+from recurl.keys import IS_INIT
+from recurl.specs import Binary, Composite
+from recurl.transforms.base import Transform, reset_mask
+
+
+class InitTracker(Transform):
+    """Writes ``is_init``: True at the first step after a reset, so that recurrent modules replace their state there.
+
+    The root entry is bool ``[*B, 1]``; after a partial reset it is raised in the rows that were reset. Under ``next``
+    it is always False: the flag belongs to the root of the step that follows. Two trackers do no harm.
+
+    Args:
+        init_key: name of the flag.
+
+    Raises:
+        ArgumentError: ``init_key`` is not a string (nested, per-agent flags are not offered).
+
+    Example:
+        >>> from recurl.envs import GymEnv, TransformedEnv
+        >>> env = TransformedEnv(GymEnv("CartPole-v1"), InitTracker())
+        >>> env.reset()["is_init"]
+        tensor([True])
+        >>> env.rollout(2)["is_init"].squeeze(-1)
+        tensor([ True, False])
+    """
+
+    def __init__(self, init_key: str = IS_INIT) -> None:
+        if not isinstance(init_key, str) or not init_key:  # type: ignore[reportUnnecessaryIsInstance] # users
+            raise ArgumentError(
+                f"init_key must be a non-empty string (nested flags are not offered), got {init_key!r}."
+            )
+        self.init_key = init_key
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Return the spec with the flag, bool ``[*B, 1]``."""
+        spec = observation_spec.clone()
+        spec.set(self.init_key, Binary((*spec.shape, 1), device=spec.device))
+        return spec
+
+    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        mask = reset_mask(tensordict)
+        if mask is None:
+            flag = torch.ones((*tensordict_reset.batch_size, 1), dtype=torch.bool, device=tensordict_reset.device)
+        else:
+            old = tensordict_reset.get(self.init_key, None)
+            flag = mask.clone() if old is None else old | mask
+        return tensordict_reset.set(self.init_key, flag)
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        flag = torch.zeros((*next_tensordict.batch_size, 1), dtype=torch.bool, device=next_tensordict.device)
+        return next_tensordict.set(self.init_key, flag)
+
+    def __repr__(self) -> str:
+        return f"InitTracker({self.init_key!r})"

@@ -1,0 +1,123 @@
+"""Entries that a policy carries from step to step, declared to the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
+from recurl.keys import NestedKey
+from recurl.specs import Composite, TensorSpec
+from recurl.transforms.base import Transform, merge_reset, reset_mask
+
+
+class TensorDictPrimer(Transform):
+    """Declares entries to an environment: a value at reset, carried from ``next`` to the root after every step.
+
+    At a reset the entries get their default (or random) value in the rows that are reset. At a step, an entry that
+    the policy wrote under ``next`` is kept; one that it did not write is copied from the root. Attaching a primer
+    twice does no harm.
+
+    Args:
+        primers: keys to specs of one environment, without batch dimensions (with ``expand_specs=False``: with them).
+        random: draw values from the specs at resets instead of ``default_value``.
+        default_value: the value at resets.
+        expand_specs: prepend the environment's batch dimensions to the specs.
+        **kwargs: further entries.
+
+    Raises:
+        ArgumentError: ``random`` and ``default_value`` are both given, no entry is given, or an entry meets one of
+            the same name but another shape or dtype in the environment.
+        ArgumentTypeError: an entry is not a spec.
+
+    Example:
+        >>> from recurl.envs import GymEnv, TransformedEnv
+        >>> from recurl.specs import Unbounded
+        >>> env = TransformedEnv(GymEnv("CartPole-v1", num_envs=2), TensorDictPrimer(hidden=Unbounded(1, 16)))
+        >>> env.reset()["hidden"].shape
+        torch.Size([2, 1, 16])
+    """
+
+    def __init__(
+        self,
+        primers: Mapping[Any, Any] | Composite | None = None,
+        random: bool = False,
+        default_value: float = 0.0,
+        expand_specs: bool = True,
+        **kwargs: TensorSpec,
+    ) -> None:
+        if random and default_value != 0.0:
+            raise ArgumentError(f"random=True draws the values: default_value={default_value} can't be used with it.")
+        self.primers = primers.clone() if isinstance(primers, Composite) else _as_composite(primers)
+        for key, spec in kwargs.items():
+            self.primers.set(key, spec)
+        if not len(self.primers):
+            raise ArgumentError("A TensorDictPrimer needs at least one entry: TensorDictPrimer({key: spec}).")
+        self.random = random
+        self.default_value = default_value
+        self.expand_specs = expand_specs
+        self._specs: list[tuple[NestedKey, TensorSpec]] = list(self.primers.items(True, True))
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Return the spec with the entries."""
+        return self._declare(observation_spec)
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        """Return the spec with the entries."""
+        return self._declare(state_spec)
+
+    def _declare(self, target: Composite) -> Composite:
+        target = target.clone()
+        for key, spec in self._specs:
+            if self.expand_specs:
+                spec = spec.expand(*target.shape, *spec.shape)
+            elif spec.shape[: len(target.shape)] != target.shape:
+                raise ArgumentError(
+                    f"With expand_specs=False the primer {key!r} must start with the environment's batch size "
+                    f"{list(target.shape)}, got shape {list(spec.shape)}."
+                )
+            present = target.get(key)
+            if present is not None and (present.shape, present.dtype) != (spec.shape, spec.dtype):
+                raise ArgumentError(
+                    f"The primer {key!r} has shape {list(spec.shape)} and dtype {spec.dtype}, but the environment "
+                    f"already declares it with {list(present.shape)} and {present.dtype}: rename one of them."
+                )
+            target.set(key, spec)
+        return target
+
+    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        mask = reset_mask(tensordict)
+        batch = tensordict_reset.batch_size if self.expand_specs else ()
+        for key, spec in self._specs:
+            value = self._value(spec.expand(*batch, *spec.shape), tensordict_reset.device)
+            tensordict_reset.set(key, merge_reset(mask, value, tensordict_reset, key))
+        return tensordict_reset
+
+    def _value(self, spec: TensorSpec, device: torch.device | None) -> torch.Tensor:
+        if self.random:
+            return spec.rand().to(device)
+        return torch.full(spec.shape, self.default_value, dtype=spec.dtype, device=device)
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        for key, _ in self._specs:
+            if next_tensordict.get(key, None) is None:
+                value = tensordict.get(key, None)
+                if value is None:
+                    raise MissingKeyError(
+                        f"The root that is stepped lacks the entry {key!r}, which a TensorDictPrimer declares: "
+                        "step what env.reset() or step_mdp returned."
+                    )
+                next_tensordict.set(key, value)
+        return next_tensordict
+
+    def __repr__(self) -> str:
+        return f"TensorDictPrimer({', '.join(str(key) for key, _ in self._specs)})"
+
+
+def _as_composite(primers: Mapping[Any, Any] | None) -> Composite:
+    if primers is not None and not isinstance(primers, Mapping):  # type: ignore[reportUnnecessaryIsInstance] # users
+        raise ArgumentTypeError(f"primers must map keys to specs, got {type(primers).__name__}.")
+    return Composite(primers)

@@ -1,0 +1,67 @@
+"""Running sums of rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+
+from recurl.errors import ArgumentError, MissingKeyError
+from recurl.keys import REWARD
+from recurl.specs import Composite, Unbounded
+from recurl.transforms.base import Transform, merge_reset, reset_mask
+
+
+class RewardSum(Transform):
+    """Sums the rewards of each episode: float32 ``[*B, 1]``, 0 at the root after a reset.
+
+    Under ``next`` the sum includes the reward of that step, so it is the return of the episode where ``done`` is set.
+
+    Args:
+        in_keys: reward entries; ``["reward"]`` when None.
+        out_keys: names of the sums; ``"episode_"`` and the reward's name when None.
+
+    Raises:
+        ArgumentError: the two differ in length.
+        MissingKeyError: the root that is stepped has no sum (it did not come from a reset).
+
+    Example:
+        >>> from recurl.envs import GymEnv, TransformedEnv
+        >>> env = TransformedEnv(GymEnv("CartPole-v1"), RewardSum())
+        >>> env.rollout(3)["next", "episode_reward"].squeeze(-1)
+        tensor([1., 2., 3.])
+    """
+
+    def __init__(self, in_keys: Sequence[str] | None = None, out_keys: Sequence[str] | None = None) -> None:
+        self.in_keys = [REWARD] if in_keys is None else list(in_keys)
+        self.out_keys = [f"episode_{key}" for key in self.in_keys] if out_keys is None else list(out_keys)
+        if len(self.in_keys) != len(self.out_keys):
+            raise ArgumentError(f"RewardSum needs one out_key per in_key, got {self.in_keys} and {self.out_keys}.")
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Return the spec with the sums."""
+        spec = observation_spec.clone()
+        for key in self.out_keys:
+            spec.set(key, Unbounded(*spec.shape, 1, device=spec.device, dtype=torch.float32))
+        return spec
+
+    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        mask = reset_mask(tensordict)
+        for key in self.out_keys:
+            zero = torch.zeros((*tensordict_reset.batch_size, 1), device=tensordict_reset.device, dtype=torch.float32)
+            tensordict_reset.set(key, merge_reset(mask, zero, tensordict_reset, key))
+        return tensordict_reset
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+            total = tensordict.get(out_key, None)
+            if total is None:
+                raise MissingKeyError(
+                    f"The root that is stepped lacks {out_key!r}: step what env.reset() or step_mdp returned."
+                )
+            next_tensordict.set(out_key, total + next_tensordict.get(in_key))
+        return next_tensordict
+
+    def __repr__(self) -> str:
+        return f"RewardSum({self.in_keys}, {self.out_keys})"

@@ -1,0 +1,93 @@
+"""Counts steps and limits their number."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+
+from recurl.errors import ArgumentError, MissingKeyError
+from recurl.keys import DONE, TRUNCATED
+from recurl.specs import Binary, Bounded, Composite
+from recurl.transforms.base import Transform, merge_reset, reset_mask
+
+
+class StepCounter(Transform):
+    """Counts the steps of each episode and, with ``max_steps``, truncates it.
+
+    The count is int64 ``[*B, 1]``: 0 at the root after a reset, one more under ``next`` of every step. When it reaches
+    ``max_steps``, ``next`` has ``truncated`` (and, with ``update_done``, ``done``) raised; ``terminated`` stays.
+
+    Args:
+        max_steps: the limit, at least 1; None for none.
+        truncated_key: name of the truncation flag.
+        step_count_key: name of the count.
+        update_done: raise ``done`` too, so that the episode is reset.
+
+    Raises:
+        ArgumentError: ``max_steps`` below 1.
+        MissingKeyError: the root that is stepped has no count (it did not come from a reset).
+
+    Example:
+        >>> from recurl.envs import GymEnv, TransformedEnv
+        >>> env = TransformedEnv(GymEnv("Pendulum-v1"), StepCounter(max_steps=3))
+        >>> env.rollout(10)["next", "step_count"].squeeze(-1)
+        tensor([1, 2, 3])
+    """
+
+    def __init__(
+        self,
+        max_steps: int | None = None,
+        truncated_key: str = TRUNCATED,
+        step_count_key: str = "step_count",
+        update_done: bool = True,
+    ) -> None:
+        if max_steps is not None and max_steps < 1:
+            raise ArgumentError(f"max_steps must be at least 1, or None for no limit, got {max_steps}.")
+        self.max_steps = max_steps
+        self.truncated_key = truncated_key
+        self.step_count_key = step_count_key
+        self.update_done = update_done
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Return the spec with the count, int64 ``[*B, 1]``."""
+        spec = observation_spec.clone()
+        count = Bounded(0, torch.iinfo(torch.int64).max, (*spec.shape, 1), spec.device, torch.int64)
+        spec.set(self.step_count_key, count)
+        return spec
+
+    def transform_done_spec(self, done_spec: Composite) -> Composite:
+        """Return the spec with the truncation flag."""
+        if self.max_steps is None or self.truncated_key in done_spec:
+            return done_spec
+        spec = done_spec.clone()
+        spec.set(self.truncated_key, Binary((*spec.shape, 1), device=spec.device))
+        return spec
+
+    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        mask = reset_mask(tensordict)
+        shape, device = (*tensordict_reset.batch_size, 1), tensordict_reset.device
+        zero = torch.zeros(shape, dtype=torch.int64, device=device)
+        tensordict_reset.set(self.step_count_key, merge_reset(mask, zero, tensordict_reset, self.step_count_key))
+        if self.truncated_key != TRUNCATED and self.max_steps is not None:
+            flag = torch.zeros(shape, dtype=torch.bool, device=device)
+            tensordict_reset.set(self.truncated_key, merge_reset(mask, flag, tensordict_reset, self.truncated_key))
+        return tensordict_reset
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        count = tensordict.get(self.step_count_key, None)
+        if count is None:
+            raise MissingKeyError(
+                f"The root that is stepped lacks {self.step_count_key!r}: step what env.reset() or step_mdp returned."
+            )
+        count = count + 1
+        next_tensordict.set(self.step_count_key, count)
+        if self.max_steps is not None:
+            over = count >= self.max_steps
+            truncated = next_tensordict.get(self.truncated_key, None)
+            next_tensordict.set(self.truncated_key, over if truncated is None else truncated | over)
+            if self.update_done:
+                next_tensordict.set(DONE, next_tensordict.get(DONE) | over)
+        return next_tensordict
+
+    def __repr__(self) -> str:
+        return f"StepCounter(max_steps={self.max_steps})"

@@ -1,0 +1,28 @@
+"""Networks over TensorDicts: recurrent modules, actors, critics, distributions."""
+
+from recurl.mode import (
+    ExplorationType,
+    exploration_type,
+    recurrent_mode,
+    set_exploration_type,
+    set_recurrent_mode,
+)
+from recurl.modules.python_rnn import GRU, LSTM
+from recurl.modules.recurrent import GRUModule, LSTMModule, RecurrentModule
+from recurl.modules.utils import get_env_transforms_from_module, get_primers_from_module, recurrent_modules
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "ExplorationType",
+    "GRUModule",
+    "LSTMModule",
+    "RecurrentModule",
+    "exploration_type",
+    "get_env_transforms_from_module",
+    "get_primers_from_module",
+    "recurrent_mode",
+    "recurrent_modules",
+    "set_exploration_type",
+    "set_recurrent_mode",
+]

@@ -1,0 +1,197 @@
+"""LSTM and GRU networks that own their Parameters under torch.nn's names and run through recurl's backends."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.recurrence import (
+    BACKENDS,
+    Boundaries,
+    Cell,
+    LayerWeights,
+    Support,
+    dropout_masks,
+    run_stack,
+    step_stack,
+)
+from recurl.recurrence import (
+    GRU as GRU_CELL,
+)
+from recurl.recurrence import (
+    LSTM as LSTM_CELL,
+)
+
+
+class RecurrentNet(nn.Module):
+    """Base of :class:`LSTM` and :class:`GRU`: parameters, initialisation, one-step and whole-sequence evaluation.
+
+    Parameters carry the names of ``torch.nn`` (``weight_ih_l0``, ``bias_hh_l1_reverse``, ...), so state dicts are
+    interchangeable with ``torch.nn.LSTM`` and ``torch.nn.GRU``.
+    """
+
+    cell: ClassVar[Cell]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(input_size, hidden_size, num_layers, proj_size, dropout)
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
+        self.bidirectional, self.proj_size = bidirectional, proj_size
+        for layer in range(num_layers):
+            for suffix in self._suffixes(layer):
+                for name, shape in self._shapes(layer).items():
+                    empty = torch.empty(shape, device=device, dtype=dtype)
+                    self.register_parameter(f"{name}_{suffix}", nn.Parameter(empty))
+        self.reset_parameters()
+
+    @property
+    def num_directions(self) -> int:
+        """D: 2 if bidirectional, else 1."""
+        return 2 if self.bidirectional else 1
+
+    @property
+    def output_size(self) -> int:
+        """P with projection, else H: the width of h, and of the features per direction."""
+        return self.proj_size or self.hidden_size
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Width of each state, in the order of the cell's ``state_names``."""
+        return (self.output_size, *(self.hidden_size for _ in self.cell.state_names[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the parameters."""
+        return self._weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self._weight.device
+
+    @property
+    def _weight(self) -> Tensor:
+        weight = self.weight_hh_l0
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters from U(-1/sqrt(H), 1/sqrt(H)), as ``torch.nn`` does."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def adopt(self, module: nn.RNNBase) -> None:
+        """Take over the Parameter objects (not copies) and the training flag of a ``torch.nn`` module."""
+        for name, parameter in module.named_parameters():
+            self.register_parameter(name, parameter)
+        self.train(module.training)
+
+    def layer_weights(self) -> list[list[LayerWeights]]:
+        """The parameters by layer, then by direction."""
+        return [
+            [
+                LayerWeights(
+                    getattr(self, f"weight_ih_{suffix}"),
+                    getattr(self, f"weight_hh_{suffix}"),
+                    getattr(self, f"bias_ih_{suffix}") if self.bias else None,
+                    getattr(self, f"bias_hh_{suffix}") if self.bias else None,
+                    getattr(self, f"weight_hr_{suffix}") if self.proj_size else None,
+                )
+                for suffix in self._suffixes(layer)
+            ]
+            for layer in range(self.num_layers)
+        ]
+
+    def draw_masks(self, tokens: int) -> list[Tensor] | None:
+        """Dropout masks between layers for ``tokens`` rows; None outside training."""
+        if not self.training:
+            return None
+        width = self.output_size * self.num_directions
+        return dropout_masks(self.num_layers, (tokens, width), self.dropout, self._weight)
+
+    def step(self, x: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step: x ``[B, I]``, states ``[B, L, ...]`` -> features ``[B, P or H]``, states after."""
+        return step_stack(self.cell, self.layer_weights(), x, states, self.draw_masks(x.shape[0]))
+
+    def run(
+        self, x: Tensor, states: tuple[Tensor, ...] | None, boundaries: Boundaries, backend: str
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Whole sequences: x ``[N, I]``, states ``[N, L * D, ...]`` -> features ``[N, D * (P or H)]``, states after."""
+        chosen = BACKENDS.choose(backend, Support(self.cell, x.device, torch.compiler.is_compiling()))
+        masks = self.draw_masks(x.shape[0])
+        return run_stack(chosen, self.cell, self.layer_weights(), x, states, boundaries, masks)
+
+    def _suffixes(self, layer: int) -> list[str]:
+        return [f"l{layer}", f"l{layer}_reverse"][: self.num_directions]
+
+    def _shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        rows = self.cell.num_gates * self.hidden_size
+        inputs = self.output_size * self.num_directions if layer else self.input_size
+        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, inputs), "weight_hh": (rows, self.output_size)}
+        if self.bias:
+            shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+        if self.proj_size:
+            shapes["weight_hr"] = (self.proj_size, self.hidden_size)
+        return shapes
+
+    def extra_repr(self) -> str:
+        """The arguments that differ from the defaults."""
+        options = {
+            "num_layers": (self.num_layers, 1),
+            "bias": (self.bias, True),
+            "dropout": (self.dropout, 0.0),
+            "bidirectional": (self.bidirectional, False),
+            "proj_size": (self.proj_size, 0),
+        }
+        changed = [f"{name}={value}" for name, (value, default) in options.items() if value != default]
+        return ", ".join([str(self.input_size), str(self.hidden_size), *changed])
+
+
+class LSTM(RecurrentNet):
+    """The parameters of ``torch.nn.LSTM``, evaluated by recurl's backends."""
+
+    cell = LSTM_CELL
+
+
+class GRU(RecurrentNet):
+    """The parameters of ``torch.nn.GRU``, evaluated by recurl's backends."""
+
+    cell = GRU_CELL
+
+
+def _check_sizes(
+    input_size: object, hidden_size: object, num_layers: object, proj_size: object, dropout: float
+) -> None:
+    for name, size, least in (
+        ("input_size", input_size, 1),
+        ("hidden_size", hidden_size, 1),
+        ("num_layers", num_layers, 1),
+        ("proj_size", proj_size, 0),
+    ):
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise ArgumentTypeError(f"{name} must be an int, got {size!r}.")
+        if size < least:
+            raise ArgumentError(f"{name} must be at least {least}, got {size}.")
+    if isinstance(proj_size, int) and isinstance(hidden_size, int) and proj_size >= hidden_size:
+        raise ArgumentError(f"proj_size must be smaller than hidden_size={hidden_size}, got {proj_size}.")
+    if not 0.0 <= dropout <= 1.0:
+        raise ArgumentError(f"dropout must be a probability between 0 and 1, got {dropout}.")

@@ -1,0 +1,511 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from recurl.errors import RecurlError
+from recurl.modules import (
+    GRUModule,
+    LSTMModule,
+    RecurrentModule,
+    get_env_transforms_from_module,
+    get_primers_from_module,
+    recurrent_mode,
+    set_recurrent_mode,
+)
+from recurl.recurrence import record_backends
+
+CELLS = {"lstm": LSTMModule, "gru": GRUModule}
+INPUTS, HIDDEN = 3, 5
+
+
+def make(cell: str, **options: object) -> RecurrentModule:
+    options = {"input_size": INPUTS, "hidden_size": HIDDEN, "in_key": "observation", "out_key": "features", **options}
+    return CELLS[cell](**options)
+
+
+def random_batch(module: RecurrentModule, shape: tuple[int, ...], *, zero: bool = False, seed: int = 0) -> TensorDict:
+    """Random values, states and resets; with ``zero`` the state stored at a reset is zero, as a primer makes it."""
+    torch.manual_seed(seed)
+    net = module.net
+    is_init = torch.rand(shape) < 0.3
+    batch = TensorDict({"observation": torch.randn(*shape, INPUTS, dtype=net.dtype), "is_init": is_init}, shape)
+    for key, size in zip(module.state_keys, net.state_sizes, strict=True):
+        state = torch.randn(*shape, net.num_layers * net.num_directions, size, dtype=net.dtype)
+        batch.set(key, torch.where(is_init[..., None, None], 0, state) if zero else state)
+    return batch
+
+
+def chain_of_steps(module: RecurrentModule, batch: TensorDict) -> tuple[Tensor, list[TensorDict]]:
+    """Features of stepping through the last dimension, feeding the state back except where ``is_init``."""
+    features, after = [], []
+    carried = None
+    for t in range(batch.shape[-1]):
+        step = batch[..., t].clone()
+        if carried is not None:
+            for key in module.state_keys:
+                init = step["is_init"][..., None, None]
+                step.set(key, torch.where(init, step[key], carried["next", key]))
+        carried = module(step)
+        features.append(carried["features"])
+        after.append(carried)
+    return torch.stack(features, len(batch.shape) - 1), after
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(9,), (1,), (4, 9), (2, 3, 5), (4, 1)], ids=str)
+@pytest.mark.parametrize("backend", ["pad", "loop", "reference", "auto", "fastest"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_steps_equal_one_recurrent_pass(cell: str, backend: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Random resets (zero stored there) and random states carried from before."""
+    module = make(cell, num_layers=2, recurrent_backend=backend, dtype=dtype)
+    batch = random_batch(module, shape, zero=True)
+    stepped, after = chain_of_steps(module, batch)
+    with set_recurrent_mode(True):
+        replayed = module(batch.clone())
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+    scale = stepped.abs().max()
+    assert (replayed["features"] - stepped).abs().max() <= tolerance * scale
+    for key in module.state_keys:
+        assert (replayed["next", key][..., -1, :, :] - after[-1]["next", key]).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_projection_steps_and_replays(cell: str) -> None:
+    if cell == "gru":
+        with pytest.raises(TypeError, match="proj_size"):
+            make(cell, proj_size=2)
+        return
+    module = make(cell, num_layers=2, proj_size=2, dtype=torch.float64)
+    batch = random_batch(module, (3, 7), zero=True)
+    assert batch["recurrent_state_h"].shape == (3, 7, 2, 2)
+    assert batch["recurrent_state_c"].shape == (3, 7, 2, HIDDEN)
+    stepped, _ = chain_of_steps(module, batch)
+    with set_recurrent_mode(True):
+        torch.testing.assert_close(module(batch.clone())["features"], stepped, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_recurrent_mode_uses_the_stored_state_and_step_mode_zero(cell: str) -> None:
+    module = make(cell, dtype=torch.float64)
+    batch = random_batch(module, (1,))
+    batch["is_init"][:] = True
+    stepped = module(batch.clone())["features"]
+    zeroed = batch.clone()
+    for key in module.state_keys:
+        zeroed[key].zero_()
+    torch.testing.assert_close(stepped, module(zeroed)["features"])
+    with set_recurrent_mode(True):
+        replayed = module(batch.clone())["features"]
+    batch["is_init"][:] = False
+    torch.testing.assert_close(replayed, module(batch)["features"])
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3), (0,)], ids=str)
+def test_step_shapes(cell: str, shape: tuple[int, ...]) -> None:
+    module = make(cell, num_layers=2)
+    for flags in (torch.zeros(shape, dtype=torch.bool), torch.zeros(*shape, 1, dtype=torch.bool)):
+        step = TensorDict({"observation": torch.randn(*shape, INPUTS), "is_init": flags}, shape)
+        keys_before = set(step.keys())
+        out = module(step)
+        assert out is step
+        assert out["features"].shape == (*shape, HIDDEN)
+        for key in module.state_keys:
+            assert out["next", key].shape == (*shape, 2, HIDDEN)
+            assert key not in keys_before | set(out.keys())
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("backend", ["pad", "loop"])
+@pytest.mark.parametrize("shape", [(0,), (4, 0), (0, 4)], ids=str)
+def test_empty_sequences(cell: str, backend: str, shape: tuple[int, ...]) -> None:
+    module = make(cell, recurrent_backend=backend)
+    batch = random_batch(module, shape)
+    with set_recurrent_mode(True):
+        assert module(batch)["features"].shape == (*shape, HIDDEN)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_states_are_dense_but_for_pad(cell: str) -> None:
+    module = make(cell, recurrent_backend="loop", dtype=torch.float64)
+    batch = random_batch(module, (3, 8), zero=True)
+    _, after = chain_of_steps(module, batch)
+    with set_recurrent_mode(True):
+        out = module(batch.clone())
+        padded = make_pad_twin(module)(batch.clone())
+    for key in module.state_keys:
+        expected = torch.stack([step["next", key] for step in after], 1)
+        torch.testing.assert_close(out["next", key], expected, rtol=1e-12, atol=1e-12)
+        ends = torch.cat([batch["is_init"][:, 1:], torch.ones(3, 1, dtype=torch.bool)], 1)
+        torch.testing.assert_close(padded["next", key][ends], expected[ends], rtol=1e-12, atol=1e-12)
+        assert (padded["next", key][~ends] == 0).all()
+
+
+def make_pad_twin(module: RecurrentModule) -> RecurrentModule:
+    cell = module.child_name
+    twin = make(cell, recurrent_backend="pad", dtype=module.net.dtype)
+    twin.load_state_dict(module.state_dict())
+    return twin
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_chunks_continue_a_sequence(cell: str) -> None:
+    module = make(cell, recurrent_backend="pad", dtype=torch.float64)
+    batch = random_batch(module, (2, 10), zero=True)
+    with set_recurrent_mode(True):
+        whole = module(batch.clone())["features"]
+        first = module(batch[:, :6].clone())
+        second = batch[:, 6:].clone()
+        for key in module.state_keys:
+            second[key][:, 0] = torch.where(
+                second["is_init"][:, 0, None, None], second[key][:, 0], first["next", key][:, -1]
+            )
+        parts = torch.cat([first["features"], module(second)["features"]], 1)
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_trajectory_ids_cut_a_flattened_batch(cell: str) -> None:
+    module = make(cell, dtype=torch.float64)
+    batch = random_batch(module, (3, 6))
+    batch["is_init"][:] = False
+    batch["collector", "traj_ids"] = torch.arange(3).unsqueeze(1).expand(3, 6)
+    with set_recurrent_mode(True):
+        rows = module(batch.clone())["features"]
+        flat = module(batch.reshape(-1))["features"]
+        leaking = module(batch.reshape(-1).exclude(("collector", "traj_ids")))["features"]
+    torch.testing.assert_close(flat, rows.reshape(18, -1))
+    assert (leaking - flat).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bias": False}, {"num_layers": 2, "bidirectional": True}])
+def test_state_dict_is_that_of_torch_nn(cell: str, options: dict) -> None:
+    torch_module = {"lstm": nn.LSTM, "gru": nn.GRU}[cell](INPUTS, HIDDEN, batch_first=True, **options)
+    module = make(cell, **options)
+    expected = {f"{cell}.{name}": tuple(value.shape) for name, value in torch_module.state_dict().items()}
+    assert {name: tuple(value.shape) for name, value in module.state_dict().items()} == expected
+    module.load_state_dict({f"{cell}.{name}": value for name, value in torch_module.state_dict().items()})
+    x = torch.randn(4, 6, INPUTS)
+    is_init = torch.zeros(4, 6, dtype=torch.bool)
+    with set_recurrent_mode(True):
+        features = module(observation=x, is_init=is_init)[0]
+    torch.testing.assert_close(features, torch_module(x)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_wrapped_module_gives_its_parameters(cell: str) -> None:
+    wrapped = {"lstm": nn.LSTM, "gru": nn.GRU}[cell](INPUTS, HIDDEN, 2, batch_first=True, dropout=0.25).eval()
+    module = CELLS[cell](in_key="observation", out_key="features", **{cell: wrapped})
+    assert {id(p) for p in module.parameters()} == {id(p) for p in wrapped.parameters()}
+    assert not module.net.training
+    assert module.net.dropout == 0.25
+    assert not isinstance(module.net, nn.RNNBase)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_dropout_acts_between_layers_in_training_only(cell: str) -> None:
+    module = make(cell, num_layers=2, dropout=0.5)
+    batch = random_batch(module, (4, 8))
+    for mode in (False, True):
+        inputs = batch.clone() if mode else batch[:, 0].clone()
+        with set_recurrent_mode(mode):
+            module.train()
+            first, second = module(inputs.clone())["features"], module(inputs.clone())["features"]
+            assert not torch.equal(first, second)
+            module.eval()
+            assert torch.equal(module(inputs.clone())["features"], module(inputs.clone())["features"])
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_named_backend_runs(cell: str) -> None:
+    for backend, expected in (("pad", "pad"), ("loop", "loop"), ("reference", "reference"), ("auto", "pad")):
+        module = make(cell, recurrent_backend=backend, num_layers=2)
+        with record_backends() as ran, set_recurrent_mode(True):
+            module(random_batch(module, (2, 3)))
+        assert ran == [expected, expected]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradients_reach_stored_states(cell: str) -> None:
+    module = make(cell, recurrent_backend="loop")
+    batch = random_batch(module, (2, 6))
+    for key in module.state_keys:
+        batch[key].requires_grad_()
+    with set_recurrent_mode(True):
+        module(batch)["features"].sum().backward()
+    starts = batch["is_init"].clone()
+    starts[:, 0] = True
+    for key in module.state_keys:
+        gradient = batch[key].grad
+        assert (gradient[starts] != 0).any()
+        assert (gradient[~starts] == 0).all()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_keywords_and_positions(cell: str) -> None:
+    module = make(cell)
+    batch = random_batch(module, (4,))
+    expected = [module(batch.clone()).get(key) for key in module.out_keys]
+    inputs = {key: batch[key] for key in module.in_keys}
+    for outputs in (module(**inputs), module(*inputs.values())):
+        assert all(torch.equal(value, other) for value, other in zip(outputs, expected, strict=True))
+    one = CELLS[cell](1, HIDDEN, in_key="x", out_key="y")  # value and is_init both end in 1
+    assert one(x=torch.randn(4, 1), is_init=torch.zeros(4, 1, dtype=torch.bool))[0].shape == (4, HIDDEN)
+    with set_recurrent_mode(True):
+        assert one(x=torch.randn(4, 2, 1), is_init=torch.zeros(4, 2, 1, dtype=torch.bool))[0].shape == (4, 2, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("cell", "keys", "in_keys", "out_keys"),
+    [
+        (
+            "lstm",
+            {"in_key": "x", "out_key": "y"},
+            ["x", "recurrent_state_h", "recurrent_state_c", "is_init"],
+            ["y", ("next", "recurrent_state_h"), ("next", "recurrent_state_c")],
+        ),
+        (
+            "gru",
+            {"in_key": "x", "out_key": "y"},
+            ["x", "recurrent_state", "is_init"],
+            ["y", ("next", "recurrent_state")],
+        ),
+        (
+            "lstm",
+            {"in_keys": [("a", ("x",)), "h", "c"], "out_keys": ["y", ("next", "h"), ("next", "c")]},
+            [("a", "x"), "h", "c", "is_init"],
+            ["y", ("next", "h"), ("next", "c")],
+        ),
+        (
+            "gru",
+            {"in_keys": ["x", "h", "is_init"], "out_keys": [("y",), ("next", "h")]},
+            ["x", "h", "is_init"],
+            ["y", ("next", "h")],
+        ),
+    ],
+)
+def test_keys(cell: str, keys: dict, in_keys: list, out_keys: list) -> None:
+    module = CELLS[cell](INPUTS, HIDDEN, **keys)
+    assert module.in_keys == in_keys
+    assert module.out_keys == out_keys
+
+
+LSTM_KEYS = {"in_key": "x", "out_key": "y"}
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: LSTMModule(3, 5, out_key="y"), ValueError, "exactly one of in_key and in_keys.*neither"),
+        (lambda: GRUModule(3, 5, in_key="x", in_keys=["x", "h"], out_key="y"), ValueError, "in_keys.*both"),
+        (lambda: GRUModule(3, 5, in_key="x"), ValueError, "exactly one of out_key and out_keys"),
+        (lambda: LSTMModule(3, 5, in_keys=["x", "h"], out_key="y"), ValueError, "in_keys must be 3 keys"),
+        (lambda: GRUModule(3, 5, in_keys=["x", "is_init", "h"], out_key="y"), ValueError, "in_keys must be 2 keys"),
+        (lambda: GRUModule(3, 5, in_keys=["x", "h", ("a", "is_init")], out_key="y"), ValueError, "nested"),
+        (lambda: LSTMModule(3, 5, in_key="x", out_keys=["y"]), ValueError, "out_keys must be 3 keys"),
+        (lambda: LSTMModule(3, 5, in_keys="abc", out_key="y"), TypeError, "in_keys must be a list"),
+        (lambda: LSTMModule(3, 5, in_key="x", out_keys="abc"), TypeError, "out_keys must be a list"),
+        (lambda: GRUModule(3, 5, in_key="", out_key="y"), TypeError, "non-empty string"),
+        (lambda: LSTMModule(3, 5, batch_first=False, **LSTM_KEYS), ValueError, "batch_first must be True"),
+        (lambda: LSTMModule(3, **LSTM_KEYS), ValueError, "hidden_size is missing"),
+        (lambda: LSTMModule(hidden_size=3, **LSTM_KEYS), TypeError, "input_size is missing"),
+        (lambda: LSTMModule(3, 0, **LSTM_KEYS), ValueError, "hidden_size must be at least 1, got 0"),
+        (lambda: GRUModule(3, 2.5, **LSTM_KEYS), TypeError, "hidden_size must be an int"),
+        (lambda: LSTMModule(3, 5, proj_size=5, **LSTM_KEYS), ValueError, "proj_size must be smaller than"),
+        (lambda: GRUModule(3, 5, dropout=1.5, **LSTM_KEYS), ValueError, "dropout must be a probability"),
+        (
+            lambda: GRUModule(3, 5, recurrent_backend="cudnn", **LSTM_KEYS),
+            ValueError,
+            "recurrent_backend must be one of",
+        ),
+        (lambda: LSTMModule(3, lstm=nn.LSTM(3, 5, batch_first=True), **LSTM_KEYS), ValueError, "remove input_size"),
+        (
+            lambda: LSTMModule(num_layers=2, lstm=nn.LSTM(3, 5, batch_first=True), **LSTM_KEYS),
+            ValueError,
+            "remove num_layers",
+        ),
+        (lambda: LSTMModule(lstm=nn.LSTM(3, 5), **LSTM_KEYS), ValueError, "must have batch_first=True"),
+        (lambda: LSTMModule(lstm=nn.GRU(3, 5, batch_first=True), **LSTM_KEYS), TypeError, "must be a torch.nn.LSTM"),
+    ],
+)
+def test_bad_construction(build: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        build()
+    assert isinstance(caught.value, RecurlError)
+
+
+def call(batch: dict, shape: list[int], recurrent: bool = False) -> None:
+    with set_recurrent_mode(recurrent):
+        make("lstm")(TensorDict(batch, shape))
+
+
+X, INIT = torch.zeros(2, INPUTS), torch.zeros(2, dtype=torch.bool)
+H = torch.zeros(2, 1, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        (({"observation": X}, [2]), KeyError, "'is_init' is missing.*InitTracker"),
+        (({"is_init": INIT}, [2]), KeyError, "input 'observation' is missing; the TensorDict holds is_init"),
+        (
+            ({"observation": X, "is_init": INIT.float()}, [2]),
+            RuntimeError,
+            "is_init must be boolean, got torch.float32",
+        ),
+        (({"observation": X, "is_init": torch.zeros(2, 3, dtype=torch.bool)}, [2]), ValueError, "is_init must have"),
+        (({"observation": X[:, :2], "is_init": INIT}, [2]), ValueError, r"input_size: \[2, 3\], got \[2, 2\]"),
+        (({"observation": X.double(), "is_init": INIT}, [2]), RuntimeError, "dtype torch.float64 but the module"),
+        (({"observation": X.to("meta"), "is_init": INIT}, [2]), RuntimeError, "is on meta but the module on cpu"),
+        (({"observation": X[0], "is_init": INIT[0]}, [], True), ValueError, "last batch dimension is time"),
+        (
+            ({"observation": X, "is_init": INIT, "recurrent_state_h": H}, [2]),
+            RuntimeError,
+            "'recurrent_state_c' is missing though another",
+        ),
+        (
+            ({"observation": X, "is_init": INIT, "recurrent_state_h": H[..., 1:], "recurrent_state_c": H}, [2]),
+            RuntimeError,
+            r"'recurrent_state_h' must have shape \[2, 1, 5\]",
+        ),
+    ],
+)
+def test_bad_input(inputs: tuple, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        call(*inputs)
+    assert isinstance(caught.value, RecurlError)
+
+
+def test_bad_keywords() -> None:
+    with pytest.raises(
+        TypeError, match="Pass a TensorDict, or each of the tensors observation, recurrent_state, is_init"
+    ):
+        make("gru")(obs=X, is_init=INIT)
+    with pytest.raises(KeyError, match="'observation' is missing; got is_init"):
+        make("gru")(is_init=INIT)
+
+
+def test_a_locked_tensordict_is_refused() -> None:
+    batch = TensorDict({"observation": X, "is_init": INIT}, [2]).lock_()
+    with pytest.raises(RuntimeError, match="lock"):
+        make("gru")(batch)
+
+
+def test_a_bidirectional_module_cannot_step() -> None:
+    with pytest.raises(RuntimeError, match="bidirectional module can't run step by step"):
+        make("gru", bidirectional=True)(TensorDict({"observation": X, "is_init": INIT}, [2]))
+
+
+def test_mode_belongs_to_code_not_to_modules() -> None:
+    module = make("gru", default_recurrent_mode=True)
+    assert module.recurrent_mode
+    with set_recurrent_mode(False):
+        assert not module.recurrent_mode
+        with set_recurrent_mode(None):
+            assert module.recurrent_mode
+    with pytest.raises(RuntimeError, match="can't be assigned"):
+        module.recurrent_mode = False
+    with pytest.raises(RuntimeError, match=r"with recurl\.modules\.set_recurrent_mode"):
+        module.set_recurrent_mode()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_primer(cell: str) -> None:
+    module = make(cell, num_layers=2, dtype=torch.float64)
+    (primer,) = get_primers_from_module(nn.Sequential(module, module))
+    assert list(primer.primers.keys()) == module.state_keys
+    for key in module.state_keys:
+        assert primer.primers[key].shape == (2, HIDDEN)
+        assert primer.primers[key].dtype == torch.float64
+    other = CELLS[cell](
+        HIDDEN,
+        HIDDEN,
+        in_keys=["features", *(f"other_{key}" for key in module.state_keys)],
+        out_keys=["y", *(("next", f"other_{key}") for key in module.state_keys)],
+    )
+    primers = get_primers_from_module(nn.Sequential(module, other))
+    assert len([key for primer in primers for key in list(primer.primers.keys())]) == 2 * len(module.state_keys)
+    kinds = [type(transform).__name__ for transform in get_env_transforms_from_module(nn.Sequential(module, other))]
+    assert kinds == ["InitTracker", "TensorDictPrimer", "TensorDictPrimer"]
+
+
+def test_primer_of_a_state_that_is_not_fed_back() -> None:
+    module = GRUModule(3, 5, in_keys=["x", "h"], out_keys=["y", "h_out"])
+    with pytest.raises(RuntimeError, match=r"written to 'h_out'.*use the out key \('next', 'h'\)"):
+        get_primers_from_module(module)
+    with pytest.warns(UserWarning, match="No primer from a GRUModule"):
+        assert get_primers_from_module(module, strict=False, warn=False) is None
+    with pytest.warns(UserWarning, match="no submodule with recurrent states"):
+        assert get_primers_from_module(nn.Linear(1, 1)) is None
+
+
+def test_modes_nest_and_restore() -> None:
+    assert recurrent_mode() is None
+    with set_recurrent_mode("Recurrent"):
+        assert recurrent_mode() is True
+        with set_recurrent_mode("sequential"):
+            assert recurrent_mode() is False
+        with pytest.raises(ZeroDivisionError), set_recurrent_mode(None):
+            raise ZeroDivisionError
+        assert recurrent_mode() is True
+    assert recurrent_mode() is None
+
+
+def test_one_instance_may_be_entered_repeatedly() -> None:
+    block = set_recurrent_mode(True)
+    with block, set_recurrent_mode(False), block:
+        assert recurrent_mode() is True
+    assert recurrent_mode() is None
+
+
+def test_mode_as_decorator_of_functions_and_generators() -> None:
+    @set_recurrent_mode(True)
+    def function() -> bool | None:
+        return recurrent_mode()
+
+    @set_recurrent_mode(True)
+    def generator() -> object:
+        received = yield recurrent_mode()
+        yield (received, recurrent_mode())
+        return "done"
+
+    assert function() is True
+    items = generator()
+    assert next(items) is True
+    assert recurrent_mode() is None
+    assert items.send("value") == ("value", True)
+    with pytest.raises(StopIteration, match="done"):
+        next(items)
+
+
+def test_mode_of_other_threads_and_tasks_is_untouched() -> None:
+    seen: list[bool | None] = []
+    with set_recurrent_mode(True):
+        thread = threading.Thread(target=lambda: seen.append(recurrent_mode()))
+        thread.start()
+        thread.join()
+    assert seen == [None]
+
+    async def hold(mode: bool) -> bool | None:
+        with set_recurrent_mode(mode):
+            await asyncio.sleep(0.01)
+            return recurrent_mode()
+
+    async def both() -> list[bool | None]:
+        return await asyncio.gather(hold(True), hold(False))
+
+    assert asyncio.run(both()) == [True, False]
+
+
+def test_bad_modes() -> None:
+    with pytest.raises(ValueError, match="'recurrent' or 'sequential', got 'both'"):
+        set_recurrent_mode("both")
+    with pytest.raises(TypeError, match="must be a bool, a string or None, got int"):
+        set_recurrent_mode(1)

@@ -29,6 +29,7 @@ from recurl.recurrence.boundaries import Boundaries
 __all__ = ["GAE"]
 
 _FROM_ENV = "Collect it with an environment of recurl, which writes it under 'next' at every step."
+_GATHERED_ON = ("cpu",)  # where counting the ends of trajectories costs nothing
 _ADVANTAGE, _TARGET, _VALUE = "advantage", "value_target", "state_value"
 
 
@@ -67,7 +68,8 @@ class GAE(TensorDictModuleBase):
 
     Writes ``"advantage"``, ``"value_target"``, ``"state_value"`` and ``("next", "state_value")`` (what is
     bootstrapped: 0 where terminated), each ``[*B, T, 1]``, into the batch, and returns it. Recurrent states of the
-    batch are left as they are. Where a mask is present, advantage and target are 0 on tokens that don't count.
+    batch are left as they are; where those of the critic are missing altogether, segments start from zeros. Where a
+    mask is present, advantage and target are 0 on tokens that don't count.
 
     Raises:
         ArgumentError: gamma or lmbda is not in [0, 1]; the batch has no time dimension, or time is not its last;
@@ -163,7 +165,7 @@ class GAE(TensorDictModuleBase):
         flat = value.reshape(-1)
         shifted = flat.roll(-1).masked_fill(stream.terminated.reshape(-1), 0.0)
         bootstraps = (stream.ends & ~stream.terminated).reshape(-1)
-        if bootstraps.device.type == "cpu":
+        if bootstraps.device.type in _GATHERED_ON:
             where = bootstraps.nonzero().squeeze(-1)
             if where.numel() == 0:
                 return value, shifted.reshape(shape)

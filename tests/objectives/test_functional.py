@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recurl.errors import ArgumentError
+from recurl.objectives.value.functional import generalized_advantage_estimate, reverse_linear_recurrence
+
+
+def naive_recurrence(offset, coefficient):
+    out, running = torch.empty_like(offset), torch.zeros_like(offset[..., 0])
+    for t in reversed(range(offset.shape[-1])):
+        running = offset[..., t] + (coefficient[..., t] * running if t < offset.shape[-1] - 1 else 0.0)
+        out[..., t] = running
+    return out
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 3), st.integers(0, 70), st.floats(0, 1), st.integers(0, 1000))
+def test_recurrence_equals_the_loop(rows, length, cut, seed):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, length) if rows else (length,)
+    offset = torch.randn(shape, dtype=torch.float64, generator=generator)
+    coefficient = torch.rand(shape, dtype=torch.float64, generator=generator)
+    coefficient[torch.rand(shape, generator=generator) < cut] = 0.0
+    expected = naive_recurrence(offset, coefficient) if length else offset
+    torch.testing.assert_close(reverse_linear_recurrence(offset, coefficient), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_last_coefficient_is_not_used():
+    offset = torch.ones(4)
+    poisoned = torch.tensor([0.5, 0.5, 0.5, 3.0])
+    torch.testing.assert_close(reverse_linear_recurrence(offset, poisoned), torch.tensor([1.875, 1.75, 1.5, 1.0]))
+
+
+def test_recurrence_is_differentiable():
+    offset, coefficient = (torch.rand(2, 7, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(reverse_linear_recurrence, (offset, coefficient))
+
+
+def test_recurrence_shapes_must_agree():
+    with pytest.raises(ArgumentError, match="same shape"):
+        reverse_linear_recurrence(torch.zeros(3), torch.zeros(4))
+
+
+def test_worked_by_hand():
+    """gamma 0.5, lambda 0.5: a terminated episode of two steps, then two truncated ones."""
+    value = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    next_value = torch.tensor([2.0, 100.0, 4.0, 8.0])
+    reward = torch.tensor([1.0, 1.0, 0.0, 2.0])
+    terminated = torch.tensor([False, True, False, False])
+    cut = torch.tensor([False, True, False, True])
+    # delta: 1 + 1 - 1 = 1;  1 + 0 - 2 = -1;  0 + 2 - 3 = -1;  2 + 4 - 4 = 2
+    advantage, target = generalized_advantage_estimate(0.5, 0.5, value, next_value, reward, terminated, cut)
+    torch.testing.assert_close(advantage, torch.tensor([1 - 0.25, -1.0, -1 + 0.5, 2.0]))
+    torch.testing.assert_close(target, torch.tensor([1.75, 1.0, 2.5, 6.0]))
+
+
+def test_extremes_of_lambda():
+    value, reward = torch.randn(6), torch.randn(6)
+    next_value = torch.cat([value[1:], torch.randn(1)])
+    no = torch.zeros(6, dtype=torch.bool)
+    one_step, _ = generalized_advantage_estimate(0.9, 0.0, value, next_value, reward, no, no)
+    torch.testing.assert_close(one_step, reward + 0.9 * next_value - value)
+    _, target = generalized_advantage_estimate(0.9, 1.0, value, next_value, reward, no, no)
+    discounts = 0.9 ** torch.arange(7)
+    torch.testing.assert_close(target[0], (discounts * torch.cat([reward, next_value[-1:]])).sum())
+
+
+def test_non_finite_value_after_termination_is_harmless():
+    yes = torch.ones(1, dtype=torch.bool)
+    advantage, _ = generalized_advantage_estimate(
+        0.9, 0.9, torch.zeros(1), torch.full((1,), torch.nan), torch.ones(1), yes, yes
+    )
+    assert advantage.item() == 1.0

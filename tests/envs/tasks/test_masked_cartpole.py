@@ -69,6 +69,44 @@ def test_memory_of_one_observation_reaches_the_optimal_return():
     np.testing.assert_array_equal(returns(policy, 50), MaskedCartPoleVectorEnv.optimal_return())
 
 
+def test_a_logistic_policy_of_the_positions_is_far_below_the_memoryless_return():
+    rng = np.random.default_rng(0)
+
+    def policy(_, present):
+        push_right = 1 / (1 + np.exp(-(present @ [0.54, 30.8])))
+        return (rng.random(len(present)) < push_right).astype(np.int64)
+
+    total = returns(policy, 2000)
+    assert total.mean() == pytest.approx(51, abs=4)
+
+
+def test_best_memoryless_policy_found_reaches_the_documented_return():
+    # Found by a cross-entropy search: a line and twelve sine waves (per m, per rad, phase, amplitude) of the positions.
+    waves = np.array(
+        [
+            [2.5, -102.9, -2.89, 0.78],
+            [-7.0, 211.0, -2.27, 0.06],
+            [7.4, -132.9, 2.58, 0.2],
+            [-0.8, -420.5, 0.28, -0.09],
+            [-1.1, -176.2, -0.25, -7.3],
+            [-4.0, -62.9, 0.31, -0.87],
+            [-5.2, 269.0, -0.2, -0.19],
+            [-1.8, -157.1, -0.27, -2.92],
+            [-12.5, -380.5, -9.15, -0.76],
+            [25.8, -86.7, 1.1, -0.54],
+            [0.0, -157.6, 0.19, -4.75],
+            [3.4, 183.8, 3.26, -0.91],
+        ]
+    )
+
+    def policy(_, present):
+        drive = np.sin(present @ waves[:, :2].T + waves[:, 2]) @ waves[:, 3] + present @ [-0.5, 56.3] - 0.1
+        return (drive > 0).astype(np.int64)
+
+    bound = MaskedCartPoleVectorEnv.memoryless_return()
+    assert returns(policy, 2000).mean() == pytest.approx(bound, rel=0.1)
+
+
 def test_step_limit():
     env = MaskedCartPoleEnv(max_episode_steps=3)
     for _ in range(2):

@@ -35,11 +35,15 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
     Optimal return: `max_episode_steps`. Two successive observations give the velocities, and with these CartPole can be
     balanced for ever.
 
-    Best memoryless return: far from that, about 75; no closed form is known. Why it is low: the velocities
-    don't enter a force that depends on the positions alone, so the motion has no damping (the divergence of its flow is
-    0: state volume is preserved, so no such policy makes the upright pole attractive), and the Euler steps of 0.02 s as
-    well as the two forces there are to choose from feed energy in; the swing grows until the pole falls. How low was
-    measured: MEASURED
+    Best memoryless return: about 100, a fifth of that; measured, as no closed form is known. Why it is low: the
+    velocities don't enter a force that depends on the positions alone, so the motion has no damping (the divergence of
+    its flow is 0: state volume is preserved, so no such policy makes the upright pole attractive), and the Euler steps
+    of 0.02 s as well as the two forces there are to choose from feed energy in; the swing grows until the pole falls.
+    How low was measured by a cross-entropy search over policies of the present observation, deterministic and
+    stochastic: 51 for the best logistic policy of a line `a x + b theta`, and no more for the best network of 12 tanh
+    units, which is what a small policy network finds; 98 for the sign of such a line plus 12 sine waves of the
+    positions, some of which oscillate within a hundredth of a rad: they are a dither between the two forces. The search
+    found no better; nothing proves that there is none.
 
     Args:
         num_envs: rows.
@@ -115,13 +119,13 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def memoryless_return(max_episode_steps: int = 500) -> float:
-        """Mean return of the best policy of the present positions that was found; see the class for how.
+        """Mean return of the best policy of the present positions that was found, rounded; see the class for how.
 
         Example:
             >>> MaskedCartPoleVectorEnv.memoryless_return()
-            75.0
+            100.0
         """
-        return min(75.0, float(max_episode_steps))
+        return min(100.0, float(max_episode_steps))
 
 
 class MaskedCartPoleEnv(CartPoleEnv):

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule as Mod
+from tensordict.nn import TensorDictSequential as Seq
+from torch import Tensor, nn
+
+from recurl.collectors import Collector
+from recurl.envs import GymEnv, GymWrapper, InitTracker, StepCounter, TransformedEnv
+from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
+from recurl.transforms import TensorDictPrimer
+
+CELLS = {"lstm": LSTMModule, "gru": GRUModule}
+
+
+def make_policy(cell: str = "lstm", *, inputs: int = 4, dtype: torch.dtype = torch.float32, **options: object) -> Seq:
+    torch.manual_seed(0)
+    module = CELLS[cell](inputs, 8, in_key="observation", out_key="features", dtype=dtype, **options)
+    head = Mod(nn.Linear(8, 2, dtype=dtype), ["features"], ["logits"])
+    return Seq(module, head, Mod(lambda logits: logits.argmax(-1), ["logits"], ["action"]))
+
+
+class RandomEnds(gym.Env):
+    """Float64 observations; episodes end at random, terminated or truncated."""
+
+    observation_space = gym.spaces.Box(-10, 10, (4,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return self.np_random.normal(size=4), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        end = self.np_random.random()
+        return self.np_random.normal(size=4), 1.0, bool(end < 0.1), bool(end > 0.9), {}
+
+
+def random_ends(rows: int | None) -> GymWrapper:
+    if rows is None:
+        return GymWrapper(RandomEnds())
+    mode = gym.vector.AutoresetMode.DISABLED
+    return GymWrapper(gym.vector.SyncVectorEnv([RandomEnds] * rows, autoreset_mode=mode))
+
+
+@pytest.mark.parametrize("backend", ["pad", "loop"])
+@pytest.mark.parametrize("rows", [None, 1, 3])
+@pytest.mark.parametrize("cell", CELLS)
+def test_replayed_features_equal_the_collected_ones(cell: str, rows: int | None, backend: str) -> None:
+    """Through environment, collector and module together, over batches that continue each other."""
+    policy = make_policy(cell, num_layers=2, recurrent_backend=backend)
+    env = random_ends(rows)
+    env.set_seed(3)
+    collector = Collector(env, policy, frames_per_batch=24 * (rows or 1), total_frames=72 * (rows or 1))
+    batches = 0
+    for batch in collector:
+        assert batch.shape == ((24,) if rows is None else (rows, 24))
+        assert batch["next", "done"].any()
+        for data in (batch, batch.reshape(-1)):
+            with set_recurrent_mode(True), torch.no_grad():
+                replayed = policy(data.clone())
+            scale = data["features"].abs().max()
+            assert (replayed["features"] - data["features"]).abs().max() <= 1e-6 * scale
+            assert torch.equal(replayed["action"], data["action"])
+        batches += 1
+    assert batches == 3
+
+
+def test_float64_features_to_machine_precision() -> None:
+    policy = Seq(Mod(lambda x: x.double(), ["observation"], ["x"]), *make_policy_on("x", torch.float64))
+    batch = next(iter(Collector(random_ends(3), policy, frames_per_batch=60)))
+    assert batch["recurrent_state_h"].dtype == torch.float64
+    with set_recurrent_mode(True), torch.no_grad():
+        replayed = policy(batch.clone())["features"]
+    assert (replayed - batch["features"]).norm() <= 1e-12 * batch["features"].norm()
+
+
+def make_policy_on(key: str, dtype: torch.dtype) -> list[nn.Module]:
+    lstm = LSTMModule(4, 8, in_key=key, out_key="features", dtype=dtype, num_layers=2)
+    head = Mod(nn.Linear(8, 2, dtype=dtype), ["features"], ["logits"])
+    return [lstm, head, Mod(lambda logits: logits.argmax(-1), ["logits"], ["action"])]
+
+
+@pytest.mark.parametrize("rows", [None, 4])
+def test_states_are_carried_within_and_across_batches(rows: int | None) -> None:
+    collector = Collector(random_ends(rows), make_policy(), frames_per_batch=20 * (rows or 1))
+    first, second = collector.collect(), collector.collect()
+    for key in ("recurrent_state_h", "recurrent_state_c"):
+        joined = torch.cat([first[key], second[key]], -3)
+        after = torch.cat([first["next", key], second["next", key]], -3)
+        init = torch.cat([first["is_init"], second["is_init"]], -2)[..., 1:, :].unsqueeze(-1)
+        expected = torch.where(init, 0, after[..., :-1, :, :])
+        assert torch.equal(joined[..., 1:, :, :], expected)
+    done = torch.cat([first["next", "done"], second["next", "done"]], -2)[..., :-1, 0]
+    init = torch.cat([first["is_init"], second["is_init"]], -2)[..., 1:, 0]
+    assert torch.equal(done, init)
+    assert first["is_init"][..., 0, :].all()
+    ids = torch.cat([first["collector", "traj_ids"], second["collector", "traj_ids"]], -1)
+    assert torch.equal(ids[..., 1:] != ids[..., :-1], init)
+    if rows:
+        assert len({int(i) for i in ids.unique()}) == int(init.sum()) + rows
+
+
+def test_ids_are_unique_over_collectors() -> None:
+    ids = [set(Collector(random_ends(2), frames_per_batch=40).collect()["collector", "traj_ids"].unique().tolist())]
+    ids.append(set(Collector(random_ends(2), frames_per_batch=40).collect()["collector", "traj_ids"].unique().tolist()))
+    assert not ids[0] & ids[1]
+
+
+def test_batches_do_not_share_memory() -> None:
+    collector = Collector(random_ends(2), make_policy(), frames_per_batch=8)
+    first = collector.collect()
+    kept = first.clone()
+    collector.collect()
+    assert (kept == first).all()
+
+
+@pytest.mark.parametrize("outside", [True, False, None])
+def test_collection_is_sequential_whatever_the_mode_outside(outside: bool | None) -> None:
+    def collect() -> Tensor:
+        env = random_ends(3)
+        env.set_seed(0)
+        return Collector(env, make_policy(), frames_per_batch=30).collect()["features"]
+
+    expected = collect()
+    with set_recurrent_mode(outside):
+        assert torch.equal(collect(), expected)
+
+
+def test_reset_at_each_iter() -> None:
+    collector = Collector(random_ends(2), make_policy(), frames_per_batch=6, reset_at_each_iter=True)
+    first, second = collector.collect(), collector.collect()
+    assert second["is_init"][:, 0].all()
+    assert (second["recurrent_state_h"][:, 0] == 0).all()
+    assert not set(first["collector", "traj_ids"].unique().tolist()) & set(
+        second["collector", "traj_ids"].unique().tolist()
+    )
+
+
+def test_set_truncated() -> None:
+    plain, marked = (
+        Collector(GymEnv("CartPole-v1", num_envs=2), make_policy(), frames_per_batch=8, set_truncated=flag)
+        for flag in (False, True)
+    )
+    for collector in (plain, marked):
+        collector.set_seed(0)
+    expected, batch = plain.collect(), marked.collect()
+    assert batch["next", "truncated"][:, -1].all()
+    assert batch["next", "done"][:, -1].all()
+    assert torch.equal(batch["next", "terminated"], expected["next", "terminated"])
+    assert torch.equal(batch["next", "done"][:, :-1], expected["next", "done"][:, :-1])
+    second = marked.collect()
+    assert torch.equal(second["observation"], plain.collect()["observation"])
+    assert (second["collector", "traj_ids"][:, 0] != batch["collector", "traj_ids"][:, -1]).all()
+
+
+def test_max_frames_per_traj() -> None:
+    batch = Collector(GymEnv("Pendulum-v1"), frames_per_batch=12, max_frames_per_traj=5).collect()
+    assert batch["next", "truncated"].squeeze(-1).nonzero().squeeze(-1).tolist() == [4, 9]
+
+
+def test_frames_are_rounded_up_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="frames_per_batch=10 is no multiple of the environment's 4 rows: 12 will"):
+        collector = Collector(random_ends(4), frames_per_batch=10)
+    assert collector.collect().shape == (4, 3)
+    with pytest.warns(UserWarning, match="total_frames=20 is no multiple of batches of 8 frames: 24 will"):
+        collector = Collector(random_ends(4), frames_per_batch=8, total_frames=20)
+    assert sum(batch.numel() for batch in collector) == 24
+
+
+@pytest.mark.parametrize("categorical", [True, False])
+@pytest.mark.parametrize("one_hot", [True, False])
+def test_random_frames_use_the_encoding_of_the_policy(one_hot: bool, categorical: bool) -> None:
+    lstm, head, choose = make_policy()
+    if one_hot:
+        choose = Mod(lambda logits: nn.functional.one_hot(logits.argmax(-1), 2), ["logits"], ["action"])
+    policy = Seq(lstm, head, choose)
+    env = GymEnv("CartPole-v1", num_envs=2, categorical_action_encoding=categorical)
+    env.set_seed(0)
+    batch = Collector(env, policy, frames_per_batch=80, init_random_frames=40).collect()
+    chosen = batch["logits"].argmax(-1)
+    action = batch["action"].argmax(-1) if one_hot else batch["action"]
+    assert torch.equal(action[:, 20:], chosen[:, 20:])
+    assert not torch.equal(action[:, :20], chosen[:, :20])
+    assert batch["action"].shape == ((2, 40, 2) if one_hot else (2, 40))
+    with set_recurrent_mode(True):  # the hidden states are the policy's all the same
+        torch.testing.assert_close(policy(batch.clone())["features"], batch["features"], rtol=1e-5, atol=1e-6)
+
+
+def test_postproc_and_storing_device() -> None:
+    collector = Collector(
+        random_ends(2), frames_per_batch=4, total_frames=8, postproc=lambda batch: batch.numel(), storing_device="meta"
+    )
+    assert list(collector) == [4, 4]
+    assert collector.collect().device.type == "meta"
+
+
+def test_auto_registration_wires_once() -> None:
+    policy = make_policy()
+    collector = Collector(random_ends(2), policy, frames_per_batch=4)
+    kinds = [type(transform).__name__ for transform in collector.env.transform]
+    assert kinds == ["InitTracker", "TensorDictPrimer"]
+    again = Collector(collector.env, policy, frames_per_batch=4)
+    assert len(list(again.env.transform)) == 2
+    assert "is_init" in Collector(random_ends(2), lambda td: td, frames_per_batch=4).env.observation_spec
+
+
+def test_unwired_policies_are_refused() -> None:
+    def collector(env: object, policy: object) -> Collector:
+        return Collector(env, policy, frames_per_batch=4, auto_register_policy_transforms=False)
+
+    policy = make_policy()
+    with pytest.raises(KeyError, match="InitTracker"):
+        collector(random_ends(2), policy)
+    with pytest.raises(RuntimeError, match=r"would not be fed back.*primer"):
+        collector(TransformedEnv(random_ends(2), InitTracker()), policy)
+    lost = GRUModule(4, 8, in_keys=["observation", "rs"], out_keys=["features", "rs_out"])
+    with pytest.raises(RuntimeError, match="rs"):
+        Collector(random_ends(2), Seq(lost), frames_per_batch=4)
+    with pytest.raises(RuntimeError, match="bidirectional module can't step"):
+        Collector(random_ends(2), make_policy("gru", bidirectional=True), frames_per_batch=4)
+
+
+def test_a_primer_that_is_not_zero_is_refused() -> None:
+    policy = make_policy("gru")
+    primer = policy[0].make_tensordict_primer()
+    for wrong in (
+        TensorDictPrimer(primer.primers, default_value=1.0),
+        TensorDictPrimer(primer.primers, random=True),
+    ):
+        env = TransformedEnv(random_ends(2), InitTracker()).append_transform(wrong)
+        with pytest.raises(RuntimeError, match="primer of recurrent_state must be zero"):
+            Collector(env, policy, frames_per_batch=4)
+
+
+def test_log_probabilities_and_random_frames_exclude_each_other() -> None:
+    policy = Seq(*make_policy(), Mod(lambda logits: logits.logsumexp(-1), ["logits"], ["action_log_prob"]))
+    with pytest.raises(ValueError, match="random actions with the policy's 'action_log_prob'"):
+        Collector(random_ends(2), policy, frames_per_batch=4, init_random_frames=4)
+
+
+def test_bad_arguments() -> None:
+    for frames in (0, -3):
+        with pytest.raises(ValueError, match=f"frames_per_batch must be at least 1, got {frames}"):
+            Collector(random_ends(2), frames_per_batch=frames)
+    with pytest.raises(ValueError, match="total_frames must be at least 1, got 0"):
+        Collector(random_ends(2), frames_per_batch=4, total_frames=0)
+    with pytest.raises(ValueError, match="init_random_frames must not be negative"):
+        Collector(random_ends(2), make_policy(), frames_per_batch=4, init_random_frames=-1)
+    with pytest.raises(TypeError, match="create_env_fn must be, or make, an environment"):
+        Collector(RandomEnds, frames_per_batch=4)
+
+
+def test_a_policy_that_changes_its_entries_is_refused() -> None:
+    calls = []
+
+    def policy(td: object) -> object:
+        calls.append(td)
+        if len(calls) == 3:
+            td["extra"] = torch.zeros(2)
+        return td.set("action", torch.zeros(2, dtype=torch.int64))
+
+    with pytest.raises(RuntimeError, match=r"step 2 differs from the first in \('extra',\)"):
+        Collector(random_ends(2), policy, frames_per_batch=8).collect()
+
+
+def test_shutdown() -> None:
+    collector = Collector(random_ends(2), frames_per_batch=4, total_frames=8)
+    collector.shutdown()
+    collector.shutdown()
+    assert collector.env.is_closed
+    with pytest.raises(RuntimeError, match="was shut down"):
+        next(iter(collector))
+    collector.update_policy_weights_()
+
+
+def test_update_policy_weights() -> None:
+    policy = make_policy()
+    collector = Collector(random_ends(2), policy, frames_per_batch=4)
+    collector.update_policy_weights_()
+    assert collector.policy is policy
+    other = make_policy()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1.0)
+    for weights in (other, other.state_dict()):
+        collector.policy.load_state_dict(make_policy().state_dict())
+        collector.update_policy_weights_(weights)
+        assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), other.parameters(), strict=True))
+    with pytest.raises(RuntimeError, match=r"nn\.Module"):
+        Collector(random_ends(2), lambda td: td, frames_per_batch=4).update_policy_weights_(other)
+
+
+def test_state_dict_continues_exactly() -> None:
+    def make() -> Collector:
+        env = GymEnv("recurl/RepeatPrevious-v0", num_envs=3)
+        env.set_seed(5)
+        inputs = env.observation_spec["observation"].shape[-1]
+        module = GRUModule(inputs, 8, in_key="observation", out_key="features")
+        torch.manual_seed(0)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter)
+        choices = env.action_spec.shape[-1]
+        return Collector(
+            env, Seq(module, Mod(lambda f: f[..., :choices].argmax(-1), ["features"], ["action"])), frames_per_batch=60
+        )
+
+    straight = make()
+    straight.collect()
+    state = straight.state_dict()
+    expected = straight.collect()
+    resumed = make()
+    assert resumed.load_state_dict(state) is True
+    assert resumed.frames == 60
+    batch = resumed.collect()
+    assert (batch.exclude("collector") == expected.exclude("collector")).all()
+    assert torch.equal(batch["collector", "traj_ids"][:, 0], expected["collector", "traj_ids"][:, 0])
+
+
+def test_state_of_an_environment_that_cannot_be_saved() -> None:
+    collector = Collector(random_ends(2), make_policy(), frames_per_batch=4)
+    collector.collect()
+    state = collector.state_dict()
+    assert state["env"] is None
+    assert collector.load_state_dict(state) is False
+    assert collector.collect()["is_init"][:, 0].all()
+
+
+def test_step_counter_runs_along() -> None:
+    env = TransformedEnv(random_ends(2), StepCounter())
+    batch = Collector(env, make_policy(), frames_per_batch=40).collect()
+    count = batch["step_count"].squeeze(-1)
+    init = batch["is_init"].squeeze(-1)
+    assert (count[init] == 0).all()
+    assert torch.equal(count[:, 1:][~init[:, 1:]], count[:, :-1][~init[:, 1:]] + 1)

@@ -16,7 +16,7 @@ from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError, Usag
 from recurl.keys import ACTION, DONE, NEXT, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
 from recurl.specs import Binary, Composite, TensorSpec, Unbounded
 from recurl.transforms import Transform
-from recurl.transforms.base import merge_reset, reset_mask
+from recurl.transforms.base import fill_reset, merge_reset, reset_mask
 
 _E = TypeVar("_E")
 _DONE_KEYS = (DONE, TERMINATED, TRUNCATED)
@@ -75,10 +75,16 @@ class EnvBase(metaclass=_EnvMeta):
         self._state = self._batched(Composite() if state_spec is None else state_spec)
         self._reward = self._batched(Unbounded(1, dtype=torch.float32) if reward_spec is None else reward_spec)
         self._done = self._batched(Composite({key: Binary((1,)) for key in _DONE_KEYS}))
-        self._carried: tuple[NestedKey, ...] | None = None
+        self._plan_carry()
 
     def _batched(self, spec: Any) -> Any:
         return spec.expand(*self.batch_size, *spec.shape).to(self.device)
+
+    def _plan_carry(self) -> None:
+        """Note which entries go from ``next`` to the root: observations, states and done flags."""
+        specs = (self._observation, self._state, self._done)
+        self._carried: dict[NestedKey, None] = dict.fromkeys(key for spec in specs for key in spec.keys(True, True))
+        self._nested = any(isinstance(key, tuple) for key in self._carried)
 
     # -- to be defined by subclasses
 
@@ -174,16 +180,14 @@ class EnvBase(metaclass=_EnvMeta):
             for key in _DONE_KEYS:
                 root.set(key, torch.zeros((*self.batch_size, 1), dtype=torch.bool, device=self.device))
             return root
-        root = tensordict.copy()
-        for key in (RESET, NEXT):
-            root.pop(key, None)
+        # A nested TensorDict would be shared with the caller's after a mere exclude, and written to below.
+        root = (tensordict.copy() if self._nested else tensordict).exclude(RESET, NEXT)
         if mask.any():
             fresh = self._reset(tensordict)
-            for key in fresh.keys(True, True):
-                root.set(key, merge_reset(mask, fresh.get(key), root, key))
+            for key in fresh.keys(True, True) if self._nested else fresh.keys():
+                root.set(key, merge_reset(mask, fresh[key], root, key))
         for key in _DONE_KEYS:
-            done = torch.zeros_like(mask)
-            root.set(key, merge_reset(mask, done, root, key))
+            root.set(key, fill_reset(mask, False, root, key, (1,), torch.bool))
         return root
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -205,13 +209,13 @@ class EnvBase(metaclass=_EnvMeta):
                 f"This environment has batch size {list(self.batch_size)}, the TensorDict to step has "
                 f"{list(tensordict.batch_size)}."
             )
-        self._refuse_stale(tensordict)
+        if ACTION not in tensordict:
+            raise MissingKeyError("A step needs an 'action': call the policy, or env.rand_action, on the root.")
+        if NEXT in tensordict and REWARD in tensordict[NEXT]:
+            self._refuse_stale(tensordict[NEXT])
         return tensordict.set(NEXT, self._next(tensordict))
 
-    def _refuse_stale(self, tensordict: TensorDictBase) -> None:
-        given = tensordict.get(NEXT, None)
-        if given is None or REWARD not in given:
-            return
+    def _refuse_stale(self, given: TensorDictBase) -> None:
         states = set(self.state_spec) | (set(given.keys()) - set(self.observation_spec) - {*_DONE_KEYS, REWARD})
         if states:
             raise UsageError(
@@ -221,31 +225,23 @@ class EnvBase(metaclass=_EnvMeta):
 
     def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return ``next`` after the action, with what the policy already wrote there."""
-        if ACTION not in tensordict:
-            raise MissingKeyError(
-                "The TensorDict to step needs an 'action': call the policy, or env.rand_action, on it."
-            )
         after = self._step(tensordict)
         if DONE not in after or TERMINATED not in after or TRUNCATED not in after:
             _complete_done(after)
-        given = tensordict.get(NEXT, None)
-        if given is not None:
-            for key, value in given.items():
-                if key not in after:
-                    after.set(key, value)
+        if NEXT in tensordict:
+            after.update({key: value for key, value in tensordict[NEXT].items() if key not in after})
         return after
 
     def carry(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the root that follows a step: ``next``'s observations, states and done flags (shared, not copied)."""
-        if self._carried is None:
-            keys = [*self.observation_spec.keys(True, True), *self.state_spec.keys(True, True), *self.done_spec]
-            self._carried = tuple(dict.fromkeys(keys))
-        after = tensordict.get(NEXT)
-        return TensorDict({key: after.get(key) for key in self._carried}, self.batch_size, device=self.device)
+        after = tensordict[NEXT]
+        if self._nested:
+            return TensorDict({key: after[key] for key in self._carried}, self.batch_size, device=self.device)
+        return after.exclude(*[key for key, _ in after.items() if key not in self._carried])
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the root ``tensordict`` with its done rows reset."""
-        done = tensordict.get(DONE)
+        done = tensordict[DONE]
         if not done.any():
             return tensordict
         root = self._root(tensordict.set(RESET, done))

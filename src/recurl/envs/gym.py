@@ -86,11 +86,11 @@ class GymWrapper(EnvBase):
         if mask is not None and self.batch_size:
             rows = mask.detach().cpu().numpy().reshape(self.batch_size)
             options = {"options": {"reset_mask": rows.copy()}}
-            self._closed_rows[rows] = False
+            self._closed_rows = self._closed_rows & ~rows[:, None]
         else:
             options = {"seed": self._seed}
             self._seed = None
-            self._closed_rows[...] = False
+            self._closed_rows = np.zeros_like(self._closed_rows)
         observation, _ = self._env.reset(**options)
         return self._tensordict(self._observations.read(observation))
 
@@ -100,7 +100,7 @@ class GymWrapper(EnvBase):
                 f"Rows {np.flatnonzero(self._closed_rows)} are done: reset them before the next step "
                 "(env.maybe_reset, or env.step_and_maybe_reset)."
             )
-        observation, reward, terminated, truncated, _ = self._env.step(self._actions.read(tensordict.get(ACTION)))
+        observation, reward, terminated, truncated, _ = self._env.step(self._actions.read(tensordict[ACTION]))
         shape = self._closed_rows.shape
         terminated = np.array(terminated, dtype=np.bool_).reshape(shape)
         truncated = np.array(truncated, dtype=np.bool_).reshape(shape)
@@ -109,7 +109,7 @@ class GymWrapper(EnvBase):
         entries[REWARD] = torch.from_numpy(np.array(reward, dtype=np.float32).reshape(shape))
         entries[TERMINATED] = torch.from_numpy(terminated)
         entries[TRUNCATED] = torch.from_numpy(truncated)
-        entries[DONE] = torch.from_numpy(done.copy())
+        entries[DONE] = torch.from_numpy(done)
         return self._tensordict(entries)
 
     def _tensordict(self, entries: dict[Any, torch.Tensor]) -> TensorDict:

@@ -96,7 +96,8 @@ class ActionReader:
         values = _numpy(action)
         if values.shape == self._batch and values.dtype.kind in "iu":
             index = values
-            valid = bool(index.min(initial=0) >= 0 and index.max(initial=0) < self._n)
+            listed = values.ravel().tolist()  # faster than numpy for the few rows of a batch
+            valid = min(listed) >= 0 and max(listed) < self._n
         elif values.shape == (*self._batch, self._n):
             index = values.argmax(-1)
             valid = bool((values.sum(-1) == 1).all() and ((values == 0) | (values == 1)).all())
@@ -130,7 +131,7 @@ class ActionReader:
 
 
 def _numpy(action: torch.Tensor) -> np.ndarray[Any, Any]:
-    return action.detach().cpu().numpy()
+    return action.numpy(force=True)
 
 
 def _leaves(space: gym.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], gym.Space[Any]]]:

@@ -63,7 +63,7 @@ class TransformedEnv(EnvBase, wraps=True):
         state, done = parts.transform_state_spec(base.state_spec), parts.transform_done_spec(base.done_spec)
         self._reward = parts.transform_reward_spec(reward)[REWARD]
         self._observation, self._state, self._done = observation, state, done
-        self._carried = None
+        self._plan_carry()
 
     def _root(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         return self.transform._reset(tensordict, self.base_env._root(tensordict))  # type: ignore[reportPrivateUsage] # the hook

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import torch
@@ -12,7 +12,7 @@ from recurl.errors import ArgumentTypeError, UnsupportedError
 from recurl.keys import RESET, NestedKey
 from recurl.specs import Composite
 
-__all__ = ["Compose", "Transform", "merge_reset", "reset_mask"]
+__all__ = ["Compose", "Transform", "fill_reset", "merge_reset", "reset_mask"]
 
 
 class Transform:
@@ -145,10 +145,10 @@ class Compose(Transform):
 
 def reset_mask(tensordict: TensorDictBase | None) -> torch.Tensor | None:
     """Return which rows a reset concerns, bool ``[*B, 1]``, or None for all."""
-    mask = None if tensordict is None else tensordict.get(RESET, None)
-    if mask is not None and mask.ndim == tensordict.ndim:  # type: ignore[union-attr] # not None here
-        mask = mask.unsqueeze(-1)
-    return mask
+    if tensordict is None or RESET not in tensordict:
+        return None
+    mask = tensordict[RESET]
+    return mask.unsqueeze(-1) if mask.ndim == tensordict.ndim else mask
 
 
 def merge_reset(
@@ -162,8 +162,37 @@ def merge_reset(
         tensordict: the root before.
         key: entry of ``tensordict``.
     """
-    old = None if mask is None else tensordict.get(key, None)
-    if mask is None or old is None:
+    if mask is None or key not in tensordict:
         return fresh
-    mask = mask.view(*tensordict.batch_size, *(1,) * (fresh.ndim - tensordict.ndim))
-    return torch.where(mask, fresh, old)
+    return torch.where(_like(mask, fresh, tensordict), fresh, tensordict[key])
+
+
+def fill_reset(
+    mask: torch.Tensor | None,
+    value: float,
+    tensordict: TensorDictBase,
+    key: NestedKey,
+    shape: Sequence[int],
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """Return ``value`` on the rows of ``mask`` and the value of ``key`` in ``tensordict``, where it has one, elsewhere.
+
+    Args:
+        mask: bool ``[*B, 1]``, or None for all rows.
+        value: the constant.
+        tensordict: the root before.
+        key: entry of ``tensordict``.
+        shape: shape of the entry behind the batch dimensions.
+        dtype: its dtype.
+    """
+    if mask is None or key not in tensordict:
+        return torch.full((*tensordict.batch_size, *shape), value, dtype=dtype, device=tensordict.device)
+    old = tensordict[key]
+    return old.masked_fill(_like(mask, old, tensordict), value)
+
+
+def _like(mask: torch.Tensor, value: torch.Tensor, tensordict: TensorDictBase) -> torch.Tensor:
+    """Return ``mask`` with as many dimensions as ``value``."""
+    if mask.ndim == value.ndim:
+        return mask
+    return mask.view(*tensordict.batch_size, *(1,) * (value.ndim - tensordict.ndim))

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 
 from recurl.errors import ArgumentError
-from recurl.keys import IS_INIT
+from recurl.keys import DONE, IS_INIT
 from recurl.specs import Binary, Composite
 from recurl.transforms.base import Transform, reset_mask
 
@@ -50,13 +50,11 @@ class InitTracker(Transform):
         if mask is None:
             flag = torch.ones((*tensordict_reset.batch_size, 1), dtype=torch.bool, device=tensordict_reset.device)
         else:
-            old = tensordict_reset.get(self.init_key, None)
-            flag = mask.clone() if old is None else old | mask
+            flag = tensordict_reset[self.init_key] | mask if self.init_key in tensordict_reset else mask.clone()
         return tensordict_reset.set(self.init_key, flag)
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        flag = torch.zeros((*next_tensordict.batch_size, 1), dtype=torch.bool, device=next_tensordict.device)
-        return next_tensordict.set(self.init_key, flag)
+        return next_tensordict.set(self.init_key, torch.zeros_like(next_tensordict[DONE]))
 
     def __repr__(self) -> str:
         return f"InitTracker({self.init_key!r})"

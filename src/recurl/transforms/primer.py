@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.keys import NestedKey
 from recurl.specs import Composite, TensorSpec
-from recurl.transforms.base import Transform, merge_reset, reset_mask
+from recurl.transforms.base import Transform, fill_reset, merge_reset, reset_mask
 
 
 class TensorDictPrimer(Transform):
@@ -90,27 +89,26 @@ class TensorDictPrimer(Transform):
 
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         mask = reset_mask(tensordict)
-        batch = tensordict_reset.batch_size if self.expand_specs else ()
+        batch = tensordict_reset.batch_size
         for key, spec in self._specs:
-            value = self._value(spec.expand(*batch, *spec.shape), tensordict_reset.device)
-            tensordict_reset.set(key, merge_reset(mask, value, tensordict_reset, key))
+            shape = spec.shape if self.expand_specs else spec.shape[len(batch) :]
+            if self.random:
+                drawn = (spec.expand(*batch, *shape) if self.expand_specs else spec).rand().to(tensordict_reset.device)
+                value = merge_reset(mask, drawn, tensordict_reset, key)
+            else:
+                value = fill_reset(mask, self.default_value, tensordict_reset, key, shape, spec.dtype)
+            tensordict_reset.set(key, value)
         return tensordict_reset
-
-    def _value(self, spec: TensorSpec, device: torch.device | None) -> torch.Tensor:
-        if self.random:
-            return spec.rand().to(device)
-        return torch.full(spec.shape, self.default_value, dtype=spec.dtype, device=device)
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for key, _ in self._specs:
-            if next_tensordict.get(key, None) is None:
-                value = tensordict.get(key, None)
-                if value is None:
+            if key not in next_tensordict:
+                if key not in tensordict:
                     raise MissingKeyError(
                         f"The root that is stepped lacks the entry {key!r}, which a TensorDictPrimer declares: "
                         "step what env.reset() or step_mdp returned."
                     )
-                next_tensordict.set(key, value)
+                next_tensordict.set(key, tensordict[key])
         return next_tensordict
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import REWARD
 from recurl.specs import Composite, Unbounded
-from recurl.transforms.base import Transform, merge_reset, reset_mask
+from recurl.transforms.base import Transform, fill_reset, reset_mask
 
 
 class RewardSum(Transform):
@@ -49,18 +49,16 @@ class RewardSum(Transform):
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         mask = reset_mask(tensordict)
         for key in self.out_keys:
-            zero = torch.zeros((*tensordict_reset.batch_size, 1), device=tensordict_reset.device, dtype=torch.float32)
-            tensordict_reset.set(key, merge_reset(mask, zero, tensordict_reset, key))
+            tensordict_reset.set(key, fill_reset(mask, 0.0, tensordict_reset, key, (1,), torch.float32))
         return tensordict_reset
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
-            total = tensordict.get(out_key, None)
-            if total is None:
+            if out_key not in tensordict:
                 raise MissingKeyError(
                     f"The root that is stepped lacks {out_key!r}: step what env.reset() or step_mdp returned."
                 )
-            next_tensordict.set(out_key, total + next_tensordict.get(in_key))
+            next_tensordict.set(out_key, tensordict[out_key] + next_tensordict[in_key])
         return next_tensordict
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from tensordict import TensorDictBase
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import DONE, TRUNCATED
 from recurl.specs import Binary, Bounded, Composite
-from recurl.transforms.base import Transform, merge_reset, reset_mask
+from recurl.transforms.base import Transform, fill_reset, reset_mask
 
 
 class StepCounter(Transform):
@@ -47,6 +47,7 @@ class StepCounter(Transform):
         self.truncated_key = truncated_key
         self.step_count_key = step_count_key
         self.update_done = update_done
+        self._one = torch.ones((), dtype=torch.int64)  # adding a tensor is faster than adding a number
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Return the spec with the count, int64 ``[*B, 1]``."""
@@ -65,28 +66,26 @@ class StepCounter(Transform):
 
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         mask = reset_mask(tensordict)
-        shape, device = (*tensordict_reset.batch_size, 1), tensordict_reset.device
-        zero = torch.zeros(shape, dtype=torch.int64, device=device)
-        tensordict_reset.set(self.step_count_key, merge_reset(mask, zero, tensordict_reset, self.step_count_key))
+        entries = [(self.step_count_key, torch.int64)]
         if self.truncated_key != TRUNCATED and self.max_steps is not None:
-            flag = torch.zeros(shape, dtype=torch.bool, device=device)
-            tensordict_reset.set(self.truncated_key, merge_reset(mask, flag, tensordict_reset, self.truncated_key))
+            entries.append((self.truncated_key, torch.bool))
+        for key, dtype in entries:
+            tensordict_reset.set(key, fill_reset(mask, 0, tensordict_reset, key, (1,), dtype))
         return tensordict_reset
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        count = tensordict.get(self.step_count_key, None)
-        if count is None:
+        if self.step_count_key not in tensordict:
             raise MissingKeyError(
                 f"The root that is stepped lacks {self.step_count_key!r}: step what env.reset() or step_mdp returned."
             )
-        count = count + 1
+        count = tensordict[self.step_count_key] + self._one
         next_tensordict.set(self.step_count_key, count)
         if self.max_steps is not None:
             over = count >= self.max_steps
-            truncated = next_tensordict.get(self.truncated_key, None)
-            next_tensordict.set(self.truncated_key, over if truncated is None else truncated | over)
+            known = self.truncated_key in next_tensordict
+            next_tensordict.set(self.truncated_key, next_tensordict[self.truncated_key] | over if known else over)
             if self.update_done:
-                next_tensordict.set(DONE, next_tensordict.get(DONE) | over)
+                next_tensordict.set(DONE, next_tensordict[DONE] | over)
         return next_tensordict
 
     def __repr__(self) -> str:

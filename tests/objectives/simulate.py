@@ -71,7 +71,7 @@ def make_agent(cell: str, shared: bool, backend: str = "pad", kind: str = "categ
         both = ActorValueOperator(trunks[0], head, value_head)
         agent = Agent(both, both.get_policy_operator(), both.get_value_operator(), {})
     else:
-        actor = ProbabilisticTensorDictSequential(trunks[0], head)
+        actor = ProbabilisticTensorDictSequential(trunks[0], *head.module)
         critic = TensorDictSequential(trunks[1], value_head)
         agent = Agent(TensorDictSequential(actor, critic), actor, critic, {})
     for trunk in dict.fromkeys(trunks):

@@ -7,6 +7,10 @@ from recurl.mode import (
     set_exploration_type,
     set_recurrent_mode,
 )
+from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
+from recurl.modules.distributions import Categorical, NormalParamExtractor, OneHotCategorical, TanhNormal
+from recurl.modules.networks import MLP
+from recurl.modules.normalization import ObservationNorm, RewardScaler
 from recurl.modules.python_rnn import GRU, LSTM
 from recurl.modules.recurrent import GRUModule, LSTMModule, RecurrentModule
 from recurl.modules.utils import get_env_transforms_from_module, get_primers_from_module, recurrent_modules
@@ -14,10 +18,20 @@ from recurl.modules.utils import get_env_transforms_from_module, get_primers_fro
 __all__ = [
     "GRU",
     "LSTM",
+    "MLP",
+    "ActorValueOperator",
+    "Categorical",
     "ExplorationType",
     "GRUModule",
     "LSTMModule",
+    "NormalParamExtractor",
+    "ObservationNorm",
+    "OneHotCategorical",
+    "ProbabilisticActor",
     "RecurrentModule",
+    "RewardScaler",
+    "TanhNormal",
+    "ValueOperator",
     "exploration_type",
     "get_env_transforms_from_module",
     "get_primers_from_module",

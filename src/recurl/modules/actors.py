@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tensordict import TensorDictBase
 from tensordict.nn import (
@@ -45,7 +45,30 @@ class _Sampler(ProbabilisticTensorDictModule):
         return super().get_dist(tensordict)
 
 
-class ProbabilisticActor(ProbabilisticTensorDictSequential):
+class _Policy(ProbabilisticTensorDictSequential):
+    """A flat sequence with a sampler at its end, which explains a network that gives no scale."""
+
+    # Objectives may run the modules of this sequence one by one.
+    runs_in_order = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override] # tensordict wraps its own
+        """Write parameters, action and, if asked for, its log-probability into the TensorDict, and return it."""
+        try:
+            return super().forward(*args, **kwargs)
+        except RuntimeError as error:
+            _explain(error)
+            raise
+
+    def get_dist_params(self, *args: Any, **kwargs: Any) -> Any:
+        """Write the parameters of the distribution only."""
+        try:
+            return super().get_dist_params(*args, **kwargs)
+        except RuntimeError as error:
+            _explain(error)
+            raise
+
+
+class ProbabilisticActor(_Policy):
     """A policy: a module that writes the parameters of a distribution, and a sampler of actions.
 
     Args:
@@ -83,9 +106,6 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
         (torch.Size([3, 2]), torch.Size([3]))
     """
 
-    # Objectives may run the modules of this sequence one by one.
-    runs_in_order = True
-
     def __init__(
         self,
         module: TensorDictModuleBase,
@@ -114,22 +134,6 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
         )
         super().__init__(module, sampler)
         self.spec = spec
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override] # tensordict wraps its own
-        """Write parameters, action and, if asked for, its log-probability into the TensorDict, and return it."""
-        try:
-            return super().forward(*args, **kwargs)
-        except RuntimeError as error:
-            _explain(error)
-            raise
-
-    def get_dist_params(self, *args: Any, **kwargs: Any) -> Any:
-        """Write the parameters of the distribution only."""
-        try:
-            return super().get_dist_params(*args, **kwargs)
-        except RuntimeError as error:
-            _explain(error)
-            raise
 
 
 class ValueOperator(TensorDictModule):
@@ -188,8 +192,9 @@ class ActorValueOperator(TensorDictSequential):
     def get_policy_operator(self) -> TensorDictSequential:
         """Return trunk and policy head as one policy."""
         common, actor, _ = self.module
-        if isinstance(actor, ProbabilisticTensorDictSequential | ProbabilisticTensorDictModule):
-            return ProbabilisticTensorDictSequential(common, actor)  # type: ignore[arg-type] # a ModuleList forgets types
+        if isinstance(actor, ProbabilisticTensorDictSequential):
+            # Flat, because tensordict's get_dist doesn't open a nested sequence.
+            return _Policy(common, *cast(Any, actor.module))  # type: ignore[arg-type] # a ModuleList forgets types
         return TensorDictSequential(common, actor)
 
     def get_value_operator(self) -> TensorDictSequential:

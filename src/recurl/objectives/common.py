@@ -112,10 +112,11 @@ def modules_in_order(module: TensorDictModuleBase) -> list[TensorDictModuleBase]
     A sequence that selects its outputs, has hooks, or overrides ``forward`` without declaring ``runs_in_order`` stays
     as it is.
     """
-    plain = isinstance(module, TensorDictSequential) and (
-        type(module).forward in _SEQUENCE_FORWARDS or getattr(module, "runs_in_order", False)
-    )
-    if not plain or module._forward_hooks or module._forward_pre_hooks or module.inplace not in (True, None):  # type: ignore[reportPrivateUsage]
+    if not isinstance(module, TensorDictSequential):
+        return [module]
+    in_order = type(module).forward in _SEQUENCE_FORWARDS or getattr(module, "runs_in_order", False)
+    hooks = module._forward_hooks or module._forward_pre_hooks  # type: ignore[reportPrivateUsage] # torch has no other
+    if not in_order or hooks or module.inplace is not None or module.out_keys != module.out_keys_source:
         return [module]
     return [leaf for child in cast(Any, module.module) for leaf in modules_in_order(child)]
 

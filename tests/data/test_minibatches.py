@@ -106,3 +106,9 @@ def test_errors():
     for number in (0, 3):
         with pytest.raises(ArgumentError, match=rf"got {number} for 2 sequences of 4 tokens"):
             SequenceMinibatches(batch, number)
+
+
+def test_nothing_is_read_back_from_the_device():
+    """A meta tensor has no data to read: whatever would wait for a device fails on it."""
+    for part in SequenceMinibatches(make_batch((3, 8)).to("meta"), 2, slice_len=3):
+        assert part["state"].device.type == part["is_init"].device.type == "meta"

@@ -252,3 +252,11 @@ def test_nested_observations():
     batch = small_batch()
     batch["agent", "obs"], batch["next", "agent", "obs"] = batch["observation"], batch["next", "observation"]
     assert GAE(gamma=GAMMA, lmbda=LMBDA, value_network=net)(batch)["advantage"].isfinite().all()
+
+
+def test_nothing_is_read_back_from_the_device():
+    """A meta tensor has no data to read: whatever would wait for a device fails on it."""
+    batch = small_batch().to("meta")
+    batch["collector", "mask"] = torch.ones(2, 3, dtype=torch.bool, device="meta")
+    result = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=critic().to("meta"), average_gae=True)(batch)
+    assert result["advantage"].device.type == "meta"

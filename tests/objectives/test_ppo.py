@@ -6,13 +6,16 @@ from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule, Tenso
 from torch.nn import functional as F
 
 from recurl.data import SequenceMinibatches
+from recurl.envs import GymEnv
 from recurl.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.mode import recurrent_mode, set_recurrent_mode
+from recurl.modules import GRUModule, LSTMModule, ObservationNorm
+from recurl.modules.actors import ActorValueOperator, ValueOperator
 from recurl.modules.networks import MLP
 from recurl.objectives import ClipPPOLoss, LossModule
 from recurl.objectives.common import modules_in_order
 from recurl.objectives.value import GAE
-from tests.objectives.simulate import HIDDEN, OBS, collect, make_agent
+from tests.objectives.simulate import HIDDEN, OBS, actor_head, collect, make_agent
 
 LOSSES = ["loss_objective", "loss_critic", "loss_entropy"]
 METRICS = ["entropy", "kl_approx", "clip_fraction", "ESS", "max_ratio", "mean_ratio", "explained_variance"]
@@ -337,3 +340,34 @@ def test_sequences_that_do_more_stay_whole():
 def test_base_class_has_no_losses():
     with pytest.raises(NotImplementedError):
         LossModule()(prepared(make_agent("none", True)))
+
+
+def test_nothing_is_read_back_from_the_device():
+    """A meta tensor has no data to read: whatever would wait for a device fails on it."""
+    agent = make_agent("none", True)
+    batch = prepared(agent).to("meta")
+    batch["collector", "mask"] = torch.ones(4, 12, dtype=torch.bool, device="meta")
+    agent.step.to("meta")
+    loss = ClipPPOLoss(agent.actor, agent.critic, normalize_advantage=True, clip_value=True)
+    assert loss(batch)["loss_objective"].device.type == "meta"
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_ratio_is_one_on_environment_data_with_normalisation(cell):
+    norm = ObservationNorm((4,))
+    norm.update(torch.randn(50, 4) * 3 + 1)
+    module = {"lstm": LSTMModule, "gru": GRUModule}[cell](4, 16, in_key="normed", out_key="features")
+    trunk = TensorDictSequential(TensorDictModule(norm, in_keys=["observation"], out_keys=["normed"]), module)
+    both = ActorValueOperator(trunk, actor_head("one_hot", "features", 16), ValueOperator(MLP(16, 1), ["features"]))
+    policy, critic = both.get_policy_operator(), both.get_value_operator()
+    env = GymEnv("CartPole-v1", num_envs=3, policy=policy)
+    env.set_seed(0)
+    batch = env.rollout(40, policy, break_when_any_done=False)
+    assert batch["next", "done"].any()
+    batch = GAE(gamma=0.99, lmbda=0.95, value_network=critic)(batch)
+    loss = ClipPPOLoss(policy, critic)
+    for minibatch in SequenceMinibatches(batch.select(*loss.in_keys, strict=False), 4, slice_len=16):
+        out = loss(minibatch)
+        assert out["clip_fraction"] == 0
+        assert abs(out["max_ratio"].log()) < 1e-5
+        assert out["kl_approx"].abs() < 1e-6

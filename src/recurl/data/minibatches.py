@@ -84,7 +84,8 @@ class SequenceMinibatches:
         marks = torch.zeros(len(index), dtype=torch.bool).index_fill_(0, first, True)
         sizes = [int(part.sum()) for part in lengths.tensor_split(self._num_minibatches)]
         device = _device_of(self._flat)
-        for tokens, mark in zip(index.to(device).split(sizes), marks.to(device).split(sizes), strict=True):
+        index, marks = index.to(device, non_blocking=True), marks.to(device, non_blocking=True)
+        for tokens, mark in zip(index.split(sizes), marks.split(sizes), strict=True):
             yield self._minibatch(tokens, mark)
 
     def _minibatch(self, tokens: Tensor, mark: Tensor) -> TensorDictBase:

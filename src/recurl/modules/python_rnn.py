@@ -14,6 +14,7 @@ from recurl.recurrence import (
     Boundaries,
     Cell,
     LayerWeights,
+    Options,
     Support,
     dropout_masks,
     run_stack,
@@ -132,13 +133,23 @@ class RecurrentNet(nn.Module):
         """One step: x ``[B, I]``, states ``[B, L, ...]`` -> features ``[B, P or H]``, states after."""
         return step_stack(self.cell, self.layer_weights(), x, states, self.draw_masks(x.shape[0]))
 
+    def support(self, options: Options) -> Support:
+        """What this network needs of a backend."""
+        compiling = torch.compiler.is_compiling()
+        return Support(self.cell, self.device, self.dtype, self.hidden_size, self.proj_size, options, compiling)
+
     def run(
-        self, x: Tensor, states: tuple[Tensor, ...] | None, boundaries: Boundaries, backend: str
+        self,
+        x: Tensor,
+        states: tuple[Tensor, ...] | None,
+        boundaries: Boundaries,
+        backend: str,
+        options: Options,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Whole sequences: x ``[N, I]``, states ``[N, L * D, ...]`` -> features ``[N, D * (P or H)]``, states after."""
-        chosen = BACKENDS.choose(backend, Support(self.cell, x.device, torch.compiler.is_compiling()))
+        chosen = BACKENDS.choose(backend, self.support(options))
         masks = self.draw_masks(x.shape[0])
-        return run_stack(chosen, self.cell, self.layer_weights(), x, states, boundaries, masks)
+        return run_stack(chosen, self.cell, self.layer_weights(), x, states, boundaries, masks, options)
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"l{layer}", f"l{layer}_reverse"][: self.num_directions]

@@ -14,7 +14,7 @@ from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, Usa
 from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key, normalize_key
 from recurl.mode import recurrent_mode
 from recurl.modules.python_rnn import GRU, LSTM, RecurrentNet
-from recurl.recurrence import BACKENDS, boundaries_of
+from recurl.recurrence import BACKENDS, Options, boundaries_of
 from recurl.specs import Unbounded
 from recurl.transforms import TensorDictPrimer
 
@@ -117,6 +117,9 @@ class RecurrentModule(TensorDictModuleBase):
         batch = given[names[0]].shape[:-1]
         return TensorDict({key: given[n] for key, n in zip(self.in_keys, names, strict=True) if n in given}, batch)
 
+    def _options(self) -> Options:
+        return Options()
+
     def _step(self, tensordict: TensorDictBase) -> tuple[Tensor, list[Tensor]]:
         net, batch = self.net, tensordict.batch_size
         if net.bidirectional:
@@ -144,7 +147,7 @@ class RecurrentModule(TensorDictModuleBase):
             )
         x = self._value(tensordict).reshape(batch.numel(), self.net.input_size)
         boundaries = boundaries_of(_flags(tensordict, batch), tensordict.get(TRAJ_IDS, None), batch)
-        features, after = self.net.run(x, self._states(tensordict), boundaries, self.recurrent_backend)
+        features, after = self.net.run(x, self._states(tensordict), boundaries, self.recurrent_backend, self._options())
         return self._unflatten(batch, features, after)
 
     @staticmethod

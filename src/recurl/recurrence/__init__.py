@@ -1,6 +1,6 @@
 """Recurrence over segments, on plain tensors: cells, backends, layers."""
 
-from recurl.recurrence.backend import BACKENDS, Backend, LayerCall, Support, record_backends
+from recurl.recurrence.backend import BACKENDS, Backend, LayerCall, Options, Support, record_backends
 from recurl.recurrence.boundaries import Boundaries, boundaries_of
 from recurl.recurrence.cells import CELLS, GRU, LSTM, Cell, LayerWeights
 from recurl.recurrence.loop import LoopBackend
@@ -22,6 +22,7 @@ __all__ = [
     "LayerCall",
     "LayerWeights",
     "LoopBackend",
+    "Options",
     "PadBackend",
     "ReferenceBackend",
     "Support",

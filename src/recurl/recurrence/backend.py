@@ -17,17 +17,43 @@ from recurl.recurrence.cells import Cell, LayerWeights, States
 
 
 @dataclass(frozen=True)
+class Options:
+    """How a backend computes, where it has a choice.
+
+    Attributes:
+        recompute: keep no gates for the backward pass, compute them again there.
+        precision: ``"ieee"``, ``"tf32"`` or ``"tf32x3"``: of the recurrent matrix products in float32.
+        compute_dtype: dtype of the operands of the recurrent matrix products.
+    """
+
+    recompute: bool = False
+    precision: str = "ieee"
+    compute_dtype: torch.dtype = torch.float32
+
+
+DEFAULT_OPTIONS = Options()
+
+
+@dataclass(frozen=True)
 class Support:
     """What a caller needs of a backend, known before any work.
 
     Attributes:
         cell: the cell.
         device: where the tensors are.
+        dtype: their dtype.
+        hidden_size: H.
+        proj_size: P, or 0 without projection.
+        options: how to compute.
         compiling: whether ``torch.compile`` or ``torch.export`` is tracing the call.
     """
 
     cell: Cell
     device: torch.device
+    dtype: torch.dtype = torch.float32
+    hidden_size: int = 1
+    proj_size: int = 0
+    options: Options = DEFAULT_OPTIONS
     compiling: bool = False
 
 
@@ -42,6 +68,7 @@ class LayerCall:
         states: stored states ``[N, P or H]`` (and ``[N, H]``), read at the first token of each segment only: what
             stands at other tokens, NaN included, changes nothing.
         boundaries: the segments.
+        options: how to compute.
     """
 
     cell: Cell
@@ -49,6 +76,7 @@ class LayerCall:
     x: Tensor
     states: States
     boundaries: Boundaries
+    options: Options = DEFAULT_OPTIONS
 
 
 class Backend(Protocol):

@@ -22,8 +22,12 @@ class PadBackend:
     name = "pad"
 
     def unsupported(self, support: Support) -> str | None:
-        """It reads segment lengths on the host, which can't be traced."""
-        return "it reads segment lengths on the host; under torch.compile use 'auto'" if support.compiling else None
+        """It reads segment lengths on the host, and keeps torch.nn's buffers for the backward pass."""
+        if support.compiling:
+            return "it reads segment lengths on the host; under torch.compile use 'auto'"
+        if support.options.recompute:
+            return "torch.nn's kernels keep their own buffers, so recurrent_recompute must be 'none'"
+        return None
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """See :meth:`recurl.recurrence.backend.Backend.run`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl.recurrence.backend import Backend, LayerCall
+from recurl.recurrence.backend import DEFAULT_OPTIONS, Backend, LayerCall, Options
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import Cell, LayerWeights, States
 
@@ -35,6 +36,7 @@ def run_stack(
     states: States | None,
     boundaries: Boundaries,
     masks: Sequence[Tensor] | None = None,
+    options: Options = DEFAULT_OPTIONS,
 ) -> tuple[Tensor, States]:
     """Run all layers and directions over a flat stream.
 
@@ -47,6 +49,7 @@ def run_stack(
             starts only. None stands for zeros.
         boundaries: the segments.
         masks: what :func:`dropout_masks` returns for ``[N, D * (P or H)]``, multiplied into the input of layers 2 to L.
+        options: how to compute.
 
     Returns:
         Features ``[N, D * (P or H)]`` and the states after every token, each ``[N, L * D, ...]``. A reverse direction
@@ -63,7 +66,7 @@ def run_stack(
             index = depth * len(layer) + direction
             stored = _stored(cell, direction_weights, features, states, index)
             run = _run_reversed if direction else _run_forward
-            output, final = run(backend, LayerCall(cell, direction_weights, features, stored, boundaries))
+            output, final = run(backend, LayerCall(cell, direction_weights, features, stored, boundaries, options))
             outputs.append(output)
             after.append(final)
         features = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
@@ -90,7 +93,7 @@ def _run_reversed(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
     boundaries = call.boundaries
     start = boundaries.start_index
     stored = tuple(state.index_select(0, start).flip(0) for state in call.states)
-    flipped = LayerCall(call.cell, call.weights, call.x.flip(0), stored, boundaries.flipped)
+    flipped = replace(call, x=call.x.flip(0), states=stored, boundaries=boundaries.flipped)
     features, after = _run_forward(backend, flipped)
     ends = boundaries.ends.unsqueeze(-1)
     final = tuple(torch.where(ends, state.flip(0).index_select(0, start), 0) for state in after)

@@ -1,0 +1,8 @@
+"""``python -m recurl`` is the ``recurl`` command."""
+
+import sys
+
+from recurl.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

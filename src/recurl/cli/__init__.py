@@ -1,0 +1,5 @@
+"""The ``recurl`` command."""
+
+from recurl.cli.main import main
+
+__all__ = ["main"]

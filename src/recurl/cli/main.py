@@ -1,0 +1,64 @@
+"""Entry point: picks the command, and turns every foreseeable failure into one line and exit code 2."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from recurl import __version__
+from recurl.cli.evaluate import evaluate_command
+from recurl.cli.train import resume_command, train_ppo_command
+from recurl.errors import ArgumentError, RecurlError
+
+_USAGE = f"""\
+recurl {__version__}: recurrent reinforcement learning for PyTorch
+
+  recurl train ppo --env ID ...    train a policy; `recurl train ppo --help` lists the options
+  recurl train --resume RUN        go on with a run that was stopped
+  recurl evaluate RUN              play greedy episodes with a trained policy
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments after the program's name; those of the process by default.
+
+    Returns:
+        The exit code: 0, 2 for a mistake in the request, 130 or 143 after Ctrl-C or SIGTERM.
+
+    Example:
+        >>> main(["train", "--resume", "no/such/run"])
+        2
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_USAGE, end="")
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(__version__)
+        return 0
+    try:
+        command, rest = _choose(arguments)
+        return command(rest)
+    except KeyboardInterrupt:
+        print("recurl: interrupted.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except (RecurlError, OSError) as error:
+        print("recurl: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+
+
+def _choose(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
+    name, rest = arguments[0], arguments[1:]
+    if name == "evaluate":
+        return evaluate_command, rest
+    if name != "train":
+        raise ArgumentError(f"There is no command {name!r}: use train or evaluate (recurl --help).")
+    if rest and rest[0] == "ppo":
+        return train_ppo_command, rest[1:]
+    if rest and not rest[0].startswith("-"):
+        raise ArgumentError(f"There is no algorithm {rest[0]!r}: use recurl train ppo.")
+    return resume_command, rest

@@ -1,0 +1,49 @@
+"""Ctrl-C and SIGTERM as a request to stop at the next update."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class StopOnSignal:
+    """Within the block, the first Ctrl-C or SIGTERM is noted; a second one acts as usual.
+
+    Example:
+        >>> with StopOnSignal() as stop:
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     stop.requested(), stop.exit_code
+        (True, 143)
+    """
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopOnSignal:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._number = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def requested(self) -> bool:
+        """Whether a signal has come."""
+        return self._number is not None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number, 0 without a signal."""
+        return 0 if self._number is None else 128 + self._number

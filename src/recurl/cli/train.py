@@ -1,0 +1,84 @@
+"""``recurl train ppo`` and ``recurl train --resume``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from recurl.cli.arguments import parse_arguments
+from recurl.cli.signals import StopOnSignal
+from recurl.trainers import Outcome, PPOConfig, RunFolder, Trainer, evaluate_run
+
+_STATUS = {"solved": "Solved", "finished": "Finished", "stopped": "Stopped"}
+
+
+@dataclass(frozen=True)
+class TrainPPO:
+    """Train a policy with (recurrent) PPO."""
+
+    config: tyro.conf.OmitArgPrefixes[PPOConfig]
+    run_dir: Path | None = None
+    """Folder of the run; runs/<environment>-<cell>-seed<seed> by default."""
+    overwrite: bool = False
+    """Replace a run that is in the folder already."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run from its newest checkpoint (a new run: recurl train ppo)."""
+
+    resume: Path
+    """Folder of the run."""
+
+
+def train_ppo_command(arguments: list[str]) -> int:
+    """Train a new run."""
+    wanted = parse_arguments(TrainPPO, arguments, prog="recurl train ppo")
+    config = wanted.config
+    name = f"{config.env.rsplit('/', 1)[-1]}-{config.cell}-seed{config.seed}"
+    folder = RunFolder(wanted.run_dir or Path("runs") / name)
+    folder.check_free(overwrite=wanted.overwrite)
+    console = Console()
+    trainer = Trainer(config, folder, console=console)
+    folder.create(config)
+    return _train(trainer, console)
+
+
+def resume_command(arguments: list[str]) -> int:
+    """Go on with a run."""
+    folder = RunFolder(parse_arguments(Resume, arguments, prog="recurl train").resume)
+    console = Console()
+    trainer = Trainer(folder.read_config(), folder, console=console)
+    trainer.resume()
+    return _train(trainer, console)
+
+
+def _train(trainer: Trainer, console: Console) -> int:
+    config, path = trainer.config, trainer.folder.path
+    set_up = time.process_time()
+    _say(console, f"Training {config.env} with {config.cell} on {config.device}, seed {config.seed}, into {path}")
+    with StopOnSignal() as stop:
+        outcome = trainer.run(stop.requested)
+    trainer.close()
+    _say(console, _summary(outcome, set_up))
+    if stop.requested():
+        _say(console, f"Go on with: recurl train --resume {path}")
+        return stop.exit_code
+    _say(console, str(evaluate_run(trainer.folder, episodes=config.eval_episodes)))
+    return 0
+
+
+def _summary(outcome: Outcome, set_up: float) -> str:
+    return (
+        f"{_STATUS[outcome.status]} after {outcome.env_steps:,} steps: mean return of the last 20 training episodes "
+        f"{outcome.return_mean:.1f}; training took {outcome.cpu_s:.1f} s of CPU time ({outcome.wall_s:.1f} s wall), "
+        f"set-up {set_up:.1f} s of CPU time"
+    )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,86 @@
+"""Returns and lengths of the episodes that end inside batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WINDOW = 20
+
+
+class EpisodeStats:
+    """Sums rewards along rows that go on from batch to batch, and remembers the last finished episodes.
+
+    Args:
+        num_envs: rows of a batch, B.
+
+    Example:
+        >>> stats = EpisodeStats(1)
+        >>> done = torch.tensor([[False, True, False]])
+        >>> stats.update(torch.ones(1, 3), done)
+        >>> stats.episodes, stats.mean_return, stats.mean_length
+        (1, 2.0, 2.0)
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._return = torch.zeros(num_envs, dtype=torch.float64)
+        self._length = torch.zeros(num_envs, dtype=torch.int64)
+        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[int] = deque(maxlen=WINDOW)
+
+    def update(self, reward: Tensor, done: Tensor) -> None:
+        """Take in one batch.
+
+        Args:
+            reward: unscaled rewards ``[B, T]``.
+            done: bool ``[B, T]``, true at the last step of an episode.
+        """
+        rewards, dones = reward.cpu().double().T, done.cpu().T
+        for reward_t, done_t in zip(rewards, dones, strict=True):
+            self._return += reward_t
+            self._length += 1
+            if done_t.any():
+                self._finish(done_t)
+
+    def _finish(self, done: Tensor) -> None:
+        self.returns.extend(self._return[done].tolist())
+        self.lengths.extend(self._length[done].tolist())
+        self.episodes += int(done.sum())
+        self._return[done] = 0
+        self._length[done] = 0
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the last 20 episodes (of all when there are fewer, nan when there is none)."""
+        return sum(self.returns) / len(self.returns) if self.returns else float("nan")
+
+    @property
+    def mean_length(self) -> float:
+        """Mean length of the same episodes, in steps."""
+        return sum(self.lengths) / len(self.lengths) if self.lengths else float("nan")
+
+    def reached(self, target: float | None) -> bool:
+        """Whether 20 episodes are there and their mean return is at least ``target``."""
+        return target is not None and len(self.returns) == WINDOW and self.mean_return >= target
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return {
+            "return": self._return.clone(),
+            "length": self._length.clone(),
+            "episodes": self.episodes,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self._return.copy_(state["return"])
+        self._length.copy_(state["length"])
+        self.episodes = state["episodes"]
+        self.returns = deque(state["returns"], maxlen=WINDOW)
+        self.lengths = deque(state["lengths"], maxlen=WINDOW)

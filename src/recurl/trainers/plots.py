@@ -1,0 +1,28 @@
+"""The learning curve of a run, drawn from its metrics."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+
+def plot_learning_curve(metrics: Path, picture: Path, *, title: str) -> None:
+    """Draw mean return of the last 20 episodes over environment steps.
+
+    Args:
+        metrics: ``metrics.csv`` of a run.
+        picture: file to write; its suffix decides the format.
+        title: heading.
+    """
+    with metrics.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot([int(row["env_steps"]) for row in rows], [float(row["return_mean_20"]) for row in rows])
+    axes.set(xlabel="environment steps", ylabel="return (mean of last 20 episodes)", title=title)
+    axes.grid(visible=True, alpha=0.3)
+    canvas.print_figure(picture, dpi=120)

@@ -1,0 +1,182 @@
+"""PPO with a recurrent actor-critic: builds environment, networks and losses from a config, and does one update."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from recurl.collectors import Collector
+from recurl.data.minibatches import SequenceMinibatches
+from recurl.envs.base import EnvBase
+from recurl.envs.gym import GymEnv
+from recurl.errors import ArgumentError
+from recurl.keys import DONE, NEXT, REWARD
+from recurl.modules.normalization import RewardScaler
+from recurl.objectives.ppo import ClipPPOLoss
+from recurl.objectives.value.advantages import GAE
+from recurl.trainers.agent import Agent
+from recurl.trainers.config import PPOConfig
+from recurl.trainers.seeding import seed_everything
+
+_LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
+_DIAGNOSTICS = ("entropy", "kl_approx", "clip_fraction", "explained_variance")
+
+
+def make_env(config: PPOConfig, num_envs: int, *, policy: nn.Module | None = None) -> EnvBase:
+    """Build the environments of a run.
+
+    Args:
+        config: id and arguments of the environment, device.
+        num_envs: environments side by side.
+        policy: its hidden states are declared, so that it can be run in the environment.
+
+    Raises:
+        ArgumentError: there is no such environment or device, or the environment refuses its arguments.
+    """
+    _check_device(config.device)
+    try:
+        return GymEnv(
+            config.env,
+            num_envs=num_envs,
+            device=config.device,
+            categorical_action_encoding=True,
+            policy=policy,
+            **config.env_arguments,
+        )
+    except ArgumentError as error:
+        raise ArgumentError(f"--env {config.env} {' '.join(config.env_kwargs)} can't be used: {error}") from error
+    except TypeError as error:
+        raise ArgumentError(
+            f"--env {config.env} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"
+        ) from error
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch says it with either
+        reason = str(error).splitlines()[0]
+        raise ArgumentError(f"--device {device} can't be used, try --device cpu: {reason}") from error
+
+
+def make_agent(config: PPOConfig, env: EnvBase) -> Agent:
+    """Build the networks for an environment of the run, untrained."""
+    return Agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
+
+
+class PPO:
+    """One learner: its environments, networks, optimiser and statistics.
+
+    Args:
+        config: the options; its seed decides everything random.
+
+    Source: Schulman et al., "Proximal policy optimization algorithms" (2017), with the implementation details of
+    Huang et al., "The 37 implementation details of PPO" (2022): orthogonal initialisation, Adam epsilon 1e-5, annealed
+    step size, advantages normalised per minibatch, gradient clipping.
+    """
+
+    def __init__(self, config: PPOConfig) -> None:
+        torch.set_num_threads(config.threads)
+        seed_everything(config.seed)
+        self.config = config
+        self.env_steps = 0
+        env = make_env(config, config.num_envs)
+        env.set_seed(config.seed)
+        self.can_save_env = env.can_save_state
+        self.agent = make_agent(config, env)
+        self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
+        self.gae = GAE(gamma=config.gamma, lmbda=config.gae_lambda, value_network=self.agent.critic)
+        self.loss = ClipPPOLoss(
+            self.agent.actor,
+            self.agent.critic,
+            clip_epsilon=config.clip_epsilon,
+            entropy_coeff=config.entropy_coeff,
+            critic_coeff=config.critic_coeff,
+            loss_critic_type="l2",
+            normalize_advantage=True,
+        )
+        self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=config.learning_rate, eps=1e-5)
+        self.collector = Collector(
+            env, self.agent.collect, frames_per_batch=config.frames_per_batch, device=config.device
+        )
+
+    def collect(self) -> TensorDictBase:
+        """Take ``rollout_steps`` steps in every environment and return the batch, ``[B, T]``."""
+        batch = self.collector.collect()
+        self.env_steps += batch.numel()
+        return batch
+
+    def learn(self, batch: TensorDictBase) -> dict[str, float]:
+        """Improve the networks on a batch.
+
+        Args:
+            batch: what :meth:`collect` returned, ``[B, T]``; rewards are replaced by scaled ones.
+
+        Returns:
+            Losses and diagnostics, averaged over the update, and the step size used.
+        """
+        fraction = self._set_schedules()
+        if self.scaler is not None:
+            self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
+            batch[NEXT, REWARD] = self.scaler(batch[NEXT, REWARD])
+        self.gae(batch)
+        data = batch.select(*self.loss.in_keys, strict=False)
+        minibatches = SequenceMinibatches(data, self.config.minibatches, self.config.sequence_length)
+        seen = [self._step(minibatch) for _ in range(self.config.epochs) for minibatch in minibatches]
+        if self.agent.norm is not None:
+            flat = self.agent.flat
+            self.agent.norm.update(flat(*(batch[key] for key in flat.keys)))
+        mean = torch.stack(seen).mean(0).tolist()
+        names = (*_LOSSES, *_DIAGNOSTICS, "grad_norm")
+        return {**dict(zip(names, mean, strict=True)), "learning_rate": self.config.learning_rate * fraction}
+
+    def _set_schedules(self) -> float:
+        done = self.env_steps // self.config.frames_per_batch - 1
+        fraction = 1 - done / self.config.updates if self.config.anneal else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * fraction
+        self.loss.entropy_coeff = self.config.entropy_coeff * fraction
+        return fraction
+
+    def _step(self, minibatch: TensorDictBase) -> torch.Tensor:
+        losses = self.loss(minibatch)
+        self.optimizer.zero_grad(set_to_none=True)
+        cast(torch.Tensor, sum(losses[name] for name in _LOSSES)).backward()
+        norm = nn.utils.clip_grad_norm_(self.agent.parameters(), self.config.max_grad_norm)
+        self.optimizer.step()
+        return torch.stack([*(losses[name].detach().squeeze() for name in (*_LOSSES, *_DIAGNOSTICS)), norm])
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.collector.shutdown()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on: networks, optimiser, statistics, environments, carried states."""
+        return {
+            "env_steps": self.env_steps,
+            "agent": self.agent.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "collector": self.collector.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned.
+
+        Raises:
+            ArgumentError: the state belongs to other options.
+        """
+        try:
+            self.agent.load_state_dict(state["agent"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self.scaler is not None:
+                self.scaler.load_state_dict(state["scaler"])
+            restored = self.collector.load_state_dict(state["collector"])
+        except (RuntimeError, KeyError) as error:
+            raise ArgumentError(f"The checkpoint doesn't fit the run's config.json: {error}") from error
+        self.env_steps = state["env_steps"]
+        if not restored:
+            self.collector.set_seed(self.config.seed + self.env_steps)  # other episodes than those of the beginning

@@ -1,0 +1,54 @@
+"""Random number generators of the process: seeded, saved and restored together."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's global generators.
+
+    Args:
+        seed: a non-negative integer; NumPy sees its lowest 32 bits.
+
+    Example:
+        >>> seed_everything(0); first = torch.rand(1)
+        >>> seed_everything(0); torch.equal(first, torch.rand(1))
+        True
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - third-party environments may draw from the global generator
+    torch.manual_seed(seed)
+
+
+def rng_state() -> dict[str, Any]:
+    """Return the state of the global generators as tensors and plain values.
+
+    Example:
+        >>> state = rng_state(); first = (random.random(), torch.rand(1))
+        >>> set_rng_state(state); first == (random.random(), torch.rand(1))
+        True
+    """
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 - see seed_everything
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put the global generators where :func:`rng_state` found them."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])

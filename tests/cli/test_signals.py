@@ -1,0 +1,22 @@
+import signal
+
+import pytest
+
+from recurl.cli.signals import StopOnSignal
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_first_signal_is_noted_and_handlers_come_back(number, code):
+    before = signal.getsignal(number)
+    with StopOnSignal() as stop:
+        assert (stop.requested(), stop.exit_code) == (False, 0)
+        signal.raise_signal(number)
+        assert (stop.requested(), stop.exit_code) == (True, code)
+    assert signal.getsignal(number) is before
+
+
+def test_second_ctrl_c_interrupts():
+    with StopOnSignal():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

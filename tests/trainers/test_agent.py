@@ -1,0 +1,87 @@
+import pytest
+import torch
+from tensordict import TensorDict
+
+from recurl import specs
+from recurl.errors import UnsupportedError
+from recurl.mode import set_recurrent_mode
+from recurl.trainers import PPOConfig
+from recurl.trainers.agent import Agent, FlatObservation
+
+BOX = specs.Composite({"observation": specs.Unbounded(2, 3)}, shape=(2,))
+DISCRETE = specs.Categorical(3)
+CONTINUOUS = specs.Bounded(torch.tensor([-2.0, -1.0]), torch.tensor([2.0, 1.0]))
+
+
+def make(cell="lstm", action=DISCRETE, spec=BOX, **options):
+    torch.manual_seed(0)
+    return Agent(PPOConfig(env="none", cell=cell, hidden_size=8, **options), spec, action)
+
+
+def batch(agent, *shape):
+    td = TensorDict({"observation": torch.randn(*shape, 3)}, shape)
+    td["is_init"] = torch.zeros(*shape, 1, dtype=torch.bool)
+    for key in agent.collect.in_keys:
+        if "state_" in str(key):
+            td[key] = torch.zeros(*shape, 1, 8)
+    return td
+
+
+def test_flat_observation_joins_a_dict_in_the_order_of_its_keys():
+    spec = specs.Composite(
+        {
+            "b": specs.Bounded(0, 255, (4, 2, 2, 1), dtype=torch.uint8),
+            "a": {"x": specs.Unbounded(4), "y": specs.Unbounded(4, 3)},
+        },
+        shape=(4,),
+    )
+    flat = FlatObservation(spec)
+    assert flat.features == 4 + 1 + 3
+    parts = {
+        "b": torch.full((4, 2, 2, 1), 51, dtype=torch.uint8),
+        ("a", "x"): torch.ones(4),
+        ("a", "y"): torch.zeros(4, 3),
+    }
+    out = flat(*(parts[key] for key in flat.keys))
+    assert out.shape == (4, 8)
+    assert sorted(out[0].tolist()) == pytest.approx([0, 0, 0, 0.2, 0.2, 0.2, 0.2, 1])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "none"])
+def test_writes_actions_values_and_states(cell, shared):
+    agent = make(cell, shared_trunk=shared)
+    td = agent.collect(batch(agent, 2))
+    assert td["action"].shape == td["action_log_prob"].shape == (2,)
+    trunks = 1 if shared else 2
+    states = {"lstm": 2, "gru": 1, "none": 0}[cell] * trunks
+    assert len([key for key in agent.collect.out_keys if key[0] == "next"]) == states
+    with set_recurrent_mode(True):
+        assert agent.critic(batch(agent, 2, 5))["state_value"].shape == (2, 5, 1)
+
+
+def test_trunks_are_shared_or_not():
+    sizes = {shared: sum(p.numel() for p in make(shared_trunk=shared).parameters()) for shared in (True, False)}
+    assert sizes[True] < sizes[False]
+
+
+def test_control_has_as_many_weights_as_the_lstm():
+    def matrices(cell):
+        return sum(p.numel() for p in make(cell).parameters() if p.ndim == 2)
+
+    assert matrices("none") == matrices("lstm")
+
+
+def test_continuous_actions_stay_in_their_bounds():
+    agent = make(action=CONTINUOUS)
+    with torch.no_grad():
+        actions = agent.actor(batch(agent, 1000))["action"]
+    assert actions.shape == (1000, 2)
+    assert (actions.abs() <= torch.tensor([2.0, 1.0])).all()
+    assert actions[:, 0].abs().max() > 1
+
+
+@pytest.mark.parametrize("action", [specs.MultiCategorical([2, 3]), specs.Bounded(-torch.inf, 1.0, (2,))])
+def test_other_actions_are_refused(action):
+    with pytest.raises(UnsupportedError, match="PPO needs Discrete actions, or a Box of one dimension"):
+        make(action=action)

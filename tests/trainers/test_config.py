@@ -1,0 +1,55 @@
+import json
+
+import pytest
+
+from recurl.errors import ArgumentError
+from recurl.trainers import PPOConfig
+
+ENV = "recurl/RepeatPrevious-v0"
+
+
+def test_survives_json():
+    config = PPOConfig(env=ENV, env_kwargs=("k=1", "episode_length=8"), cell="gru", stop_return=0.5)
+    assert PPOConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_env_arguments_are_literals_or_text():
+    config = PPOConfig(env=ENV, env_kwargs=("k=1", "mode=human", "size=(2, 3)", "on=False"))
+    assert config.env_arguments == {"k": 1, "mode": "human", "size": (2, 3), "on": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_envs": 0}, "--num-envs must be positive, got 0"),
+        ({"hidden_size": -1}, "--hidden-size must be positive, got -1"),
+        ({"sequence_length": 0}, "--sequence-length must be positive"),
+        ({"seed": -1}, "--seed must not be negative"),
+        ({"gamma": 1.5}, "--gamma must lie between 0 and 1"),
+        ({"cell": "rnn"}, "--cell must be one of lstm, gru, none, got 'rnn'"),
+        ({"env_kwargs": ("k",)}, "--env-kwargs takes name=value, such as k=8, got 'k'"),
+        ({"minibatches": 64}, "--minibatches must not exceed the 32 sequences"),
+        ({"total_steps": 1000}, "--total-steps must cover one batch of 1024 steps"),
+    ],
+)
+def test_options_that_cannot_be_used(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        PPOConfig(env=ENV, **options)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"env": ENV, "colour": 1}, "Unknown options"),
+        ({}, "can't be read"),
+        ({"env": ENV, "seed": "x"}, "can't be read"),
+    ],
+)
+def test_dicts_that_cannot_be_read(values, message):
+    with pytest.raises(ArgumentError, match=message):
+        PPOConfig.from_dict(values)
+
+
+def test_counts():
+    config = PPOConfig(env=ENV, num_envs=4, rollout_steps=16, total_steps=200)
+    assert (config.frames_per_batch, config.updates) == (64, 3)

@@ -1,0 +1,32 @@
+import math
+
+import torch
+
+from recurl.trainers.episodes import EpisodeStats
+
+
+def test_episodes_go_on_over_batches_and_through_a_saved_state():
+    rewards = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 1.0, 1.0]])
+    dones = torch.tensor([[False, True, False, False], [False, False, False, True]])
+    stats = EpisodeStats(2)
+    assert math.isnan(stats.mean_return)
+    assert math.isnan(stats.mean_length)
+    stats.update(rewards, dones)
+    assert list(stats.returns) == [3.0, 4.0]
+    other = EpisodeStats(2)
+    other.load_state_dict(stats.state_dict())
+    for each in (stats, other):
+        each.update(rewards, dones)
+        assert list(each.returns) == [3.0, 4.0, 15.0, 4.0]
+        assert list(each.lengths) == [2, 4, 4, 4]
+        assert each.episodes == 4
+
+
+def test_a_target_needs_twenty_episodes():
+    stats = EpisodeStats(1)
+    stats.update(torch.ones(1, 19), torch.ones(1, 19, dtype=torch.bool))
+    assert not stats.reached(1.0)
+    stats.update(torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    assert stats.reached(1.0)
+    assert not stats.reached(1.1)
+    assert not stats.reached(None)

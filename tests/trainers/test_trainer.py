@@ -1,0 +1,154 @@
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from recurl.trainers import PPOConfig, RunFolder, Trainer
+from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
+
+CLOCKS = ("wall_s", "cpu_s", "steps_per_s")
+
+
+def config(**options):
+    return PPOConfig(
+        **{
+            "env": "recurl/RepeatPrevious-v0",
+            "env_kwargs": ("k=2", "episode_length=11"),
+            "hidden_size": 8,
+            "num_envs": 4,
+            "rollout_steps": 16,
+            "sequence_length": 8,
+            "total_steps": 384,
+            "checkpoint_every": 100,
+            "entropy_coeff": 0.01,
+            **options,
+        }
+    )
+
+
+def train(options, path, *, stop_after=None, resume=False):
+    """Run in ``path``; return the outcome and what was printed."""
+    out, folder = io.StringIO(), RunFolder(path)
+    trainer = Trainer(options, folder, console=Console(file=out))
+    if resume:
+        trainer.resume()
+    else:
+        folder.create(options)
+    left = iter(range(stop_after - 1, -1, -1)) if stop_after else None
+    outcome = trainer.run(lambda: left is not None and next(left) == 0)
+    trainer.close()
+    return outcome, out.getvalue()
+
+
+def metrics(path):
+    header, *rows = [line.split(",") for line in RunFolder(path).metrics.read_text().splitlines()]
+    keep = [column for column, name in enumerate(header) if name not in CLOCKS]
+    return [[row[column] for column in keep] for row in (header, *rows)]
+
+
+def differing(first, second, path=""):
+    """Where two nested states differ."""
+    if isinstance(first, torch.Tensor):
+        same = first.dtype == second.dtype and torch.equal(first, second)
+        return [] if same else [path]
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        return [place for key in first for place in differing(first[key], second[key], f"{path}/{key}")]
+    if isinstance(first, list | tuple):
+        assert len(first) == len(second)
+        return [
+            place
+            for index, pair in enumerate(zip(first, second, strict=True))
+            for place in differing(*pair, f"{path}/{index}")
+        ]
+    return [] if first == second else [path]
+
+
+def final_state(path):
+    state = load_checkpoint(latest_checkpoint(RunFolder(path).checkpoints))
+    del state["algorithm"]["collector"]["traj_ids"]  # labels, unique in the process
+    return {key: value for key, value in state.items() if key not in CLOCKS}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cell": "lstm"},
+        {"cell": "gru", "shared_trunk": False},
+        {"cell": "none"},
+        {"env": "recurl/MaskedCartPole-v1", "env_kwargs": ()},
+        {"env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "num_layers": 2},
+    ],
+)
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path, options):
+    options = config(**options)
+    whole, _ = train(options, tmp_path / "whole")
+    half, _ = train(options, tmp_path / "half", stop_after=3)
+    assert (half.status, half.env_steps) == ("stopped", 192)
+    assert len(metrics(tmp_path / "half")) == 4
+    resumed, printed = train(options, tmp_path / "half", resume=True)
+    assert "Notice" not in printed
+    assert (resumed.status, resumed.env_steps, resumed.return_mean) == ("finished", 384, whole.return_mean)
+    assert resumed.cpu_s > half.cpu_s
+    assert metrics(tmp_path / "half") == metrics(tmp_path / "whole")
+    assert differing(final_state(tmp_path / "half"), final_state(tmp_path / "whole")) == []
+
+
+def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
+    options = config(checkpoint_every=2)
+    train(options, tmp_path / "whole")
+
+    def crash():
+        raise SystemError
+
+    trainer = Trainer(options, RunFolder(tmp_path / "run"), console=Console(file=io.StringIO()))
+    RunFolder(tmp_path / "run").create(options)
+    calls = iter([False, False, False, True])
+    with pytest.raises(SystemError):
+        trainer.run(lambda: next(calls) and crash())
+    assert len(metrics(tmp_path / "run")) == 5
+    trainer.close()
+    (tmp_path / "run" / "checkpoints" / "000000000256.pt").unlink(missing_ok=True)
+    train(options, tmp_path / "run", resume=True)
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_same_seed_same_run_other_seed_other_run(tmp_path):
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        train(config(seed=seed, total_steps=128), tmp_path / name)
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+    assert differing(final_state(tmp_path / "a"), final_state(tmp_path / "b")) == []
+    assert metrics(tmp_path / "a") != metrics(tmp_path / "c")
+
+
+def test_environments_without_a_state_start_over_with_a_notice(tmp_path):
+    options = config(env="CartPole-v1", env_kwargs=())
+    train(options, tmp_path, stop_after=3)
+    outcome, printed = train(options, tmp_path, resume=True)
+    assert "Notice: CartPole-v1 can't save its state" in printed
+    assert (outcome.status, outcome.env_steps) == ("finished", 384)
+    assert len(metrics(tmp_path)) == 7
+
+
+def test_ends_when_solved_and_stays_so(tmp_path):
+    options = config(stop_return=0.0)
+    outcome, _ = train(options, tmp_path)
+    assert outcome.status == "solved"
+    assert outcome.env_steps < 384
+    again, _ = train(options, tmp_path, resume=True)
+    assert (again.status, again.env_steps) == ("solved", outcome.env_steps)
+
+
+def test_run_folder_holds_everything(tmp_path):
+    train(config(), tmp_path)
+    folder = RunFolder(tmp_path)
+    assert folder.read_config() == config()
+    assert folder.curve.read_bytes().startswith(b"\x89PNG")
+    assert len(list(folder.tensorboard.iterdir())) == 1
+    header, *rows = metrics(tmp_path)
+    assert len(rows) == 6
+    for column in ("env_steps", "return_mean_20", "loss_objective", "loss_critic", "loss_entropy"):
+        assert column in header
+    whole_header = folder.metrics.read_text().splitlines()[0]
+    assert set(CLOCKS) <= set(whole_header.split(","))

@@ -82,16 +82,14 @@ class GymWrapper(EnvBase):
 
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get(RESET, None)
-        options: dict[str, Any] = {}
         if mask is not None and self.batch_size:
-            rows = mask.detach().cpu().numpy().reshape(self.batch_size)
-            options = {"options": {"reset_mask": rows.copy()}}
+            rows = mask.cpu().numpy().reshape(self.batch_size)
+            observation, _ = self._env.reset(options={"reset_mask": rows.copy()})
             self._closed_rows = self._closed_rows & ~rows[:, None]
         else:
-            options = {"seed": self._seed}
+            observation, _ = self._env.reset(seed=self._seed)
             self._seed = None
             self._closed_rows = np.zeros_like(self._closed_rows)
-        observation, _ = self._env.reset(**options)
         return self._tensordict(self._observations.read(observation))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -109,7 +107,7 @@ class GymWrapper(EnvBase):
         entries[REWARD] = torch.from_numpy(np.array(reward, dtype=np.float32).reshape(shape))
         entries[TERMINATED] = torch.from_numpy(terminated)
         entries[TRUNCATED] = torch.from_numpy(truncated)
-        entries[DONE] = torch.from_numpy(done)
+        entries[DONE] = torch.from_numpy(done.copy())
         return self._tensordict(entries)
 
     def _tensordict(self, entries: dict[Any, torch.Tensor]) -> TensorDict:

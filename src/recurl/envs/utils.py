@@ -149,10 +149,12 @@ def check_env_specs(env: EnvBase, max_steps: int = 5) -> None:
         >>> from recurl.envs import GymEnv
         >>> check_env_specs(GymEnv("CartPole-v1"))
     """
-    _check(env, env.reset(), "the root after reset")
+    root = env.reset()
     for _ in range(max_steps):
-        td = env.rand_step(env.reset())
+        _check(env, root, "the root after reset")
+        td = env.rand_step(root)
         _check(env, td.get(NEXT), "'next' after step", reward=True)
+        root = env.maybe_reset(env.carry(td))
         if not env.action_spec.is_in(td.get(ACTION)):
             raise ArgumentError(f"A random action is not in the action spec {env.action_spec}: {td.get(ACTION)}.")
     fake, real = env.fake_tensordict(), env.rollout(max_steps)[..., 0]

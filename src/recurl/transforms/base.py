@@ -195,4 +195,4 @@ def _like(mask: torch.Tensor, value: torch.Tensor, tensordict: TensorDictBase) -
     """Return ``mask`` with as many dimensions as ``value``."""
     if mask.ndim == value.ndim:
         return mask
-    return mask.view(*tensordict.batch_size, *(1,) * (value.ndim - tensordict.ndim))
+    return mask.view((*tensordict.batch_size, *(1,) * (value.ndim - tensordict.ndim)))

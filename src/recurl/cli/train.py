@@ -75,7 +75,7 @@ def _train(trainer: Trainer, console: Console) -> int:
 def _summary(outcome: Outcome, set_up: float) -> str:
     return (
         f"{_STATUS[outcome.status]} after {outcome.env_steps:,} steps: mean return of the last 20 training episodes "
-        f"{outcome.return_mean:.1f}; training took {outcome.cpu_s:.1f} s of CPU time ({outcome.wall_s:.1f} s wall), "
+        f"{outcome.return_mean:.4g}; training took {outcome.cpu_s:.1f} s of CPU time ({outcome.wall_s:.1f} s wall), "
         f"set-up {set_up:.1f} s of CPU time"
     )
 

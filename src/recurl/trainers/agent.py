@@ -13,11 +13,17 @@ from recurl import specs
 from recurl.errors import UnsupportedError
 from recurl.keys import ACTION, IS_INIT, NestedKey, next_key
 from recurl.mode import ExplorationType
-from recurl.modules.actors import ProbabilisticActor, ValueOperator
-from recurl.modules.distributions import Categorical, NormalParamExtractor, TanhNormal
-from recurl.modules.networks import MLP
-from recurl.modules.normalization import ObservationNorm
-from recurl.modules.recurrent import GRUModule, LSTMModule
+from recurl.modules import (
+    MLP,
+    Categorical,
+    GRUModule,
+    LSTMModule,
+    NormalParamExtractor,
+    ObservationNorm,
+    ProbabilisticActor,
+    TanhNormal,
+    ValueOperator,
+)
 from recurl.trainers.config import PPOConfig
 
 

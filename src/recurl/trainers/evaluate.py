@@ -10,8 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from recurl.envs.base import EnvBase
-from recurl.envs.rollout import interact
+from recurl.envs import EnvBase, interact
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
 from recurl.mode import ExplorationType, set_exploration_type

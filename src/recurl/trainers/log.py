@@ -18,7 +18,7 @@ from recurl.errors import ArgumentError
 Row: TypeAlias = Mapping[str, float]
 _SECONDS_BETWEEN_LINES = 5.0
 _LIVE = (
-    "return {return_mean_20:.1f}  length {length_mean_20:.0f}  {steps_per_s:.0f} steps/s  "
+    "return {return_mean_20:.4g}  length {length_mean_20:.0f}  {steps_per_s:.0f} steps/s  "
     "loss {loss_objective:+.3f} (policy) {loss_critic:.3f} (value)  entropy {entropy:.2f}"
 )
 

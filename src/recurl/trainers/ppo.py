@@ -9,14 +9,13 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from recurl.collectors import Collector
-from recurl.data.minibatches import SequenceMinibatches
-from recurl.envs.base import EnvBase
-from recurl.envs.gym import GymEnv
+from recurl.data import SequenceMinibatches
+from recurl.envs import EnvBase, GymEnv
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
-from recurl.modules.normalization import RewardScaler
-from recurl.objectives.ppo import ClipPPOLoss
-from recurl.objectives.value.advantages import GAE
+from recurl.modules import RewardScaler
+from recurl.objectives import ClipPPOLoss
+from recurl.objectives.value import GAE
 from recurl.trainers.agent import Agent
 from recurl.trainers.config import PPOConfig
 from recurl.trainers.seeding import seed_everything

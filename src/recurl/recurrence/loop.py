@@ -10,35 +10,99 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl.recurrence.backend import LayerCall, Support, record_run
-from recurl.recurrence.cells import Cell, LayerWeights, States
+from recurl.recurrence.backend import LayerCall, Support
+from recurl.recurrence.boundaries import HostPlan
+from recurl.recurrence.cells import LayerWeights, States
+from recurl.recurrence.ops import Gradients
 
 
-class LoopBackend:
-    """Step loop in ATen with manual autograd. Fetches the segment lengths once per batch."""
+class LoopKernels:
+    """Step loop in ATen. Fetches the segment lengths once per batch."""
 
     name = "loop"
+
+    def missing(self) -> str | None:
+        """Nothing: it needs torch only."""
+        return None
+
+    def missing(self) -> str | None:
+        """Nothing: it needs torch only."""
+        return None
 
     def unsupported(self, support: Support) -> str | None:
         """It reads segment lengths on the host, which can't be traced."""
         return "it reads segment lengths on the host, which can't be traced" if support.compiling else None
 
-    def run(self, call: LayerCall) -> tuple[Tensor, States]:
-        """See :meth:`recurl.recurrence.backend.Backend.run`."""
+    def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
+        """See :meth:`recurl.recurrence.ops.Kernels.forward`. Saves the gates (and a GRU's hidden product), packed."""
+        kernel, plan, w = _KERNELS[call.cell.name], call.boundaries.host(), call.weights
+        gates, initial = _input_gates(kernel, call), _initial(call)
+        tokens = call.x.shape[0]
+        h_gates = gates.new_empty(tokens if kernel.keeps_h_gates else 0, gates.shape[1])
+        packed = tuple(gates.new_empty(tokens, state.shape[1]) for state in initial)
+        states, w_hh_t, begin = initial, w.w_hh.t(), 0
+        for rows in plan.steps:
+            block = slice(begin, begin + rows)
+            states = tuple(state[:rows] for state in states)
+            _hidden_product(kernel, gates[block], h_gates[block], states[0], w_hh_t, w.b_hh)
+            h, *rest = kernel.forward(gates[block], h_gates[block], states)
+            states = (h if w.w_hr is None else h @ w.w_hr.t(), *rest)
+            for kept, state in zip(packed, states, strict=True):
+                kept[block] = state
+            begin += rows
+        after = tuple(_unpack(state, plan) for state in packed)
+        return after, (gates, h_gates) if keep else ()
+
+    def backward(
+        self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: tuple[bool, ...]
+    ) -> Gradients:
+        """See :meth:`recurl.recurrence.ops.Kernels.backward`."""
+        kernel, plan, w = _KERNELS[call.cell.name], call.boundaries.host(), call.weights
+        initial = _initial(call)
+        after, grads = (tuple(value.index_select(0, plan.order) for value in values) for values in (after, grads))
+        before = _before(initial, after, plan.steps)
+        gates, h_gates = saved or _gates_again(kernel, call, before)
+        coefficients = kernel.coefficients(gates, h_gates, before, after)
+        grad_gates = torch.empty_like(gates)
+        grad_h, carried = _sweep(kernel, plan.steps, w, coefficients, grads, initial, grad_gates)
+        grad_unprojected = grad_h if w.w_hr is None else grad_h @ w.w_hr
+        grad_input = kernel.input_gradient(grad_gates, coefficients, grad_unprojected)
+        return (
+            _unpack(grad_input @ w.w_ih, plan) if needs[0] else None,
+            grad_input.t() @ call.x.index_select(0, plan.order) if needs[1] else None,
+            grad_gates.t() @ before[0] if needs[2] else None,
+            grad_input.sum(0) if needs[3] else None,
+            grad_gates.sum(0) if needs[4] else None,
+            grad_h.t() @ _lstm_output(gates, after[1]) if needs[5] else None,
+            *(
+                torch.zeros_like(state, memory_format=torch.contiguous_format).index_copy_(0, plan.starts, grad)
+                if need
+                else None
+                for state, grad, need in zip(call.states, carried, needs[6:], strict=True)
+            ),
+        )
+
+    def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
+        """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
+        tokens, rows = call.x.shape[0], call.weights.w_hh.shape[0]
+        kept = tokens if _KERNELS[call.cell.name].keeps_h_gates else 0
+        return call.x.new_empty(tokens, rows), call.x.new_empty(kept, rows)
+
+    def differentiable(self, call: LayerCall) -> States:
+        """See :meth:`recurl.recurrence.ops.Kernels.differentiable`."""
         plan = call.boundaries.host()
-        x = call.x.index_select(0, plan.order)
-        initial = tuple(state.index_select(0, plan.starts) for state in call.states)
-        w = call.weights
-        after: States = _Recurrence.apply(call.cell, plan.steps, x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, w.w_hr, *initial)
-        record_run(self.name)
-        dense = tuple(torch.empty_like(state).index_copy(0, plan.order, state) for state in after)
-        return dense[0], dense
+        after: list[States] = []
+        states = _initial(call)
+        for rows, tokens in zip(plan.steps, call.x.index_select(0, plan.order).split(plan.steps), strict=True):
+            states = call.weights.step(call.cell, tokens, tuple(state[:rows] for state in states))
+            after.append(states)
+        packed = (torch.cat(state) for state in zip(*after, strict=True))
+        return tuple(torch.empty_like(state).index_copy(0, plan.order, state) for state in packed)
 
 
 @dataclass(frozen=True)
@@ -46,8 +110,9 @@ class _Kernel:
     """Pointwise work of one cell on packed rows; H units, GH gate columns, R rows of one step.
 
     Attributes:
-        forward: ``(gates [R, GH], h_gates [R, GH] or None, states) -> states after`` (before projection). Finishes
-            ``gates``, which hold the input product, in place. Without ``h_gates`` the hidden product is already in.
+        forward: ``(gates [R, GH], h_gates [R, GH], states) -> states after`` (before projection). Finishes ``gates``,
+            which hold the input product, in place. ``h_gates`` hold the hidden product if the cell keeps it apart;
+            else it is already in ``gates``.
         coefficients: ``(gates, h_gates, states before, states after)``, all packed tokens at once -> what
             ``backward`` needs: the derivatives that don't depend on the incoming gradient.
         backward: ``(coefficients, grads of the states after, hidden-gate gradient to fill) -> (part of h's gradient
@@ -56,14 +121,14 @@ class _Kernel:
         keeps_h_gates: the hidden product enters the gates other than by addition, so it is kept apart.
     """
 
-    forward: Callable[[Tensor, Tensor | None, States], States]
+    forward: Callable[[Tensor, Tensor, States], States]
     coefficients: Callable[[Tensor, Tensor, States, States], States]
     backward: Callable[[States, States, Tensor], tuple[Tensor | None, States]]
     input_gradient: Callable[[Tensor, States, Tensor], Tensor]
     keeps_h_gates: bool
 
 
-def _lstm_forward(gates: Tensor, h_gates: Tensor | None, states: States) -> States:
+def _lstm_forward(gates: Tensor, h_gates: Tensor, states: States) -> States:
     hidden = gates.shape[1] // 4
     gates[:, : 2 * hidden].sigmoid_()
     gates[:, 2 * hidden : 3 * hidden].tanh_()
@@ -96,8 +161,7 @@ def _lstm_input_gradient(h_gradient: Tensor, coefficients: States, grad_h: Tenso
     return h_gradient
 
 
-def _gru_forward(gates: Tensor, h_gates: Tensor | None, states: States) -> States:
-    assert h_gates is not None
+def _gru_forward(gates: Tensor, h_gates: Tensor, states: States) -> States:
     hidden = gates.shape[1] // 3
     gates[:, : 2 * hidden].add_(h_gates[:, : 2 * hidden]).sigmoid_()
     r, z, n = gates.chunk(3, 1)
@@ -132,79 +196,47 @@ _KERNELS = {
 }
 
 
-class _Recurrence(torch.autograd.Function):
-    """Packed x ``[N, I]``, weights and states at segment starts ``[S, ...]`` -> packed states after every token."""
+def _input_gates(kernel: _Kernel, call: LayerCall) -> Tensor:
+    """Packed input product and all biases that enter the gates by addition, ``[N, GH]``."""
+    w = call.weights
+    bias = w.b_ih if kernel.keeps_h_gates or w.b_ih is None or w.b_hh is None else w.b_ih + w.b_hh
+    return F.linear(call.x.index_select(0, call.boundaries.host().order), w.w_ih, bias)
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        cell: Cell,
-        steps: list[int],
-        x: Tensor,
-        w_ih: Tensor,
-        w_hh: Tensor,
-        b_ih: Tensor | None,
-        b_hh: Tensor | None,
-        w_hr: Tensor | None,
-        *initial: Tensor,
-    ) -> States:
-        kernel = _KERNELS[cell.name]
-        bias = b_ih if kernel.keeps_h_gates or b_ih is None or b_hh is None else b_ih + b_hh
-        gates = F.linear(x, w_ih, bias)
-        tokens = x.shape[0]
-        kept_gates = gates.new_empty(tokens if kernel.keeps_h_gates else 0, gates.shape[1])
-        after = tuple(gates.new_empty(tokens, state.shape[1]) for state in initial)
-        unprojected = after[0] if w_hr is None else gates.new_empty(tokens, w_hr.shape[1])
-        states, w_hh_t, begin = initial, w_hh.t(), 0
-        for rows in steps:
-            block = slice(begin, begin + rows)
-            states = tuple(state[:rows] for state in states)
-            h_gates = None
-            if not kernel.keeps_h_gates:
-                gates[block].addmm_(states[0], w_hh_t)
-            elif b_hh is None:
-                h_gates = torch.mm(states[0], w_hh_t, out=kept_gates[block])
-            else:
-                h_gates = torch.addmm(b_hh, states[0], w_hh_t, out=kept_gates[block])
-            h, *rest = kernel.forward(gates[block], h_gates, states)
-            if w_hr is not None:
-                unprojected[block] = h
-                h = h @ w_hr.t()
-            states = (h, *rest)
-            for kept, state in zip(after, states, strict=True):
-                kept[block] = state
-            begin += rows
-        ctx.cell, ctx.steps = cell, steps
-        ctx.save_for_backward(x, w_ih, w_hh, b_ih, b_hh, w_hr, gates, kept_gates, unprojected, *initial, *after)
-        return after
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, w_ih, w_hh, b_ih, b_hh, w_hr, gates, kept_gates, unprojected, *states = ctx.saved_tensors
-        count = len(states) // 2
-        initial, after = tuple(states[:count]), tuple(states[count:])
-        weights = LayerWeights(w_ih, w_hh, b_ih, b_hh, w_hr)
-        if torch.is_grad_enabled():  # the caller wants to differentiate these gradients again
-            return None, None, *_differentiable(ctx.cell, ctx.steps, x, weights, initial, grad_outputs)
-        kernel = _KERNELS[ctx.cell.name]
-        before = _before(initial, after, ctx.steps)
-        coefficients = kernel.coefficients(gates, kept_gates, before, after)
-        grad_gates = torch.empty_like(gates)
-        grad_h, carried = _sweep(kernel, ctx.steps, weights, coefficients, grad_outputs, initial, grad_gates)
-        grad_unprojected = grad_h if w_hr is None else grad_h @ w_hr
-        grad_input = kernel.input_gradient(grad_gates, coefficients, grad_unprojected)
-        needs = ctx.needs_input_grad
-        return (
-            None,
-            None,
-            grad_input @ w_ih if needs[2] else None,
-            grad_input.t() @ x if needs[3] else None,
-            grad_gates.t() @ before[0] if needs[4] else None,
-            grad_input.sum(0) if needs[5] else None,
-            grad_gates.sum(0) if needs[6] else None,
-            grad_h.t() @ unprojected if needs[7] else None,
-            *carried,
-        )
+def _initial(call: LayerCall) -> States:
+    """Stored states at segment starts, longest segment first, each ``[S, ...]``."""
+    starts = call.boundaries.host().starts
+    return tuple(state.index_select(0, starts) for state in call.states)
+
+
+def _hidden_product(
+    kernel: _Kernel, gates: Tensor, h_gates: Tensor, h: Tensor, w_hh_t: Tensor, b_hh: Tensor | None
+) -> None:
+    """Add W_hh h to ``gates``, or for a cell that needs it apart write it to ``h_gates``, its bias included."""
+    if not kernel.keeps_h_gates:
+        gates.addmm_(h, w_hh_t)
+    elif b_hh is None:
+        torch.mm(h, w_hh_t, out=h_gates)
+    else:
+        torch.addmm(b_hh, h, w_hh_t, out=h_gates)
+
+
+def _gates_again(kernel: _Kernel, call: LayerCall, before: States) -> tuple[Tensor, Tensor]:
+    """The finished gates of all packed tokens at once, from the states before them."""
+    gates = _input_gates(kernel, call)
+    h_gates = torch.empty_like(gates) if kernel.keeps_h_gates else gates.new_empty(0, gates.shape[1])
+    _hidden_product(kernel, gates, h_gates, before[0], call.weights.w_hh.t(), call.weights.b_hh)
+    kernel.forward(gates, h_gates, before)
+    return gates, h_gates
+
+
+def _lstm_output(gates: Tensor, c: Tensor) -> Tensor:
+    """An LSTM's output before projection."""
+    return gates[:, 3 * c.shape[1] :] * c.tanh()
+
+
+def _unpack(packed: Tensor, plan: HostPlan) -> Tensor:
+    return torch.empty_like(packed).index_copy_(0, plan.order, packed)
 
 
 def _sweep(
@@ -248,19 +280,3 @@ def _before(initial: States, after: States, steps: list[int]) -> States:
     return tuple(
         torch.cat([start, *(state[piece] for piece in pieces)]) for start, state in zip(initial, after, strict=True)
     )
-
-
-def _differentiable(
-    cell: Cell, steps: list[int], x: Tensor, weights: LayerWeights, initial: States, grad_outputs: States
-) -> tuple[Tensor | None, ...]:
-    """Gradients of x, the weights and the initial states, themselves differentiable: the loop again, in autograd."""
-    inputs = (x, weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh, weights.w_hr, *initial)
-    after: list[States] = []
-    states = initial
-    for rows, tokens in zip(steps, x.split(steps), strict=True):
-        states = weights.step(cell, tokens, tuple(state[:rows] for state in states))
-        after.append(states)
-    outputs = [torch.cat(state) for state in zip(*after, strict=True)]
-    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-    found = iter(torch.autograd.grad(outputs, wanted, grad_outputs, create_graph=True, allow_unused=True))
-    return tuple(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs)

@@ -16,6 +16,10 @@ class ArgumentTypeError(RecurlError, TypeError):
     """An argument has a type that can't be used, or is missing."""
 
 
+class MissingArgumentError(ArgumentError, ArgumentTypeError):
+    """An argument that is needed was not given."""
+
+
 class MissingKeyError(RecurlError, KeyError):
     """A TensorDict or spec lacks an entry that is needed."""
 

@@ -9,11 +9,13 @@ from recurl.mode import (
 )
 from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
 from recurl.modules.distributions import Categorical, NormalParamExtractor, OneHotCategorical, TanhNormal
+from recurl.modules.lstm_gru import GRUModule, LSTMModule
 from recurl.modules.networks import MLP
 from recurl.modules.normalization import ObservationNorm, RewardScaler
-from recurl.modules.python_rnn import GRU, LSTM
-from recurl.modules.recurrent import GRUModule, LSTMModule, RecurrentModule
+from recurl.modules.python_rnn import GRU, LSTM, GRUCell, LSTMCell
+from recurl.modules.recurrent import RecurrentModule, canonicalize_rnn_subset
 from recurl.modules.utils import get_env_transforms_from_module, get_primers_from_module, recurrent_modules
+from recurl.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
 
 __all__ = [
     "GRU",
@@ -22,7 +24,9 @@ __all__ = [
     "ActorValueOperator",
     "Categorical",
     "ExplorationType",
+    "GRUCell",
     "GRUModule",
+    "LSTMCell",
     "LSTMModule",
     "NormalParamExtractor",
     "ObservationNorm",
@@ -32,11 +36,14 @@ __all__ = [
     "RewardScaler",
     "TanhNormal",
     "ValueOperator",
+    "canonicalize_rnn_subset",
     "exploration_type",
     "get_env_transforms_from_module",
     "get_primers_from_module",
+    "get_recurrent_matmul_precision",
     "recurrent_mode",
     "recurrent_modules",
     "set_exploration_type",
+    "set_recurrent_matmul_precision",
     "set_recurrent_mode",
 ]

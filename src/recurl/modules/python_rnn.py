@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.recurrence import (
     BACKENDS,
+    DEFAULT_OPTIONS,
     Boundaries,
     Cell,
     LayerWeights,
@@ -37,7 +38,7 @@ class RecurrentNet(nn.Module):
 
     cell: ClassVar[Cell]
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the signature is torch.nn's
         self,
         input_size: int,
         hidden_size: int,
@@ -48,6 +49,7 @@ class RecurrentNet(nn.Module):
         bidirectional: bool = False,
         proj_size: int = 0,
         *,
+        python_based: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -56,6 +58,9 @@ class RecurrentNet(nn.Module):
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
         self.bidirectional, self.proj_size = bidirectional, proj_size
+        if python_based and bidirectional:
+            raise ArgumentError("python_based=True steps in time order: it can't be combined with bidirectional=True.")
+        self.python_based = python_based
         for layer in range(num_layers):
             for suffix in self._suffixes(layer):
                 for name, shape in self._shapes(layer).items():
@@ -106,6 +111,12 @@ class RecurrentNet(nn.Module):
             self.register_parameter(name, parameter)
         self.train(module.training)
 
+    def set_python_based(self, value: bool) -> None:
+        """Choose between plain torch operations and torch.nn's kernels."""
+        if self.bidirectional:
+            raise UnsupportedError("A bidirectional network has no python_based form, so there is nothing to switch.")
+        self.python_based = value
+
     def layer_weights(self) -> list[list[LayerWeights]]:
         """The parameters by layer, then by direction."""
         return [
@@ -131,7 +142,8 @@ class RecurrentNet(nn.Module):
 
     def step(self, x: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step: x ``[B, I]``, states ``[B, L, ...]`` -> features ``[B, P or H]``, states after."""
-        return step_stack(self.cell, self.layer_weights(), x, states, self.draw_masks(x.shape[0]))
+        masks = self.draw_masks(x.shape[0])
+        return step_stack(self.cell, self.layer_weights(), x, states, masks, fused=not self.python_based)
 
     def support(self, options: Options) -> Support:
         """What this network needs of a backend."""
@@ -147,6 +159,8 @@ class RecurrentNet(nn.Module):
         options: Options,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Whole sequences: x ``[N, I]``, states ``[N, L * D, ...]`` -> features ``[N, D * (P or H)]``, states after."""
+        if self.python_based and backend == "pad":
+            backend = "loop"
         chosen = BACKENDS.choose(backend, self.support(options))
         masks = self.draw_masks(x.shape[0])
         return run_stack(chosen, self.cell, self.layer_weights(), x, states, boundaries, masks, options)
@@ -176,17 +190,115 @@ class RecurrentNet(nn.Module):
         changed = [f"{name}={value}" for name, (value, default) in options.items() if value != default]
         return ", ".join([str(self.input_size), str(self.hidden_size), *changed])
 
+    def evaluate(self, x: Tensor, initial: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Whole rows without resets, in the shapes of ``torch.nn``: features and final states ``[L * D, B, ...]``."""
+        if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
+            raise ArgumentError(
+                f"The input must have 2 dimensions, [T, I], or 3, and end in input_size={self.input_size}; "
+                f"got shape {list(x.shape)}."
+            )
+        if x.ndim == 2:
+            states = None if initial is None else tuple(state.unsqueeze(1) for state in initial)
+            rows = x.unsqueeze(0 if self.batch_first else 1)
+            features, final = self.evaluate(rows, states)
+            return features.squeeze(0 if self.batch_first else 1), tuple(state.squeeze(1) for state in final)
+        if not self.batch_first:
+            x = x.transpose(0, 1)
+        batch, time = x.shape[:2]
+        stored = None if initial is None else tuple(self._spread(state, batch, time) for state in initial)
+        boundaries = Boundaries.from_cu_seqlens(torch.arange(batch + 1, device=x.device) * time, batch * time)
+        features, after = self.run(x.reshape(batch * time, -1), stored, boundaries, "fastest", DEFAULT_OPTIONS)
+        features = features.unflatten(0, (batch, time))
+        final = tuple(state.unflatten(0, (batch, time))[:, -1].transpose(0, 1) for state in after)
+        return features if self.batch_first else features.transpose(0, 1), final
+
+    @staticmethod
+    def _spread(state: Tensor, batch: int, time: int) -> Tensor:
+        """``[L * D, B, ...]`` to ``[B * T, L * D, ...]``, of which the first token of each row counts."""
+        return state.transpose(0, 1).unsqueeze(1).expand(batch, time, -1, -1).flatten(0, 1)
+
 
 class LSTM(RecurrentNet):
-    """The parameters of ``torch.nn.LSTM``, evaluated by recurl's backends."""
+    """``torch.nn.LSTM`` on recurl's backends: same parameters, arguments, shapes and results; ``batch_first=True``.
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        num_layers: L.
+        bias: add biases.
+        batch_first: whether input and features are ``[B, T, ...]`` or ``[T, B, ...]``.
+        dropout: probability of dropping outputs between layers, in training.
+        bidirectional: also run from end to start; D is 2 then, else 1.
+        proj_size: P, width of the projected output; 0 for none.
+        python_based: step by plain torch operations instead of ATen's cell kernels.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+
+    Example:
+        >>> features, (h, c) = LSTM(4, 8, num_layers=2)(torch.randn(3, 5, 4))
+        >>> features.shape, h.shape
+        (torch.Size([3, 5, 8]), torch.Size([2, 3, 8]))
+    """
 
     cell = LSTM_CELL
 
+    def forward(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (h and c, ``[L * D, B, ...]``; zeros when None)."""
+        features, (h, c) = self.evaluate(x, hx)
+        return features, (h, c)
+
 
 class GRU(RecurrentNet):
-    """The parameters of ``torch.nn.GRU``, evaluated by recurl's backends."""
+    """``torch.nn.GRU`` on recurl's backends; see :class:`LSTM` (there is no projection).
+
+    Example:
+        >>> features, h = GRU(4, 8)(torch.randn(3, 5, 4))
+        >>> features.shape, h.shape
+        (torch.Size([3, 5, 8]), torch.Size([1, 3, 8]))
+    """
 
     cell = GRU_CELL
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (``[L * D, B, H]``; zeros when None)."""
+        features, (h,) = self.evaluate(x, None if hx is None else (hx,))
+        return features, h
+
+
+class LSTMCell(nn.LSTMCell):
+    """``torch.nn.LSTMCell`` in plain torch operations, so that every transform of torch (vmap, compile) takes it.
+
+    Example:
+        >>> h, c = LSTMCell(4, 8)(torch.randn(3, 4))
+        >>> h.shape, c.shape
+        (torch.Size([3, 8]), torch.Size([3, 8]))
+    """
+
+    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:  # noqa: A002 - torch.nn's name
+        """One step: ``input`` ``[B, I]`` or ``[I]``, ``hx`` h and c ``[B, H]`` or ``[H]`` (zeros when None)."""
+        zero = input.new_zeros(*input.shape[:-1], self.hidden_size)
+        h, c = _cell_weights(self).step(LSTM_CELL, input, (zero, zero) if hx is None else hx)
+        return h, c
+
+
+class GRUCell(nn.GRUCell):
+    """``torch.nn.GRUCell`` in plain torch operations, so that every transform of torch (vmap, compile) takes it.
+
+    Example:
+        >>> GRUCell(4, 8)(torch.randn(3, 4)).shape
+        torch.Size([3, 8])
+    """
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:  # noqa: A002 - torch.nn's name
+        """One step: ``input`` ``[B, I]`` or ``[I]``, ``hx`` ``[B, H]`` or ``[H]`` (zeros when None)."""
+        zero = input.new_zeros(*input.shape[:-1], self.hidden_size)
+        (h,) = _cell_weights(self).step(GRU_CELL, input, (zero if hx is None else hx,))
+        return h
+
+
+def _cell_weights(cell: nn.RNNCellBase) -> LayerWeights:
+    biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
+    return LayerWeights(cell.weight_ih, cell.weight_hh, *biases)
 
 
 def _check_sizes(

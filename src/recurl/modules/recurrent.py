@@ -1,20 +1,22 @@
-"""LSTMModule and GRUModule: one recurrent module over TensorDicts, of which the two fix the cell."""
+"""One recurrent module over TensorDicts: what LSTMModule and GRUModule share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, NoReturn, cast
+from collections.abc import Iterable
+from typing import ClassVar, NoReturn, Self, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor, nn
+from torch import Tensor
 
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key, normalize_key
+from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key
 from recurl.mode import recurrent_mode
-from recurl.modules.python_rnn import GRU, LSTM, RecurrentNet
-from recurl.recurrence import BACKENDS, Options, boundaries_of
+from recurl.modules.python_rnn import RecurrentNet
+from recurl.modules.rnn_arguments import RecurrentSettings
+from recurl.precision import resolve_precision
+from recurl.recurrence import Options, boundaries_of
 from recurl.specs import Unbounded
 from recurl.transforms import TensorDictPrimer
 
@@ -22,7 +24,7 @@ from recurl.transforms import TensorDictPrimer
 class RecurrentModule(TensorDictModuleBase):
     """What LSTMModule and GRUModule share: all but the cell, the state keys and the constructor.
 
-    See :class:`LSTMModule` for what the modules read and write.
+    See :class:`~recurl.modules.LSTMModule` for what the modules read and write.
     """
 
     net_class: ClassVar[type[RecurrentNet]]
@@ -34,15 +36,16 @@ class RecurrentModule(TensorDictModuleBase):
         net: RecurrentNet,
         in_keys: list[NestedKey],
         out_keys: list[NestedKey],
-        *,
-        recurrent_backend: str,
+        settings: RecurrentSettings,
         default_recurrent_mode: bool | None,
     ) -> None:
         super().__init__()
-        BACKENDS.check_name(recurrent_backend)
         self.in_keys = in_keys  # pyright: ignore[reportAttributeAccessIssue] - tensordict annotates too narrow a key
         self.out_keys = out_keys  # pyright: ignore[reportAttributeAccessIssue] - likewise
-        self.recurrent_backend = recurrent_backend
+        self.recurrent_backend = settings.backend
+        self.recurrent_compute_dtype = settings.compute_dtype
+        self.recurrent_recompute = settings.recompute
+        self.recurrent_matmul_precision = settings.matmul_precision
         self._default_recurrent_mode = bool(default_recurrent_mode)
         self.add_module(self.child_name, net)
 
@@ -118,7 +121,9 @@ class RecurrentModule(TensorDictModuleBase):
         return TensorDict({key: given[n] for key, n in zip(self.in_keys, names, strict=True) if n in given}, batch)
 
     def _options(self) -> Options:
-        return Options()
+        device = self.net.device
+        precision = resolve_precision(self.recurrent_matmul_precision, device) if device.type == "cuda" else "ieee"
+        return Options(self.recurrent_recompute == "full", precision, self.recurrent_compute_dtype)
 
     def _step(self, tensordict: TensorDictBase) -> tuple[Tensor, list[Tensor]]:
         net, batch = self.net, tensordict.batch_size
@@ -203,6 +208,33 @@ class RecurrentModule(TensorDictModuleBase):
                 )
         return tuple(state.reshape(batch.numel(), *state.shape[-2:]) for state in states if state is not None)
 
+    def make_python_based(self) -> Self:
+        """Evaluate in plain torch operations from now on, with the same Parameters; return self.
+
+        Raises:
+            UnsupportedError: the module is bidirectional.
+        """
+        self.net.set_python_based(True)
+        return self
+
+    def make_cudnn_based(self) -> Self:
+        """Evaluate by torch.nn's kernels from now on (where the backend is ``"pad"``), same Parameters; return self.
+
+        Raises:
+            UnsupportedError: the module is bidirectional.
+        """
+        self.net.set_python_based(False)
+        return self
+
+    @property
+    def canonical_keys(self) -> list[NestedKey]:
+        """All keys that are read or written: ``in_keys``, then ``out_keys``."""
+        return [*self.in_keys, *self.out_keys]
+
+    def canonicalize(self, tensordict: TensorDictBase, inplace: bool = False) -> TensorDictBase:
+        """Make the entries that this module reads or writes contiguous; see :func:`canonicalize_rnn_subset`."""
+        return canonicalize_rnn_subset(tensordict, [self], inplace)
+
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """Return the transform that gives an environment this module's recurrent states, zero at resets.
 
@@ -211,6 +243,7 @@ class RecurrentModule(TensorDictModuleBase):
 
         Example:
             >>> from recurl.envs import GymEnv, InitTracker, TransformedEnv
+            >>> from recurl.modules import GRUModule
             >>> gru = GRUModule(4, 8, in_keys=["observation", "rs"], out_keys=["features", ("next", "rs")])
             >>> env = TransformedEnv(GymEnv("CartPole-v1"), InitTracker())
             >>> env = env.append_transform(gru.make_tensordict_primer())
@@ -253,252 +286,33 @@ def _names(tensordict: TensorDictBase) -> str:
     return ", ".join(sorted(str(key) for key in cast(Iterable[object], tensordict.keys()))) or "nothing"
 
 
-class LSTMModule(RecurrentModule):
-    """An LSTM that steps in an environment and replays whole sequences, reset by ``is_init``.
+def canonicalize_rnn_subset(
+    tensordict: TensorDictBase, modules: Iterable[RecurrentModule], inplace: bool = False
+) -> TensorDictBase:
+    """Make the entries that ``modules`` read or write contiguous (row-major), as compiled kernels like them.
 
-    By default it runs **one step**: it reads a value ``[*B, I]``, ``is_init`` (bool ``[*B, 1]`` or ``[*B]``) and the
-    states h ``[*B, L, P or H]`` and c ``[*B, L, H]``, and writes features ``[*B, P or H]`` and the next states.
-    Where ``is_init`` is true the incoming state counts as zero.
-
-    Inside :class:`~recurl.modules.set_recurrent_mode` it runs **sequences** along the last batch dimension:
-    ``[*B, T, ...]``, where ``[T]`` may be a stream of concatenated slices. Rows, true ``is_init`` and, when
-    ``("collector", "traj_ids")`` is there, changes of trajectory start a segment; a segment runs from the state
-    stored at its first token. The next states are those after every token (``"pad"``: at segment ends only).
-
-    Missing states (all of them) count as zeros. I is ``input_size``, H ``hidden_size``, P ``proj_size``, L
-    ``num_layers`` (times two when bidirectional, which can only run sequences).
+    Other entries, and keys that are absent, are left alone.
 
     Args:
-        input_size: I.
-        hidden_size: H.
-        num_layers: L; each layer feeds the next.
-        bias: add biases.
-        batch_first: must be True; there for the sake of ``torch.nn``'s signature.
-        dropout: probability of dropping each output of each layer but the last, in training.
-        proj_size: P; when positive, h is projected to P units.
-        bidirectional: also run each segment from its end to its start.
-        recurrent_backend: who runs sequences: ``"pad"`` (torch.nn's kernels), ``"loop"`` (a step loop with fast
-            resets), ``"reference"`` (slow and obvious), ``"auto"``, ``"fastest"``.
-        in_key: key of the value; the states get the keys ``"recurrent_state_h"`` and ``"recurrent_state_c"``.
-        in_keys: keys of value, h and c; ``"is_init"`` may follow. Exclusive with ``in_key``.
-        out_key: key of the features; the states go to ``("next", "recurrent_state_h")`` and ``_c``.
-        out_keys: keys of features, h and c. Exclusive with ``out_key``.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
-        lstm: a ``torch.nn.LSTM`` (``batch_first=True``) that gives its Parameters; exclusive with all sizes.
-        default_recurrent_mode: the mode where none is set; False if not given.
+        tensordict: a batch.
+        modules: the modules whose ``canonical_keys`` count.
+        inplace: change ``tensordict`` instead of a shallow copy of it.
 
-    Raises:
-        ArgumentError: a value is out of range, key arguments are missing, doubled or too many.
-        ArgumentTypeError: an argument has the wrong type.
+    Returns:
+        The shallow copy; ``tensordict`` itself if ``inplace``, or if it has none of the keys.
 
     Example:
-        >>> import torch
-        >>> from tensordict import TensorDict
-        >>> from recurl.modules import set_recurrent_mode
-        >>> lstm = LSTMModule(4, 8, in_key="observation", out_key="features")
-        >>> is_init = torch.tensor([[True, False, False], [True, False, True]])
-        >>> batch = TensorDict({"observation": torch.randn(2, 3, 4), "is_init": is_init}, [2, 3])
-        >>> with set_recurrent_mode("recurrent"):
-        ...     batch = lstm(batch)
-        >>> batch["features"].shape, batch["next", "recurrent_state_h"].shape
-        (torch.Size([2, 3, 8]), torch.Size([2, 3, 1, 8]))
+        >>> from recurl.modules import GRUModule
+        >>> gru = GRUModule(4, 8, in_key="observation", out_key="features")
+        >>> batch = TensorDict({"observation": torch.zeros(4, 3).t()}, [3])
+        >>> gru.canonicalize(batch)["observation"].is_contiguous(), batch["observation"].is_contiguous()
+        (True, False)
     """
-
-    net_class = LSTM
-    child_name = "lstm"
-    default_state_keys = ("recurrent_state_h", "recurrent_state_c")
-
-    def __init__(  # noqa: PLR0913 - the signature is the field's
-        self,
-        input_size: int | None = None,
-        hidden_size: int | None = None,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = True,
-        dropout: float = 0.0,
-        proj_size: int = 0,
-        bidirectional: bool = False,
-        recurrent_backend: str = "pad",
-        *,
-        in_key: NestedKey | None = None,
-        in_keys: Sequence[NestedKey] | None = None,
-        out_key: NestedKey | None = None,
-        out_keys: Sequence[NestedKey] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        lstm: nn.LSTM | None = None,
-        default_recurrent_mode: bool | None = None,
-    ) -> None:
-        options = {
-            "num_layers": num_layers,
-            "bias": bias,
-            "batch_first": batch_first,
-            "dropout": dropout,
-            "proj_size": proj_size,
-            "bidirectional": bidirectional,
-            "device": device,
-            "dtype": dtype,
-        }
-        super().__init__(
-            _build_net(LSTM, nn.LSTM, input_size, hidden_size, options, lstm),
-            _in_keys(self.default_state_keys, in_key, in_keys),
-            _out_keys(self.default_state_keys, out_key, out_keys),
-            recurrent_backend=recurrent_backend,
-            default_recurrent_mode=default_recurrent_mode,
-        )
-
-
-class GRUModule(RecurrentModule):
-    """A GRU that steps in an environment and replays whole sequences, reset by ``is_init``.
-
-    All is as in :class:`LSTMModule`, with one state ``[*B, L, H]`` instead of two and no projection.
-
-    Args:
-        input_size: I.
-        hidden_size: H.
-        num_layers: L; each layer feeds the next.
-        bias: add biases.
-        batch_first: must be True; there for the sake of ``torch.nn``'s signature.
-        dropout: probability of dropping each output of each layer but the last, in training.
-        bidirectional: also run each segment from its end to its start.
-        recurrent_backend: as in :class:`LSTMModule`.
-        in_key: key of the value; the state gets the key ``"recurrent_state"``.
-        in_keys: keys of value and state; ``"is_init"`` may follow. Exclusive with ``in_key``.
-        out_key: key of the features; the state goes to ``("next", "recurrent_state")``.
-        out_keys: keys of features and state. Exclusive with ``out_key``.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
-        gru: a ``torch.nn.GRU`` (``batch_first=True``) that gives its Parameters; exclusive with all sizes.
-        default_recurrent_mode: the mode where none is set; False if not given.
-
-    Raises:
-        ArgumentError: a value is out of range, key arguments are missing, doubled or too many.
-        ArgumentTypeError: an argument has the wrong type.
-
-    Example:
-        >>> import torch
-        >>> gru = GRUModule(4, 8, in_keys=["observation", "rs"], out_keys=["features", ("next", "rs")])
-        >>> features, state = gru(observation=torch.randn(3, 4), is_init=torch.ones(3, 1, dtype=torch.bool))
-        >>> features.shape, state.shape
-        (torch.Size([3, 8]), torch.Size([3, 1, 8]))
-    """
-
-    net_class = GRU
-    child_name = "gru"
-    default_state_keys = ("recurrent_state",)
-
-    def __init__(  # noqa: PLR0913 - the signature is the field's
-        self,
-        input_size: int | None = None,
-        hidden_size: int | None = None,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = True,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        recurrent_backend: str = "pad",
-        *,
-        in_key: NestedKey | None = None,
-        in_keys: Sequence[NestedKey] | None = None,
-        out_key: NestedKey | None = None,
-        out_keys: Sequence[NestedKey] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        gru: nn.GRU | None = None,
-        default_recurrent_mode: bool | None = None,
-    ) -> None:
-        options = {
-            "num_layers": num_layers,
-            "bias": bias,
-            "batch_first": batch_first,
-            "dropout": dropout,
-            "bidirectional": bidirectional,
-            "device": device,
-            "dtype": dtype,
-        }
-        super().__init__(
-            _build_net(GRU, nn.GRU, input_size, hidden_size, options, gru),
-            _in_keys(self.default_state_keys, in_key, in_keys),
-            _out_keys(self.default_state_keys, out_key, out_keys),
-            recurrent_backend=recurrent_backend,
-            default_recurrent_mode=default_recurrent_mode,
-        )
-
-
-_DEFAULTS = {
-    "num_layers": 1,
-    "bias": True,
-    "batch_first": True,
-    "dropout": 0.0,
-    "proj_size": 0,
-    "bidirectional": False,
-    "device": None,
-    "dtype": None,
-}
-
-
-def _build_net(
-    net_class: type[RecurrentNet],
-    torch_class: type[nn.RNNBase],
-    input_size: int | None,
-    hidden_size: int | None,
-    options: Mapping[str, object],
-    wrapped: nn.RNNBase | None,
-) -> RecurrentNet:
-    name = torch_class.__name__
-    if wrapped is None:
-        if not options["batch_first"]:
-            raise ArgumentError(f"batch_first must be True: {name}Module keeps time after the batch dimensions.")
-        if input_size is None:
-            raise ArgumentTypeError(f"input_size is missing: give the sizes or a torch.nn.{name} to wrap.")
-        if hidden_size is None:
-            raise ArgumentError(f"hidden_size is missing: give the sizes or a torch.nn.{name} to wrap.")
-        return net_class(input_size, hidden_size, **options)  # pyright: ignore[reportArgumentType] - checked there
-    if not isinstance(wrapped, torch_class):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass the other cell
-        raise ArgumentTypeError(f"The wrapped module must be a torch.nn.{name}, got {type(wrapped).__name__}.")
-    given = {key for key, value in options.items() if value != _DEFAULTS[key]}
-    given |= {key for key, value in (("input_size", input_size), ("hidden_size", hidden_size)) if value is not None}
-    if given:
-        raise ArgumentError(
-            f"A wrapped torch.nn.{name} brings its own sizes and options: remove {', '.join(sorted(given))}."
-        )
-    if not wrapped.batch_first:
-        raise ArgumentError(f"The wrapped torch.nn.{name} must have batch_first=True.")
-    sizes = {key: getattr(wrapped, key) for key in options if key not in ("device", "dtype")}
-    net = net_class(wrapped.input_size, wrapped.hidden_size, **sizes, device="meta")
-    net.adopt(wrapped)
-    return net
-
-
-def _in_keys(states: Sequence[str], key: NestedKey | None, keys: Sequence[NestedKey] | None) -> list[NestedKey]:
-    parsed = _parse_keys("in", states, key, keys)
-    count = 1 + len(states)
-    if len(parsed) == count:
-        return [*parsed, IS_INIT]
-    if len(parsed) == count + 1 and parsed[-1] == IS_INIT:
-        return parsed
-    raise ArgumentError(
-        f"in_keys must be {count} keys (value, {', '.join(states)}), and 'is_init' may follow as the last; "
-        f"got {parsed}. The name 'is_init' can't be changed or nested."
-    )
-
-
-def _out_keys(states: Sequence[str], key: NestedKey | None, keys: Sequence[NestedKey] | None) -> list[NestedKey]:
-    parsed = _parse_keys("out", [("next", state) for state in states], key, keys)
-    if len(parsed) != 1 + len(states):
-        raise ArgumentError(f"out_keys must be {1 + len(states)} keys (features, {', '.join(states)}), got {parsed}.")
-    return parsed
-
-
-def _parse_keys(
-    side: str, states: Sequence[NestedKey], key: NestedKey | None, keys: Sequence[NestedKey] | None
-) -> list[NestedKey]:
-    if (key is None) == (keys is None):
-        given = "neither" if key is None else "both"
-        raise ArgumentError(f"Give exactly one of {side}_key and {side}_keys ({side}_keys names all), got {given}.")
-    if keys is None:
-        return [normalize_key(key), *states]
-    if isinstance(keys, str):
-        raise ArgumentTypeError(f"{side}_keys must be a list of keys, got the string {keys!r}; use {side}_key for one.")
-    return [normalize_key(item) for item in keys]
+    keys = dict.fromkeys(key for module in modules for key in module.canonical_keys)
+    present = {key: value for key in keys if (value := tensordict.get(key, None)) is not None}
+    if not present:
+        return tensordict
+    result = tensordict if inplace else tensordict.copy()
+    for key, value in present.items():
+        result.set(key, value.contiguous())
+    return result

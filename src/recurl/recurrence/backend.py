@@ -82,7 +82,14 @@ class LayerCall:
 class Backend(Protocol):
     """A way to run a recurrent layer over segments."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        ...
+
+    def missing(self) -> str | None:
+        """Return what must be installed before this backend can run at all, or None."""
+        ...
 
     def unsupported(self, support: Support) -> str | None:
         """Return why this backend can't serve, or None if it can."""
@@ -113,16 +120,24 @@ class Registry:
         return ("auto", "fastest", *self._backends)
 
     def check_name(self, name: str) -> None:
-        """Raise ArgumentError unless ``name`` is one of :attr:`names`."""
+        """Refuse a name that stands for no backend, or for one that isn't installed.
+
+        Raises:
+            ArgumentError: ``name`` is not one of :attr:`names`.
+            UnsupportedError: the backend can't run at all on this machine.
+        """
         if name not in self.names:
             raise ArgumentError(f"recurrent_backend must be one of {', '.join(self.names)}; got {name!r}.")
+        missing = self._backends[name].missing() if name in self._backends else None
+        if missing is not None:
+            raise UnsupportedError(f"The recurrent backend {name!r} is not installed: {missing}.")
 
     def choose(self, name: str, support: Support) -> Backend:
         """Return the backend that serves ``name``; there is no silent fallback from a backend asked for by name.
 
         Raises:
             ArgumentError: no such backend.
-            UnsupportedError: the backend can't serve this call; the message says why and what can.
+            UnsupportedError: the backend isn't installed or can't serve this call; the message says why and what can.
         """
         self.check_name(name)
         if name == "auto":

@@ -30,10 +30,6 @@ class LoopKernels:
         """Nothing: it needs torch only."""
         return None
 
-    def missing(self) -> str | None:
-        """Nothing: it needs torch only."""
-        return None
-
     def unsupported(self, support: Support) -> str | None:
         """It reads segment lengths on the host, which can't be traced."""
         return "it reads segment lengths on the host, which can't be traced" if support.compiling else None

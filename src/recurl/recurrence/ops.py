@@ -78,10 +78,6 @@ class KernelBackend:
         """See :meth:`recurl.recurrence.backend.Backend.missing`."""
         return self.kernels.missing()
 
-    def missing(self) -> str | None:
-        """See :meth:`recurl.recurrence.backend.Backend.missing`."""
-        return self.kernels.missing()
-
     def unsupported(self, support: Support) -> str | None:
         """See :meth:`recurl.recurrence.backend.Backend.unsupported`."""
         return self.kernels.unsupported(support)

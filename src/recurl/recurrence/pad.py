@@ -21,6 +21,10 @@ class PadBackend:
 
     name = "pad"
 
+    def missing(self) -> str | None:
+        """Nothing: it needs torch only."""
+        return None
+
     def unsupported(self, support: Support) -> str | None:
         """It reads segment lengths on the host, and keeps torch.nn's buffers for the backward pass."""
         if support.compiling:

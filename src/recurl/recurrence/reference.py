@@ -14,6 +14,10 @@ class ReferenceBackend:
 
     name = "reference"
 
+    def missing(self) -> str | None:
+        """Nothing: it needs torch only."""
+        return None
+
     def unsupported(self, support: Support) -> str | None:
         """Nothing is unsupported, but tracing a loop over tokens would unroll it."""
         return "it loops over tokens on the host; use 'auto'" if support.compiling else None

@@ -101,15 +101,24 @@ def _run_reversed(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
 
 
 def step_stack(
-    cell: Cell, weights: Weights, x: Tensor, states: States, masks: Sequence[Tensor] | None = None
+    cell: Cell,
+    weights: Weights,
+    x: Tensor,
+    states: States,
+    masks: Sequence[Tensor] | None = None,
+    fused: bool = True,
 ) -> tuple[Tensor, States]:
-    """Run one step of all layers (one direction): x ``[B, I]``, states ``[B, L, ...]`` -> features, states after."""
+    """Run one step of all layers (one direction): x ``[B, I]``, states ``[B, L, ...]`` -> features, states after.
+
+    With ``fused``, by ATen's cell kernels; otherwise from the definition.
+    """
     after: list[States] = []
     features = x
     for depth, (layer,) in enumerate(weights):
         if depth and masks is not None:
             features = features * masks[depth - 1]
-        final = layer.fast_step(cell, features, tuple(state[:, depth] for state in states))
+        step = layer.fast_step if fused else layer.step
+        final = step(cell, features, tuple(state[:, depth] for state in states))
         after.append(final)
         features = final[0]
     if len(after) == 1:

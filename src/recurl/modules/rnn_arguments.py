@@ -1,0 +1,134 @@
+"""The arguments of LSTMModule and GRUModule, checked: keys, sizes, a wrapped torch.nn module, options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingArgumentError
+from recurl.keys import IS_INIT, NestedKey, normalize_key
+from recurl.modules.python_rnn import RecurrentNet
+from recurl.precision import check_precision
+from recurl.recurrence import BACKENDS
+
+_RECOMPUTE = ("none", "full")
+_COMPUTE_DTYPES = (torch.float32, torch.bfloat16)
+_READS_COMPUTE_DTYPE = ("triton", "fastest")
+_KEEPS_TORCH_BUFFERS = ("pad", "auto")
+
+
+@dataclass(frozen=True)
+class RecurrentSettings:
+    """How a recurrent module runs sequences: who, in what precision, keeping what for the backward pass."""
+
+    backend: str
+    compute_dtype: torch.dtype
+    recompute: str
+    matmul_precision: str
+
+    def __post_init__(self) -> None:
+        BACKENDS.check_name(self.backend)
+        if self.recompute not in _RECOMPUTE:
+            raise ArgumentError(f"recurrent_recompute must be 'none' or 'full', got {self.recompute!r}.")
+        if self.recompute == "full" and self.backend in _KEEPS_TORCH_BUFFERS:
+            raise ArgumentError(
+                f"recurrent_recompute='full' can't be used with recurrent_backend={self.backend!r}, since torch.nn's "
+                "kernels keep their own buffers: use 'fastest', 'loop', 'cpu', 'scan' or 'triton'."
+            )
+        check_precision(self.matmul_precision, "recurrent_matmul_precision")
+        if self.compute_dtype not in _COMPUTE_DTYPES:
+            raise ArgumentError(
+                f"recurrent_compute_dtype must be torch.float32 or torch.bfloat16, got {self.compute_dtype!r}."
+            )
+        if self.compute_dtype != torch.float32 and self.backend not in _READS_COMPUTE_DTYPE:
+            raise ArgumentError(
+                f"recurrent_compute_dtype={self.compute_dtype} is for recurrent_backend='triton' (or 'fastest'): "
+                f"{self.backend!r} computes in the dtype of the weights."
+            )
+
+
+_DEFAULTS = {
+    "num_layers": 1,
+    "bias": True,
+    "batch_first": True,
+    "dropout": 0.0,
+    "proj_size": 0,
+    "bidirectional": False,
+    "python_based": False,
+    "device": None,
+    "dtype": None,
+}
+
+
+def build_net(
+    net_class: type[RecurrentNet],
+    torch_class: type[nn.RNNBase],
+    input_size: int | None,
+    hidden_size: int | None,
+    options: Mapping[str, object],
+    wrapped: nn.RNNBase | RecurrentNet | None,
+) -> RecurrentNet:
+    """Return a network of the sizes given, or one that takes over the Parameters of ``wrapped``."""
+    name = torch_class.__name__
+    if wrapped is None:
+        for size, value in (("input_size", input_size), ("hidden_size", hidden_size)):
+            if value is None:
+                raise MissingArgumentError(f"{size} is missing: give the sizes or a torch.nn.{name} to wrap.")
+        if not options["batch_first"]:
+            raise ArgumentError(f"batch_first must be True: {name}Module keeps time after the batch dimensions.")
+        return net_class(input_size, hidden_size, **options)  # pyright: ignore[reportArgumentType] - checked there
+    given = {key for key, value in options.items() if value != _DEFAULTS[key]}
+    given |= {key for key, value in (("input_size", input_size), ("hidden_size", hidden_size)) if value is not None}
+    if given:
+        raise ArgumentError(
+            f"A wrapped torch.nn.{name} brings its own sizes and options: remove {', '.join(sorted(given))}."
+        )
+    if not isinstance(wrapped, torch_class | net_class):  # pyright: ignore[reportUnnecessaryIsInstance] - users
+        raise ArgumentTypeError(f"The wrapped module must be a torch.nn.{name}, got {type(wrapped).__name__}.")
+    if not wrapped.batch_first:
+        raise ArgumentError(f"The wrapped torch.nn.{name} must have batch_first=True.")
+    if isinstance(wrapped, RecurrentNet):
+        return wrapped
+    taken = ("num_layers", "bias", "batch_first", "dropout", "bidirectional")
+    sizes = {key: getattr(wrapped, key) for key in taken}
+    net = net_class(wrapped.input_size, wrapped.hidden_size, **sizes, proj_size=wrapped.proj_size, device="meta")
+    net.adopt(wrapped)
+    return net
+
+
+def read_keys(states: Sequence[str], key: NestedKey | None, keys: Sequence[NestedKey] | None) -> list[NestedKey]:
+    """Return in_keys: value, states, ``is_init``."""
+    parsed = _parse_keys("in", states, key, keys)
+    count = 1 + len(states)
+    if len(parsed) == count:
+        return [*parsed, IS_INIT]
+    if len(parsed) == count + 1 and parsed[-1] == IS_INIT:
+        return parsed
+    raise ArgumentError(
+        f"in_keys must be {count} keys (value, {', '.join(states)}), and 'is_init' may follow as the last; "
+        f"got {parsed}. The name 'is_init' can't be changed or nested."
+    )
+
+
+def written_keys(states: Sequence[str], key: NestedKey | None, keys: Sequence[NestedKey] | None) -> list[NestedKey]:
+    """Return out_keys: features, states."""
+    parsed = _parse_keys("out", [("next", state) for state in states], key, keys)
+    if len(parsed) != 1 + len(states):
+        raise ArgumentError(f"out_keys must be {1 + len(states)} keys (features, {', '.join(states)}), got {parsed}.")
+    return parsed
+
+
+def _parse_keys(
+    side: str, states: Sequence[NestedKey], key: NestedKey | None, keys: Sequence[NestedKey] | None
+) -> list[NestedKey]:
+    if (key is None) == (keys is None):
+        given = "neither" if key is None else "both"
+        raise ArgumentError(f"Give exactly one of {side}_key and {side}_keys ({side}_keys names all), got {given}.")
+    if keys is None:
+        return [normalize_key(key), *states]
+    if isinstance(keys, str):
+        raise ArgumentTypeError(f"{side}_keys must be a list of keys, got the string {keys!r}; use {side}_key for one.")
+    return [normalize_key(item) for item in keys]

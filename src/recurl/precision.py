@@ -1,0 +1,108 @@
+"""Precision of the recurrent matrix products in float32: a process-wide setting, presets by device, resolution.
+
+A value is resolved when it is used: the module's own, or else the process's, or else what
+``torch.get_float32_matmul_precision()`` says. Nothing here touches torch's own flags.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import torch
+
+from recurl.errors import ArgumentError
+
+ENVIRONMENT_VARIABLE = "RECURL_RNN_PRECISION"
+_IN_ENVIRONMENT = f"The recurrent matmul precision in the environment variable {ENVIRONMENT_VARIABLE}"
+CONCRETE = ("ieee", "tf32", "tf32x3")
+PRESETS = ("fast", "high-prec")
+MODES = ("auto", *PRESETS, *CONCRETE)
+_FROM_TORCH = {"highest": "ieee", "high": "high-prec", "medium": "fast"}
+_ON_TENSOR_CORES = {"fast": "tf32", "high-prec": "tf32x3"}
+
+
+class _Process:
+    """The process-wide value: set by code, or by the environment variable."""
+
+    def __init__(self) -> None:
+        self.value = "auto"
+        self.read_environment()
+
+    def read_environment(self) -> None:
+        self.value = os.environ.get(ENVIRONMENT_VARIABLE, "").strip().lower() or "auto"
+
+
+_process = _Process()
+if _process.value not in MODES:  # an import must not fail; using the value does
+    warnings.warn(
+        f"The environment variable {ENVIRONMENT_VARIABLE}={_process.value!r} is not one of {', '.join(MODES)}; "
+        "the first use of a recurrent module's precision will raise.",
+        stacklevel=2,
+    )
+
+
+def set_recurrent_matmul_precision(mode: str | None) -> None:
+    """Set the precision of the recurrent products of all modules that have none of their own, in all threads.
+
+    Args:
+        mode: ``"ieee"`` (full float32), ``"tf32"``, ``"tf32x3"`` (three products, about 22 bits), ``"fast"`` or
+            ``"high-prec"`` (presets by device: tf32 or tf32x3 where there are tensor cores for it, else ieee);
+            ``"auto"`` or None: read the environment variable ``RECURL_RNN_PRECISION`` again, and without it follow
+            ``torch.get_float32_matmul_precision()``.
+
+    Raises:
+        ArgumentError: ``mode``, or the environment variable when it is read, is none of these.
+
+    Example:
+        >>> set_recurrent_matmul_precision("tf32x3")
+        >>> get_recurrent_matmul_precision()
+        'tf32x3'
+        >>> set_recurrent_matmul_precision("auto")
+    """
+    if mode is None or mode == "auto":
+        _process.read_environment()
+        check_precision(_process.value, _IN_ENVIRONMENT)
+        return
+    check_precision(mode)
+    _process.value = mode
+
+
+def get_recurrent_matmul_precision(device: torch.device | str | None = None) -> str:
+    """Return the concrete mode (``"ieee"``, ``"tf32"`` or ``"tf32x3"``) that a module without its own value gets.
+
+    Args:
+        device: the device to resolve presets for; by default the current CUDA device, or the CPU where there is none.
+
+    Raises:
+        ArgumentError: the environment variable ``RECURL_RNN_PRECISION`` holds none of the modes.
+    """
+    return resolve_precision("auto", _current_device() if device is None else torch.device(device))
+
+
+def resolve_precision(mode: str, device: torch.device) -> str:
+    """Return the concrete mode of a module whose own value is ``mode``, on ``device``."""
+    if mode == "auto":
+        check_precision(_process.value, _IN_ENVIRONMENT)
+        mode = _process.value
+    if mode == "auto":
+        mode = _FROM_TORCH[torch.get_float32_matmul_precision()]
+    if mode in PRESETS:
+        return _ON_TENSOR_CORES[mode] if _has_tf32(device) else "ieee"
+    return mode
+
+
+def check_precision(mode: object, name: str = "The recurrent matmul precision") -> None:
+    """Raise ArgumentError unless ``mode`` is one of :data:`MODES`."""
+    if mode not in MODES:
+        raise ArgumentError(f"{name} must be one of {', '.join(MODES)}; got {mode!r}.")
+
+
+def _current_device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _has_tf32(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -108,6 +108,11 @@ def test_broken_runs(tmp_path, capsys):
     folder = RunFolder(tmp_path / "run")
     assert train(folder.path) == 0
     fails(capsys, ["evaluate", folder.path, "--episodes", "0"], "--episodes must be positive")
+    options = folder.config.read_text()
+    folder.config.write_text(options.replace('"hidden_size": 8', '"hidden_size": 9'))
+    for command in (["evaluate", folder.path], ["train", "--resume", folder.path]):
+        fails(capsys, command, "The checkpoint doesn't fit")
+    folder.config.write_text(options)
     checkpoints = sorted(folder.checkpoints.iterdir())
     for path in checkpoints:
         path.write_bytes(path.read_bytes()[:100])

@@ -108,7 +108,7 @@ def evaluate_run(folder: RunFolder, *, episodes: int, seed: int | None = None) -
         seed: of the environments; by default one that training did not use.
 
     Raises:
-        ArgumentError: the run has no checkpoint, it can't be read, or ``episodes`` is not positive.
+        ArgumentError: the run has no checkpoint, it can't be read or doesn't fit, or ``episodes`` is not positive.
     """
     if episodes <= 0:
         raise ArgumentError(f"--episodes must be positive, got {episodes}.")
@@ -118,7 +118,10 @@ def evaluate_run(folder: RunFolder, *, episodes: int, seed: int | None = None) -
     rows = min(episodes, _SIDE_BY_SIDE)
     with make_env(config, rows) as plain:
         agent = make_agent(config, plain)
-    agent.load_state_dict(state["algorithm"]["agent"])
+    try:
+        agent.load_state_dict(state["algorithm"]["agent"])
+    except (RuntimeError, KeyError) as error:
+        raise ArgumentError(f"The checkpoint doesn't fit {folder.config}: {error}") from error
     with make_env(config, rows, policy=agent.actor) as env:
         env.set_seed(config.seed + _FRESH if seed is None else seed)
         return evaluate_policy(agent.actor, env, episodes=episodes)

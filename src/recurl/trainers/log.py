@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
 from torch.utils.tensorboard import SummaryWriter
 
 from recurl.errors import ArgumentError
@@ -112,24 +114,26 @@ class LiveDisplay:
 
     def __init__(self, console: Console, *, total_steps: int, done_steps: int = 0) -> None:
         self._progress = Progress(
-            BarColumn(bar_width=None),
+            BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.completed:,}/{task.total:,} steps, left:"),
+            TextColumn("{task.completed:,}/{task.total:,} steps, left"),
             TimeRemainingColumn(),
-            TextColumn("\n{task.description}"),
-            console=console,
+            auto_refresh=False,
             speed_estimate_period=60,
         )
-        self._task = self._progress.add_task("collecting the first batch", total=total_steps, completed=done_steps)
-        self._progress.start()
+        self._task = self._progress.add_task("", total=total_steps, completed=done_steps)
+        # Drawn when there is something new: no thread takes time from training.
+        self._live = Live(Group(self._progress, Text("collecting")), console=console, auto_refresh=False)
+        self._live.start(refresh=True)
 
     def update(self, row: Row) -> None:
         """Show the latest row."""
-        self._progress.update(self._task, completed=int(row["env_steps"]), description=_LIVE.format(**row))
+        self._progress.update(self._task, completed=int(row["env_steps"]))
+        self._live.update(Group(self._progress, Text(_LIVE.format(**row))), refresh=True)
 
     def close(self) -> None:
         """Stop drawing; the last state stays on the screen."""
-        self._progress.stop()
+        self._live.stop()
 
 
 class LineDisplay:

@@ -102,7 +102,11 @@ class Trainer:
         resumed = self._rows > 0
         metrics = MetricsFile(self.folder.metrics, keep_rows=self._rows)
         events = Events(self.folder.tensorboard, purge_step=self.algorithm.env_steps + 1 if resumed else None)
-        display = make_display(self.console, total_steps=self.config.total_steps, done_steps=self.algorithm.env_steps)
+        display = make_display(
+            self.console,
+            total_steps=self.config.updates * self.config.frames_per_batch,
+            done_steps=self.algorithm.env_steps,
+        )
         if self._rng is not None:
             set_rng_state(self._rng)
         clock = _Clock(*self._times)

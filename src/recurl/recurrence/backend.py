@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -158,6 +158,14 @@ class Registry:
 
 
 BACKENDS = Registry()
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which autocast is off on ``device``: a recurrence computes in the dtype of its weights."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
 
 _runs: ContextVar[list[str] | None] = ContextVar("recurl_backend_runs", default=None)
 

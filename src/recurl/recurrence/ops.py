@@ -1,20 +1,28 @@
 """Kernels with hand-written derivatives as differentiable operators: one wrapper for all backends that bring them.
 
 A backend brings a pair of pure functions (:class:`Kernels`). In eager mode they run inside an ``autograd.Function``
-and share the batch's :class:`Boundaries` with their cached plan.
+and share the batch's :class:`Boundaries` with their cached plan. For ``torch.compile``, ``torch.export`` and the
+transforms of ``torch.func`` they are the operators ``recurl::<name>_forward`` and ``recurl::<name>_backward``:
+
+* fake: shapes follow from N, H and P alone, never from the boundaries.
+* autograd: first derivatives; taking second ones raises.
+* autocast: a recurrence computes in the dtype of its weights, to which the other inputs are cast.
+* vmap: mapped inputs, states and boundaries become one longer stream; mapped weights (an ensemble) a loop over models.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.library import Library
 
 from recurl.errors import UnsupportedError
-from recurl.recurrence.backend import LayerCall, Support, record_run
-from recurl.recurrence.cells import LayerWeights, States
+from recurl.recurrence.backend import LayerCall, Options, Support, record_run, without_autocast
+from recurl.recurrence.boundaries import Boundaries
+from recurl.recurrence.cells import CELLS, LayerWeights, States
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -73,6 +81,7 @@ class KernelBackend:
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
         self.name = kernels.name
+        self._operators = _Operators(kernels)
 
     def missing(self) -> str | None:
         """See :meth:`recurl.recurrence.backend.Backend.missing`."""
@@ -86,11 +95,19 @@ class KernelBackend:
         """See :meth:`recurl.recurrence.backend.Backend.run`."""
         inputs = _inputs(call)
         wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-        if wanted:
+        if _is_transformed():
+            after = self._operators(call, keep=wanted and not call.options.recompute)
+        elif wanted:
             after: States = _Recurrence.apply(self.kernels, call, *inputs)
         else:
             after = _forward(self.kernels, call, keep=False)[0]
         return after[0], after
+
+
+def _is_transformed() -> bool:
+    """Whether the call is being traced, or is inside vmap, grad, ... of torch.func."""
+    functorch = cast(Any, torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
+    return torch.compiler.is_compiling() or functorch()
 
 
 def _inputs(call: LayerCall) -> tuple[Tensor | None, ...]:
@@ -104,15 +121,9 @@ def _with_inputs(call: LayerCall, inputs: tuple[Tensor | None, ...]) -> LayerCal
     return LayerCall(call.cell, weights, x, tuple(states), call.boundaries, call.options)
 
 
-def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
-
-
 def _forward(kernels: Kernels, call: LayerCall, *, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
     record_run(kernels.name)
-    with _without_autocast(call.x.device):
+    with without_autocast(call.x.device):
         return kernels.forward(call, keep)
 
 
@@ -136,11 +147,18 @@ class _Recurrence(torch.autograd.Function):
         cell, boundaries, options = ctx.frame
         template = LayerCall(cell, cast(Any, None), cast(Any, None), (), boundaries, options)
         call, needs = _with_inputs(template, inputs), tuple(ctx.needs_input_grad[2:])
-        with _without_autocast(call.x.device):
+        with without_autocast(call.x.device):
             if torch.is_grad_enabled():  # the caller may want to differentiate these gradients again
                 return None, None, *_backward_twice(ctx.kernels, call, inputs, grads, needs)
             after, saved = kept[: ctx.num_states], kept[ctx.num_states :]
             return None, None, *ctx.kernels.backward(call, after, saved, grads, needs)
+
+
+def _refuse_twice(name: str) -> NoReturn:
+    raise UnsupportedError(
+        f"The recurrent backend {name!r} has no second derivatives here, so its gradients can't be differentiated "
+        "again. For double backward use recurrent_backend='loop', outside torch.compile and torch.func."
+    )
 
 
 def _backward_twice(
@@ -149,12 +167,168 @@ def _backward_twice(
     """Gradients that are themselves differentiable: the recurrence again, in autograd."""
     outputs = kernels.differentiable(call)
     if outputs is None:
-        raise UnsupportedError(
-            f"The recurrent backend {kernels.name!r} has no second derivatives, so its gradients can't be taken with "
-            "create_graph=True. Use recurrent_backend='loop' for double backward."
-        )
+        _refuse_twice(kernels.name)
     wanted = [tensor for tensor, need in zip(inputs, needs, strict=True) if tensor is not None and need]
     found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
     return tuple(
         next(found) if tensor is not None and need else None for tensor, need in zip(inputs, needs, strict=True)
     )
+
+
+_INPUTS = "Tensor x, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? w_hr, Tensor[] states, Tensor starts"
+_OPTIONS = "str cell, str precision, ScalarType compute_dtype"
+_FORWARD = f"({_INPUTS}, {_OPTIONS}, bool keep) -> Tensor[]"
+_BACKWARD = f"({_INPUTS}, {_OPTIONS}, Tensor[] after, Tensor[] saved, Tensor[] grads, bool[] needs) -> Tensor[]"
+_CALL = 11  # how many arguments make up a LayerCall
+_WEIGHTS, _STATES, _STARTS = slice(1, 6), 6, 7
+
+_library = Library("recurl", "FRAGMENT")  # its end would take the operators away
+
+
+class _Operators:
+    """The registered operators of one pair of kernels."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+        self._forward = self._define("forward", _FORWARD, self._run_forward, self._fake_forward)
+        self._backward = self._define("backward", _BACKWARD, self._run_backward, self._fake_backward)
+        forward, backward = f"recurl::{kernels.name}_forward", f"recurl::{kernels.name}_backward"
+        torch.library.register_autograd(forward, self._gradient, setup_context=_keep_for_gradient, lib=_library)
+        torch.library.register_autograd(backward, lambda ctx, *grads: _refuse_twice(kernels.name), lib=_library)
+        torch.library.register_vmap(forward, self._map_forward, lib=_library)
+        torch.library.register_vmap(backward, self._map_backward, lib=_library)
+
+    def __call__(self, call: LayerCall, keep: bool) -> States:
+        """Run the forward operator; differentiable."""
+        results = self._forward(*_arguments(call), keep)
+        return tuple(results[: len(call.states)])
+
+    def _define(self, direction: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+        name = f"{self.kernels.name}_{direction}"
+        _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"recurl::{name}", fake, lib=_library)
+        op = getattr(torch.ops.recurl, name).default
+        for device in ("cpu", "cuda"):
+            _library.impl(name, _in_weights_dtype(op, device), "Autocast" + device.upper())
+        return op
+
+    def _run_forward(self, *args: Any) -> list[Tensor]:
+        after, saved = _forward(self.kernels, _call_of(args), keep=args[_CALL])
+        return [*after, *saved]
+
+    def _fake_forward(self, *args: Any) -> list[Tensor]:
+        call = _call_of(args)
+        after = [call.x.new_empty(call.x.shape[0], size) for size in call.weights.state_sizes(call.cell)]
+        return [*after, *(self.kernels.saved_like(call) if args[_CALL] else ())]
+
+    def _run_backward(self, *args: Any) -> list[Tensor]:
+        after, saved, grads, needs = args[_CALL:]
+        call = _call_of(args)
+        with without_autocast(call.x.device):
+            gradients = self.kernels.backward(call, tuple(after), tuple(saved), tuple(grads), tuple(needs))
+        return [gradient for gradient in gradients if gradient is not None]
+
+    def _fake_backward(self, *args: Any) -> list[Tensor]:
+        inputs = _inputs(_call_of(args))
+        return [t.new_empty(t.shape) for t, need in zip(inputs, args[-1], strict=True) if need and t is not None]
+
+    def _gradient(self, ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        args, after, saved = _recall(ctx)
+        dense = [like.new_zeros(()).expand_as(like) if g is None else g for g, like in zip(grads, after, strict=False)]
+        wanted = ctx.needs_input_grad
+        needs = [*wanted[:_STATES], *wanted[_STATES]]
+        found = iter(self._backward(*args, after, saved, dense, needs))
+        gradients = [next(found) if need else None for need in needs]
+        rest = [None] * (_CALL - _STARTS + 1)
+        return (*gradients[:_STATES], gradients[_STATES:], *rest)
+
+    def _map_forward(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[list[Tensor], list[int]]:
+        """Saves nothing: whether gates belong to the folded stream or to one model's would be lost on the way."""
+        args, keep = args[:_CALL], False
+        if any(dim is not None for dim in in_dims[_WEIGHTS]):
+            models = [_slice(args, in_dims, model) for model in range(info.batch_size)]
+            results = zip(*(self._forward(*model, keep) for model in models), strict=True)
+            stacked = [torch.stack(result) for result in results]
+        else:
+            folded = self._forward(*_fold(args, in_dims, info.batch_size), keep)
+            stacked = [_unfold(result, info.batch_size) for result in folded]
+        return stacked, [0] * len(stacked)
+
+    def _map_backward(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[list[Tensor], list[int]]:
+        # Gradients of weights are wanted for each mapped element apart, so nothing can be folded.
+        models = [_slice(args, in_dims, model) for model in range(info.batch_size)]
+        stacked = [torch.stack(grads) for grads in zip(*(self._backward(*model) for model in models), strict=True)]
+        return stacked, [0] * len(stacked)
+
+
+def _arguments(call: LayerCall) -> tuple[Any, ...]:
+    """A call as arguments of an operator."""
+    w, options = call.weights, call.options
+    tensors = (call.x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, w.w_hr, list(call.states), call.boundaries.starts)
+    return (*tensors, call.cell.name, options.precision, options.compute_dtype)
+
+
+def _call_of(args: Sequence[Any]) -> LayerCall:
+    """The call that arguments of an operator stand for."""
+    x, *weights, states, starts, cell, precision, compute_dtype = args[:_CALL]
+    boundaries, options = Boundaries(starts, (x.shape[0],)), Options(False, precision, compute_dtype)
+    return LayerCall(CELLS[cell], LayerWeights(*weights), x, tuple(states), boundaries, options)
+
+
+def _keep_for_gradient(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+    *tensors, states, starts = inputs[: _STARTS + 1]
+    after, saved = output[: len(states)], output[len(states) :]
+    ctx.mark_non_differentiable(*saved)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *states, starts, *after, *saved)
+    ctx.num_states, ctx.rest = len(states), inputs[_STARTS + 1 : _CALL]
+
+
+def _recall(ctx: Any) -> tuple[tuple[Any, ...], list[Tensor], list[Tensor]]:
+    """What :func:`_keep_for_gradient` kept: the arguments of the call, the states after, what was saved."""
+    tensors, count = ctx.saved_tensors, ctx.num_states
+    states, (starts, *kept) = tensors[_STATES : _STATES + count], tensors[_STATES + count :]
+    return (*tensors[:_STATES], list(states), starts, *ctx.rest), kept[:count], kept[count:]
+
+
+def _in_weights_dtype(op: Any, device: str) -> Callable[..., Any]:
+    """The autocast rule: cast inputs and gradients to the dtype of the weights, then run without autocast."""
+
+    def run(x: Tensor, w_ih: Tensor, *args: Any) -> Any:
+        *weights, states, starts, cell, precision, compute_dtype = args[: _CALL - 2]
+        dtype = w_ih.dtype
+        with torch.autocast(device, enabled=False):
+            cast_states = [state.to(dtype) for state in states]
+            options = (cell, precision, compute_dtype)
+            return op(x.to(dtype), w_ih, *weights, cast_states, starts, *options, *args[_CALL - 2 :])
+
+    return run
+
+
+def _slice(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any]:
+    """The arguments of one mapped element."""
+
+    def one(value: Any, dim: Any) -> Any:
+        if isinstance(dim, list | tuple):
+            return [one(item, d) for item, d in zip(value, cast(Sequence[Any], dim), strict=True)]
+        return value if dim is None else value.select(dim, index)
+
+    return [one(value, dim) for value, dim in zip(args, in_dims, strict=False)]
+
+
+def _fold(args: Sequence[Any], in_dims: Sequence[Any], size: int) -> list[Any]:
+    """Put the mapped streams one after the other; each begins with the start of a segment."""
+
+    def stream(value: Tensor, dim: int | None) -> Tensor:
+        mapped = value.unsqueeze(0).expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+        return mapped.reshape(-1, *mapped.shape[2:])
+
+    folded = list(args)
+    folded[0], folded[_STARTS] = stream(args[0], in_dims[0]), stream(args[_STARTS], in_dims[_STARTS])
+    folded[_STATES] = [stream(state, dim) for state, dim in zip(args[_STATES], in_dims[_STATES], strict=True)]
+    return folded
+
+
+def _unfold(stream: Tensor, size: int) -> Tensor:
+    return stream.unflatten(0, (size, -1))

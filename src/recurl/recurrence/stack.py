@@ -55,7 +55,15 @@ def run_stack(
         Features ``[N, D * (P or H)]`` and the states after every token, each ``[N, L * D, ...]``. A reverse direction
         starts at a segment's last token from the state stored at its first; its final state stands at the segment's
         last token, with zeros elsewhere.
+
+    Under autocast everything is computed in the dtype of the weights, by every backend, to which x and the states are
+    cast: rounding in a recurrence adds up over time.
     """
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = weights[0][0].w_ih.dtype
+        with torch.autocast(x.device.type, enabled=False):
+            cast = None if states is None else tuple(state.to(dtype) for state in states)
+            return run_stack(backend, cell, weights, x.to(dtype), cast, boundaries, masks, options)
     after: list[States] = []
     features = x
     for depth, layer in enumerate(weights):
@@ -110,8 +118,13 @@ def step_stack(
 ) -> tuple[Tensor, States]:
     """Run one step of all layers (one direction): x ``[B, I]``, states ``[B, L, ...]`` -> features, states after.
 
-    With ``fused``, by ATen's cell kernels; otherwise from the definition.
+    With ``fused``, by ATen's cell kernels; otherwise from the definition. Under autocast as :func:`run_stack`.
     """
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = weights[0][0].w_ih.dtype
+        with torch.autocast(x.device.type, enabled=False):
+            cast = tuple(state.to(dtype) for state in states)
+            return step_stack(cell, weights, x.to(dtype), cast, masks, fused)
     after: list[States] = []
     features = x
     for depth, (layer,) in enumerate(weights):

@@ -104,6 +104,19 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, words):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_missing_extra_names_its_pip_line(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "recurl.cli.evaluate", raising=False)
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    fails(capsys, ["evaluate", "run"], "tyro is not installed: pip install 'recurl[train]'")
+
+
+def test_another_missing_module_is_not_blamed_on_the_extra(monkeypatch):
+    monkeypatch.delitem(sys.modules, "recurl.cli.evaluate", raising=False)
+    monkeypatch.setitem(sys.modules, "recurl.trainers", None)
+    with pytest.raises(ModuleNotFoundError, match=r"recurl\.trainers"):
+        main(["evaluate", "run"])
+
+
 def test_broken_runs(tmp_path, capsys):
     folder = RunFolder(tmp_path / "run")
     assert train(folder.path) == 0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from recurl import __version__
-from recurl.cli.evaluate import evaluate_command
-from recurl.cli.train import resume_command, train_ppo_command
-from recurl.errors import ArgumentError, RecurlError
+from recurl.errors import ArgumentError, MissingDependencyError, RecurlError
 
+_EXTRA = ("tyro", "rich", "tensorboard", "matplotlib")
 _USAGE = f"""\
 recurl {__version__}: recurrent reinforcement learning for PyTorch
 
@@ -54,11 +54,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _choose(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
     name, rest = arguments[0], arguments[1:]
     if name == "evaluate":
-        return evaluate_command, rest
+        return _load("evaluate", "evaluate_command"), rest
     if name != "train":
         raise ArgumentError(f"There is no command {name!r}: use train or evaluate (recurl --help).")
     if rest and rest[0] == "ppo":
-        return train_ppo_command, rest[1:]
+        return _load("train", "train_ppo_command"), rest[1:]
     if rest and not rest[0].startswith("-"):
         raise ArgumentError(f"There is no algorithm {rest[0]!r}: use recurl train ppo.")
-    return resume_command, rest
+    return _load("train", "resume_command"), rest
+
+
+def _load(module: str, command: str) -> Callable[[list[str]], int]:
+    """Import a command only when it is asked for: it needs the packages of the extra ``train``."""
+    try:
+        return getattr(importlib.import_module(f"recurl.cli.{module}"), command)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package in _EXTRA:
+            raise MissingDependencyError(f"{package} is not installed: pip install 'recurl[train]'") from error
+        raise

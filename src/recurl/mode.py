@@ -1,12 +1,14 @@
-"""Which mode recurrent modules run in, and how stochastic policies explore: two context-local switches.
+"""Which mode recurrent modules run in, and how stochastic policies explore: two local switches.
 
-The recurrent mode lives in a ``ContextVar`` (threads start without an override, asyncio tasks are isolated) and is
-mirrored in a ``threading.local`` that is read only while ``torch.compile`` traces: Dynamo can't trace a ContextVar,
-but it can read, and guard on, an attribute of a thread-local object.
+The recurrent mode belongs to the thread, and inside asyncio to the task. Threads keep it in a ``threading.local``:
+``torch.compile`` can read and guard on an attribute of such an object, also where it compiles only a part of the code
+that stands inside a ``with set_recurrent_mode(...)`` block. Tasks of one thread keep it in a ``ContextVar``, which
+``torch.compile`` can't trace: a compiled module that is called from several tasks at once sees the thread's mode.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import threading
@@ -33,14 +35,21 @@ __all__ = [
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NAMES = {"recurrent": True, "sequential": False}
 _Stack = tuple[bool | None, ...]
-_stack: ContextVar[_Stack] = ContextVar("recurl_recurrent_modes", default=(None,))
+_task_stack: ContextVar[_Stack] = ContextVar("recurl_recurrent_modes", default=(None,))
 
 
-class _Mirror(threading.local):
-    stack: _Stack = (None,)
+class _Modes:
+    def __init__(self) -> None:
+        self.stack: _Stack = (None,)
 
 
-_mirror = _Mirror()
+class _Thread(threading.local):
+    # The stack stands one object deeper: torch.compile drops assignments to attributes of a threading.local itself.
+    def __init__(self) -> None:
+        self.modes = _Modes()
+
+
+_thread = _Thread()
 
 
 def recurrent_mode() -> bool | None:
@@ -49,13 +58,15 @@ def recurrent_mode() -> bool | None:
 
 
 def _current() -> _Stack:
-    return _mirror.stack if torch.compiler.is_compiling() else _stack.get()
+    if torch.compiler.is_compiling() or asyncio._get_running_loop() is None:
+        return _thread.modes.stack
+    return _task_stack.get()
 
 
 def _store(stack: _Stack) -> None:
+    _thread.modes.stack = stack
     if not torch.compiler.is_compiling():
-        _stack.set(stack)
-    _mirror.stack = stack
+        _task_stack.set(stack)
 
 
 class set_recurrent_mode:

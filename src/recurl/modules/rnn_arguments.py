@@ -130,5 +130,8 @@ def _parse_keys(
     if keys is None:
         return [normalize_key(key), *states]
     if isinstance(keys, str):
-        raise ArgumentTypeError(f"{side}_keys must be a list of keys, got the string {keys!r}; use {side}_key for one.")
+        raise ArgumentTypeError(
+            f"{side}_keys: incompatible function arguments: it must be a list of keys, got the string {keys!r}; "
+            f"use {side}_key for one."
+        )
     return [normalize_key(item) for item in keys]

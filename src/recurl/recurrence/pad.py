@@ -27,12 +27,14 @@ class PadBackend:
 
     def unsupported(self, support: Support) -> str | None:
         """It reads segment lengths on the host, and keeps torch.nn's buffers for the backward pass."""
-        if support.compiling:
-            return "it reads segment lengths on the host; under torch.compile use 'auto'"
+        if torch.compiler.is_exporting():
+            return "it reads segment lengths on the host, which can't be exported; use 'auto' or 'loop'"
         if support.options.recompute:
             return "torch.nn's kernels keep their own buffers, so recurrent_recompute must be 'none'"
         return None
 
+    # torch.compile breaks its graph here, and with fullgraph=True refuses, giving the reason.
+    @torch.compiler.disable(reason="the recurrent backend 'pad' reads segment lengths on the host: use 'auto'")
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """See :meth:`recurl.recurrence.backend.Backend.run`."""
         plan = call.boundaries.host()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import ClassVar, NoReturn, Self, cast
 
@@ -132,8 +133,8 @@ class RecurrentModule(TensorDictModuleBase):
                 "A bidirectional module can't run step by step: its reverse direction starts at the end of a sequence. "
                 "Run it on whole sequences, inside set_recurrent_mode(True)."
             )
-        x = self._value(tensordict).reshape(batch.numel(), net.input_size)
-        is_init = _flags(tensordict, batch).reshape(batch.numel(), 1, 1)
+        x = self._value(tensordict).reshape(math.prod(batch), net.input_size)
+        is_init = _flags(tensordict, batch).reshape(math.prod(batch), 1, 1)
         stored = self._states(tensordict)
         if stored is None:
             shape = (x.shape[0], net.num_layers)
@@ -150,7 +151,7 @@ class RecurrentModule(TensorDictModuleBase):
                 "In recurrent mode the last batch dimension is time: the TensorDict must have batch size [T] or "
                 "[*B, T], got []. To run a single step leave recurrent mode: set_recurrent_mode(False)."
             )
-        x = self._value(tensordict).reshape(batch.numel(), self.net.input_size)
+        x = self._value(tensordict).reshape(math.prod(batch), self.net.input_size)
         boundaries = boundaries_of(_flags(tensordict, batch), tensordict.get(TRAJ_IDS, None), batch)
         features, after = self.net.run(x, self._states(tensordict), boundaries, self.recurrent_backend, self._options())
         return self._unflatten(batch, features, after)
@@ -206,7 +207,7 @@ class RecurrentModule(TensorDictModuleBase):
                     f"The state {key!r} must have shape {list(expected)} (batch, layers x directions, size) and dtype "
                     f"{net.dtype}, got {list(state.shape)} and {state.dtype}. make_tensordict_primer() declares it."
                 )
-        return tuple(state.reshape(batch.numel(), *state.shape[-2:]) for state in states if state is not None)
+        return tuple(state.reshape(math.prod(batch), *state.shape[-2:]) for state in states if state is not None)
 
     def make_python_based(self) -> Self:
         """Evaluate in plain torch operations from now on, with the same Parameters; return self.

@@ -7,6 +7,7 @@ of each other: each starts from the state stored at its first token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -231,7 +232,7 @@ def _per_token(name: str, values: Tensor, shape: torch.Size) -> Tensor:
 def _row_starts(shape: torch.Size, device: torch.device) -> Tensor:
     row = torch.zeros(shape[-1], dtype=torch.bool, device=device)
     row[:1] = True
-    return row.repeat(shape[:-1].numel())
+    return row.repeat(math.prod(shape[:-1]))
 
 
 def _changes(ids: Tensor) -> Tensor:

@@ -164,6 +164,7 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
 
 def append(row: dict[str, object]) -> None:
     """Add a row to the results and show it."""
+    RESULTS.parent.mkdir(exist_ok=True)
     new = not RESULTS.exists()
     with RESULTS.open("a", newline="") as file:
         writer = csv.DictWriter(file, list(row))

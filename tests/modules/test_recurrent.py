@@ -13,6 +13,7 @@ from recurl.modules import (
     GRUModule,
     LSTMModule,
     RecurrentModule,
+    canonicalize_rnn_subset,
     get_env_transforms_from_module,
     get_primers_from_module,
     recurrent_mode,
@@ -332,6 +333,40 @@ LSTM_KEYS = {"in_key": "x", "out_key": "y"}
             "remove num_layers",
         ),
         (lambda: LSTMModule(lstm=nn.LSTM(3, 5), **LSTM_KEYS), ValueError, "must have batch_first=True"),
+        (
+            lambda: GRUModule(gru=nn.GRU(3, 5, batch_first=True), python_based=True, device="cpu", **LSTM_KEYS),
+            ValueError,
+            "remove device, python_based",
+        ),
+        (lambda: GRUModule(3, **LSTM_KEYS), TypeError, "hidden_size is missing"),
+        (lambda: GRUModule(3, 0, **LSTM_KEYS), ValueError, "hidden_size must be at least 1"),
+        (lambda: GRUModule(3, 5, recurrent_recompute="half", **LSTM_KEYS), ValueError, "recurrent_recompute must be"),
+        (lambda: GRUModule(3, 5, recurrent_recompute=None, **LSTM_KEYS), ValueError, "recurrent_recompute must be"),
+        (
+            lambda: GRUModule(3, 5, recurrent_recompute="full", **LSTM_KEYS),
+            ValueError,
+            "recurrent_recompute='full' can't be used with recurrent_backend='pad'",
+        ),
+        (
+            lambda: LSTMModule(3, 5, recurrent_backend="auto", recurrent_recompute="full", **LSTM_KEYS),
+            ValueError,
+            "recurrent_recompute='full' can't be used with recurrent_backend='auto'",
+        ),
+        (
+            lambda: LSTMModule(3, 5, recurrent_matmul_precision=None, **LSTM_KEYS),
+            ValueError,
+            "recurrent_matmul_precision must be one of auto",
+        ),
+        (
+            lambda: LSTMModule(3, 5, recurrent_compute_dtype=torch.int8, **LSTM_KEYS),
+            ValueError,
+            "recurrent_compute_dtype must be torch.float32 or torch.bfloat16, got torch.int8",
+        ),
+        (
+            lambda: LSTMModule(3, 5, recurrent_compute_dtype=torch.bfloat16, **LSTM_KEYS),
+            ValueError,
+            "'pad' computes in the dtype of the weights",
+        ),
         (lambda: LSTMModule(lstm=nn.GRU(3, 5, batch_first=True), **LSTM_KEYS), TypeError, "must be a torch.nn.LSTM"),
     ],
 )
@@ -509,3 +544,66 @@ def test_bad_modes() -> None:
         set_recurrent_mode("both")
     with pytest.raises(TypeError, match="must be a bool, a string or None, got int"):
         set_recurrent_mode(1)
+
+
+def test_a_recurl_network_can_be_wrapped() -> None:
+    net = make("gru", num_layers=2).net
+    module = GRUModule(in_key="observation", out_key="features", gru=net)
+    assert module.gru is net
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.LSTM, got GRU"):
+        LSTMModule(in_key="observation", out_key="features", lstm=net)
+
+
+def test_options_are_kept() -> None:
+    module = make(
+        "lstm",
+        recurrent_backend="loop",
+        recurrent_recompute="full",
+        recurrent_matmul_precision="tf32x3",
+        dropout=0.25,
+        num_layers=2,
+    )
+    assert module.recurrent_backend == "loop"
+    assert module.recurrent_recompute == "full"
+    assert module.recurrent_matmul_precision == "tf32x3"
+    assert module.recurrent_compute_dtype == torch.float32
+    assert module.net.dropout == 0.25
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_recompute_changes_nothing_but_what_is_kept(cell: str) -> None:
+    results = []
+    for recompute in ("none", "full"):
+        torch.manual_seed(0)
+        module = make(cell, num_layers=2, recurrent_backend="loop", recurrent_recompute=recompute)
+        batch = random_batch(module, (3, 9))
+        kept: list[int] = []
+
+        def keep(tensor: Tensor, kept: list[int] = kept) -> Tensor:
+            kept.append(tensor.numel())
+            return tensor
+
+        with set_recurrent_mode(True), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = module(batch)["features"].square().sum()
+        results.append((torch.autograd.grad(loss, list(module.parameters())), sum(kept)))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    assert results[1][1] < results[0][1]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_canonicalize(cell: str) -> None:
+    module = make(cell)
+    batch = TensorDict({"observation": torch.randn(4, 2, 3).transpose(0, 1), "other": torch.randn(4, 2).t()}, [2, 4])
+    other = batch["other"]
+    assert module.canonical_keys == [*module.in_keys, *module.out_keys]
+    result = module.canonicalize(batch)
+    assert result is not batch
+    assert result["observation"].is_contiguous()
+    assert not batch["observation"].is_contiguous()
+    assert result["other"] is other
+    assert module.canonicalize(batch, inplace=True) is batch
+    assert batch["observation"].is_contiguous()
+    nothing = TensorDict({"other": torch.zeros(2)}, [2])
+    assert canonicalize_rnn_subset(nothing, [module]) is nothing
+    both = canonicalize_rnn_subset(batch, [module, make("gru", in_key="other", input_size=4)], inplace=False)
+    assert both["other"].is_contiguous()

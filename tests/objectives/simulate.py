@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictSequential
 
+from recurl.modules import GRUModule, LSTMModule
 from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
 from recurl.modules.distributions import Categorical, NormalParamExtractor, OneHotCategorical, TanhNormal
 from recurl.modules.networks import MLP
-from recurl.modules.recurrent import GRUModule, LSTMModule
 
 OBS, HIDDEN, ACTIONS = 3, 5, 2
 

@@ -260,3 +260,19 @@ def test_nothing_is_read_back_from_the_device():
     batch["collector", "mask"] = torch.ones(2, 3, dtype=torch.bool, device="meta")
     result = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=critic().to("meta"), average_gae=True)(batch)
     assert result["advantage"].device.type == "meta"
+
+
+def test_values_that_are_already_there_can_be_used() -> None:
+    critic = TensorDictModule(torch.nn.Linear(2, 1), in_keys=["observation"], out_keys=["state_value"])
+    ends = torch.tensor([[False], [True], [False], [False]])
+    after = {"observation": torch.randn(4, 2), "reward": torch.randn(4, 1), "done": ends, "terminated": ends}
+    batch = TensorDict({"observation": torch.randn(4, 2), "next": TensorDict(after, [4])}, [4])
+    batch["observation"][1:2], batch["observation"][3:] = after["observation"][:1], after["observation"][2:3]
+    expected = GAE(gamma=0.9, lmbda=0.8, value_network=critic)(batch.clone())
+    batch["state_value"] = critic(batch.clone())["state_value"].detach()
+    batch["next", "state_value"] = critic(batch["next"].clone())["state_value"].detach()
+    found = GAE(gamma=0.9, lmbda=0.8, value_network=None)(batch)
+    torch.testing.assert_close(found["advantage"], expected["advantage"])
+    torch.testing.assert_close(found["value_target"], expected["value_target"])
+    with pytest.raises(KeyError, match=r"needs an entry 'state_value'.*pass a value_network"):
+        GAE(gamma=0.9, lmbda=0.8, value_network=None)(batch.exclude("state_value"))

@@ -56,7 +56,8 @@ class GAE(TensorDictModuleBase):
         gamma: discount factor per step.
         lmbda: trace decay.
         value_network: critic, from observations (and recurrent states) to ``"state_value"``, the *whole* chain: the
-            next observations go through it too. It may share modules with the policy.
+            next observations go through it too. It may share modules with the policy. None: the batch already holds
+            ``"state_value"`` and ``("next", "state_value")``.
         average_gae: shift and scale the advantage to mean 0 and standard deviation 1 over the batch (``value_target``
             is taken before that).
         differentiable: let gradients flow from the results into the critic.
@@ -95,7 +96,7 @@ class GAE(TensorDictModuleBase):
         self,
         gamma: float,
         lmbda: float,
-        value_network: TensorDictModuleBase,
+        value_network: TensorDictModuleBase | None,
         average_gae: bool = False,
         differentiable: bool = False,
     ) -> None:
@@ -108,14 +109,12 @@ class GAE(TensorDictModuleBase):
         self.value_network = value_network
         self.average_gae = average_gae
         self.differentiable = differentiable
-        keys = [normalize_key(key) for key in value_network.in_keys]
-        written = {normalize_key(key) for key in value_network.out_keys}
-        if _VALUE not in written:
-            raise ArgumentError(f"The critic must write {_VALUE!r}, but its out_keys are {value_network.out_keys}.")
+        keys, written = _critic_keys(value_network)
         self._states = [key for key in keys if next_key(key) in written]
         self._observed = [key for key in keys if key != IS_INIT and key not in self._states]
         self._critic_keys = keys
-        self.in_keys = cast(Any, [*keys, *map(next_key, (*self._observed, REWARD, DONE, TERMINATED))])
+        known = [_VALUE, next_key(_VALUE)] if value_network is None else keys
+        self.in_keys = cast(Any, [*known, *map(next_key, (*self._observed, REWARD, DONE, TERMINATED))])
         self.out_keys = cast(Any, [_ADVANTAGE, _TARGET, _VALUE, next_key(_VALUE)])
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -156,6 +155,12 @@ class GAE(TensorDictModuleBase):
     def _values(self, tensordict: TensorDictBase, stream: _Stream) -> tuple[Tensor, Tensor]:
         """V of every observation and of every next one, ``[*B, T]`` each."""
         shape = tensordict.batch_size
+        if self.value_network is None:
+            value, following = (
+                per_token(key, entry(tensordict, key, "Or pass a value_network, which computes it."), shape)
+                for key in (_VALUE, next_key(_VALUE))
+            )
+            return value, following.masked_fill(stream.terminated, 0.0)
         run = subset(tensordict, [*self._critic_keys, TRAJ_IDS])
         if IS_INIT in self._critic_keys:
             run.set(IS_INIT, stream.starts.unsqueeze(-1))
@@ -187,9 +192,19 @@ class GAE(TensorDictModuleBase):
         if IS_INIT in self._critic_keys:
             entries[IS_INIT] = torch.zeros(count, 1, dtype=torch.bool, device=run.get(_VALUE).device)
         step = from_entries(entries, torch.Size([count]), run.device)
+        assert self.value_network is not None
         with set_recurrent_mode(False):
             value = cast(Tensor, self.value_network(step).get(_VALUE))
         return per_token(_VALUE, value, step.batch_size)
+
+
+def _critic_keys(critic: TensorDictModuleBase | None) -> tuple[list[NestedKey], set[NestedKey]]:
+    if critic is None:
+        return [], set()
+    written = {normalize_key(key) for key in critic.out_keys}
+    if _VALUE not in written:
+        raise ArgumentError(f"The critic must write {_VALUE!r}, but its out_keys are {critic.out_keys}.")
+    return [normalize_key(key) for key in critic.in_keys], written
 
 
 def _check_time(tensordict: TensorDictBase) -> None:

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recurl.modules import GRU, LSTM, GRUCell, GRUModule, LSTMCell, LSTMModule, set_recurrent_mode
+from recurl.recurrence import record_backends
+
+PAIRS = {"lstm": (LSTM, nn.LSTM), "gru": (GRU, nn.GRU)}
+
+
+def as_tuple(states: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return states if isinstance(states, tuple) else (states,)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": False}, {"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=str
+)
+@pytest.mark.parametrize("cell", PAIRS)
+def test_equal_to_torch_nn(cell: str, options: dict, batch_first: bool) -> None:
+    ours, torchs = (kind(4, 6, batch_first=batch_first, dtype=torch.float64, **options) for kind in PAIRS[cell])
+    torchs.load_state_dict(ours.state_dict())
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in torchs.named_parameters()]
+    x = torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True)
+    slots = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
+    rows = 3 if batch_first else 5
+    initial = tuple(torch.randn(slots, rows, 6, dtype=torch.float64) for _ in range(2 if cell == "lstm" else 1))
+    for hx in (None, initial if cell == "lstm" else initial[0]):
+        results, gradients = [], []
+        for net in (ours, torchs):
+            features, final = net(x, hx)
+            loss = features.square().sum() + sum(state.square().sum() for state in as_tuple(final))
+            gradients.append(torch.autograd.grad(loss, [x, *net.parameters()]))
+            results.append((features, *as_tuple(final)))
+        torch.testing.assert_close(results[0], results[1], rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("cell", PAIRS)
+def test_unbatched_and_projected(cell: str) -> None:
+    options = {"proj_size": 3} if cell == "lstm" else {}
+    options["dtype"] = torch.float64  # in float32 torch warns that oneDNN has no projection
+    ours, torchs = (kind(4, 6, 2, batch_first=True, **options) for kind in PAIRS[cell])
+    torchs.load_state_dict(ours.state_dict())
+    x = torch.randn(5, 4, dtype=torch.float64)
+    features, final = ours(x)
+    expected, expected_final = torchs(x)
+    torch.testing.assert_close(features, expected)
+    torch.testing.assert_close(as_tuple(final), as_tuple(expected_final))
+    initial = as_tuple(expected_final)
+    hx = initial if cell == "lstm" else initial[0]
+    torch.testing.assert_close(ours(x, hx)[0], torchs(x, hx)[0])
+
+
+def test_dropout_only_in_training() -> None:
+    net = LSTM(4, 6, 2, dropout=0.5)
+    x = torch.randn(3, 5, 4)
+    assert not torch.equal(net(x)[0], net(x)[0])
+    net.eval()
+    assert torch.equal(net(x)[0], net(x)[0])
+
+
+def test_inputs_of_other_shapes_are_refused() -> None:
+    for x in (torch.randn(4), torch.randn(2, 5, 3), torch.randn(1, 2, 5, 4)):
+        with pytest.raises(ValueError, match=r"must have 2 dimensions.*end in input_size=4; got shape"):
+            GRU(4, 6)(x)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_cells_equal_torch_nn(bias: bool) -> None:
+    for ours, torchs in (
+        (LSTMCell(4, 6, bias=bias), nn.LSTMCell(4, 6, bias=bias)),
+        (GRUCell(4, 6, bias), nn.GRUCell(4, 6, bias)),
+    ):
+        torchs.load_state_dict(ours.state_dict())
+        x, h, c = torch.randn(3, 4), torch.randn(3, 6), torch.randn(3, 6)
+        hx = (h, c) if isinstance(ours, LSTMCell) else h
+        for states in (None, hx):
+            torch.testing.assert_close(as_tuple(ours(x, states)), as_tuple(torchs(x, states)))
+        torch.testing.assert_close(as_tuple(ours(x[0])), as_tuple(torchs(x[0])))
+
+
+@pytest.mark.parametrize("kind", [LSTMModule, GRUModule])
+def test_python_based_switches_kernels_not_results(kind: type) -> None:
+    module = kind(3, 5, 2, in_key="x", out_key="y", dropout=0.1).eval()
+    parameters = {id(parameter) for parameter in module.parameters()}
+    inputs = {"x": torch.randn(4, 7, 3), "is_init": torch.rand(4, 7) < 0.3}
+    step = {"x": torch.randn(4, 3), "is_init": torch.zeros(4, dtype=torch.bool)}
+    results = []
+    for switch, backend in ((module.make_cudnn_based, "pad"), (module.make_python_based, "loop")):
+        assert switch() is module
+        with record_backends() as ran, set_recurrent_mode(True):
+            features = module(**inputs)[0]
+        assert set(ran) == {backend}
+        results.append((features, module(**step)[0]))
+        assert not module.training
+        assert not module.net.training
+        assert {id(parameter) for parameter in module.parameters()} == parameters
+    torch.testing.assert_close(results[0], results[1])
+    assert kind(3, 5, in_key="x", out_key="y", python_based=True).net.python_based
+
+
+@pytest.mark.parametrize("kind", [LSTMModule, GRUModule])
+def test_python_based_and_bidirectional_exclude_each_other(kind: type) -> None:
+    with pytest.raises(ValueError, match="can't be combined with bidirectional"):
+        kind(3, 5, in_key="x", out_key="y", python_based=True, bidirectional=True)
+    module = kind(3, 5, in_key="x", out_key="y", bidirectional=True)
+    for switch in (module.make_python_based, module.make_cudnn_based):
+        with pytest.raises(NotImplementedError, match="no python_based form"):
+            switch()

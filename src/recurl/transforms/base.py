@@ -90,6 +90,11 @@ class Compose(Transform):
         for transform in transforms:
             self.append(transform)
 
+    @property
+    def transforms(self) -> list[Transform]:
+        """The parts, in order."""
+        return list(self._parts)
+
     def append(self, transform: Transform) -> None:
         """Add ``transform`` at the end."""
         if not isinstance(transform, Transform):  # type: ignore[reportUnnecessaryIsInstance] # users

@@ -1,7 +1,7 @@
 """The thirty lines of the README: PPO with an LSTM on masked CartPole."""
 
 import torch
-from tensordict.nn import TensorDictModule as Mod, TensorDictSequential as Seq
+from tensordict.nn import TensorDictModule as Mod
 from torch import nn
 
 from recurl.collectors import Collector

@@ -335,3 +335,10 @@ def test_step_counter_runs_along() -> None:
     init = batch["is_init"].squeeze(-1)
     assert (count[init] == 0).all()
     assert torch.equal(count[:, 1:][~init[:, 1:]], count[:, :-1][~init[:, 1:]] + 1)
+
+
+def test_a_head_without_a_scale_is_explained() -> None:
+    env = GymEnv("Pendulum-v1", num_envs=2)
+    policy = Seq(Mod(nn.Linear(3, 2), ["observation"], ["loc", "scale"]), Mod(lambda loc: loc, ["loc"], ["action"]))
+    with pytest.raises(RuntimeError, match="NormalParamExtractor"):
+        Collector(env, policy, frames_per_batch=4).collect()

@@ -22,6 +22,7 @@ from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WiringEr
 from recurl.keys import ACTION, DONE, NEXT, TRUNCATED
 from recurl.mode import ExplorationType, set_exploration_type
 from recurl.modules import recurrent_modules
+from recurl.modules.actors import explain_missing_scale
 from recurl.specs import OneHot
 from recurl.transforms import TensorDictPrimer
 
@@ -172,7 +173,11 @@ class Collector:
 
         policy = None if self.policy is None else self._act
         with set_exploration_type(self.exploration_type):
-            self._root = interact(self.env, policy, self._root, self.steps_per_batch, write=write)
+            try:
+                self._root = interact(self.env, policy, self._root, self.steps_per_batch, write=write)
+            except RuntimeError as error:
+                explain_missing_scale(error)
+                raise
         batch = writer.finish()
         if self.set_truncated:
             _truncate_last(batch.get(NEXT))

@@ -56,7 +56,7 @@ class _Policy(ProbabilisticTensorDictSequential):
         try:
             return super().forward(*args, **kwargs)
         except RuntimeError as error:
-            _explain(error)
+            explain_missing_scale(error)
             raise
 
     def get_dist_params(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ class _Policy(ProbabilisticTensorDictSequential):
         try:
             return super().get_dist_params(*args, **kwargs)
         except RuntimeError as error:
-            _explain(error)
+            explain_missing_scale(error)
             raise
 
 
@@ -223,6 +223,7 @@ def _name_of(distribution: object) -> str:
     return getattr(distribution, "__name__", repr(distribution))
 
 
-def _explain(error: RuntimeError) -> None:
+def explain_missing_scale(error: RuntimeError) -> None:
+    """Raise a UsageError that names NormalParamExtractor if ``error`` is tensordict's about missing outputs."""
     if "more out_keys than tensors" in str(error):
         raise UsageError(f"A module of the actor gave fewer tensors than it has out_keys. {_SCALE_HINT}") from error

@@ -10,7 +10,7 @@ from recurl.recurrence import BACKENDS, CELLS, LSTM, Boundaries, Support, run_st
 
 from .contract import PATTERNS, Case, assert_agree
 
-FAST = ["pad", "loop"]
+FAST = ["pad", "loop", "cpu"]
 OPTIONS = [
     {},
     {"layers": 2},

@@ -3,13 +3,14 @@
 from recurl.recurrence.backend import BACKENDS, DEFAULT_OPTIONS, Backend, LayerCall, Options, Support, record_backends
 from recurl.recurrence.boundaries import Boundaries, boundaries_of
 from recurl.recurrence.cells import CELLS, GRU, LSTM, Cell, LayerWeights
+from recurl.recurrence.cpu import CpuKernels
 from recurl.recurrence.loop import LoopKernels
 from recurl.recurrence.ops import KernelBackend, Kernels
 from recurl.recurrence.pad import PadBackend
 from recurl.recurrence.reference import ReferenceBackend
 from recurl.recurrence.stack import dropout_masks, run_stack, step_stack
 
-for _backend in (PadBackend(), KernelBackend(LoopKernels()), ReferenceBackend()):
+for _backend in (PadBackend(), KernelBackend(LoopKernels()), KernelBackend(CpuKernels()), ReferenceBackend()):
     BACKENDS.register(_backend)
 
 __all__ = [

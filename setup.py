@@ -1,0 +1,53 @@
+"""Builds the C++ library of the cpu backend. Everything else about the package is in pyproject.toml.
+
+The library has a plain C interface: building it needs a C++ compiler, but neither torch nor Python's headers. Without a
+compiler the installation goes on without it, and recurl says so when the cpu backend is asked for.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = Path("src/recurl/recurrence/cpu/src")
+FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-pthread"]
+X86_FLAGS = {
+    "avx2.cpp": ["-mavx2", "-mfma"],
+    "avx512.cpp": ["-mavx2", "-mfma", "-mavx512f", "-mavx512dq", "-mavx512vl"],
+}
+
+
+class BuildLibrary(build_ext):
+    """Compiles each source with its own instruction set; always, so that an edited source is never stale."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile and link ``ext`` as a plain shared library."""
+        x86 = platform.machine().lower() in ("x86_64", "amd64")
+        objects: list[str] = []
+        for source in ext.sources:
+            flags = FLAGS + (X86_FLAGS.get(Path(source).name, []) if x86 else [])
+            objects += self.compiler.compile([source], self.build_temp, extra_postargs=flags, depends=ext.depends)
+        self.compiler.link_shared_object(
+            objects, self.get_ext_fullpath(ext.name), extra_postargs=["-pthread"], target_lang="c++"
+        )
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """The same name on every platform and for every Python: it is no extension module."""
+        return str(Path(*fullname.split("."))) + ".so"
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "recurl.recurrence.cpu.librecurl_cpu",
+            sources=[str(SOURCES / name) for name in ("driver.cpp", "portable.cpp", "avx2.cpp", "avx512.cpp")],
+            depends=[str(SOURCES / name) for name in ("recurl_cpu.h", "kernels.h", "kernels.inc")],
+            language="c++",
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildLibrary},
+)

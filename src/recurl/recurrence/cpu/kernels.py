@@ -1,0 +1,151 @@
+"""Forward and backward of the recurrence in C++: threads own tiles of segments, no padding, no step in Python.
+
+The input product, the hidden product and their transposes run in the library, row by row in a fixed order, so that what
+a token gets doesn't depend on the other tokens, on the number of threads or on the order of segments. The weight
+gradients, sums over all tokens, are one ``torch.mm`` each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from recurl.recurrence.backend import LayerCall, Support
+from recurl.recurrence.cells import States
+from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, instruction_sets, missing
+from recurl.recurrence.ops import Gradients
+
+_V = TypeVar("_V")
+_CELLS = {"lstm": 0, "gru": 1}
+_COMPUTED_IN = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+
+
+class CpuKernels:
+    """Kernels on the CPU in float32 and float64; bfloat16 and float16 are computed in float32.
+
+    Attributes:
+        instruction_set: one of :func:`~recurl.recurrence.cpu.instruction_sets`, or None for the fastest of them.
+    """
+
+    name = "cpu"
+
+    def __init__(self, instruction_set: str | None = None) -> None:
+        self.instruction_set = instruction_set
+
+    def missing(self) -> str | None:
+        """See :meth:`recurl.recurrence.ops.Kernels.missing`."""
+        return missing()
+
+    def unsupported(self, support: Support) -> str | None:
+        """It is built or not, and computes on the CPU only."""
+        if support.device.type != "cpu":
+            return f"its tensors must be on the CPU, they are on {support.device}; use 'loop'"
+        if support.dtype not in _COMPUTED_IN:
+            return f"it has no kernels for {support.dtype}; use 'loop'"
+        return missing()
+
+    def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
+        """See :meth:`recurl.recurrence.ops.Kernels.forward`. Saves the gates and, with projection, o tanh(c)."""
+        arguments, saved = self._arguments(call), self.saved_like(call)
+        after = tuple(_empty(call, size) for size in call.weights.state_sizes(call.cell))
+        arguments.whole(**_named(call, "", after), **_named_saved(saved))
+        arguments.call("forward")
+        return tuple(state.to(call.x.dtype) for state in after), saved if keep else ()
+
+    def backward(
+        self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: tuple[bool, ...]
+    ) -> Gradients:
+        """See :meth:`recurl.recurrence.ops.Kernels.backward`."""
+        arguments, dtype = self._arguments(call), _COMPUTED_IN[call.x.dtype]
+        gates = saved or self.saved_like(call)
+        arguments.whole(**_named(call, "", [state.to(dtype) for state in after]), **_named_saved(gates))
+        if not saved:
+            arguments.call("gates")
+        arguments.rows(**_named(call, "grad_", [grad.to(dtype) for grad in grads]))
+        width = after[0].shape[1]
+        grad_gates = torch.empty_like(gates[0])
+        grad_x = _empty(call, call.x.shape[1]) if needs[0] else None
+        h_before = _empty(call, width) if needs[2] else None
+        grad_output = _empty(call, width) if call.weights.w_hr is not None else None
+        initial = [
+            call.x.new_zeros(state.shape, dtype=dtype) if need else None
+            for state, need in zip(call.states, needs[6:], strict=True)
+        ]
+        arguments.whole(grad_gates=grad_gates, grad_x=grad_x, h_before=h_before, grad_output=grad_output)
+        arguments.whole(**{f"{name}0": grad for name, grad in _named(call, "grad_", initial).items()})
+        arguments.call("backward")
+        weights = _weight_gradients(call, grad_gates, h_before, needs)
+        projection = grad_output.t() @ gates[1] if grad_output is not None and needs[5] else None
+        gradients = (grad_x, *weights, projection, *initial)
+        return tuple(None if gradient is None else gradient.to(call.x.dtype) for gradient in gradients)
+
+    def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
+        """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
+        hidden = call.weights.w_hh.shape[0] // call.cell.num_gates
+        gates = _empty(call, 4 * hidden)  # a GRU keeps W_hn h + b_hn beside its three gates
+        return (gates,) if call.weights.w_hr is None else (gates, _empty(call, hidden))
+
+    def differentiable(self, call: LayerCall) -> States | None:
+        """None: there are no second derivatives here."""
+        return None
+
+    def _arguments(self, call: LayerCall) -> Arguments:
+        """What forward and backward are told alike."""
+        w, dtype, arguments = call.weights, _COMPUTED_IN[call.x.dtype], Arguments()
+        arguments.numbers(
+            cell=_CELLS[call.cell.name],
+            dtype=int(dtype == torch.float64),
+            isa=INSTRUCTION_SETS.index(self.instruction_set or instruction_sets()[-1]),
+            threads=torch.get_num_threads(),
+            tokens=call.x.shape[0],
+            inputs=call.x.shape[1],
+            hidden=w.w_hh.shape[0] // call.cell.num_gates,
+            outputs=w.w_hh.shape[1],
+        )
+        named = {"w_ih": w.w_ih, "w_hh": w.w_hh, "b_ih": w.b_ih, "b_hh": w.b_hh, "w_hr": w.w_hr}
+        arguments.whole(**{name: None if weight is None else weight.to(dtype) for name, weight in named.items()})
+        arguments.whole(starts=call.boundaries.starts)
+        arguments.rows(x=call.x.to(dtype))
+        stored = _named(call, "", [state.to(dtype) for state in call.states])
+        arguments.rows(**{f"{name}0": state for name, state in stored.items()})
+        return arguments
+
+
+def _empty(call: LayerCall, columns: int) -> Tensor:
+    """``[N, columns]`` in the dtype of the computation."""
+    return call.x.new_empty(call.x.shape[0], columns, dtype=_COMPUTED_IN[call.x.dtype])
+
+
+def _named(call: LayerCall, prefix: str, values: Sequence[_V]) -> dict[str, _V]:
+    return {f"{prefix}{name}": value for name, value in zip(call.cell.state_names, values, strict=True)}
+
+
+def _named_saved(saved: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    return dict(zip(("gates", "unprojected"), saved, strict=False))
+
+
+def _weight_gradients(
+    call: LayerCall, grad_gates: Tensor, h_before: Tensor | None, needs: tuple[bool, ...]
+) -> Gradients:
+    """Gradients of (w_ih, w_hh, b_ih, b_hh) from those of the library's gate columns (see ``recurl_cpu.h``)."""
+    rows = call.weights.w_hh.shape[0]
+    hidden = rows // call.cell.num_gates
+    of_input, of_hidden = grad_gates[:, :rows], grad_gates[:, 4 * hidden - rows :]
+    # In an input product of the GRU the last gate of torch.nn, n, comes first.
+    roll = -hidden if call.cell.name == "gru" else 0
+    x = call.x.to(grad_gates.dtype)
+    biases = grad_gates.sum(0) if needs[3] or needs[4] else grad_gates[0]
+    return (
+        torch.roll(of_input.t() @ x, roll, 0) if needs[1] else None,
+        of_hidden.t() @ h_before if h_before is not None else None,
+        torch.roll(biases[:rows], roll, 0) if needs[3] else None,
+        biases[4 * hidden - rows :].clone() if needs[4] else None,
+    )

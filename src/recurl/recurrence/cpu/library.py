@@ -1,0 +1,111 @@
+"""The compiled part of the cpu backend: where it lies, its C structure and functions (``src/recurl_cpu.h``)."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor
+
+from recurl.errors import UnsupportedError
+
+LIBRARY = Path(__file__).with_name("librecurl_cpu.so")
+"""Built by setup.py when recurl is installed, if there is a C++ compiler."""
+
+INSTRUCTION_SETS = ("portable", "avx2", "avx512")
+"""In the order of ``enum recurl_isa``, slowest first."""
+
+_ABI = 1
+_HOW = "Install a C++ compiler (g++ or clang++), then install recurl again: pip install --force-reinstall --no-deps"
+
+
+class Layer(ctypes.Structure):
+    """``recurl_layer``: field for field as in ``src/recurl_cpu.h``, where each is explained."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("cell", "dtype", "isa", "threads")),
+        *((name, ctypes.c_int64) for name in ("tokens", "inputs", "hidden", "outputs")),
+        ("starts", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("w_ih", "w_hh", "b_ih", "b_hh", "w_hr")),
+        ("h0", ctypes.c_void_p),
+        ("h0_stride", ctypes.c_int64),
+        ("c0", ctypes.c_void_p),
+        ("c0_stride", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("gates", "h", "c", "unprojected")),
+        ("grad_h", ctypes.c_void_p),
+        ("grad_h_stride", ctypes.c_int64),
+        ("grad_c", ctypes.c_void_p),
+        ("grad_c_stride", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("grad_gates", "grad_output", "h_before")),
+        *((name, ctypes.c_void_p) for name in ("grad_x", "grad_h0", "grad_c0")),
+    )
+
+
+class Arguments:
+    """A :class:`Layer` being filled in, and the tensors it points into, kept alive with it."""
+
+    def __init__(self) -> None:
+        self.layer = Layer()
+        self._tensors: list[Tensor] = []
+
+    def numbers(self, **values: int) -> None:
+        """Set plain fields."""
+        for name, value in values.items():
+            setattr(self.layer, name, value)
+
+    def whole(self, **tensors: Tensor | None) -> None:
+        """Point fields at contiguous tensors; None stays a null pointer."""
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                tensor = tensor.contiguous()
+                self._tensors.append(tensor)
+                setattr(self.layer, name, tensor.data_ptr())
+
+    def rows(self, **tensors: Tensor) -> None:
+        """Point fields at matrices, and their ``_stride`` at the distance between rows: expanded rows aren't copied."""
+        for name, tensor in tensors.items():
+            if tensor.stride(1) != 1 and tensor.shape[1] != 1:
+                tensor = tensor.contiguous()
+            self._tensors.append(tensor)
+            setattr(self.layer, name, tensor.data_ptr())
+            setattr(self.layer, f"{name}_stride", tensor.stride(0))
+
+    def call(self, function: str) -> None:
+        """Run ``recurl_cpu_<function>`` on the layer, without the interpreter's lock."""
+        status = getattr(load(), f"recurl_cpu_{function}")(ctypes.byref(self.layer))
+        if status == 1:
+            raise MemoryError("The cpu backend got no memory for packed weights.")
+        if status != 0:
+            raise UnsupportedError("The cpu backend was asked for an instruction set that this processor lacks.")
+
+
+@cache
+def missing() -> str | None:
+    """Return why the library can't be used and what to do, or None."""
+    if not LIBRARY.exists():
+        return f"its compiled part {LIBRARY.name} was not built when recurl was installed. {_HOW}"
+    try:
+        found = ctypes.CDLL(str(LIBRARY)).recurl_cpu_abi()
+    except (OSError, AttributeError) as error:
+        return f"its compiled part can't be loaded ({error}). {_HOW}"
+    if found != _ABI:
+        return f"its compiled part is of version {found}, recurl needs {_ABI}. {_HOW}"
+    return None
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """Load the library; only after :func:`missing` has returned None."""
+    return ctypes.CDLL(str(LIBRARY))
+
+
+@cache
+def instruction_sets() -> tuple[str, ...]:
+    """Those of :data:`INSTRUCTION_SETS` that the library and this processor have, slowest first; none if not built."""
+    if missing() is not None:
+        return ()
+    has = load().recurl_cpu_has
+    return tuple(name for isa, name in enumerate(INSTRUCTION_SETS) if has(ctypes.c_int64(isa)))

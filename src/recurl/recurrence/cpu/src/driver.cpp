@@ -1,0 +1,209 @@
+// What runs when, on which thread: segments are sorted by length and dealt out in tiles; a thread owns a tile from its
+// first step to its last, so no thread waits for another inside a sequence. Compiled for the default target.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels.h"
+
+namespace recurl {
+namespace {
+
+constexpr int64_t kTokenBlock = 8 * kMaxTileRows;     // tokens handed to a thread at once where tokens are independent
+constexpr double kWorkPerThread = 2e6;                // multiplications below which a second thread isn't worth it
+
+bool processor_has(int64_t isa) {
+#if (defined(__x86_64__) || defined(_M_X64)) && (defined(__GNUC__) || defined(__clang__))
+  switch (isa) {
+    case RECURL_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case RECURL_AVX512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl") && processor_has(RECURL_AVX2);
+  }
+#endif
+  return isa == RECURL_PORTABLE;
+}
+
+const Kernels* kernels_of(int64_t isa, int64_t dtype) {
+  if (!processor_has(isa)) return nullptr;
+  switch (isa) {
+    case RECURL_AVX512: return avx512_kernels(dtype);
+    case RECURL_AVX2: return avx2_kernels(dtype);
+    default: return portable_kernels(dtype);
+  }
+}
+
+// Calls work(job, worker) for jobs 0 to count - 1, each once, on up to `threads` threads.
+template <class Work>
+void parallel(int64_t threads, int64_t count, const Work& work) {
+  std::atomic<int64_t> next{0};
+  const auto worker = [&](int64_t id) {
+    for (int64_t job; (job = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(job, id);
+  };
+  std::vector<std::thread> others;
+  try {
+    for (int64_t id = 1; id < std::min(threads, count); ++id) others.emplace_back(worker, id);
+  } catch (const std::system_error&) {
+    // No more threads to be had: those there are, and this one, do all the work.
+  }
+  worker(0);
+  for (auto& other : others) other.join();
+}
+
+template <class Work>
+void parallel_tokens(int64_t threads, int64_t tokens, const Work& work) {
+  parallel(threads, (tokens + kTokenBlock - 1) / kTokenBlock, [&](int64_t job, int64_t worker) {
+    work(job * kTokenBlock, std::min(tokens, (job + 1) * kTokenBlock), worker);
+  });
+}
+
+// Segments, longest first (stable), in tiles of nearly equal numbers of rows.
+std::vector<Tile> plan(const recurl_layer& layer, int64_t threads) {
+  std::vector<int64_t> first;
+  for (int64_t n = 0; n < layer.tokens; ++n)
+    if (n == 0 || layer.starts[n]) first.push_back(n);
+  const int64_t segments = int64_t(first.size());
+  first.push_back(layer.tokens);
+  int64_t longest = 0;
+  for (int64_t s = 0; s < segments; ++s) longest = std::max(longest, first[s + 1] - first[s]);
+  std::vector<int64_t> place(longest + 1, 0);  // counting sort: where the next segment of each length goes
+  for (int64_t s = 0; s < segments; ++s) ++place[first[s + 1] - first[s]];
+  for (int64_t length = longest, before = 0; length >= 0; --length) before += std::exchange(place[length], before);
+  std::vector<int64_t> order(segments);
+  for (int64_t s = 0; s < segments; ++s) order[place[first[s + 1] - first[s]]++] = s;
+
+  const int64_t at_once = threads * kMaxTileRows;
+  const int64_t count = std::min(segments, threads * ((segments + at_once - 1) / at_once));
+  std::vector<Tile> tiles(count);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = segments * i / count, end = segments * (i + 1) / count;
+    tiles[i].rows = int(end - begin);
+    for (int64_t s = begin; s < end; ++s) {
+      tiles[i].start[s - begin] = first[order[s]];
+      tiles[i].length[s - begin] = first[order[s] + 1] - first[order[s]];
+    }
+  }
+  return tiles;
+}
+
+// One call: kernels, number of threads and memory for packed weights.
+class Run {
+ public:
+  explicit Run(const recurl_layer& layer)
+      : layer(layer),
+        kernels(kernels_of(layer.isa, layer.dtype)),
+        size_(layer.dtype == RECURL_FLOAT64 ? 8 : 4),
+        gates_(layer.cell == RECURL_GRU ? 3 * layer.hidden : 4 * layer.hidden),
+        roll_(layer.cell == RECURL_GRU ? 2 * layer.hidden : 0) {
+    const double work = double(layer.tokens) * double(gates_) * double(layer.inputs + layer.outputs);
+    const double useful = std::max(1.0, work / kWorkPerThread);
+    threads = std::max<int64_t>(1, int64_t(std::min(double(layer.threads), useful)));
+    weights.bias = allocate(4 * layer.hidden);
+    kernels->bias(&layer, weights.bias);
+    const int64_t zeros = std::max({layer.hidden, layer.outputs, layer.inputs});
+    weights.zeros = allocate(zeros);
+    std::memset(weights.zeros, 0, zeros * size_);
+  }
+
+  // Roll for the input product only: the hidden product's gate columns are in the order of torch.nn.
+  void pack_forward() {
+    weights.input = pack(layer.w_ih, layer.inputs, gates_, roll_, true);
+    weights.hidden = pack(layer.w_hh, layer.outputs, gates_, 0, true);
+    if (layer.w_hr) weights.projection = pack(layer.w_hr, layer.hidden, layer.outputs, 0, true);
+  }
+  void pack_backward() {
+    if (layer.grad_x) weights.input = pack(layer.w_ih, gates_, layer.inputs, roll_, false);
+    weights.hidden = pack(layer.w_hh, gates_, layer.outputs, 0, false);
+    if (layer.w_hr) weights.projection = pack(layer.w_hr, layer.outputs, layer.hidden, 0, false);
+  }
+
+  // `elements` for each thread; worker w's begin at scratch(memory, w, elements).
+  void* scratch(int64_t elements) { return allocate(elements * threads); }
+  void* scratch(void* memory, int64_t worker, int64_t elements) const {
+    return static_cast<char*>(memory) + worker * elements * size_;
+  }
+
+  const recurl_layer& layer;
+  const Kernels* kernels;
+  int64_t threads = 1;
+  Weights weights{};
+
+ private:
+  void* pack(const void* w, int64_t depth, int64_t columns, int64_t roll, bool transposed) {
+    void* packed = allocate(kernels->packed_size(depth, columns));
+    kernels->pack(packed, w, depth, columns, roll, transposed);
+    return packed;
+  }
+
+  void* allocate(int64_t elements) {
+    memory_.emplace_back(elements * size_ + kAlign);
+    const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.back().data());
+    return reinterpret_cast<void*>((address + kAlign - 1) / kAlign * kAlign);
+  }
+
+  static constexpr int64_t kAlign = 64;
+  int64_t size_, gates_, roll_;
+  std::vector<std::vector<char>> memory_;
+};
+
+void forward(const recurl_layer& layer) {
+  Run run(layer);
+  run.pack_forward();
+  parallel_tokens(run.threads, layer.tokens, [&](int64_t begin, int64_t end, int64_t) {
+    run.kernels->input_gates(&layer, &run.weights, begin, end);
+  });
+  const std::vector<Tile> tiles = plan(layer, run.threads);
+  parallel(run.threads, int64_t(tiles.size()),
+           [&](int64_t job, int64_t) { run.kernels->forward_tile(&layer, &run.weights, &tiles[job]); });
+}
+
+void gates(const recurl_layer& layer) {
+  Run run(layer);
+  run.pack_forward();
+  const int64_t elements = 2 * layer.hidden;
+  void* scratch = run.scratch(elements);
+  parallel_tokens(run.threads, layer.tokens, [&](int64_t begin, int64_t end, int64_t worker) {
+    run.kernels->input_gates(&layer, &run.weights, begin, end);
+    run.kernels->finish_gates(&layer, &run.weights, begin, end, run.scratch(scratch, worker, elements));
+  });
+}
+
+void backward(const recurl_layer& layer) {
+  Run run(layer);
+  run.pack_backward();
+  const std::vector<Tile> tiles = plan(layer, run.threads);
+  const int64_t elements = kMaxTileRows * (layer.outputs + 2 * layer.hidden);
+  void* scratch = run.scratch(elements);
+  parallel(run.threads, int64_t(tiles.size()), [&](int64_t job, int64_t worker) {
+    run.kernels->backward_tile(&layer, &run.weights, &tiles[job], run.scratch(scratch, worker, elements));
+  });
+  if (!layer.grad_x) return;
+  parallel_tokens(run.threads, layer.tokens, [&](int64_t begin, int64_t end, int64_t) {
+    run.kernels->input_gradient(&layer, &run.weights, begin, end);
+  });
+}
+
+template <class Job>
+int guarded(const recurl_layer* layer, const Job& job) {
+  if (!recurl_cpu_has(layer->isa)) return RECURL_BAD_ARGUMENT;
+  try {
+    job(*layer);
+  } catch (const std::exception&) {  // nothing here throws but for want of memory
+    return RECURL_NO_MEMORY;
+  }
+  return RECURL_OK;
+}
+
+}  // namespace
+}  // namespace recurl
+
+int64_t recurl_cpu_abi(void) { return RECURL_CPU_ABI; }
+int recurl_cpu_has(int64_t isa) { return recurl::kernels_of(isa, RECURL_FLOAT32) != nullptr; }
+int recurl_cpu_forward(const recurl_layer* layer) { return recurl::guarded(layer, recurl::forward); }
+int recurl_cpu_gates(const recurl_layer* layer) { return recurl::guarded(layer, recurl::gates); }
+int recurl_cpu_backward(const recurl_layer* layer) { return recurl::guarded(layer, recurl::backward); }

@@ -1,0 +1,53 @@
+// What one instruction set offers to the driver: a table of functions over type-erased pointers.
+//
+// Each instruction set is a translation unit of its own, compiled with its own flags. Such a unit must not include
+// headers with inline functions (the linker could keep the copy with the newer instructions for everybody).
+#ifndef RECURL_CPU_KERNELS_H
+#define RECURL_CPU_KERNELS_H
+
+#include "recurl_cpu.h"
+
+namespace recurl {
+
+constexpr int kMaxTileRows = 12;
+
+// Segments that one thread carries together through time, longest first.
+struct Tile {
+  int rows;
+  int64_t start[kMaxTileRows];
+  int64_t length[kMaxTileRows];
+};
+
+// Weights rearranged for the products (see pack in kernels.inc) and what else is shared by all tiles.
+struct Weights {
+  void* input;       // forward: x -> gate columns; backward: gate gradients -> x
+  void* hidden;      // forward: h -> gate columns; backward: gate gradients -> h
+  void* projection;  // forward: o tanh(c) -> h; backward: gradient of h -> gradient of o tanh(c)
+  void* bias;        // [4 H]
+  void* zeros;       // [max(H, P)]
+};
+
+struct Kernels {
+  // Elements that a packed [depth, columns] matrix takes.
+  int64_t (*packed_size)(int64_t depth, int64_t columns);
+  // Packs B [depth, columns]: B[k, j] = w[j, k] if transposed, else w[k, j]; rows of w are rolled: row i of the gate
+  // columns is row (i + roll) % rows of w.
+  void (*pack)(void* packed, const void* w, int64_t depth, int64_t columns, int64_t roll, bool transposed);
+  void (*bias)(const recurl_layer* layer, void* bias);
+  // Gate columns of tokens begin to end: x W_ih^T + biases.
+  void (*input_gates)(const recurl_layer* layer, const Weights* weights, int64_t begin, int64_t end);
+  // Finishes the gates of tokens begin to end given the states before them. scratch: 2 H elements.
+  void (*finish_gates)(const recurl_layer* layer, const Weights* weights, int64_t begin, int64_t end, void* scratch);
+  void (*input_gradient)(const recurl_layer* layer, const Weights* weights, int64_t begin, int64_t end);
+  void (*forward_tile)(const recurl_layer* layer, const Weights* weights, const Tile* tile);
+  // scratch: kMaxTileRows * (P + 2 H) elements.
+  void (*backward_tile)(const recurl_layer* layer, const Weights* weights, const Tile* tile, void* scratch);
+};
+
+// By dtype; null where this build lacks the instruction set.
+const Kernels* portable_kernels(int64_t dtype);
+const Kernels* avx2_kernels(int64_t dtype);
+const Kernels* avx512_kernels(int64_t dtype);
+
+}  // namespace recurl
+#endif

@@ -1,0 +1,75 @@
+// The C ABI of the cpu backend. Plain C, plain pointers: neither torch nor Python is needed to build it.
+//
+// N tokens, I inputs, H hidden units, P outputs (P = H without projection), G gates. All matrices are row-major; a
+// *_stride counts elements between rows. A pointer may be null where the comment says so.
+#ifndef RECURL_CPU_H
+#define RECURL_CPU_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define RECURL_EXPORT __declspec(dllexport)
+#else
+#define RECURL_EXPORT __attribute__((visibility("default")))
+#endif
+
+// Raised whenever recurl_layer or a function below changes; the loader refuses a library of another version.
+#define RECURL_CPU_ABI 1
+
+enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
+enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1 };
+enum recurl_isa { RECURL_PORTABLE = 0, RECURL_AVX2 = 1, RECURL_AVX512 = 2, RECURL_ISA_COUNT = 3 };
+enum recurl_status { RECURL_OK = 0, RECURL_NO_MEMORY = 1, RECURL_BAD_ARGUMENT = 2 };
+
+// One layer in one direction over a flat stream of tokens cut into segments.
+//
+// Gate columns, 4 H wide for both cells: LSTM i, f, g, o; GRU n, r, z, and W_hn h + b_hn apart from the other part of
+// n, so that columns 0 to 3 H belong to the input product and columns H to 4 H to the hidden product.
+typedef struct recurl_layer {
+  int64_t cell, dtype, isa, threads;
+  int64_t tokens, inputs, hidden, outputs;
+  const uint8_t* starts;  // [N], nonzero at the first token of each segment; token 0 always is one
+  const void* x;          // [N, I]
+  int64_t x_stride;
+  const void *w_ih, *w_hh;  // [G H, I], [G H, P], contiguous, gate order of torch.nn
+  const void *b_ih, *b_hh;  // [G H] or null
+  const void* w_hr;         // [P, H], contiguous, or null without projection
+  const void* h0;           // [N, P], stored states, read at segment starts only
+  int64_t h0_stride;
+  const void* c0;  // [N, H], LSTM only
+  int64_t c0_stride;
+  void* gates;        // [N, 4 H], contiguous like all below: finished gates
+  void* h;            // [N, P], after every token
+  void* c;            // [N, H], after every token, LSTM only
+  void* unprojected;  // [N, H], o tanh(c), with projection only
+  // Backward only.
+  const void* grad_h;  // [N, P], gradients of the states after every token
+  int64_t grad_h_stride;
+  const void* grad_c;  // [N, H], LSTM only
+  int64_t grad_c_stride;
+  void* grad_gates;   // [N, 4 H], same columns as gates
+  void* grad_output;  // [N, P], gradient of the projection's result, with projection only
+  void* h_before;     // [N, P], the output before every token, or null
+  void* grad_x;       // [N, I] or null
+  void* grad_h0;      // [N, P] or null; only rows of segment starts are written
+  void* grad_c0;      // [N, H] or null; only rows of segment starts are written
+} recurl_layer;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+RECURL_EXPORT int64_t recurl_cpu_abi(void);
+// Whether the library was built with this instruction set and the processor has it.
+RECURL_EXPORT int recurl_cpu_has(int64_t isa);
+// Fills gates, h, c and unprojected.
+RECURL_EXPORT int recurl_cpu_forward(const recurl_layer* layer);
+// Fills gates and unprojected again from x, the stored states, h and c, to the bit: one pass over all tokens at once.
+RECURL_EXPORT int recurl_cpu_gates(const recurl_layer* layer);
+// Fills everything marked "backward only".
+RECURL_EXPORT int recurl_cpu_backward(const recurl_layer* layer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -255,7 +255,7 @@ def test_unknown_backend() -> None:
 
 
 def test_no_silent_fallback_under_compile() -> None:
-    with pytest.raises(UnsupportedError, match="'reference' can't run this call.*use 'auto'"):
+    with pytest.raises(UnsupportedError, match=r"'reference' can't run this call.*use 'auto'"):
         BACKENDS.choose("reference", Support(LSTM, torch.device("cpu"), compiling=True))
 
 

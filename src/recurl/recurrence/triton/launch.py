@@ -1,0 +1,186 @@
+"""Launches of the Triton kernels: from tensors to tensors. Imported only where Triton is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from recurl.recurrence.boundaries import Boundaries
+from recurl.recurrence.cells import States
+from recurl.recurrence.triton import backward, forward, walk
+from recurl.recurrence.triton.config import Tile
+
+_ALL_STEPS = 2**31 - 1
+_BLOCK = 1024
+_INTERPRETED_PROCESSORS = 4
+
+_plans: WeakKeyDictionary[Boundaries, dict[int, Tensor]] = WeakKeyDictionary()
+
+
+def groups_for(tile: Tile, device: torch.device, tokens: int) -> int:
+    """How many groups of programs are resident at once and useful for ``tokens`` tokens."""
+    processors = _INTERPRETED_PROCESSORS
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, min(processors // tile.members, -(-tokens // tile.rows)))
+
+
+def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
+    """int64 ``[slots + 1]``: the tokens that each slot walks, computed once per batch and number of slots.
+
+    While a CUDA graph is captured it is computed anew, since a replay brings other segments.
+    """
+    capturing = boundaries.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    plans = {} if capturing else _plans.setdefault(boundaries, {})
+    bounds = plans.get(slots)
+    if bounds is None:
+        tokens = boundaries.num_tokens
+        bounds = torch.empty(slots + 1, dtype=torch.int64, device=boundaries.device)
+        with on(boundaries.device):
+            _start(walk.bounds_kernel, slots + 1)(
+                flags_of(boundaries), bounds, tokens, -(-tokens // slots), BLOCK=_BLOCK, num_warps=4
+            )
+        plans[slots] = bounds
+    return bounds
+
+
+def flags_of(boundaries: Boundaries) -> Tensor:
+    """uint8 ``[N]``: 1 at the first token of each segment."""
+    return boundaries.starts.view(torch.uint8)
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Make ``device`` the current one while kernels are launched."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def states_before(stored: Tensor, after: Tensor, boundaries: Boundaries, dtype: torch.dtype) -> Tensor:
+    """The state before every token, ``[N, H]``: the stored one at segment starts, else that after the token before."""
+    after = after.contiguous()
+    before = torch.empty_like(after, dtype=dtype)
+    with on(after.device):
+        _start(walk.previous_kernel, -(-after.numel() // _BLOCK))(
+            stored,
+            stored.stride(0),
+            stored.stride(1),
+            after,
+            flags_of(boundaries),
+            before,
+            after.numel(),
+            HIDDEN=after.shape[1],
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+    return before
+
+
+def finish_gates(input_gates: Tensor, hidden_gates: Tensor, b_hn: Tensor, lstm: bool, dtype: torch.dtype) -> Tensor:
+    """The gates ``[N, 4 * H]`` of all tokens at once, as the forward kernel keeps them."""
+    tokens, hidden = input_gates.shape[0], input_gates.shape[1] // (4 if lstm else 3)
+    gates = torch.empty(tokens, 4 * hidden, dtype=dtype, device=input_gates.device)
+    with on(gates.device):
+        _start(walk.gates_kernel, -(-tokens * hidden // _BLOCK))(
+            input_gates,
+            hidden_gates,
+            b_hn,
+            gates,
+            tokens * hidden,
+            HIDDEN=hidden,
+            LSTM=lstm,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+    return gates
+
+
+def run_forward(
+    input_gates: Tensor,
+    b_hn: Tensor,
+    w_hh: Tensor,
+    stored: States,
+    boundaries: Boundaries,
+    tile: Tile,
+    precision: str,
+    keep: torch.dtype | None,
+) -> tuple[States, Tensor]:
+    """The forward walk. Returns the states after every token and the gates, kept in dtype ``keep`` (None: not)."""
+    tokens, hidden, lstm = input_gates.shape[0], w_hh.shape[1], len(stored) == 2
+    device = input_gates.device
+    groups = groups_for(tile, device, tokens)
+    bounds = slot_bounds(boundaries, groups * tile.rows)
+    after = tuple(torch.empty(tokens, hidden, dtype=torch.float32, device=device) for _ in stored)
+    gates = torch.empty(tokens if keep else 0, 4 * hidden, dtype=keep or torch.float32, device=device)
+    flags = torch.zeros(groups, dtype=torch.int32, device=device)
+    arguments = (
+        *(input_gates, b_hn, w_hh),
+        *(stored[0], stored[0].stride(0), stored[0].stride(1)),
+        *(stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
+        *(flags_of(boundaries), bounds, after[0], after[-1], gates, flags),
+    )
+    constants = {"HIDDEN": hidden, "LSTM": lstm, "KEEP": keep is not None, "PRECISION": precision}
+    _launch(forward.forward_kernel, arguments, constants, tile, groups, bounds)
+    return after, gates
+
+
+def run_backward(
+    grads: States,
+    gates: Tensor,
+    w_hh: Tensor,
+    stored: States,
+    after: States,
+    boundaries: Boundaries,
+    tile: Tile,
+    precision: str,
+    dtype: torch.dtype,
+    to_stored: bool,
+) -> tuple[Tensor, Tensor]:
+    """The backward walk. Returns the gradients of the gates and, with ``to_stored``, of the last stored state."""
+    tokens, hidden, lstm = gates.shape[0], w_hh.shape[1], len(stored) == 2
+    device = gates.device
+    groups = groups_for(tile, device, tokens)
+    bounds = slot_bounds(boundaries, groups * tile.rows)
+    grad_gates = torch.empty(tokens, 4 * hidden, dtype=dtype, device=device)
+    grad_stored = torch.zeros(tokens if to_stored else 0, hidden, dtype=torch.float32, device=device)
+    carry = torch.zeros(groups * tile.rows, tile.members * tile.units, dtype=torch.float32, device=device)
+    flags = torch.zeros(groups, dtype=torch.int32, device=device)
+    arguments = (
+        *(grads[0], grads[0].stride(0), grads[0].stride(1)),
+        *(grads[-1], grads[-1].stride(0), grads[-1].stride(1)),
+        *(gates, w_hh, stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
+        *(after[0], after[-1], flags_of(boundaries), bounds, grad_gates, grad_stored, carry, flags),
+    )
+    constants = {"HIDDEN": hidden, "LSTM": lstm, "TO_STORED": to_stored, "PRECISION": precision}
+    _launch(backward.backward_kernel, arguments, constants, tile, groups, bounds)
+    return grad_gates, grad_stored
+
+
+def _start(kernel: Any, programs: int) -> Callable[..., None]:
+    return kernel[(programs,)]
+
+
+def _launch(
+    kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any], tile: Tile, groups: int, bounds: Tensor
+) -> None:
+    constants = {
+        **constants,
+        "ROWS": tile.rows,
+        "UNITS": tile.units,
+        "MEMBERS": tile.members,
+        "BLOCK_K": tile.block_k,
+        "RESIDENT": tile.resident,
+    }
+    start = _start(kernel, groups * tile.members)
+    if bounds.device.type != "cuda":  # the interpreter runs programs one after another: they can't wait for each other
+        for step in range(int(bounds.diff().max())):
+            start(*arguments, step, step + 1, **constants)
+        return
+    # Programs of a group wait for each other: all of them must be on the chip at once.
+    together: dict[str, Any] = {"launch_cooperative_grid": True} if tile.members > 1 else {}
+    with on(bounds.device):
+        # One stage: the compiler must not fetch the next step's state before the group has met.
+        start(*arguments, 0, _ALL_STEPS, **constants, num_warps=tile.warps, num_stages=1, **together)

@@ -1,0 +1,62 @@
+# pyright: basic, reportAssignmentType=false
+# ruff: noqa: ANN001, ANN201, SIM108
+# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+"""Pieces shared by the plain Triton kernels: nonlinearities, operands of products, the barrier of a group."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sigmoid(x):
+    """Logistic function; saturates to 0 and 1 without NaN."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    """Hyperbolic tangent to float32 accuracy: odd polynomial near zero, where the quotient would cancel."""
+    square = x * x
+    near = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * (-17.0 / 315 + square * (62.0 / 2835)))))
+    decay = tl.exp(-2.0 * tl.abs(x))
+    far = (1.0 - decay) / (1.0 + decay)
+    return tl.where(square < 0.0625, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def operand(x, PRECISION: tl.constexpr):
+    """What enters a product: bfloat16, or float32 rounded to tf32 (the tensor core would cut the low bits off)."""
+    if PRECISION == "bf16":
+        y = x.to(tl.bfloat16)
+    elif PRECISION == "tf32":
+        rounded = ((x.to(tl.float32).to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        y = tl.where(x == x, rounded, x)  # the carry of a NaN's mantissa could make it finite
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
+@triton.jit
+def product(a, b, acc, PRECISION: tl.constexpr):
+    """``acc + a @ b`` of :func:`operand` values."""
+    if PRECISION == "bf16":
+        acc = tl.dot(a, b, acc)
+    else:
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def meet(flag, arrivals, MEMBERS: tl.constexpr):
+    """Wait until every program of a group has come here; what they wrote before is visible after.
+
+    ``flag`` counts arrivals of the group since the launch, ``arrivals`` is the count that ends this meeting.
+    """
+    tl.debug_barrier()
+    if MEMBERS > 1:
+        tl.atomic_add(flag, 1, sem="release", scope="gpu")
+        while tl.atomic_add(flag, 0, sem="acquire", scope="gpu") < arrivals:
+            pass
+        tl.debug_barrier()

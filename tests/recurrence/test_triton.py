@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurl.recurrence import GRU, LSTM, Options, Support
+from recurl.recurrence.triton import TritonKernels
+from recurl.recurrence.triton.config import tile_for
+
+ROOT = Path(__file__).parents[2]
+ERRORS = {"ieee": 2e-6, "recompute": 2e-6, "layers": 2e-6, "group": 2e-6, "tf32x3": 5e-6, "tf32": 2e-3, "saved": 0}
+CHECKS = {f"{cell} {name}": limit for cell in ("lstm", "gru") for name, limit in ERRORS.items()} | {
+    "bounds": 0,
+    "lstm projection": 2e-6,
+    "lstm projection recompute": 2e-6,
+    "lstm projection saved": 0,
+}
+# Cells, hidden sizes and precisions of the table; the limits are those of an sm_80.
+COMPILED = [
+    "forward,lstm,64,tf32",
+    "backward,lstm,64,tf32",
+    "backward,gru,100,tf32x3",
+    "forward,lstm,128,bf16",
+    "forward,gru,96,ieee",
+    "backward,lstm,256,bf16",
+    "backward,gru,1024,tf32",
+]
+SHARED_BYTES = 163 * 1024
+
+
+def run(module: str, *arguments: str, **environment: str) -> dict[str, list[str]]:
+    """The lines that a module prints, by all words but the last few numbers."""
+    command = [sys.executable, "-m", f"tests.recurrence.{module}", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    return {line.split(":")[0]: line.split(":")[1].split() for line in done.stdout.splitlines()}
+
+
+@cache
+def interpreted() -> dict[str, list[str]]:
+    return run("triton_interpreted", TRITON_INTERPRET="1")
+
+
+@pytest.mark.parametrize(("name", "limit"), CHECKS.items())
+def test_interpreted_kernels_agree_with_the_reference(name: str, limit: float) -> None:
+    assert float(interpreted()[name][0]) <= limit
+
+
+def test_every_interpreted_check_has_a_limit() -> None:
+    assert interpreted().keys() == CHECKS.keys()
+
+
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_compiled_kernels_spill_nothing_and_fit(capability: str) -> None:
+    found = run("triton_offline", capability, *COMPILED, TRITON_INTERPRET="0")
+    assert found.keys() == set(COMPILED)
+    for name, (_, spilled, shared) in found.items():
+        assert int(spilled) == 0, name
+        assert int(shared) <= SHARED_BYTES, name
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_group_holds_all_units(direction: str) -> None:
+    for hidden in (1, 16, 17, 64, 100, 128, 300, 1024, 3000):
+        for gates in (3, 4):
+            for precision in ("ieee", "tf32", "tf32x3", "bf16"):
+                tile = tile_for(direction, hidden, gates, precision)
+                assert tile.units * tile.members >= hidden
+                assert tile.block_k >= hidden or not tile.resident
+
+
+def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = TritonKernels()
+    cuda = torch.device("cuda", 0)
+    assert "it needs an NVIDIA GPU, the tensors are on cpu" in (
+        kernels.unsupported(Support(LSTM, torch.device("cpu"))) or ""
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert "this GPU has 7.5" in (kernels.unsupported(Support(LSTM, cuda)) or "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert "got torch.float64" in (kernels.unsupported(Support(GRU, cuda, torch.float64)) or "")
+
+    class Properties:
+        multi_processor_count = 132
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    assert "hidden_size=16384 is too large" in (kernels.unsupported(Support(LSTM, cuda, hidden_size=16384)) or "")
+    assert kernels.unsupported(Support(LSTM, cuda, hidden_size=1024, options=Options(True, "tf32"))) is None
+
+
+def test_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = TritonKernels()
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "3.1.0")
+    assert "it needs triton 3.6 or newer, found 3.1.0" in (backend.missing() or "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert "pip install 'recurl[triton]'" in (backend.missing() or "")
+    assert "pip install 'recurl[triton]'" in (backend.unsupported(Support(LSTM, torch.device("cuda", 0))) or "")
+
+
+def test_importing_recurl_loads_no_kernels() -> None:
+    code = "import sys, recurl.recurrence.triton; sys.exit('recurl.recurrence.triton.launch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -1,4 +1,5 @@
 import io
+import time
 
 import pytest
 from rich.console import Console

@@ -8,9 +8,16 @@ from recurl.recurrence.loop import LoopKernels
 from recurl.recurrence.ops import KernelBackend, Kernels
 from recurl.recurrence.pad import PadBackend
 from recurl.recurrence.reference import ReferenceBackend
+from recurl.recurrence.scan import ScanBackend
 from recurl.recurrence.stack import dropout_masks, run_stack, step_stack
 
-for _backend in (PadBackend(), KernelBackend(LoopKernels()), KernelBackend(CpuKernels()), ReferenceBackend()):
+for _backend in (
+    PadBackend(),
+    KernelBackend(LoopKernels()),
+    KernelBackend(CpuKernels()),
+    ScanBackend(),
+    ReferenceBackend(),
+):
     BACKENDS.register(_backend)
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "Options",
     "PadBackend",
     "ReferenceBackend",
+    "ScanBackend",
     "Support",
     "boundaries_of",
     "dropout_masks",

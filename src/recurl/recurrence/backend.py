@@ -141,7 +141,7 @@ class Registry:
         """
         self.check_name(name)
         if name == "auto":
-            name = "loop" if support.compiling else "pad"
+            name = "scan" if support.compiling else "pad"
         elif name == "fastest":
             name = self._fastest(support)
         reason = self._backends[name].unsupported(support)

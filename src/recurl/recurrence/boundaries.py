@@ -11,13 +11,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from recurl.errors import ArgumentError, UsageError
+
+
+_T = TypeVar("_T")
+
+
+class _Cached(cached_property[_T]):
+    """A cached property that ``torch.compile`` can trace: while it does nothing is kept, so no lock is taken."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self.func(instance) if torch.compiler.is_compiling() else super().__get__(instance, owner)
 
 
 @dataclass(frozen=True)
@@ -138,22 +148,22 @@ class Boundaries:
         """The device of all tensors here."""
         return self.starts.device
 
-    @cached_property
+    @_Cached
     def ends(self) -> Tensor:
         """Bool ``[N]``, true at the last token of each segment."""
         return torch.cat([self.starts[1:], self.starts.new_ones(min(1, self.num_tokens))])
 
-    @cached_property
+    @_Cached
     def segment_ids(self) -> Tensor:
         """int64 ``[N]``: which segment a token belongs to, counted from 0 in stream order."""
         return self.starts.cumsum(0) - 1
 
-    @cached_property
+    @_Cached
     def num_segments(self) -> Tensor:
         """int64 scalar on the device: how many segments there are."""
         return self.starts.sum()
 
-    @cached_property
+    @_Cached
     def start_index(self) -> Tensor:
         """int64 ``[N]``: the first token of the segment that each token belongs to."""
         if self.num_tokens == 0:
@@ -161,13 +171,13 @@ class Boundaries:
         token = torch.arange(self.num_tokens, device=self.device)
         return torch.where(self.starts, token, 0).cummax(0).values
 
-    @cached_property
+    @_Cached
     def row_ids(self) -> Tensor:
         """int64 ``[N]``: which row of the batch, counted over all of ``*B``, a token belongs to."""
         length = max(self.batch_shape[-1], 1)
         return torch.arange(self.num_tokens, device=self.device).div(length, rounding_mode="floor")
 
-    @cached_property
+    @_Cached
     def flipped(self) -> Boundaries:
         """The boundaries of the reversed stream: token n there is token N - 1 - n here."""
         return Boundaries(self.ends.flip(0), (self.num_tokens,))
@@ -178,7 +188,7 @@ class Boundaries:
         first = self.starts.nonzero().squeeze(-1)
         return torch.diff(first, append=first.new_full((1,), self.num_tokens))
 
-    @cached_property
+    @_Cached
     def _host(self) -> HostPlan:
         first = self.starts.nonzero().squeeze(-1)
         lengths = torch.diff(first, append=first.new_full((1,), self.num_tokens))

@@ -18,6 +18,7 @@ from torch import Tensor
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.boundaries import HostPlan
 from recurl.recurrence.cells import LayerWeights, States
+from recurl.recurrence.derivatives import DERIVATIVES
 from recurl.recurrence.ops import Gradients
 
 
@@ -59,22 +60,22 @@ class LoopKernels:
     ) -> Gradients:
         """See :meth:`recurl.recurrence.ops.Kernels.backward`."""
         kernel, plan, w = _KERNELS[call.cell.name], call.boundaries.host(), call.weights
-        initial = _initial(call)
+        derivatives, initial = DERIVATIVES[call.cell.name], _initial(call)
         after, grads = (tuple(value.index_select(0, plan.order) for value in values) for values in (after, grads))
         before = _before(initial, after, plan.steps)
         gates, h_gates = saved or _gates_again(kernel, call, before)
-        coefficients = kernel.coefficients(gates, h_gates, before, after)
+        coefficients = derivatives.coefficients(gates, h_gates, before, after)
         grad_gates = torch.empty_like(gates)
         grad_h, carried = _sweep(kernel, plan.steps, w, coefficients, grads, initial, grad_gates)
         grad_unprojected = grad_h if w.w_hr is None else grad_h @ w.w_hr
-        grad_input = kernel.input_gradient(grad_gates, coefficients, grad_unprojected)
+        grad_input = derivatives.input_gradient(grad_gates, coefficients, grad_unprojected)
         return (
             _unpack(grad_input @ w.w_ih, plan) if needs[0] else None,
             grad_input.t() @ call.x.index_select(0, plan.order) if needs[1] else None,
             grad_gates.t() @ before[0] if needs[2] else None,
             grad_input.sum(0) if needs[3] else None,
             grad_gates.sum(0) if needs[4] else None,
-            grad_h.t() @ _lstm_output(gates, after[1]) if needs[5] else None,
+            grad_h.t() @ derivatives.output(gates, after) if needs[5] else None,
             *(
                 torch.zeros_like(state, memory_format=torch.contiguous_format).index_copy_(0, plan.starts, grad)
                 if need
@@ -109,18 +110,12 @@ class _Kernel:
         forward: ``(gates [R, GH], h_gates [R, GH], states) -> states after`` (before projection). Finishes ``gates``,
             which hold the input product, in place. ``h_gates`` hold the hidden product if the cell keeps it apart;
             else it is already in ``gates``.
-        coefficients: ``(gates, h_gates, states before, states after)``, all packed tokens at once -> what
-            ``backward`` needs: the derivatives that don't depend on the incoming gradient.
-        backward: ``(coefficients, grads of the states after, hidden-gate gradient to fill) -> (part of h's gradient
-            that bypasses the hidden product or None, gradients of the other states before)``.
-        input_gradient: ``(hidden-gate gradient, coefficients, gradient of h)``, all tokens -> input-gate gradient.
+        backward: ``reverse`` of :class:`Derivatives`, with the hidden-gate gradient to fill as third argument.
         keeps_h_gates: the hidden product enters the gates other than by addition, so it is kept apart.
     """
 
     forward: Callable[[Tensor, Tensor, States], States]
-    coefficients: Callable[[Tensor, Tensor, States, States], States]
     backward: Callable[[States, States, Tensor], tuple[Tensor | None, States]]
-    input_gradient: Callable[[Tensor, States, Tensor], Tensor]
     keeps_h_gates: bool
 
 
@@ -132,13 +127,6 @@ def _lstm_forward(gates: Tensor, h_gates: Tensor, states: States) -> States:
     i, f, g, o = gates.chunk(4, 1)
     c = torch.addcmul(f * states[1], i, g)
     return o * c.tanh(), c
-
-
-def _lstm_coefficients(gates: Tensor, h_gates: Tensor, before: States, after: States) -> States:
-    i, f, g, o = gates.chunk(4, 1)
-    tanh_c = after[1].tanh()
-    per_gate = torch.cat([g * i * (1 - i), before[1] * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], 1)
-    return per_gate, o * (1 - tanh_c * tanh_c), f
 
 
 def _lstm_backward(coefficients: States, grads: States, out: Tensor) -> tuple[Tensor | None, States]:
@@ -153,24 +141,12 @@ def _lstm_backward(coefficients: States, grads: States, out: Tensor) -> tuple[Te
     return None, (grad_c * forget,)
 
 
-def _lstm_input_gradient(h_gradient: Tensor, coefficients: States, grad_h: Tensor) -> Tensor:
-    return h_gradient
-
-
 def _gru_forward(gates: Tensor, h_gates: Tensor, states: States) -> States:
     hidden = gates.shape[1] // 3
     gates[:, : 2 * hidden].add_(h_gates[:, : 2 * hidden]).sigmoid_()
     r, z, n = gates.chunk(3, 1)
     n.addcmul_(r, h_gates[:, 2 * hidden :]).tanh_()
     return (torch.lerp(n, states[0], z),)
-
-
-def _gru_coefficients(gates: Tensor, h_gates: Tensor, before: States, after: States) -> States:
-    r, z, n = gates.chunk(3, 1)
-    h_n = h_gates[:, 2 * gates.shape[1] // 3 :]
-    by_n = (1 - z) * (1 - n * n)
-    per_gate = torch.cat([by_n * h_n * r * (1 - r), (before[0] - n) * z * (1 - z), by_n * r], 1)
-    return per_gate, z, by_n
 
 
 def _gru_backward(coefficients: States, grads: States, out: Tensor) -> tuple[Tensor | None, States]:
@@ -181,14 +157,9 @@ def _gru_backward(coefficients: States, grads: States, out: Tensor) -> tuple[Ten
     return grad_h * z, ()
 
 
-def _gru_input_gradient(h_gradient: Tensor, coefficients: States, grad_h: Tensor) -> Tensor:
-    two = 2 * grad_h.shape[1]
-    return torch.cat([h_gradient[:, :two], grad_h * coefficients[2]], 1)
-
-
 _KERNELS = {
-    "lstm": _Kernel(_lstm_forward, _lstm_coefficients, _lstm_backward, _lstm_input_gradient, keeps_h_gates=False),
-    "gru": _Kernel(_gru_forward, _gru_coefficients, _gru_backward, _gru_input_gradient, keeps_h_gates=True),
+    "lstm": _Kernel(_lstm_forward, _lstm_backward, keeps_h_gates=False),
+    "gru": _Kernel(_gru_forward, _gru_backward, keeps_h_gates=True),
 }
 
 
@@ -224,11 +195,6 @@ def _gates_again(kernel: _Kernel, call: LayerCall, before: States) -> tuple[Tens
     _hidden_product(kernel, gates, h_gates, before[0], call.weights.w_hh.t(), call.weights.b_hh)
     kernel.forward(gates, h_gates, before)
     return gates, h_gates
-
-
-def _lstm_output(gates: Tensor, c: Tensor) -> Tensor:
-    """An LSTM's output before projection."""
-    return gates[:, 3 * c.shape[1] :] * c.tanh()
 
 
 def _unpack(packed: Tensor, plan: HostPlan) -> Tensor:

@@ -93,7 +93,7 @@ class KernelBackend:
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """See :meth:`recurl.recurrence.backend.Backend.run`."""
-        inputs = _inputs(call)
+        inputs = inputs_of(call)
         wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
         if _is_transformed():
             after = self._operators(call, keep=wanted and not call.options.recompute)
@@ -110,7 +110,8 @@ def _is_transformed() -> bool:
     return torch.compiler.is_compiling() or functorch()
 
 
-def _inputs(call: LayerCall) -> tuple[Tensor | None, ...]:
+def inputs_of(call: LayerCall) -> tuple[Tensor | None, ...]:
+    """Return what a call can be differentiated by: (x, w_ih, w_hh, b_ih, b_hh, w_hr, *states)."""
     w = call.weights
     return (call.x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, w.w_hr, *call.states)
 
@@ -230,7 +231,7 @@ class _Operators:
         return [gradient for gradient in gradients if gradient is not None]
 
     def _fake_backward(self, *args: Any) -> list[Tensor]:
-        inputs = _inputs(_call_of(args))
+        inputs = inputs_of(_call_of(args))
         return [t.new_empty(t.shape) for t, need in zip(inputs, args[-1], strict=True) if need and t is not None]
 
     def _gradient(self, ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:

@@ -1,0 +1,231 @@
+"""A scan over time that ``torch.compile`` can see into: ``hoptorch.scan`` with hand-written derivatives.
+
+A flat stream of N tokens is cut into chunks of equal size, which are worked on side by side: each takes the segments
+that *start* in it, up to their ends. So the scan is as long as a chunk and the longest segment together, however many
+tokens there are; that length is read on the host. At segment starts the stored state is loaded inside the scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._higher_order_ops.scan import scan
+
+from recurl.recurrence.backend import LayerCall, Options, Support
+from recurl.recurrence.boundaries import Boundaries
+from recurl.recurrence.cells import CELLS, LayerWeights, States
+from recurl.recurrence.derivatives import DERIVATIVES
+from recurl.recurrence.ops import Gradients, KernelBackend, inputs_of
+
+_Step = Callable[[States, Tensor], tuple[States, States]]
+
+
+class ScanKernels:
+    """One matrix product and a few pointwise operations per step in each direction, all else outside the scan."""
+
+    name = "scan"
+
+    def missing(self) -> str | None:
+        """Nothing: it needs torch only."""
+        return None
+
+    def unsupported(self, support: Support) -> str | None:
+        """It serves everything."""
+        return None
+
+    def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
+        """See :meth:`recurl.recurrence.ops.Kernels.forward`. Saves the input product."""
+        return _forward(call, _layout(call.boundaries), keep)
+
+    def backward(
+        self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: tuple[bool, ...]
+    ) -> Gradients:
+        """See :meth:`recurl.recurrence.ops.Kernels.backward`."""
+        return _backward(call, _layout(call.boundaries), after, saved, grads, needs)
+
+    def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
+        """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
+        return (call.x.new_empty(call.x.shape[0], call.weights.w_hh.shape[0]),)
+
+    def differentiable(self, call: LayerCall) -> States | None:
+        """Not offered."""
+        return None
+
+
+class ScanBackend(KernelBackend):
+    """The scan. In eager mode its step runs in a Python loop; ``torch.compile`` sees a scan, and fuses the rest."""
+
+    def __init__(self) -> None:
+        super().__init__(ScanKernels())
+
+    def run(self, call: LayerCall) -> tuple[Tensor, States]:
+        """See :meth:`recurl.recurrence.backend.Backend.run`."""
+        if not torch.compiler.is_compiling():
+            return super().run(call)
+        layout, starts = _layout(call.boundaries), call.boundaries.starts
+        inputs = inputs_of(call)
+        after: States = _Traced.apply(
+            call.cell.name, call.options.recompute, starts, layout.grid, layout.place, *inputs
+        )
+        return after[0], after
+
+
+class _Traced(torch.autograd.Function):
+    """What ``ops`` does in eager mode, on tensors only, so that it traces."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, cell: str, recompute: bool, starts: Tensor, grid: Tensor, place: Tensor, *inputs: Tensor | None
+    ) -> States:
+        after, saved = _forward(_call(cell, starts, inputs), _Layout(grid, place), keep=not recompute)
+        ctx.cell, ctx.count = cell, len(inputs)
+        ctx.save_for_backward(starts, grid, place, *inputs, *after, *saved)
+        return after
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Gradients:
+        starts, grid, place, *rest = ctx.saved_tensors
+        inputs, kept = tuple(rest[: ctx.count]), tuple(rest[ctx.count :])
+        after, saved = kept[: len(grads)], kept[len(grads) :]
+        call, needs = _call(ctx.cell, starts, inputs), tuple(ctx.needs_input_grad[5:])
+        gradients = _backward(call, _Layout(grid, place), after, saved, grads, needs)
+        return None, None, None, None, None, *gradients
+
+
+def _call(cell: str, starts: Tensor, inputs: tuple[Tensor | None, ...]) -> LayerCall:
+    x, *weights = cast(Any, inputs[:6])
+    boundaries = Boundaries(starts, (x.shape[0],))
+    return LayerCall(CELLS[cell], LayerWeights(*weights), x, cast(States, inputs[6:]), boundaries, Options())
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Chunks side by side.
+
+    Attributes:
+        grid: int64 ``[steps, chunks]``: which token each chunk works on at each step. A chunk that is through with its
+            segments runs on over tokens that are not its own, to no effect.
+        place: int64 ``[N]``: where the result of each token stands in the flattened grid.
+    """
+
+    grid: Tensor
+    place: Tensor
+
+
+def _forward(call: LayerCall, layout: _Layout, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
+    w, starts, stored = call.weights, call.boundaries.starts, call.states
+    x_gates = F.linear(call.x, w.w_ih, w.b_ih)
+
+    def step(states: States, token: Tensor) -> tuple[States, States]:
+        begins = starts.index_select(0, token).unsqueeze(-1)
+        pairs = zip(stored, states, strict=True)
+        states = tuple(torch.where(begins, first.index_select(0, token), state) for first, state in pairs)
+        h_gates = F.linear(states[0], w.w_hh, w.b_hh)
+        h, *rest = call.cell.step(x_gates.index_select(0, token), h_gates, states)
+        states = (h if w.w_hr is None else F.linear(h, w.w_hr), *rest)
+        return states, states
+
+    after = _run(step, w.state_sizes(call.cell), call.x, layout)
+    return after, (x_gates,) if keep else ()
+
+
+def _backward(
+    call: LayerCall,
+    layout: _Layout,
+    after: States,
+    saved: tuple[Tensor, ...],
+    grads: States,
+    needs: tuple[bool, ...],
+) -> Gradients:
+    w, cell, starts, ends = call.weights, DERIVATIVES[call.cell.name], call.boundaries.starts, call.boundaries.ends
+    before = _before(call, after)
+    x_gates = saved[0] if saved else F.linear(call.x, w.w_ih, w.b_ih)
+    h_gates = F.linear(before[0], w.w_hh, w.b_hh)
+    gates = cell.finish(x_gates, h_gates)
+    coefficients = cell.coefficients(gates, h_gates, before, after)
+
+    def step(carried: States, token: Tensor) -> tuple[States, States]:
+        last = ends.index_select(0, token).unsqueeze(-1)
+        pairs = zip(grads, carried, strict=True)
+        grad_h, *rest = (grad.index_select(0, token) + torch.where(last, 0, flow) for grad, flow in pairs)
+        unprojected = grad_h if w.w_hr is None else grad_h @ w.w_hr
+        local = tuple(coefficient.index_select(0, token) for coefficient in coefficients)
+        grad_gates, direct, rest = cell.reverse(local, (unprojected, *rest))
+        through = grad_gates @ w.w_hh
+        flows = (through if direct is None else through + direct, *rest)
+        return flows, (grad_gates, grad_h, *flows)
+
+    grad_gates, grad_h, *flows = _run(step, w.state_sizes(call.cell), call.x, layout, reverse=True)
+    grad_input = cell.input_gradient(grad_gates, coefficients, grad_h if w.w_hr is None else grad_h @ w.w_hr)
+    wanted = iter(needs)
+    return (
+        grad_input @ w.w_ih if next(wanted) else None,
+        grad_input.t() @ call.x if next(wanted) else None,
+        grad_gates.t() @ before[0] if next(wanted) else None,
+        grad_input.sum(0) if next(wanted) else None,
+        grad_gates.sum(0) if next(wanted) else None,
+        grad_h.t() @ cell.output(gates, after) if next(wanted) else None,
+        *(torch.where(starts.unsqueeze(-1), flow, 0) if next(wanted) else None for flow in flows),
+    )
+
+
+def _before(call: LayerCall, after: States) -> States:
+    """States before every token."""
+    starts = call.boundaries.starts.unsqueeze(-1)
+    return tuple(
+        torch.where(starts, stored, torch.cat([state[:1], state[:-1]]))
+        for stored, state in zip(call.states, after, strict=True)
+    )
+
+
+@torch.compiler.assume_constant_result
+def _allow_scalars() -> None:
+    """Let ``torch.compile`` read a length from the device: it would refuse to, its own lowering of a scan included."""
+    torch._dynamo.config.capture_scalar_outputs = True  # pyright: ignore[reportPrivateUsage] - has no public name
+
+
+def _layout(boundaries: Boundaries) -> _Layout:
+    _allow_scalars()
+    tokens = boundaries.num_tokens
+    size = 64 + tokens // 256  # longer chunks waste less on long segments, shorter ones make a shorter scan
+    chunks = (tokens + size - 1) // size
+    token = torch.arange(tokens, device=boundaries.device)
+    chunk = boundaries.start_index // size
+    edges = torch.searchsorted(chunk, torch.arange(chunks + 1, device=boundaries.device))
+    begin = edges[:-1]
+    steps = int((edges[1:] - begin).max().item())
+    if torch.compiler.is_compiling():
+        check = cast(Any, torch)._check  # documented under this name
+        check(steps >= 1)
+        check(steps <= tokens)
+    grid = (begin + torch.arange(steps, device=boundaries.device).unsqueeze(1)).clamp(max=tokens - 1)
+    return _Layout(grid, (token - begin.index_select(0, chunk)) * chunks + chunk)
+
+
+def _run(
+    step: _Step, sizes: tuple[int, ...], like: Tensor, layout: _Layout, reverse: bool = False
+) -> tuple[Tensor, ...]:
+    """Scan over all steps of all chunks; return the outputs of ``step`` in token order."""
+    grid, place = layout.grid, layout.place
+    carry = tuple(like.new_zeros(grid.shape[1], size) for size in sizes)
+    if torch.compiler.is_compiling():
+        # Outputs must not share memory with what is carried.
+        def apart(carry: States, token: Tensor) -> tuple[States, States]:
+            carry, out = step(carry, token)
+            return carry, tuple(value.clone() for value in out)
+
+        _, outputs = scan(apart, carry, grid.flip(0) if reverse else grid)
+    else:
+        results: list[States] = []
+        for token in reversed(grid) if reverse else grid:
+            carry, out = step(carry, token)
+            results.append(out)
+        outputs = tuple(torch.stack(values) for values in zip(*results, strict=True))
+    if reverse:
+        place = grid.numel() - grid.shape[1] - place + 2 * (place % grid.shape[1])
+    return tuple(values.flatten(0, 1).index_select(0, place) for values in outputs)

@@ -17,6 +17,7 @@ recurl {__version__}: recurrent reinforcement learning for PyTorch
   recurl train ppo --env ID ...    train a policy; `recurl train ppo --help` lists the options
   recurl train --resume RUN        go on with a run that was stopped
   recurl evaluate RUN              play greedy episodes with a trained policy
+  recurl doctor                    what runs on this machine; with a policy or a run: is its memory wired right?
 """
 
 
@@ -55,8 +56,10 @@ def _choose(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]
     name, rest = arguments[0], arguments[1:]
     if name == "evaluate":
         return _load("evaluate", "evaluate_command"), rest
+    if name == "doctor":
+        return _load("doctor", "doctor_command"), rest
     if name != "train":
-        raise ArgumentError(f"There is no command {name!r}: use train or evaluate (recurl --help).")
+        raise ArgumentError(f"There is no command {name!r}: use train, evaluate or doctor (recurl --help).")
     if rest and rest[0] == "ppo":
         return _load("train", "train_ppo_command"), rest[1:]
     if rest and not rest[0].startswith("-"):

@@ -1,8 +1,8 @@
 """Training: PPO with and without memory, run folders, checkpoints, evaluation."""
 
 from recurl.trainers.config import PPOConfig
-from recurl.trainers.evaluate import Evaluation, evaluate_policy, evaluate_run
-from recurl.trainers.ppo import PPO
+from recurl.trainers.evaluate import Evaluation, evaluate_policy, evaluate_run, load_agent
+from recurl.trainers.ppo import PPO, make_env
 from recurl.trainers.run_folder import RunFolder
 from recurl.trainers.trainer import Outcome, Trainer
 
@@ -15,4 +15,6 @@ __all__ = [
     "Trainer",
     "evaluate_policy",
     "evaluate_run",
+    "load_agent",
+    "make_env",
 ]

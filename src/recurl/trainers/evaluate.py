@@ -14,7 +14,9 @@ from recurl.envs import EnvBase, interact
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
 from recurl.mode import ExplorationType, set_exploration_type
+from recurl.trainers.agent import Agent
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
+from recurl.trainers.config import PPOConfig
 from recurl.trainers.ppo import make_agent, make_env
 from recurl.trainers.run_folder import RunFolder
 
@@ -99,6 +101,23 @@ def evaluate_policy(policy: TensorDictModuleBase, env: EnvBase, *, episodes: int
     return Evaluation(scores.returns, scores.lengths)
 
 
+def load_agent(folder: RunFolder) -> tuple[PPOConfig, Agent]:
+    """Return the options of a run, and its networks as of the newest checkpoint.
+
+    Raises:
+        ArgumentError: the run has no checkpoint, or it can't be read or doesn't fit.
+    """
+    config = folder.read_config()
+    state = load_checkpoint(latest_checkpoint(folder.checkpoints))
+    with make_env(config, 1) as plain:
+        agent = make_agent(config, plain)
+    try:
+        agent.load_state_dict(state["algorithm"]["agent"])
+    except (RuntimeError, KeyError) as error:
+        raise ArgumentError(f"The checkpoint doesn't fit {folder.config}: {error}") from error
+    return config, agent
+
+
 def evaluate_run(folder: RunFolder, *, episodes: int, seed: int | None = None) -> Evaluation:
     """Play greedy episodes with the newest checkpoint of a run.
 
@@ -112,16 +131,8 @@ def evaluate_run(folder: RunFolder, *, episodes: int, seed: int | None = None) -
     """
     if episodes <= 0:
         raise ArgumentError(f"--episodes must be positive, got {episodes}.")
-    config = folder.read_config()
-    state = load_checkpoint(latest_checkpoint(folder.checkpoints))
+    config, agent = load_agent(folder)
     torch.set_num_threads(config.threads)
-    rows = min(episodes, _SIDE_BY_SIDE)
-    with make_env(config, rows) as plain:
-        agent = make_agent(config, plain)
-    try:
-        agent.load_state_dict(state["algorithm"]["agent"])
-    except (RuntimeError, KeyError) as error:
-        raise ArgumentError(f"The checkpoint doesn't fit {folder.config}: {error}") from error
-    with make_env(config, rows, policy=agent.actor) as env:
+    with make_env(config, min(episodes, _SIDE_BY_SIDE), policy=agent.actor) as env:
         env.set_seed(config.seed + _FRESH if seed is None else seed)
         return evaluate_policy(agent.actor, env, episodes=episodes)

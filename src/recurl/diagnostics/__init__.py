@@ -1,0 +1,29 @@
+"""Checks, by experiment, of how a recurrent policy is wired; and what runs on this machine."""
+
+from recurl.diagnostics.batch import check_batch, check_feed_forward
+from recurl.diagnostics.machine import machine_report
+from recurl.diagnostics.marks import check_is_init, check_traj_ids
+from recurl.diagnostics.memory import check_feedback, check_memory, check_reset
+from recurl.diagnostics.replay import check_gradient, check_leak, check_mode, check_replay
+from recurl.diagnostics.result import CheckResult
+from recurl.diagnostics.wiring import check_primers, check_state_keys, check_tracker, check_wiring
+
+__all__ = [
+    "CheckResult",
+    "check_batch",
+    "check_feed_forward",
+    "check_feedback",
+    "check_gradient",
+    "check_is_init",
+    "check_leak",
+    "check_memory",
+    "check_mode",
+    "check_primers",
+    "check_replay",
+    "check_reset",
+    "check_state_keys",
+    "check_tracker",
+    "check_traj_ids",
+    "check_wiring",
+    "machine_report",
+]

@@ -1,0 +1,96 @@
+"""What runs on this machine: versions, devices, and which backend serves which."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from recurl.errors import RecurlError
+from recurl.precision import get_recurrent_matmul_precision
+from recurl.recurrence import BACKENDS, CELLS, Support
+
+_PACKAGES = ("recurl", "torch", "tensordict", "gymnasium", "numpy", "triton", "hoptorch")
+_BACKENDS = ("pad", "scan", "loop", "cpu", "triton", "reference")
+
+
+def machine_report() -> str:
+    """Return a table, as plain text: versions, devices, backends (and why not), choices and precision per device.
+
+    Example:
+        >>> print(machine_report())
+        versions
+          python      3...
+          ...
+          reference   yes
+        ...
+    """
+    lines = ["versions", _row("python", platform.python_version())]
+    lines += [_row(package, _version(package)) for package in _PACKAGES]
+    devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
+    for device in devices:
+        lines += ["", f"backends on {_title(device)}"]
+        lines += [_row(name, _availability(name, device)) for name in dict.fromkeys((*_BACKENDS, *_registered()))]
+        for name in ("auto", "fastest"):
+            eager, compiled = (_choice(name, Support(CELLS["lstm"], device, compiling=flag)) for flag in (False, True))
+            lines.append(_row(name, f"{eager}; under torch.compile {compiled}"))
+        lines.append(_row("precision", _precision(device)))
+    if not torch.cuda.is_available():
+        lines += ["", "no CUDA device"]
+    return "\n".join(lines)
+
+
+def _row(name: str, text: str) -> str:
+    return f"  {name:11} {text}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _title(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"cpu ({torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()})"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{device} ({torch.cuda.get_device_name(device)}, compute capability {major}.{minor})"
+
+
+def _registered() -> tuple[str, ...]:
+    return tuple(name for name in BACKENDS.names if name not in ("auto", "fastest"))
+
+
+def _availability(name: str, device: torch.device) -> str:
+    if name not in BACKENDS.names:
+        return "no: not part of this version"
+    reasons = {cell: _refusal(name, Support(value, device)) for cell, value in CELLS.items()}
+    if not any(reasons.values()):
+        return "yes"
+    if len(set(reasons.values())) == 1:
+        return f"no: {next(iter(reasons.values()))}"
+    return "; ".join(f"{cell}: {'no, ' + reason if reason else 'yes'}" for cell, reason in reasons.items())
+
+
+def _refusal(name: str, support: Support) -> str | None:
+    try:
+        BACKENDS.choose(name, support)
+    except RecurlError as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def _choice(name: str, support: Support) -> str:
+    try:
+        return BACKENDS.choose(name, support).name
+    except RecurlError as error:
+        return f"none ({' '.join(str(error).split())})"
+
+
+def _precision(device: torch.device) -> str:
+    try:
+        return get_recurrent_matmul_precision(device)
+    except RecurlError as error:
+        return f"none ({' '.join(str(error).split())})"

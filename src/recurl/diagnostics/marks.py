@@ -1,0 +1,60 @@
+"""Checks of the marks that cut a batch into episodes: ``is_init`` and trajectory ids."""
+
+from __future__ import annotations
+
+from tensordict import TensorDictBase
+
+from recurl.diagnostics import experiment as ex
+from recurl.diagnostics.result import Fault, check
+from recurl.keys import TRAJ_IDS
+
+
+@check("is_init")
+def check_is_init(batch: TensorDictBase) -> str:
+    """Check that ``is_init`` marks the first step of every episode, and no other.
+
+    Args:
+        batch: as collected, ``[*B, T]``; in a ``[N]`` batch with trajectory ids, which may be rows put end to end,
+            the flags are not held against the ends of episodes.
+    """
+    flags = ex.flags_of(batch)
+    ends = ex.ends_before(batch)
+    if flags.numel() > 1 and flags.all() and not ends.reshape(-1)[1:].all():
+        raise Fault("is_init is constant, always True: every step forgets what came before", ex.TRACKER)
+    if ends.any() and not flags.any():
+        raise Fault("is_init is constant, always False, though episodes end: memory leaks into the next", ex.TRACKER)
+    ids = batch.get(TRAJ_IDS, None)
+    if batch.ndim > 1 or ids is None:
+        known = ends if ids is None else ends | ex.changes(ids)
+        missed, invented = (ends & ~flags)[..., 1:], (flags & ~known)[..., 1:]
+        if missed.any():
+            raise Fault(
+                f"is_init is False at the first step of {int(missed.sum())} of {int(ends.sum())} episodes", ex.TRACKER
+            )
+        if invented.any():
+            raise Fault(f"is_init is True at {int(invented.sum())} steps in the middle of an episode", ex.TRACKER)
+    return f"True at {int(flags.sum())} of {flags.numel()} steps, where episodes begin"
+
+
+@check("traj_ids")
+def check_traj_ids(batch: TensorDictBase) -> str:
+    """Check that ``("collector", "traj_ids")`` changes exactly where an episode begins, and never comes back."""
+    ids = batch.get(TRAJ_IDS, None)
+    fix = "collect with recurl.collectors.Collector, which numbers trajectories, and leave its ids alone"
+    if ids is None:
+        return "not in the batch: is_init alone marks boundaries, so don't flatten [*B, T] to [N]"
+    if ids.shape != batch.batch_size or ids.dtype.is_floating_point:
+        raise Fault(f"ids must be integers of shape {list(batch.batch_size)}, got {ids.dtype} {list(ids.shape)}", fix)
+    changes, flags, ends = ex.changes(ids), ex.flags_of(batch), ex.ends_before(batch)
+    missing = ((flags | ends) & ~changes)[..., 1:]
+    if missing.any():
+        raise Fault(f"the id does not change at {int(missing.sum())} beginnings of an episode", fix)
+    starts = changes.clone()
+    starts[..., 0] = True
+    seen = ids[starts]
+    if seen.unique().numel() != seen.numel():
+        raise Fault("an id is used for two trajectories: a flattened batch may join them", fix)
+    invented = (changes & ~(flags | ends)).sum()
+    if batch.ndim > 1 and invented:
+        raise Fault(f"the id changes at {int(invented)} steps where no episode begins", fix)
+    return f"{seen.numel()} trajectories, each with an id of its own"

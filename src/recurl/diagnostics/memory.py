@@ -1,0 +1,123 @@
+"""Checks of the state from step to step: is it fed back, reset, used?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from recurl.diagnostics import experiment as ex
+from recurl.diagnostics.result import Fault, check
+from recurl.keys import IS_INIT, NestedKey, next_key
+
+
+@check("feedback")
+def check_feedback(policy: Any, batch: TensorDictBase) -> str:
+    """Check that every state is fed back: at each step the root holds what the step before wrote under ``"next"``.
+
+    Wherever no boundary stands, root state n must equal next state n-1; and the next state must be the one that the
+    policy computes from the root.
+
+    Args:
+        policy: the policy that collected ``batch``, with the weights it had then.
+        batch: as collected, ``[*B, T]``.
+    """
+    states = ex.stored_states(policy, batch)
+    inside = ~ex.segments(batch).starts if ex.has(batch, IS_INIT) else _not_first(batch)
+    worst = 0.0
+    for key in states:
+        after = batch.get(next_key(key)).reshape(batch.numel(), -1)
+        worst = max(
+            worst,
+            ex.close(
+                f"root state {key!r} of a step and next state of the step before",
+                batch.get(key),
+                after.roll(1, 0),
+                inside,
+                "carry the state: td = step_mdp(td), or _, td = env.step_and_maybe_reset(td), as Collector and "
+                "env.rollout do; a pass in recurrent mode overwrites ('next', state): check the batch before it",
+            ),
+        )
+    roots = ex.tokens(batch)
+    with ex.evaluating(policy):
+        stepped = ex.run(policy, roots, False)
+    for key in states:
+        value = stepped.get(next_key(key), None)
+        if value is not None:
+            ex.close(
+                f"the next state {key!r} in the batch and the one that the policy computes",
+                batch.get(next_key(key)),
+                value,
+                torch.ones_like(inside),
+                f"remove what overwrites {next_key(key)!r} after the policy (a transform or a postproc?)",
+            )
+    return f"{_names(states)}: root state n equals next state n-1 at {int(inside.sum())} steps (difference {worst:.0e})"
+
+
+def _not_first(batch: TensorDictBase) -> Tensor:
+    inside = torch.ones(batch.batch_size, dtype=torch.bool, device=batch.device)
+    inside[..., 0] = False
+    return inside.reshape(-1)
+
+
+def _names(keys: list[NestedKey]) -> str:
+    return ", ".join(map(str, keys))
+
+
+@check("reset")
+def check_reset(policy: Any, batch: TensorDictBase) -> str:
+    """Check that episodes start from a zero state: it is stored so, and what else were stored would be ignored.
+
+    A step with ``is_init`` starts from zero while a replay starts from the stored state: both must be the same.
+
+    Args:
+        policy: the policy.
+        batch: as collected, ``[*B, T]`` (in a sampled slice a raised ``is_init`` may stand in mid-episode).
+    """
+    states, flags = ex.stored_states(policy, batch), ex.flags_of(batch).reshape(-1)
+    if not flags.any():
+        return "no episode begins in this batch: nothing to compare"
+    for key in states:
+        largest = float(batch.get(key).reshape(flags.shape[0], -1)[flags].abs().max())
+        if largest:
+            raise Fault(f"an episode begins with a state {key!r} that is not zero (up to {largest:.2g})", ex.REWIRE)
+    roots = ex.tokens(batch)
+    with ex.evaluating(policy):
+        before = ex.run(policy, roots, False)
+        after = ex.run(policy, ex.with_noise(roots, states, flags), False)
+    for key in ex.observed(roots, before, states):
+        ex.close(
+            f"at the first step of an episode, {key!r} with a zero and with another state",
+            after.get(key),
+            before.get(key),
+            flags,
+            ex.USE_MODULE + ": it replaces the state where is_init is True",
+        )
+    return f"zero at the beginning of {int(flags.sum())} episodes, and what was before is ignored"
+
+
+@check("memory")
+def check_memory(policy: Any, batch: TensorDictBase) -> str:
+    """Check that the state is used: it is not always zero, and altering it changes what the policy does.
+
+    Args:
+        policy: the policy.
+        batch: as collected, ``[*B, T]``.
+    """
+    states = ex.stored_states(policy, batch)
+    for key in states:
+        if not batch.get(next_key(key)).any():
+            raise Fault(f"the state {next_key(key)!r} is zero after every step: nothing is remembered", ex.USE_MODULE)
+    inside = ~ex.flags_of(batch).reshape(-1)
+    if not inside.any():
+        return "every step begins an episode: nothing to compare"
+    roots = ex.tokens(batch)
+    with ex.evaluating(policy):
+        before = ex.run(policy, roots, False)
+        for key in states:
+            after = ex.run(policy, ex.with_noise(roots, [key], inside), False)
+            if all(ex.distance(after.get(k), before.get(k), inside) == 0 for k in ex.observed(roots, before, states)):
+                raise Fault(f"altering the state {key!r} changes nothing: the policy does not use it", ex.USE_MODULE)
+    return f"altering {_names(states)} changes what the policy computes"

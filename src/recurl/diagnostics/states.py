@@ -1,0 +1,84 @@
+"""Which recurrent states a policy has: what it declares, and what it is seen to write under ``"next"``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from recurl.diagnostics.result import PROBLEMS
+from recurl.keys import IS_INIT, NEXT, NestedKey, next_key, normalize_key
+from recurl.mode import set_recurrent_mode
+
+
+@dataclass(frozen=True)
+class State:
+    """One recurrent state of a policy.
+
+    Attributes:
+        read: key that it is read from.
+        written: key that the new state is written to.
+        owner: name of the submodule that does so; ``""`` for the policy itself.
+    """
+
+    read: NestedKey
+    written: NestedKey
+    owner: str
+
+
+def recurrent_submodules(policy: object) -> list[tuple[str, Any]]:
+    """Return the submodules that carry recurrent states (that can make a primer), by name, each once."""
+    if not isinstance(policy, nn.Module):
+        return []
+    return [(name, module) for name, module in policy.named_modules() if hasattr(module, "make_tensordict_primer")]
+
+
+def states_of(policy: Any, root: TensorDictBase | None = None) -> list[State]:
+    """Return the states of ``policy``.
+
+    Args:
+        policy: any policy.
+        root: a root to try it on: a state is also what it then writes under ``"next"``.
+    """
+    states = [
+        State(read, written, name)
+        for name, module in recurrent_submodules(policy)
+        for read, written in zip(_inputs(module)[1:], _keys(module, "out_keys")[1:], strict=False)
+    ]
+    outputs = _keys(policy, "out_keys")
+    others = [key for key in _keys(policy, "in_keys") if next_key(key) in outputs]
+    others += [] if root is None else _writes_next(policy, root)
+    known = {state.read for state in states} | {state.written for state in states}
+    new = [key for key in dict.fromkeys(others) if key not in known and next_key(key) not in known]
+    return states + [State(key, next_key(key), "") for key in new]
+
+
+def states_in(policy: Any, batch: TensorDictBase) -> list[State]:
+    """Return the states of ``policy``, tried on the first step of ``batch``, ``[*B, T]``."""
+    return states_of(policy, first_root(batch))
+
+
+def first_root(batch: TensorDictBase) -> TensorDictBase:
+    """Return the root of the first step of ``batch``, ``[*B]``."""
+    return batch[..., 0].exclude(NEXT)
+
+
+def _writes_next(policy: Any, root: TensorDictBase) -> list[NestedKey]:
+    try:
+        with set_recurrent_mode(False), torch.no_grad():
+            after = policy(root.copy()).get(NEXT, None)
+    except PROBLEMS:
+        return []  # a check says why
+    return [] if after is None else [normalize_key(key) for key in cast(Iterable[object], after.keys(True, True))]
+
+
+def _inputs(module: Any) -> list[NestedKey]:
+    return [key for key in _keys(module, "in_keys") if key != IS_INIT]
+
+
+def _keys(module: Any, name: str) -> list[NestedKey]:
+    return [normalize_key(key) for key in getattr(module, name, ())]

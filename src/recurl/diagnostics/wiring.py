@@ -1,0 +1,163 @@
+"""Checks of a policy in an environment, by stepping it there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from recurl.diagnostics.batch import check_batch, check_feed_forward
+from recurl.diagnostics.collection import collect
+from recurl.diagnostics.experiment import PRIMER, REWIRE, TRACKER, evaluating, flags_of, has, require_next_key
+from recurl.diagnostics.result import PROBLEMS, CheckResult, Fault, check, one_line
+from recurl.diagnostics.states import recurrent_submodules, states_of
+from recurl.envs import Compose, EnvBase, TransformedEnv
+from recurl.envs.utils import policy_transforms
+from recurl.errors import ArgumentError, RecurlError
+from recurl.keys import NestedKey
+from recurl.specs import TensorSpec
+
+
+@check("state_keys")
+def check_state_keys(policy: Any) -> str:
+    """Check that every state is written to ``("next", key)`` of the key it is read from, and belongs to one module."""
+    owners: dict[NestedKey, str] = {}
+    states = states_of(policy)
+    for state in states:
+        require_next_key(state)
+        if state.read in owners:
+            raise Fault(
+                f"{owners[state.read]!r} and {state.owner!r} share the state {state.read!r}, each overwrites it",
+                f"give one of them keys of its own: in_keys=[value, 'other_{state.read}'], "
+                f"out_keys=[features, ('next', 'other_{state.read}')]",
+            )
+        owners[state.read] = state.owner
+    return "; ".join(f"{state.read} of {state.owner or 'the policy'}" for state in states) or "none declared"
+
+
+@check("tracker")
+def check_tracker(env: EnvBase) -> str:
+    """Check that a reset of ``env`` raises ``is_init``, bool ``[*B, 1]``, in all rows."""
+    root = env.reset()
+    if not has(root, "is_init"):
+        raise Fault("the environment does not write is_init: nothing says where episodes begin", TRACKER)
+    if not flags_of(root).all():
+        raise Fault("is_init is False after a reset: the state of the last episode leaks into the next", TRACKER)
+    return "is_init is raised by a reset"
+
+
+@check("primers")
+def check_primers(policy: Any, env: EnvBase) -> str:
+    """Check that ``env`` declares every state of ``policy``, in its shape and dtype, and gives zeros at a reset."""
+    root = env.reset()
+    expected = _expected(policy)
+    states = list(dict.fromkeys(state.read for state in states_of(policy, root)))
+    for key in states:
+        value, spec = root.get(key, None), expected.get(key)
+        if value is None or not (key in env.observation_spec or key in env.state_spec):
+            raise Fault(
+                f"the environment does not declare the state {key!r}: it is dropped after every step, the policy has "
+                "no memory",
+                PRIMER,
+            )
+        shape = None if spec is None else [*env.batch_size, *spec.shape]
+        if spec is not None and (list(value.shape) != shape or value.dtype != spec.dtype):
+            raise Fault(
+                f"the environment declares {key!r} as {list(value.shape)} {value.dtype}, but the module needs {shape} "
+                f"{spec.dtype}",
+                REWIRE,
+            )
+        if value.any():
+            raise Fault(
+                f"the state {key!r} is not zero after a reset: a step with is_init starts from zero, a replay from "
+                "what is stored",
+                REWIRE,
+            )
+    return ", ".join(f"{key} {_describe(root.get(key))}" for key in states) + ", zero after a reset"
+
+
+def _expected(policy: Any) -> dict[NestedKey, TensorSpec]:
+    specs: dict[NestedKey, TensorSpec] = {}
+    for _, module in recurrent_submodules(policy):
+        try:
+            specs.update(module.make_tensordict_primer().primers.items(True, True))
+        except RecurlError:
+            continue  # a state that isn't written under "next": check_state_keys says so
+    return specs
+
+
+def _describe(value: Tensor) -> str:
+    return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+
+
+def check_wiring(
+    policy: Any, env: EnvBase, steps: int = 64, *, auto_register_policy_transforms: bool = False
+) -> list[CheckResult]:
+    """Check by experiment that ``policy`` has a working memory in ``env``, and that losses will see what it saw.
+
+    ``env`` is reset and stepped (and left open), some of its episodes are truncated early. Nothing is refused
+    beforehand: what is wrong is found by what happens. Where the policy can't be stepped at all, the checks that need
+    a batch are left out.
+
+    Args:
+        policy: the policy, on its device. A module is put into evaluation mode meanwhile.
+        env: the environment as it is wired; a collector appends what is missing unless told not to.
+        steps: how many steps of every row to collect, at least 8.
+        auto_register_policy_transforms: append the tracker and the primers that are missing, as a collector does
+            (not to ``env`` itself).
+
+    Returns:
+        One result per check: ``state_keys``, ``tracker``, ``primers``, ``collection``, and those of
+        :func:`check_batch`. For a policy without recurrent states, one result that says so.
+
+    Raises:
+        ArgumentError: ``steps`` below 8.
+
+    Example:
+        >>> from tensordict.nn import TensorDictModule, TensorDictSequential
+        >>> from recurl.envs import GymEnv, InitTracker
+        >>> from recurl.modules import GRUModule
+        >>> gru = GRUModule(4, 8, in_key="observation", out_key="features")
+        >>> act = TensorDictModule(lambda x: (x.sum(-1) > 0).long(), ["features"], ["action"])
+        >>> policy = TensorDictSequential(gru, act)
+        >>> all(result.passed for result in check_wiring(policy, GymEnv("CartPole-v1", policy=policy)))
+        True
+        >>> env = TransformedEnv(GymEnv("CartPole-v1"), InitTracker())  # and no primer
+        >>> results = {result.name: result for result in check_wiring(policy, env)}
+        >>> results["primers"].fix
+        'env = env.append_transform(get_primers_from_module(policy))  # from recurl.modules'
+    """
+    if steps < 8:
+        raise ArgumentError(f"An experiment needs at least 8 steps, got {steps}.")
+    if auto_register_policy_transforms:
+        env = _wired(policy, env)
+    with evaluating(policy):
+        root = env.reset()
+        states = states_of(policy, root)
+        if not states:
+            return [check_feed_forward(policy, root)]
+        results = [check_state_keys(policy), check_tracker(env), check_primers(policy, env)]
+        batches: list[TensorDict] = []
+        results.append(_check_collection(policy, env, steps, batches))
+        return results + [result for batch in batches for result in check_batch(policy, batch)]
+
+
+def _wired(policy: Any, env: EnvBase) -> EnvBase:
+    try:
+        missing = policy_transforms(policy, env)
+        return TransformedEnv(env, Compose(*missing)) if missing else env
+    except RecurlError:
+        return env  # two states of one name, or one that isn't written under "next": check_state_keys says so
+
+
+@check("collection")
+def _check_collection(policy: Any, env: EnvBase, steps: int, batches: list[TensorDict]) -> str:
+    try:
+        batch = collect(policy, env, steps)
+    except PROBLEMS as error:
+        detail = f"the policy can't be stepped: {one_line(error)}"
+        raise Fault(detail, "repair what failed above, or else what this error names") from error
+    batches.append(batch)
+    ended = int(batch["next", "done"].sum())
+    return f"{batch.numel()} steps, {ended} ends of episodes"

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recurl.cli import main
+
+MODULE = """
+import torch
+from tensordict.nn import TensorDictModule as Mod, TensorDictSequential as Seq
+from recurl.envs import GymEnv, InitTracker
+from recurl.modules import GRUModule
+
+number = 3
+
+def policy_for(env):
+    return make(env.observation_spec["observation"].shape[-1])
+
+def policy():
+    return make(2)
+
+def make(inputs):
+    gru = GRUModule(inputs, 8, in_key="observation", out_key="features")
+    return Seq(gru, Mod(lambda x: (x.sum(-1) > 0).long(), ["features"], ["action"]))
+
+def feed_forward():
+    return Mod(lambda x: (x.sum(-1) > 0).long(), ["observation"], ["action"])
+
+def no_policy():
+    return 7
+
+def broken():
+    raise RuntimeError("of no use")
+
+def wired(num_envs=None):
+    return GymEnv("recurl/MaskedCartPole-v1", num_envs=num_envs, policy=make(2))
+
+def no_primer(length=None):
+    return GymEnv("recurl/MaskedCartPole-v1").append_transform(InitTracker())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wires.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "wires", raising=False)
+
+
+def test_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    for word in ("torch", "backends on cpu", "fastest", "precision", "hoptorch"):
+        assert word in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--env recurl/MaskedCartPole-v1 --policy wires:policy",
+        "--env recurl/MaskedCartPole-v1 --policy wires:policy_for --num-envs 3 --steps 20",
+        "--env recurl/RepeatPrevious-v0 --env-kwargs k=2 num_symbols=2 --policy wires:policy_for",
+        "--env wires:wired --policy wires:policy",
+        "--env wires:wired --num-envs 2 --policy wires:policy_for",
+        "--env wires:no_primer --policy wires:policy --auto-register-policy-transforms",
+    ],
+)
+def test_good_wiring(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *arguments.split()]) == 0
+    said = capsys.readouterr().out
+    assert "FAIL" not in said
+    assert said.splitlines()[-1] == "all 13 checks passed"
+
+
+def test_bad_wiring(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--env", "wires:no_primer", "--env-kwargs", "length=None", "--policy", "wires:policy"]) == 1
+    said = capsys.readouterr().out
+    assert "FAIL  primers" in said
+    assert "fix: env = env.append_transform(get_primers_from_module(policy))" in said
+    assert "checks failed: primers, feedback" in said
+    assert (
+        main(["doctor", "--env", "CartPole-v1", "--policy", "wires:policy_for", "--no-auto-register-policy-transforms"])
+        == 1
+    )
+    assert "FAIL  tracker" in capsys.readouterr().out
+
+
+def test_feed_forward(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--env", "CartPole-v1", "--policy", "wires:feed_forward"]) == 0
+    assert "feed-forward, nothing to check" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [["--cell", "lstm"], ["--cell", "gru", "--no-shared-trunk"], ["--cell", "none"]])
+def test_a_run(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    small = "--env recurl/RepeatPrevious-v0 --hidden-size 8 --num-envs 2 --rollout-steps 16 --sequence-length 8"
+    budget = "--total-steps 32 --minibatches 2 --eval-episodes 2 --run-dir run"
+    assert main(["train", "ppo", *small.split(), *budget.split(), *options]) == 0
+    capsys.readouterr()
+    assert main(["doctor", "run"]) == 0
+    said = capsys.readouterr().out
+    assert ("feed-forward" if "none" in options else "action_log_prob") in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--policy wires:policy", "both --env and --policy"),
+        ("--env CartPole-v1", "both --env and --policy"),
+        ("run --env CartPole-v1 --policy wires:policy", "Name a run, or"),
+        ("run --policy wires:policy", "Name a run, or"),
+        ("no/run", "no/run"),
+        ("--colour red", "--colour"),
+        ("--num-envs many --env CartPole-v1 --policy wires:policy", "--num-envs"),
+        ("--env NoSuch-v0 --policy wires:policy", "--env NoSuch-v0 can't be made"),
+        ("--env CartPole-v1 --env-kwargs colour=red --policy wires:policy", "--env CartPole-v1 can't be made"),
+        ("--env CartPole-v1 --env-kwargs colour --policy wires:policy", "NAME=VALUE"),
+        ("--env wires:policy --policy wires:policy", "must make an environment of recurl"),
+        ("--env wires:nothing --policy wires:policy", "nothing"),
+        ("--env CartPole-v1 --policy nowhere:policy", "--policy nowhere:policy can't be imported"),
+        ("--env CartPole-v1 --policy wires", "takes module:function"),
+        ("--env CartPole-v1 --policy wires:number", "must be a function, got int"),
+        ("--env CartPole-v1 --policy wires:no_policy", "must make a policy, got int"),
+        ("--env CartPole-v1 --policy wires:broken", "RuntimeError: of no use"),
+        ("--env CartPole-v1 --policy wires:policy_for --steps 2", "at least 8 steps"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *arguments.split()]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert words in said
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "--help"])
+    assert end.value.code == 0
+    assert "module:function" in capsys.readouterr().out
+
+
+def test_as_a_command(tmp_path: Path) -> None:
+    """The working directory is found by the installed command too, and no extra is needed."""
+    code = (
+        "import sys; sys.modules.update(tyro=None, rich=None, matplotlib=None, tensorboard=None)\n"
+        "from recurl.cli import main; sys.path[:] = [path for path in sys.path if path]; sys.exit(main(sys.argv[1:]))"
+    )
+
+    def doctor(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, "doctor", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = doctor("--env", "CartPole-v1", "--policy", "wires:policy_for")
+    assert (done.returncode, done.stderr) == (0, "")
+    missing = doctor("run")
+    assert missing.returncode == 2
+    assert "pip install 'recurl[train]'" in missing.stderr

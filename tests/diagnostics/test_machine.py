@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+
+from recurl import precision
+from recurl.diagnostics import machine_report
+from recurl.recurrence import BACKENDS
+
+
+def rows(text: str) -> dict[str, str]:
+    return dict(line.split(maxsplit=1) for line in text.splitlines() if line.startswith("  "))
+
+
+def test_versions_and_backends() -> None:
+    seen = rows(machine_report())
+    assert seen["python"] == platform.python_version()
+    assert seen["torch"] == torch.__version__
+    assert {"tensordict", "gymnasium", "numpy", "triton", "hoptorch"} <= set(seen)
+    for name in ("pad", "loop", "reference"):
+        assert seen[name] == "yes"
+    for name in ("scan", "cpu", "triton"):
+        assert seen[name] == "yes" or seen[name].startswith("no: ")
+    assert seen["auto"].startswith("pad; under torch.compile ")
+    assert seen["fastest"].split(";")[0] in BACKENDS.names
+
+
+def test_reasons_are_the_registry_s() -> None:
+    class Broken:
+        name = "broken"
+
+        def missing(self) -> str:
+            return "pip install it"
+
+    class Picky:
+        name = "picky"
+
+        def missing(self) -> None:
+            return None
+
+        def unsupported(self, support: object) -> str | None:
+            return "it has three gates" if support.cell.name == "gru" else None
+
+    before = dict(BACKENDS._backends)
+    try:
+        BACKENDS.register(Broken())
+        BACKENDS.register(Picky())
+        seen = rows(machine_report())
+    finally:
+        BACKENDS._backends = before
+    assert seen["broken"].startswith("no: ")
+    assert "pip install it" in seen["broken"]
+    assert seen["picky"].startswith("lstm: yes; gru: no, ")
+    assert "it has three gates" in seen["picky"]
+
+
+def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rows(machine_report())["precision"] == "ieee"
+    monkeypatch.setattr(precision._process, "value", "nonsense")
+    assert "none (" in rows(machine_report())["precision"]

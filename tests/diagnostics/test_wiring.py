@@ -1,0 +1,396 @@
+"""Healthy policies pass every check; every deliberately wrong wiring fails the check that is there for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule as Mod
+from tensordict.nn import TensorDictSequential as Seq
+from torch import nn
+
+from recurl.collectors import Collector
+from recurl.diagnostics import (
+    CheckResult,
+    check_batch,
+    check_feed_forward,
+    check_primers,
+    check_state_keys,
+    check_tracker,
+    check_wiring,
+)
+from recurl.envs import GymEnv, InitTracker, TensorDictPrimer, Transform, TransformedEnv
+from recurl.mode import set_recurrent_mode
+from recurl.modules import GRUModule, LSTMModule, OneHotCategorical, ProbabilisticActor
+from recurl.specs import Unbounded
+from tests.diagnostics.policies import CELLS, make_env, make_policy, policy_of, tracked, wired
+
+
+def by_name(results: list[CheckResult]) -> dict[str, CheckResult]:
+    return {result.name: result for result in results}
+
+
+def failing(policy: object, env: object, **options: object) -> dict[str, CheckResult]:
+    results = by_name(check_wiring(policy, env, **options))
+    return {name: result for name, result in results.items() if not result.passed}
+
+
+@pytest.mark.parametrize("backend", ["pad", "loop"])
+@pytest.mark.parametrize("rows", [None, 1, 3])
+@pytest.mark.parametrize("cell", CELLS)
+def test_healthy_policies_pass(cell: str, rows: int | None, backend: str) -> None:
+    policy = make_policy(cell, num_layers=2, dropout=0.2, recurrent_backend=backend)
+    results = check_wiring(policy, wired(policy, rows))
+    assert [str(result) for result in results if not result.passed] == []
+    assert [result.name for result in results] == [
+        "state_keys",
+        "tracker",
+        "primers",
+        "collection",
+        "is_init",
+        "traj_ids",
+        "mode",
+        "feedback",
+        "reset",
+        "memory",
+        "leak",
+        "replay",
+        "gradient",
+    ]
+    assert all(module.training for module in policy.modules())
+
+
+def test_a_stochastic_actor_is_compared_by_its_log_probability() -> None:
+    lstm = LSTMModule(4, 8, in_key="observation", out_key="features")
+    trunk = Seq(lstm, Mod(nn.Linear(8, 2), ["features"], ["logits"]))
+    actor = ProbabilisticActor(trunk, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True)
+    results = by_name(check_wiring(actor, wired(actor)))
+    assert all(result.passed for result in results.values())
+    assert "action_log_prob" in results["replay"].detail
+    batch = Collector(make_env(2), actor, frames_per_batch=40).collect()
+    batch["action_log_prob"] += 0.1
+    result = by_name(check_batch(actor, batch))["replay"]
+    assert not result.passed
+    assert result.detail.startswith("action_log_prob as collected and as replayed")
+
+
+def test_two_trunks_and_double_precision() -> None:
+    double = Mod(lambda x: x.double(), ["observation"], ["x"])
+    trunks = [
+        CELLS[cell](
+            4, 8, in_keys=["x", *keys], out_keys=[f"{cell}_out", *(("next", k) for k in keys)], dtype=torch.float64
+        )
+        for cell, keys in (("lstm", ["h", "c"]), ("gru", ["g"]))
+    ]
+    head = Mod(nn.Linear(8, 2, dtype=torch.float64), ["gru_out"], ["logits"])
+    policy = Seq(double, *trunks, head, Mod(lambda logits: logits.argmax(-1), ["logits"], ["action"]))
+    assert failing(policy, wired(policy)) == {}
+
+
+def test_collector_wiring_can_be_asked_for() -> None:
+    policy, env = make_policy(), make_env(2)
+    assert failing(policy, env, auto_register_policy_transforms=True) == {}
+    assert "is_init" not in env.observation_spec
+    assert set(failing(policy, env)) == {"tracker", "primers", "collection"}
+
+
+def test_a_vector_environment_that_resets_by_itself() -> None:
+    policy = make_policy()
+    env = make_env(3, InitTracker(), policy[0].make_tensordict_primer(), mode="SAME_STEP")
+    assert failing(policy, env) == {}
+
+
+def test_masked_cartpole_vectorised() -> None:
+    policy = policy_of(GRUModule(2, 8, in_key="observation", out_key="features"))
+    assert failing(policy, GymEnv("recurl/MaskedCartPole-v1", num_envs=3, policy=policy)) == {}
+
+
+# -- wrong wirings: the check that must name them, what it must say, what it must advise
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize("cell", CELLS)
+def test_no_primer(cell: str, rows: int | None) -> None:
+    failed = failing(make_policy(cell), tracked(rows))
+    assert {"primers", "feedback", "replay"} <= set(failed)
+    for name in ("primers", "feedback"):
+        assert "no memory" in failed[name].detail
+        assert "append_transform(get_primers_from_module(policy))" in failed[name].fix
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_no_tracker(rows: int | None) -> None:
+    policy = make_policy()
+    failed = failing(policy, make_env(rows, policy[0].make_tensordict_primer()))
+    assert set(failed) == {"tracker", "collection"}
+    assert "does not write is_init" in failed["tracker"].detail
+    assert "append_transform(InitTracker())" in failed["tracker"].fix
+    assert "MissingKeyError" in failed["collection"].detail
+
+
+class Constant(InitTracker):
+    def __init__(self, value: bool) -> None:
+        super().__init__()
+        self.value = value
+
+    def _reset(self, tensordict: object, tensordict_reset: object) -> object:
+        root = super()._reset(tensordict, tensordict_reset)
+        return root.set("is_init", torch.full_like(root["is_init"], self.value))
+
+    def _step(self, tensordict: object, next_tensordict: object) -> object:
+        after = super()._step(tensordict, next_tensordict)
+        return after.set("is_init", torch.full_like(after["is_init"], self.value))
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_tracker_always_false(rows: int | None) -> None:
+    policy = make_policy()
+    failed = failing(policy, make_env(rows, Constant(False), policy[0].make_tensordict_primer()))
+    assert {"tracker", "is_init"} <= set(failed)
+    assert "constant, always False" in failed["is_init"].detail
+    assert "is_init is False after a reset" in failed["tracker"].detail
+    assert all("InitTracker()" in failed[name].fix for name in ("tracker", "is_init"))
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_tracker_always_true(rows: int | None) -> None:
+    policy = make_policy()
+    failed = failing(policy, make_env(rows, Constant(True), policy[0].make_tensordict_primer()))
+    assert "constant, always True" in failed["is_init"].detail
+    assert "InitTracker()" in failed["is_init"].fix
+
+
+class Forgetting(Transform):
+    """Overwrites the new state by the old one, as a primer that copies always would."""
+
+    def _step(self, tensordict: object, next_tensordict: object) -> object:
+        return next_tensordict.set("recurrent_state", tensordict["recurrent_state"])
+
+
+def test_state_overwritten_after_the_policy() -> None:
+    policy = make_policy()
+    failed = failing(policy, wired(policy).append_transform(Forgetting()))
+    assert {"feedback", "memory"} <= set(failed)
+    assert "the one that the policy computes" in failed["feedback"].detail
+    assert "remove what overwrites ('next', 'recurrent_state')" in failed["feedback"].fix
+    assert "zero after every step" in failed["memory"].detail
+
+
+class NotPromoting(TransformedEnv):
+    """Starts every step from the initial state, as a loop without step_mdp does."""
+
+    def carry(self, tensordict: object) -> object:
+        root = super().carry(tensordict)
+        return root.set("recurrent_state", torch.zeros_like(root["recurrent_state"]))
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_states_not_promoted(rows: int | None) -> None:
+    policy = make_policy()
+    env = NotPromoting(wired(policy, rows))
+    # the experiment's own wrapper carries rightly, so this fault lies in the user's loop: it is seen in their batch
+    batch = Collector(env, policy, frames_per_batch=30 * (rows or 1)).collect()
+    failed = {r.name: r for r in check_batch(policy, batch) if not r.passed}
+    assert {"feedback", "replay"} <= set(failed)
+    assert "next state of the step before differ" in failed["feedback"].detail
+    assert "step_mdp(td)" in failed["feedback"].fix
+    assert "feedback" in failing(policy, env)
+
+
+def test_state_written_elsewhere() -> None:
+    gru = GRUModule(4, 8, in_keys=["observation", "h"], out_keys=["features", "h_out"])
+    primer = TensorDictPrimer({"h": Unbounded(1, 8)})
+    policy = policy_of(gru)
+    failed = failing(policy, make_env(2, InitTracker(), primer))
+    assert "reads its state from 'h' but writes it to 'h_out'" in failed["state_keys"].detail
+    assert "out_keys=[..., ('next', 'h')]" in failed["state_keys"].fix
+    assert "state_keys" in failing(policy, make_env(2), auto_register_policy_transforms=True)
+
+
+class HiddenState(nn.Module):
+    """Keeps its state in itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 8)
+        self.state: torch.Tensor | None = None
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.state = self.cell(observation, self.state)
+        return self.state
+
+
+def test_state_kept_in_the_module() -> None:
+    (result,) = check_wiring(policy_of(Mod(HiddenState(), ["observation"], ["features"])), make_env(2))
+    assert result.name == "recurrent"
+    assert not result.passed
+    assert "keeps a state in itself" in result.detail
+    assert "GRUModule" in result.fix
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_policy_that_zeroes_its_new_state(rows: int | None) -> None:
+    key = ("next", "recurrent_state")
+    policy = make_policy("gru", Mod(torch.zeros_like, [key], [key]))
+    failed = failing(policy, wired(policy, rows))
+    assert "zero after every step" in failed["memory"].detail
+    assert "hand it on untouched" in failed["memory"].fix
+
+
+def test_policy_that_zeroes_the_state_it_reads() -> None:
+    gru = GRUModule(4, 8, in_keys=["observation", "h"], out_keys=["features", ("next", "h")])
+    policy = policy_of(Mod(torch.zeros_like, ["h"], ["h"]), gru)
+    failed = failing(policy, wired(gru))
+    assert "altering the state 'h' changes nothing" in failed["memory"].detail
+    assert "hand it on untouched" in failed["memory"].fix
+
+
+class Detaching(GRUModule):
+    """Runs a sequence step by step, and cuts the gradient between steps."""
+
+    def forward(self, tensordict: object = None, *_: object, **__: object) -> object:
+        if not self.recurrent_mode:
+            return super().forward(tensordict)
+        state, steps = None, []
+        for step in tensordict.unbind(-1):
+            step = step.copy()
+            if state is not None:
+                init = step["is_init"].unsqueeze(-1)
+                step["recurrent_state"] = torch.where(init, step["recurrent_state"], state.detach())
+            with set_recurrent_mode(False):
+                super().forward(step)
+            state = step["next", "recurrent_state"]
+            steps.append(step)
+        for key in self.out_keys:
+            tensordict.set(key, torch.stack([step[key] for step in steps], tensordict.ndim - 1))
+        return tensordict
+
+
+def test_policy_that_detaches_its_state() -> None:
+    policy = policy_of(Detaching(4, 8, in_key="observation", out_key="features"))
+    env = TransformedEnv(make_env(None), InitTracker()).append_transform(policy[0].make_tensordict_primer())
+    failed = failing(policy, env)
+    assert set(failed) == {"gradient"}
+    assert "no gradient from a step to the one before" in failed["gradient"].detail
+    assert "don't detach" in failed["gradient"].fix
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_recurrent_by_default(cell: str) -> None:
+    policy = make_policy(cell, default_recurrent_mode=True)
+    failed = failing(policy, wired(policy))
+    assert set(failed) == {"mode"}
+    assert "runs sequences by default" in failed["mode"].detail
+    assert "default_recurrent_mode=False" in failed["mode"].fix
+
+
+class OwnMode(nn.Module):
+    def __init__(self, policy: nn.Module, mode: bool) -> None:
+        super().__init__()
+        self.policy, self.mode = policy, mode
+        self.in_keys, self.out_keys = policy.in_keys, policy.out_keys
+
+    def forward(self, tensordict: object) -> object:
+        with set_recurrent_mode(self.mode):
+            return self.policy(tensordict)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_policy_that_sets_the_mode_itself(mode: bool) -> None:
+    policy = OwnMode(make_policy(), mode)
+    failed = failing(policy, wired(policy, 3))
+    assert f"runs {'sequences' if mode else 'steps'}" in failed["mode"].detail
+    assert "don't set the recurrent mode inside the policy" in failed["mode"].fix
+    assert "replay" in failed
+
+
+@pytest.mark.parametrize("options", [{"default_value": 1.0}, {"random": True}])
+def test_primer_that_is_not_zero(options: dict) -> None:
+    policy = make_policy()
+    primer = TensorDictPrimer(policy[0].make_tensordict_primer().primers, **options)
+    failed = failing(policy, make_env(3, InitTracker(), primer))
+    assert {"primers", "reset", "replay"} <= set(failed)
+    assert "not zero after a reset" in failed["primers"].detail
+    assert "not zero (up to" in failed["reset"].detail
+    for name in ("primers", "reset"):
+        assert "get_env_transforms_from_module(policy)" in failed[name].fix
+
+
+@pytest.mark.parametrize("spec", [Unbounded(1, 8, dtype=torch.float64), Unbounded(1, 9)])
+def test_primer_of_another_dtype_or_shape(spec: Unbounded) -> None:
+    failed = failing(make_policy(), make_env(3, InitTracker(), TensorDictPrimer(recurrent_state=spec)))
+    assert set(failed) == {"primers", "collection"}
+    got = f"[3, {', '.join(map(str, spec.shape))}] {spec.dtype}"
+    assert f"declares 'recurrent_state' as {got}, but the module needs [3, 1, 8]" in failed["primers"].detail
+    assert "get_env_transforms_from_module(policy)" in failed["primers"].fix
+    assert "UsageError" in failed["collection"].detail
+
+
+def test_two_modules_share_a_state() -> None:
+    modules = [
+        GRUModule(size, 8, in_key=key, out_key=out) for size, key, out in ((4, "observation", "a"), (8, "a", "b"))
+    ]
+    policy = policy_of(*modules, features="b")
+    failed = failing(policy, wired(policy))
+    assert "share the state 'recurrent_state'" in failed["state_keys"].detail
+    assert "in_keys=[value, 'other_recurrent_state']" in failed["state_keys"].fix
+    assert "replay" in failed
+
+
+class StepsOnly(nn.Module):
+    """A hand-made recurrent module: carries its state in the TensorDict, but can't run sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 8)
+
+    def forward(self, observation: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.cell(observation.reshape(-1, 4), h.reshape(-1, 8)).reshape(h.shape)
+        return out, out
+
+
+def test_hand_made_module_that_can_not_replay() -> None:
+    policy = policy_of(Mod(StepsOnly(), ["observation", "h"], ["features", ("next", "h")]))
+    failed = failing(policy, make_env(3, InitTracker(), TensorDictPrimer(h=Unbounded(8))))
+    assert set(failed) == {"reset", "replay"}
+    assert "with a zero and with another state differ" in failed["reset"].detail
+    assert "LSTMModule or GRUModule" in failed["replay"].fix
+
+
+def test_a_function_around_a_policy_is_seen_through_by_what_it_writes() -> None:
+    policy = make_policy()
+    assert failing(lambda td: policy(td), wired(policy)) == {}
+    assert "primers" in failing(lambda td: policy(td), tracked())
+
+
+def test_a_policy_that_fails_is_reported() -> None:
+    policy = make_policy("gru", Mod(lambda x: x.reshape(7), ["features"], ["odd"]))
+    failed = failing(policy, wired(policy))
+    assert set(failed) == {"collection"}
+    assert "can't be stepped: RuntimeError" in failed["collection"].detail
+
+
+def test_feed_forward_policies_get_a_note() -> None:
+    policy = policy_of(Mod(nn.Linear(4, 8), ["observation"], ["features"]))
+    (result,) = check_wiring(policy, make_env(2))
+    assert result.passed
+    assert "feed-forward, nothing to check" in result.detail
+    assert check_feed_forward(policy, make_env(2).reset()) == result
+
+
+def test_single_checks() -> None:
+    policy = make_policy()
+    assert check_state_keys(policy).passed
+    assert check_tracker(tracked()).passed
+    assert check_primers(policy, wired(policy)).passed
+    flags = make_env(2, TensorDictPrimer(is_init=Unbounded(1)))
+    assert "must be bool of shape [2, 1], got torch.float32" in check_tracker(flags).detail
+
+
+def test_too_few_steps() -> None:
+    with pytest.raises(ValueError, match="at least 8 steps, got 7"):
+        check_wiring(make_policy(), make_env(2), steps=7)
+
+
+def test_the_text_of_a_result() -> None:
+    assert str(CheckResult("reset", True, "seen")) == "ok    reset        seen"
+    assert str(CheckResult("reset", False, "seen", "do")) == "FAIL  reset        seen\n      fix: do"

@@ -1,0 +1,33 @@
+"""Replay buffers: storages, samplers, and what recurrent training from slices needs."""
+
+from recurl.data.replay_buffers.buffers import ReplayBuffer
+from recurl.data.replay_buffers.recurrent import BurnIn, ZeroStart, refresh_states, slice_priorities
+from recurl.data.replay_buffers.samplers import (
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    Sampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
+from recurl.data.replay_buffers.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage
+from recurl.data.replay_buffers.tensordict_buffer import TensorDictReplayBuffer
+
+__all__ = [
+    "BurnIn",
+    "LazyMemmapStorage",
+    "LazyTensorStorage",
+    "ListStorage",
+    "PrioritizedSampler",
+    "PrioritizedSliceSampler",
+    "RandomSampler",
+    "ReplayBuffer",
+    "Sampler",
+    "SamplerWithoutReplacement",
+    "SliceSampler",
+    "Storage",
+    "TensorDictReplayBuffer",
+    "ZeroStart",
+    "refresh_states",
+    "slice_priorities",
+]

@@ -1,0 +1,202 @@
+"""What recurrent training from replayed slices needs besides marks: burn-in, zero starts, state refresh, priorities."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from torch import Tensor
+
+from recurl.data.replay_buffers.buffers import ReplayBuffer
+from recurl.data.replay_buffers.marks import mark_starts
+from recurl.errors import ArgumentError, UsageError
+from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key
+from recurl.mode import set_recurrent_mode
+from recurl.recurrence import Boundaries, boundaries_of, record_backends
+
+__all__ = ["BurnIn", "ZeroStart", "refresh_states", "slice_priorities"]
+
+
+class _Memory:
+    """The recurrent states of a policy, and the part of it that computes them."""
+
+    def __init__(self, policy: TensorDictModuleBase) -> None:
+        modules = [module for module in policy.modules() if hasattr(module, "make_tensordict_primer")]
+        if not modules:
+            raise ArgumentError(f"The policy must have a recurrent module; {type(policy).__name__} has none.")
+        self.keys = list(dict.fromkeys(key for module in modules for key in cast(Any, module).state_keys))
+        outputs = [next_key(key) for key in self.keys]
+        self._part = policy.select_subsequence(out_keys=outputs) if isinstance(policy, TensorDictSequential) else policy
+
+    def select(self, sample: TensorDictBase) -> TensorDictBase:
+        """Return what the part reads."""
+        return sample.select(*self._part.in_keys, IS_INIT, TRAJ_IDS, strict=False)
+
+    def run(self, sequences: TensorDictBase) -> dict[NestedKey, Tensor]:
+        """Return the states after every step of flat ``sequences``, by root key, without gradient."""
+        with torch.no_grad(), set_recurrent_mode(True):
+            result = self._part(sequences)
+        return {key: result.get(next_key(key)) for key in self.keys}
+
+
+class BurnIn:
+    """Runs a policy's recurrent modules over the first steps of each slice, and starts the rest from where they end.
+
+    Stored states are those of the policy that collected them; a few steps on, the current policy's states are near
+    what they would be had it seen the whole trajectory. Source: Kapturowski et al., "Recurrent experience replay in
+    distributed reinforcement learning" (R2D2, 2019), section 3.
+
+    Called with a sample ``[N]``, flat or ragged, it returns the steps after the prefixes, ``[M]``: each slice's first
+    one has the state after its prefix, computed without gradient, and ``"is_init"`` raised. A slice of ``steps`` or
+    fewer keeps its last step. The sample is not modified. Use it as a buffer's ``transform``, or once for each
+    network that has states of its own (a target network: call a BurnIn of that on the same sample).
+
+    Args:
+        policy: a module with recurrent modules inside; of a sequence, only what leads to their states is run.
+        steps: length of the prefix.
+
+    Raises:
+        ArgumentError: ``steps`` is negative, the policy has no recurrent module, or the sample isn't flat.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from recurl.modules import GRUModule
+        >>> gru = GRUModule(4, 8, in_key="observation", out_key="features")
+        >>> is_init = (torch.arange(10) % 5 == 0).unsqueeze(-1)  # two slices of five steps
+        >>> sample = TensorDict({"observation": torch.randn(10, 4), "is_init": is_init}, [10])
+        >>> rest = BurnIn(gru, 3)(sample)
+        >>> rest["is_init"].squeeze(-1).tolist(), rest["recurrent_state"].shape
+        ([True, False, True, False], torch.Size([4, 1, 8]))
+    """
+
+    def __init__(self, policy: TensorDictModuleBase, steps: int) -> None:
+        if steps < 0:
+            raise ArgumentError(f"The number of burn-in steps must not be negative, got {steps}.")
+        self.steps = steps
+        self._memory = _Memory(policy)
+
+    def __call__(self, sample: TensorDictBase) -> TensorDictBase:
+        """Return the steps after the prefixes."""
+        prefix = self.prefix(sample)
+        rest = sample[~prefix]
+        sequences = self._memory.select(sample)[prefix]
+        if sequences.numel() == 0:
+            return rest
+        after_prefix = torch.cat([prefix.new_zeros(1), prefix[:-1]])
+        cuts = after_prefix[~prefix]
+        ends = ~torch.cat([prefix[1:], prefix.new_zeros(1)])[prefix]
+        for key, state in self._memory.run(sequences).items():
+            stored = rest.get(key, None)
+            fresh = state.new_zeros(rest.numel(), *state.shape[1:]) if stored is None else stored.clone()
+            fresh[cuts] = state[ends]
+            rest.set(key, fresh)
+        mark_starts(rest, cuts)
+        return rest
+
+    def prefix(self, sample: TensorDictBase) -> Tensor:
+        """Return which steps of a sample ``[N]`` are burnt in, bool ``[N]``."""
+        segments = _segments(sample)
+        offset = torch.arange(segments.num_tokens, device=segments.device) - segments.start_index
+        length = torch.zeros_like(offset).index_add_(0, segments.segment_ids, torch.ones_like(offset))
+        return offset < (length[segments.segment_ids] - 1).clamp_max(self.steps)
+
+
+class ZeroStart:
+    """Lets every slice start from zero states instead of the stored ones: R2D2's "zero start state".
+
+    Called with a sample it returns it with the policy's states zero wherever ``"is_init"`` is true (the stored tensors
+    are not touched). Use it as a buffer's ``transform``, before a :class:`BurnIn` if both are wanted.
+
+    Args:
+        policy: a module with recurrent modules inside.
+
+    Raises:
+        ArgumentError: the policy has no recurrent module.
+    """
+
+    def __init__(self, policy: TensorDictModuleBase) -> None:
+        self._keys = _Memory(policy).keys
+
+    def __call__(self, sample: TensorDictBase) -> TensorDictBase:
+        """Return the sample with zero states at slice starts."""
+        starts = sample.get(IS_INIT).reshape(sample.batch_size)
+        result = sample.copy()
+        for key in self._keys:
+            state = result.get(key, None)
+            if state is not None:
+                result.set(key, state.masked_fill(starts.reshape(-1, *(1,) * (state.ndim - 1)), 0))
+        return result
+
+
+def refresh_states(buffer: ReplayBuffer, sample: TensorDictBase, policy: TensorDictModuleBase) -> None:
+    """Run ``policy`` over a sample and write the states that it has now after every step back into ``buffer``.
+
+    Each slice goes on from its stored state. Steps that were overwritten since they were sampled are left alone.
+
+    Args:
+        buffer: where the sample is from.
+        sample: flat, ``[N]``, with its ``"index"``.
+        policy: a module with recurrent modules inside.
+
+    Raises:
+        UsageError: the recurrent backend gives states at segment ends only (``"pad"``).
+        ArgumentError: the policy has no recurrent module, or a state is not stored.
+        MissingKeyError: the sample has no ``"index"``.
+        UnsupportedError: the storage is a list.
+    """
+    memory = _Memory(policy)
+    with record_backends() as ran:
+        states = memory.run(memory.select(sample))
+    if "pad" in ran:
+        raise UsageError(
+            "Refreshing needs the states after every step, and the recurrent backend 'pad' has those of segment ends "
+            "only: give the module recurrent_backend='fastest' or 'loop'."
+        )
+    buffer.update_states_(sample, states)
+
+
+def slice_priorities(
+    sample: TensorDictBase, td_error: Tensor, trained: TensorDictBase | None = None, eta: float = 0.9
+) -> Tensor:
+    """Return the priorities of slices, ``eta * max |td_error| + (1 - eta) * mean |td_error|`` over each slice.
+
+    Source: Kapturowski et al. (R2D2, 2019), section 2.3.
+
+    Args:
+        sample: what was sampled, ``[N]``.
+        td_error: ``[M]`` or ``[M, 1]``, one per step of ``trained``.
+        trained: what is left of the sample after :class:`BurnIn`, ``[M]``; the sample itself by default.
+        eta: weight of the maximum, from 0 to 1.
+
+    Returns:
+        ``[N]``: every step of the sample, as a possible start, has its slice's priority. Pass it to
+        ``buffer.update_priority(sample["index"], ..., sample["collector", "write_step"])``.
+
+    Raises:
+        ArgumentError: ``eta`` out of range, or not one error per step.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> sample = TensorDict({"is_init": torch.tensor([True, False, True, False])}, [4])
+        >>> slice_priorities(sample, torch.tensor([1.0, -3.0, 0.0, 2.0]), eta=0.5)
+        tensor([2.5000, 2.5000, 1.5000, 1.5000])
+    """
+    trained = sample if trained is None else trained
+    if not 0.0 <= eta <= 1.0:
+        raise ArgumentError(f"eta must be from 0 to 1, got {eta}.")
+    if td_error.numel() != trained.numel():
+        raise ArgumentError(f"There must be one error per step, {trained.numel()}, got shape {tuple(td_error.shape)}.")
+    error = td_error.detach().abs().reshape(-1)
+    ids = _segments(trained).segment_ids
+    zero = error.new_zeros(sample.numel())
+    largest = zero.scatter_reduce(0, ids, error, "amax")
+    mean = zero.scatter_reduce(0, ids, error, "mean", include_self=False)
+    return (eta * largest + (1 - eta) * mean)[_segments(sample).segment_ids]
+
+
+def _segments(sample: TensorDictBase) -> Boundaries:
+    if sample.batch_dims != 1:
+        raise ArgumentError(f"A flat sample [N] is needed, got batch size {tuple(sample.batch_size)}: reshape(-1) it.")
+    return boundaries_of(sample.get(IS_INIT), sample.get(TRAJ_IDS, None), sample.batch_size)

@@ -1,0 +1,224 @@
+"""Samplers that draw in proportion to priorities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recurl.data.replay_buffers.samplers.base import Draw, Sampler
+from recurl.data.replay_buffers.samplers.slices import SliceSize, no_slice, slices
+from recurl.data.replay_buffers.sum_tree import PriorityTree
+from recurl.data.replay_buffers.trajectories import Appended, Ints, TrajectoryIndex
+from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
+from recurl.errors import ArgumentError
+from recurl.keys import NEXT, TRUNCATED, NestedKey
+
+__all__ = ["PrioritizedSampler", "PrioritizedSliceSampler"]
+
+Floats = NDArray[np.float64]
+
+
+class PrioritizedSampler(Sampler):
+    """Draws single steps with probability ``P(i) = p_i / sum_k p_k``, ``p = (priority + eps) ** alpha``.
+
+    Source: Schaul et al., "Prioritized experience replay" (2016), equation 1. The sample has ``"priority_weight"``,
+    float32 ``[N]``: ``(P(i) / min_k P(k)) ** -beta``, which is 1 at most. A new step has the largest priority ever
+    given (1 before any). Update with ``buffer.update_priority(sample["index"], priority)``.
+
+    Args:
+        max_capacity: at least the number of items that the storage has room for.
+        alpha: 0 draws uniformly.
+        beta: 1 makes up for the bias in full; may be assigned between samples.
+        eps: added to every priority, so that none is zero.
+
+    Raises:
+        ArgumentError: an argument is out of range, or later ``max_capacity`` smaller than the storage; priorities that
+            are negative or not finite.
+
+    Example:
+        >>> from recurl.data import LazyTensorStorage, ReplayBuffer
+        >>> sampler = PrioritizedSampler(10, alpha=1.0, beta=1.0)
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=4)
+        >>> index = buffer.extend(torch.arange(8))
+        >>> buffer.update_priority(index, torch.tensor([0.0] * 7 + [1.0]))
+        >>> buffer.sample().tolist()
+        [7, 7, 7, 7]
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__()
+        if max_capacity < 1 or alpha < 0 or beta < 0 or eps <= 0:
+            raise ArgumentError(
+                "max_capacity and eps must be positive, alpha and beta not negative; got "
+                f"max_capacity={max_capacity}, alpha={alpha}, beta={beta}, eps={eps}."
+            )
+        self.max_capacity = max_capacity
+        self.alpha = alpha
+        self.beta = beta
+        self.eps = eps
+        self.max_priority = 1.0
+        self._tree = PriorityTree(max_capacity)
+
+    def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
+        """See :meth:`Sampler.draw`."""
+        positions = self._find(batch_size, generator)
+        return Draw(positions, weights=self._weights(positions))
+
+    def _find(self, count: int, generator: torch.Generator | None) -> Ints:
+        return self._tree.find(torch.rand(count, dtype=torch.float64, generator=generator).numpy() * self._tree.total)
+
+    def _weights(self, positions: Ints) -> Floats:
+        return (self._tree[positions] / self._tree.minimum) ** -self.beta
+
+    def appended(self, index: TrajectoryIndex, change: Appended) -> None:
+        """See :meth:`Sampler.appended`."""
+        self._check_capacity(index)
+        positions = change.positions.ravel()
+        self._tree.set(positions, np.full(positions.size, self._new_priority()))
+
+    def _check_capacity(self, index: TrajectoryIndex) -> None:
+        if index.lanes * index.capacity > self.max_capacity:
+            raise ArgumentError(
+                f"The sampler's max_capacity={self.max_capacity} must be at least the storage's max_size, "
+                f"which has room for {index.lanes * index.capacity} items."
+            )
+
+    def _new_priority(self) -> float:
+        return float((self.max_priority + self.eps) ** self.alpha)
+
+    def update_priority(self, index: TrajectoryIndex, positions: Ints, priority: Floats) -> None:
+        """See :meth:`Sampler.update_priority`; of several priorities for one step the largest counts."""
+        if positions.size == 0:
+            return
+        if not (np.isfinite(priority).all() and priority.min() >= 0):
+            raise ArgumentError(
+                f"Priorities must be finite and not negative, got {priority.min()} to {priority.max()}."
+            )
+        self.max_priority = max(self.max_priority, float(priority.max()))
+        order = np.argsort(priority, kind="stable")
+        self._assign(index, positions[order], (priority[order] + self.eps) ** self.alpha)
+
+    def _assign(self, index: TrajectoryIndex, positions: Ints, values: Floats) -> None:
+        self._tree.set(positions, values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Sampler.state_dict`."""
+        leaves = self._tree[np.arange(self.max_capacity)]
+        return {"max_priority": self.max_priority, "tree": torch.from_numpy(leaves)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`Sampler.load_state_dict`."""
+        self.max_priority = state["max_priority"]
+        self._tree.set(np.arange(self.max_capacity), state["tree"].numpy())
+
+
+class PrioritizedSliceSampler(PrioritizedSampler):
+    """Draws slices by the priority of their first step, among the steps at which a slice can start.
+
+    Slices and marks are those of :class:`SliceSampler`, priorities and weights those of :class:`PrioritizedSampler`;
+    all steps of a slice have the weight of its first. Give whole slices a priority with
+    :func:`~recurl.data.replay_buffers.slice_priorities`.
+
+    Args:
+        max_capacity: at least the number of items that the storage has room for.
+        alpha: see :class:`PrioritizedSampler`.
+        beta: likewise.
+        eps: likewise.
+        num_slices: see :class:`SliceSampler`.
+        slice_len: likewise.
+        traj_key: likewise.
+        end_key: likewise.
+        truncated_key: likewise.
+        strict_length: likewise. If False a trajectory that is too short is drawn whole, by its first step's priority.
+
+    Raises:
+        ArgumentError: as both.
+        ArgumentTypeError: as :class:`SliceSampler`.
+        UsageError: likewise.
+        MissingKeyError: likewise.
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        traj_key: NestedKey | None = None,
+        end_key: NestedKey | None = None,
+        truncated_key: NestedKey | None = (NEXT, TRUNCATED),
+        strict_length: bool = True,
+    ) -> None:
+        super().__init__(max_capacity, alpha, beta, eps)
+        self.keys = TrajectoryKeys(traj_key, end_key)
+        self.truncated_key = truncated_key
+        self.size = SliceSize(num_slices, slice_len)
+        self.strict_length = strict_length
+        # The tree has the priorities of steps at which a slice can start now; here are those of all steps.
+        self._priority = np.zeros(max_capacity)
+        self._length = slice_len
+
+    def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
+        """See :meth:`Sampler.draw`."""
+        count, length = self.size.divide(batch_size)
+        if length != self._length:
+            self._length = length
+            self._place(index, index.all_positions())
+        if self.keys.chosen is None or self._tree.total == 0:
+            raise no_slice(self.keys, index, length)
+        starts = self._find(count, generator)
+        runs, steps = index.run_at(starts), index.steps(starts)
+        lanes, _, stop = index.bounds(runs)
+        lengths = np.minimum(length, stop - steps)
+        drawn = slices(index, lanes, steps, lengths)
+        return Draw(drawn.positions, drawn.starts, drawn.ends, weights=np.repeat(self._weights(starts), lengths))
+
+    def appended(self, index: TrajectoryIndex, change: Appended) -> None:
+        """See :meth:`Sampler.appended`."""
+        self._check_capacity(index)
+        lanes, count = change.positions.shape
+        self._priority[change.positions] = self._new_priority()
+        reach = min(count + (self._length or 1) - 1, index.filled)
+        steps = np.arange(index.written - reach, index.written)
+        self._place(index, index.positions(np.arange(lanes)[:, None], steps).ravel())
+        if not self.strict_length:
+            lane, first, _ = index.bounds(change.shrunk)
+            self._place(index, index.positions(lane, first))
+
+    def _place(self, index: TrajectoryIndex, positions: Ints) -> None:
+        """Bring the tree up to date at ``positions``; not before the length of slices is known."""
+        if self._length is None:
+            return
+        steps = index.steps(positions)
+        _, first, stop = index.bounds(index.run_at(positions))
+        can_start = steps + self._length <= stop
+        if not self.strict_length:
+            can_start |= steps == first
+        self._tree.set(positions, np.where(can_start, self._priority[positions], 0.0))
+
+    def _assign(self, index: TrajectoryIndex, positions: Ints, values: Floats) -> None:
+        self._priority[positions] = values
+        self._place(index, positions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Sampler.state_dict`."""
+        own = {"priorities": torch.from_numpy(self._priority.copy()), "length": self._length}
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`Sampler.load_state_dict`."""
+        super().load_state_dict(state)
+        self._priority[:] = state["priorities"].numpy()
+        self._length = state["length"]

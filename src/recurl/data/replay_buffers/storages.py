@@ -1,0 +1,370 @@
+"""Where the steps of a replay buffer are kept: in memory, on disk, or as a list of objects."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
+from recurl.keys import NestedKey
+
+__all__ = ["LazyMemmapStorage", "LazyTensorStorage", "ListStorage", "Storage", "leaves"]
+
+Data: TypeAlias = TensorDictBase | Tensor
+_PLAIN = "_tensor"  # the entry that holds data which is a single tensor
+
+
+class Storage(ABC):
+    """Room for ``max_size`` items, addressed by position.
+
+    The first ``ndim`` dimensions of what is added count as items: with ``ndim=1`` a batch ``[N, ...]`` is N items; with
+    ``ndim=2`` a batch ``[B, T]`` is B lanes that grow by T steps, each a ring of ``max_size // B`` steps, so
+    that trajectories go on from batch to batch.
+
+    Attributes:
+        lanes: the number of lanes, 0 before the first data.
+    """
+
+    def __init__(self, max_size: int, ndim: int) -> None:
+        if max_size < 1 or ndim < 1:
+            raise ArgumentError(f"max_size and ndim must be positive, got {max_size} and {ndim}.")
+        self.max_size = max_size
+        self.ndim = ndim
+        self.lanes = 0
+
+    @property
+    def capacity(self) -> int:
+        """Steps that each lane has room for; known once there is data."""
+        return self.max_size // max(self.lanes, 1)
+
+    def prepare(self, data: Any) -> None:
+        """Make room when the first data comes, and check that ``data``, of batch size ``[*B, n, ...]``, can be stored.
+
+        Raises:
+            ArgumentError: the data has fewer than ``ndim`` batch dimensions, or more rows than ``max_size``, or another
+                number of rows than before.
+        """
+        shape = self.batch_shape(data)
+        if len(shape) < self.ndim:
+            raise ArgumentError(
+                f"A storage with ndim={self.ndim} needs data with as many batch dimensions, got {tuple(shape)}."
+            )
+        lanes = shape[: self.ndim - 1].numel()
+        if self.lanes == 0:
+            if not 0 < lanes <= self.max_size:
+                raise ArgumentError(f"Data of {lanes} rows doesn't fit into a storage of max_size={self.max_size}.")
+            self.lanes = lanes
+        elif lanes != self.lanes:
+            raise ArgumentError(f"The storage holds {self.lanes} rows, one per lane; got data of {lanes} rows.")
+
+    @property
+    def keys(self) -> set[NestedKey]:
+        """Keys of the entries that are stored; empty before the first data, and for a list."""
+        return set()
+
+    def write(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
+        """Write some of the entries, each ``[N, ...]``, at ``index``, int64 ``[N]`` on the CPU.
+
+        Raises:
+            UnsupportedError: the storage is a list.
+        """
+        raise UnsupportedError(f"{type(self).__name__} can't change what is stored: use LazyTensorStorage.")
+
+    @abstractmethod
+    def batch_shape(self, data: Any) -> torch.Size:
+        """Return the dimensions of ``data`` that may count as items."""
+
+    @abstractmethod
+    def set(self, index: Tensor, data: Any) -> None:
+        """Write data ``[*B, n, ...]`` at positions ``index``, int64 with ``prod(B) * n`` entries."""
+
+    @abstractmethod
+    def get(self, index: Tensor) -> Any:
+        """Return a copy of what is at ``index``, int64 ``[N]`` on the CPU: a batch ``[N, ...]``."""
+
+    @abstractmethod
+    def state_dict(self, filled: int) -> dict[str, Any]:
+        """Return the contents as tensors and plain Python values; each lane holds ``filled`` steps."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over contents from :meth:`state_dict`."""
+
+    @abstractmethod
+    def dumps(self, path: Path, filled: int) -> None:
+        """Write the contents into the folder ``path``; each lane holds ``filled`` steps."""
+
+    @abstractmethod
+    def loads(self, path: Path) -> None:
+        """Take over contents that :meth:`dumps` wrote."""
+
+
+class LazyTensorStorage(Storage):
+    """Keeps tensors, or TensorDicts of tensors, in memory that is allocated when the first data comes.
+
+    Args:
+        max_size: number of items.
+        device: where they are kept; ``"auto"`` is where the first data is.
+        ndim: how many batch dimensions count as items; see :class:`Storage`.
+
+    Raises:
+        ArgumentError: ``max_size`` or ``ndim`` is not positive; later: data of another shape or dtype, or with other
+            entries, than the first.
+        ArgumentTypeError: data that is neither a tensor nor a TensorDict.
+
+    Example:
+        >>> storage = LazyTensorStorage(10)
+        >>> storage.prepare(torch.ones(2, 3))
+        >>> storage.set(torch.tensor([4, 5]), torch.ones(2, 3))
+        >>> storage.get(torch.tensor([5]))
+        tensor([[1., 1., 1.]])
+    """
+
+    def __init__(self, max_size: int, *, device: torch.device | str = "cpu", ndim: int = 1) -> None:
+        super().__init__(max_size, ndim)
+        self.device = device
+        self._data = TensorDict({}, [0])
+        self._leaves: dict[NestedKey, Tensor] = {}
+
+    def batch_shape(self, data: Any) -> torch.Size:
+        """See :meth:`Storage.batch_shape`."""
+        if isinstance(data, TensorDictBase):
+            return data.batch_size
+        if isinstance(data, Tensor):
+            return data.shape
+        raise ArgumentTypeError(
+            f"{type(self).__name__} holds tensors and TensorDicts, got {type(data).__name__}: use ListStorage for that."
+        )
+
+    @property
+    def keys(self) -> set[NestedKey]:
+        """Keys of the entries that are stored; empty before the first data."""
+        return set(self._leaves)
+
+    def prepare(self, data: Any) -> None:
+        """See :meth:`Storage.prepare`."""
+        super().prepare(data)
+        entries = leaves(data)
+        if not self._leaves:
+            if self.device == "auto":
+                self.device = next((value.device for value in entries.values()), torch.device("cpu"))
+            items = {key: value.new_empty(value.shape[self.ndim :]) for key, value in entries.items()}
+            self._allocate(items, data.batch_size[self.ndim :] if isinstance(data, TensorDictBase) else torch.Size([]))
+        elif entries.keys() != self._leaves.keys():
+            differ = sorted(map(str, entries.keys() ^ self._leaves.keys()))
+            raise ArgumentError(
+                f"Data must have the entries that the storage has, {sorted(map(str, self._leaves))}; these differ: "
+                f"{', '.join(differ)}. Select the entries to keep before extending."
+            )
+        self._check(entries, self.ndim)
+
+    def _check(self, entries: dict[NestedKey, Tensor], dims: int) -> None:
+        for key, value in entries.items():
+            leaf = self._leaves.get(key)
+            if leaf is None:
+                raise ArgumentError(
+                    f"There is no entry {key!r} in the storage, which has {sorted(map(str, self.keys))}."
+                )
+            if value.shape[dims:] != leaf.shape[1:] or value.dtype != leaf.dtype:
+                raise ArgumentError(
+                    f"The entry {key!r} is stored with shape {tuple(leaf.shape[1:])} and dtype {leaf.dtype} per item, "
+                    f"got {tuple(value.shape[dims:])} and {value.dtype}."
+                )
+
+    def _allocate(self, items: dict[NestedKey, Tensor], inner: torch.Size) -> None:
+        """Make room for items of which each entry looks like one of ``items``; ``inner`` is the batch size of one."""
+        self._leaves = self._memory(items, self.lanes * self.capacity)
+        self._data = _tensordict(self._leaves, torch.Size([self.lanes * self.capacity, *inner]))
+
+    def _memory(self, items: dict[NestedKey, Tensor], size: int) -> dict[NestedKey, Tensor]:
+        return {
+            key: torch.empty((size, *item.shape), dtype=item.dtype, device=self.device) for key, item in items.items()
+        }
+
+    def set(self, index: Tensor, data: Any) -> None:
+        """See :meth:`Storage.set`; the data was prepared for."""
+        entries = leaves(data)
+        self._write(index, {key: value.flatten(0, self.ndim - 1) for key, value in entries.items()})
+
+    def write(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
+        """Write some of the entries, each ``[N, ...]``, at ``index``, int64 ``[N]`` on the CPU.
+
+        Raises:
+            ArgumentError: an entry is not stored, or with another shape or dtype.
+        """
+        self._check(entries, 1)
+        self._write(index, entries)
+
+    def _write(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
+        for key, value in entries.items():
+            leaf = self._leaves[key]
+            leaf.index_copy_(0, index.to(leaf.device), value.detach().to(leaf.device))
+
+    def get(self, index: Tensor) -> Any:
+        """See :meth:`Storage.get`."""
+        index = index.to(self.device, non_blocking=True)
+        batch = [index.shape[0], *self._data.batch_size[1:]]
+        if self._leaves.keys() == {_PLAIN}:
+            return self._leaves[_PLAIN].index_select(0, index)
+        return self._data.apply(lambda leaf: leaf.index_select(0, index), batch_size=batch)
+
+    def _contents(self, filled: int) -> TensorDict:
+        return self._data[:filled] if self.lanes == 1 else self._data
+
+    def state_dict(self, filled: int) -> dict[str, Any]:
+        """See :meth:`Storage.state_dict`."""
+        entries = leaves(self._contents(filled))
+        return {
+            "lanes": self.lanes,
+            "inner": list(self._data.batch_size[1:]),
+            "entries": {key: value.clone() for key, value in entries.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`Storage.load_state_dict`."""
+        self._take(state["lanes"], state["entries"], torch.Size(state["inner"]))
+
+    def dumps(self, path: Path, filled: int) -> None:
+        """See :meth:`Storage.dumps`. A memory-mapped TensorDict, ``TensorDict.load_memmap(path)`` reads it too."""
+        self._contents(filled).memmap(path, copy_existing=True)
+        (path / "lanes").write_text(str(self.lanes))
+
+    def loads(self, path: Path) -> None:
+        """See :meth:`Storage.loads`."""
+        saved = TensorDict.load_memmap(path)
+        self._take(int((path / "lanes").read_text()), leaves(saved), saved.batch_size[1:])
+
+    def _take(self, lanes: int, entries: dict[NestedKey, Tensor], inner: torch.Size) -> None:
+        self.lanes = lanes
+        if self.device == "auto":
+            self.device = torch.device("cpu")
+        self._allocate({key: value[0] for key, value in entries.items()}, inner)
+        for key, value in entries.items():
+            self._leaves[key][: value.shape[0]].copy_(value)
+
+
+class LazyMemmapStorage(LazyTensorStorage):
+    """Keeps tensors, or TensorDicts of tensors, in files that are mapped into memory: room for more than memory holds.
+
+    Args:
+        max_size: number of items. Files are sparse: disk space is taken as steps come in.
+        scratch_dir: folder of the files, which must be empty or absent and is kept. None takes a temporary one that is
+            deleted with this object. What is there is no backup: use ``ReplayBuffer.dumps``.
+        ndim: how many batch dimensions count as items; see :class:`Storage`.
+
+    Raises:
+        ArgumentError: as :class:`LazyTensorStorage`.
+        UsageError: ``scratch_dir`` has something in it when the first data comes.
+    """
+
+    def __init__(self, max_size: int, *, scratch_dir: str | Path | None = None, ndim: int = 1) -> None:
+        super().__init__(max_size, ndim=ndim)
+        self.scratch_dir = Path(tempfile.mkdtemp(prefix="recurl-") if scratch_dir is None else scratch_dir)
+        if scratch_dir is None:
+            weakref.finalize(self, shutil.rmtree, self.scratch_dir, ignore_errors=True)
+
+    def _memory(self, items: dict[NestedKey, Tensor], size: int) -> dict[NestedKey, Tensor]:
+        if self.scratch_dir.exists() and any(self.scratch_dir.iterdir()):
+            raise UsageError(f"The folder {self.scratch_dir} must be empty for a storage to put its files there.")
+        likes = {key: item.cpu().expand(size, *item.shape) for key, item in items.items()}
+        mapped = _tensordict(likes, torch.Size([size])).memmap_like(self.scratch_dir)
+        # The same memory as plain tensors: the class of memory-mapped ones makes every operation slower.
+        return {key: value.as_subclass(Tensor) for key, value in leaves(mapped).items()}
+
+
+class ListStorage(Storage):
+    """Keeps any Python objects in a list.
+
+    A batch that is a TensorDict or a tensor is stored item by item, and comes back stacked; of a list, tuple or other
+    sequence come lists.
+
+    Args:
+        max_size: number of items.
+
+    Raises:
+        ArgumentError: ``max_size`` is not positive.
+        ArgumentTypeError: what comes is not a sequence of items.
+
+    Example:
+        >>> storage = ListStorage(3)
+        >>> storage.prepare(["a", "b"])
+        >>> storage.set(torch.tensor([0, 1]), ["a", "b"])
+        >>> storage.get(torch.tensor([1, 1]))
+        ['b', 'b']
+    """
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__(max_size, ndim=1)
+        self._items: list[Any] = []
+
+    def batch_shape(self, data: Any) -> torch.Size:
+        """See :meth:`Storage.batch_shape`."""
+        if isinstance(data, TensorDictBase):
+            return data.batch_size
+        if isinstance(data, Tensor):
+            return data.shape
+        if isinstance(data, Sequence) and not isinstance(data, str):
+            return torch.Size([len(data)])
+        raise ArgumentTypeError(
+            f"A batch must be a TensorDict, a tensor or a list of items, got {type(data).__name__}."
+        )
+
+    def set(self, index: Tensor, data: Any) -> None:
+        """See :meth:`Storage.set`."""
+        items = data.detach().clone().unbind(0) if isinstance(data, TensorDictBase | Tensor) else data
+        for position, item in zip(index.tolist(), items, strict=True):
+            self._items[position : position + 1] = [item]
+
+    def get(self, index: Tensor) -> Any:
+        """See :meth:`Storage.get`."""
+        items = [self._items[position] for position in index.tolist()]
+        if isinstance(items[0], TensorDictBase | Tensor):
+            return torch.stack(items)  # pyright: ignore[reportArgumentType] - tensordict registers itself with torch
+        return items
+
+    def state_dict(self, filled: int) -> dict[str, Any]:
+        """See :meth:`Storage.state_dict`. Items that aren't TensorDicts are handed over as they are."""
+        if self._items and isinstance(self._items[0], TensorDictBase):
+            batch = cast(TensorDictBase, torch.stack(self._items))
+            return {"lanes": self.lanes, "batch_size": list(batch.batch_size), "entries": leaves(batch)}
+        return {"lanes": self.lanes, "items": list(self._items)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`Storage.load_state_dict`."""
+        self.lanes = state["lanes"]
+        if "entries" in state:
+            self._items = list(_tensordict(state["entries"], torch.Size(state["batch_size"])).unbind(0))
+        else:
+            self._items = list(state["items"])
+
+    def dumps(self, path: Path, filled: int) -> None:
+        """See :meth:`Storage.dumps`. Items must be TensorDicts, tensors, or plain Python values."""
+        path.mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(filled), path / "items.pt")
+
+    def loads(self, path: Path) -> None:
+        """See :meth:`Storage.loads`."""
+        self.load_state_dict(torch.load(path / "items.pt", weights_only=True))
+
+
+def leaves(data: TensorDictBase | Tensor) -> dict[NestedKey, Tensor]:
+    """Return the tensors of a TensorDict by key; a tensor as the only one."""
+    if isinstance(data, Tensor):
+        return {_PLAIN: data}
+    return cast(dict[NestedKey, Tensor], dict(data.items(True, True)))
+
+
+def _tensordict(entries: dict[NestedKey, Tensor], batch_size: torch.Size) -> TensorDict:
+    result = TensorDict({}, batch_size)
+    for key, value in entries.items():
+        result.set(key, value)
+    return result

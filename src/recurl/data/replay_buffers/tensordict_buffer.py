@@ -1,0 +1,72 @@
+"""The replay buffer of TensorDicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from recurl.data.replay_buffers.buffers import ReplayBuffer
+from recurl.data.replay_buffers.marks import INDEX, WRITE_STEP
+from recurl.data.replay_buffers.storages import LazyTensorStorage, Storage
+from recurl.errors import ArgumentTypeError, MissingKeyError
+from recurl.keys import MASK, NestedKey
+
+__all__ = ["TensorDictReplayBuffer"]
+
+
+class TensorDictReplayBuffer(ReplayBuffer):
+    """A :class:`ReplayBuffer` of TensorDicts, which takes priorities from them.
+
+    Args:
+        priority_key: entry with the priorities in :meth:`update_tensordict_priority`.
+        **options: those of :class:`ReplayBuffer`; the storage is ``LazyTensorStorage(1000)`` by default.
+
+    Raises:
+        ArgumentTypeError: when extending with something else.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from recurl.data import LazyTensorStorage, TensorDictReplayBuffer
+        >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+        >>> _ = buffer.extend(TensorDict({"observation": torch.zeros(6, 3)}, [6]))
+        >>> sample = buffer.sample()
+        >>> sample["observation"].shape, sample["is_init"].squeeze(-1).tolist()
+        (torch.Size([2, 3]), [True, True])
+    """
+
+    def __init__(self, *, priority_key: NestedKey = "td_error", storage: Storage | None = None, **options: Any) -> None:
+        super().__init__(storage=LazyTensorStorage(1000) if storage is None else storage, **options)
+        self.priority_key = priority_key
+
+    def extend(self, data: Any) -> Tensor:
+        """See :meth:`ReplayBuffer.extend`."""
+        if not isinstance(data, TensorDictBase):
+            raise ArgumentTypeError(f"A TensorDict is needed, got {type(data).__name__}: use ReplayBuffer for others.")
+        return super().extend(data)
+
+    def update_tensordict_priority(self, sample: TensorDictBase) -> None:
+        """Set priorities from the entry ``priority_key`` of a sample, ``[N]`` or ``[N, ...]``: the largest per item.
+
+        Padding, and steps that were overwritten since they were sampled, are left out.
+
+        Raises:
+            MissingKeyError: the sample lacks the entry, or its ``"index"``.
+            ArgumentError: a priority is negative or not finite.
+            UsageError: the sampler has no priorities.
+        """
+        index, priority, write_step, mask = (
+            sample.get(key, None) for key in (INDEX, self.priority_key, WRITE_STEP, MASK)
+        )
+        if index is None or priority is None:
+            raise MissingKeyError(
+                f"The sample must have the entries {INDEX!r} and {self.priority_key!r}; it has "
+                f"{sorted(map(str, sample.keys(True, True)))}."
+            )
+        priority = priority.reshape(index.shape[0], -1).amax(1)
+        if mask is not None:
+            index, priority = index[mask], priority[mask]
+            write_step = None if write_step is None else write_step[mask]
+        self.update_priority(index, priority, write_step)

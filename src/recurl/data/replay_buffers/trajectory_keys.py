@@ -1,0 +1,118 @@
+"""Where trajectories begin in data that is added to a buffer: read off its entries."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from recurl.errors import ArgumentError, MissingKeyError
+from recurl.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, normalize_key
+
+__all__ = ["TrajectoryKeys"]
+
+_EPISODE = "episode"
+_NEXT_DONE = (NEXT, DONE)
+
+
+class TrajectoryKeys:
+    """Tells which new steps begin a trajectory, from one call of ``extend`` to the next.
+
+    A step begins one where ``"is_init"`` is true, where ``("collector", "traj_ids")`` changes, and by the one key that
+    says which trajectory a step belongs to (``traj_key``: where it changes) or that a trajectory ends with a step
+    (``end_key``: after it). Without either the key is the first of ``("collector", "traj_ids")``, ``"episode"`` and
+    ``("next", "done")`` that the data has; data with none of them, or whose items hold several steps each, is taken for
+    unrelated items.
+
+    Args:
+        traj_key: an entry with one integer per step.
+        end_key: an entry with one bool per step.
+
+    Raises:
+        ArgumentError: both are given.
+    """
+
+    def __init__(self, traj_key: NestedKey | None = None, end_key: NestedKey | None = None) -> None:
+        if traj_key is not None and end_key is not None:
+            raise ArgumentError(f"Give traj_key or end_key, not both; got {traj_key!r} and {end_key!r}.")
+        self._asked = None if traj_key is None and end_key is None else normalize_key(traj_key or end_key)
+        self._end_keys = (_NEXT_DONE,) if end_key is None else (normalize_key(end_key),)
+        self.chosen: NestedKey | None = None
+        """The key in use; None before the first data, and for unrelated items."""
+        self._last: dict[NestedKey, NDArray[Any]] = {}
+        self._cut = True
+
+    def starts(
+        self, data: object, shape: tuple[int, int], items: int = 1, marks: Tensor | None = None
+    ) -> NDArray[np.bool_]:
+        """Return which new steps begin a trajectory: bool ``[lanes, n]``, which is ``shape``.
+
+        The first step of each row is compared with the last one of the call before.
+
+        Args:
+            data: the new steps, in row-major order.
+            shape: lanes, and steps per lane.
+            items: steps that each item holds.
+            marks: bool, one per step: further beginnings. Given for pieces of trajectories, which nothing continues.
+
+        Raises:
+            MissingKeyError: a key that was asked for is not in the data.
+            ArgumentError: an entry has not one number per step.
+        """
+        unrelated = np.ones(shape, np.bool_)
+        if not isinstance(data, TensorDictBase) or items > 1:
+            return unrelated
+        chosen = self._asked or next((key for key in (TRAJ_IDS, _EPISODE, _NEXT_DONE) if key in data), None)
+        if chosen is None:
+            return unrelated
+        starts, last = np.zeros(shape, np.bool_), {}
+        for key in dict.fromkeys((chosen, TRAJ_IDS)):
+            if key == chosen or key in data:
+                values = _per_step(data, key, shape)
+                starts |= self._after_ends(key, values) if key in self._end_keys else self._changes(key, values)
+                last[key] = values[:, -1:].copy()
+        if IS_INIT in data:
+            starts |= _per_step(data, IS_INIT, shape).astype(np.bool_)
+        if marks is not None:
+            starts |= marks.cpu().numpy().reshape(shape)
+        if self._cut:
+            starts[:, :1] = True
+        self.chosen, self._last, self._cut = chosen, last, marks is not None
+        return starts
+
+    def _changes(self, key: NestedKey, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        before = np.concatenate([self._last.get(key, ids[:, :1]), ids], 1)[:, : ids.shape[1]]
+        return ids != before
+
+    def _after_ends(self, key: NestedKey, ends: NDArray[Any]) -> NDArray[np.bool_]:
+        ends = ends.astype(np.bool_)
+        return np.concatenate([self._last.get(key, np.zeros_like(ends[:, :1])), ends], 1)[:, : ends.shape[1]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the key in use and what is compared with the next data."""
+        last = {key: torch.from_numpy(value) for key, value in self._last.items()}
+        return {"chosen": self.chosen, "last": last, "cut": self._cut}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`."""
+        self.chosen, self._cut = state["chosen"], state["cut"]
+        self._last = {key: value.numpy() for key, value in state["last"].items()}
+
+
+def _per_step(data: TensorDictBase, key: NestedKey, shape: tuple[int, int]) -> NDArray[Any]:
+    value = cast(Tensor | None, data.get(key, None))
+    if value is None:
+        raise MissingKeyError(
+            f"The data must have the entry {key!r}, which tells trajectories apart; it has "
+            f"{sorted(map(str, data.keys(True, True)))}. Name the right one with traj_key= or end_key=."
+        )
+    if value.numel() != shape[0] * shape[1]:
+        raise ArgumentError(
+            f"The entry {key!r} must have one value per step, {shape[0] * shape[1]} in all, got shape "
+            f"{tuple(value.shape)} for a batch of shape {tuple(data.batch_size)}."
+        )
+    return value.detach().cpu().reshape(shape).numpy()

@@ -1,0 +1,52 @@
+"""Batches collected by a small recurrent policy, and its features recomputed on any sample of them."""
+
+from __future__ import annotations
+
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+
+from recurl.collectors import Collector
+from recurl.envs import GymEnv
+from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
+
+OBSERVATIONS, HIDDEN = 4, 6
+
+
+def make_policy(cell="lstm", backend="loop"):
+    """A policy that writes its features and acts on them; trajectories on CartPole are 9 or 10 steps long and more."""
+    states = {"lstm": ["h", "c"], "gru": ["h"]}[cell]
+    module = {"lstm": LSTMModule, "gru": GRUModule}[cell](
+        OBSERVATIONS,
+        HIDDEN,
+        in_keys=["observation", *states],
+        out_keys=["features", *(("next", key) for key in states)],
+        recurrent_backend=backend,
+    )
+    head = TensorDictModule(torch.nn.Linear(HIDDEN, 2), in_keys=["features"], out_keys=["logits"])
+    choose = TensorDictModule(lambda x: (x + torch.randn_like(x)).argmax(-1), in_keys=["logits"], out_keys=["action"])
+    return TensorDictSequential(module, head, choose)
+
+
+def make_collector(policy, rows=None, frames=64):
+    env = GymEnv("CartPole-v1", num_envs=rows, categorical_action_encoding=True)
+    env.set_seed(0)
+    return Collector(env, policy, frames_per_batch=frames)
+
+
+def recomputed(policy, sample):
+    """Features of a flat sample in recurrent mode."""
+    keys = policy[0].in_keys  # is_init alone must do, without the trajectory ids
+    with set_recurrent_mode(True), torch.no_grad():
+        return policy[0](sample.select(*keys))["features"]
+
+
+def check_features(policy, sample):
+    """The features recomputed on a sample are those collected, except at padding."""
+    mask = sample.get(("collector", "mask"), torch.ones(sample.shape, dtype=torch.bool))
+    torch.testing.assert_close(recomputed(policy, sample)[mask], sample["features"][mask], rtol=0, atol=1e-6)
+
+
+def segments(sample):
+    """Lengths of the segments of a flat sample."""
+    starts = sample["is_init"].reshape(-1).nonzero().squeeze(-1)
+    return torch.diff(starts, append=torch.tensor([sample.numel()])).tolist()

@@ -1,0 +1,160 @@
+"""What a buffer is for: features recomputed on any sample equal those that were collected, and the memory is real."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recurl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
+from recurl.modules import set_recurrent_mode
+from tests.data.replay_buffers.collected import check_features, make_collector, make_policy, recomputed, segments
+
+SAMPLERS = {
+    "random": RandomSampler,
+    "shuffled": SamplerWithoutReplacement,
+    "in order": lambda: SamplerWithoutReplacement(shuffle=False),
+    "prioritized": lambda: PrioritizedSampler(1000, 0.7, 0.5),
+    "strict": lambda: SliceSampler(slice_len=8),
+    "strict by number": lambda: SliceSampler(num_slices=4),
+    "ragged": lambda: SliceSampler(slice_len=16, strict_length=False),
+    "padded": lambda: SliceSampler(slice_len=16, strict_length=False, pad_output=True),
+    "span": lambda: SliceSampler(slice_len=8, span=(True, 3)),
+    "padded span": lambda: SliceSampler(slice_len=16, strict_length=False, pad_output=True, span=True),
+    "without replacement": lambda: SliceSampler(slice_len=8, replacement=False),
+    "by end key": lambda: SliceSampler(slice_len=8, end_key=("next", "done")),
+    "prioritized slices": lambda: PrioritizedSliceSampler(1000, 0.7, 0.5, slice_len=8),
+    "prioritized ragged": lambda: PrioritizedSliceSampler(1000, 0.7, 0.5, slice_len=16, strict_length=False),
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Policies, with six batches of one environment and of three."""
+    torch.manual_seed(0)
+    result = {}
+    for cell, rows in (("lstm", None), ("gru", 3)):
+        policy = make_policy(cell)
+        collector = make_collector(policy, rows, frames=96)
+        result[rows] = policy, [collector.collect() for _ in range(6)]
+        collector.shutdown()
+    return result
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+def test_features_on_every_sample(data, name, kind):
+    """Before the ring is full, and after it was overwritten twice."""
+    policy, batches = data[None]
+    buffer = kind(storage=LazyTensorStorage(250), sampler=SAMPLERS[name](), batch_size=32)
+    for batch in batches:
+        buffer.extend(batch)
+        check_features(policy, buffer.sample())
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_features_from_rows(data, name):
+    """Rows that go on from batch to batch, and rows laid end to end; in memory, on disk, as a list."""
+    policy, batches = data[3]
+    for storage in (
+        LazyTensorStorage(200, ndim=2),
+        LazyMemmapStorage(200, ndim=2),
+        LazyMemmapStorage(250),
+        ListStorage(250),
+    ):
+        buffer = TensorDictReplayBuffer(storage=storage, sampler=SAMPLERS[name](), batch_size=32)
+        for batch in batches:
+            buffer.extend(batch if storage.ndim == 2 else batch.reshape(-1))
+            check_features(policy, buffer.sample())
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_features_after_reload(data, name, storage, tmp_path):
+    policy, batches = data[None]
+
+    def make():
+        return TensorDictReplayBuffer(storage=storage(250), sampler=SAMPLERS[name](), batch_size=32)
+
+    buffer, loaded, restored = make(), make(), make()
+    for batch in batches[:4]:
+        buffer.extend(batch)
+    buffer.dumps(tmp_path / "saved")
+    loaded.loads(tmp_path / "saved")
+    restored.load_state_dict(buffer.state_dict())
+    for other in (loaded, restored):
+        other.extend(batches[4])  # continues the last trajectory
+        check_features(policy, other.sample())
+
+
+@pytest.mark.parametrize("name", ["strict", "prioritized slices", "padded", "ragged"])
+def test_memory_is_real(data, name):
+    """A slice is one segment of full length: gradients cross it, and its first step reaches its last feature."""
+    policy, batches = data[None]
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), sampler=SAMPLERS[name](), batch_size=32)
+    for batch in batches:
+        buffer.extend(batch)
+    sample = buffer.sample()
+    mask = sample.get(("collector", "mask"), torch.ones(sample.shape, dtype=torch.bool))
+    lengths = [length for length in segments(sample) if length > 1]
+    if name in ("strict", "prioritized slices"):
+        assert lengths == [8] * 4
+    assert sum(lengths) == int(mask.sum())
+    starts = sample["is_init"].squeeze(-1) & mask
+    last = torch.cat([starts[1:] | ~mask[1:], torch.tensor([True])]) & mask
+    altered = sample.clone()
+    altered["observation"][starts] += 1.0
+    assert (recomputed(policy, altered)[last] != sample["features"][last]).all()
+    sample["observation"].requires_grad_()
+    with set_recurrent_mode(True):
+        policy[0](sample)["features"][last].sum().backward()
+    assert (sample["observation"].grad[starts].abs().sum(-1) > 0).all()
+
+
+def test_slices_next_to_each_other_stay_apart(data):
+    """Two slices that happen to be adjacent in the storage are two segments all the same."""
+    _, batches = data[None]
+    length = 4
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(1000), sampler=SliceSampler(slice_len=length), batch_size=length * 200
+    )
+    buffer.extend(batches[0][:12])
+    sample = buffer.sample()
+    index = sample["index"].reshape(-1, length)
+    assert (index[1:, 0] == index[:-1, -1] + 1).any()
+    assert segments(sample) == [length] * 200
+
+
+def test_a_sample_of_a_sample(data):
+    """Extending a buffer with samples makes no episode starts, and no slice across the joints."""
+    policy, batches = data[None]
+    first = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(1000),
+        sampler=SliceSampler(slice_len=12, strict_length=False, pad_output=True),
+        batch_size=48,
+    )
+    first.extend(torch.cat(batches))
+    second = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), sampler=SliceSampler(slice_len=6), batch_size=24)
+    for _ in range(5):
+        sample = first.sample()
+        real = sample[sample["collector", "mask"]]
+        index = second.extend(sample)
+        assert len(index) == len(real)
+        stored = second[index]
+        assert set(stored.keys(True, True)) == set(batches[0].keys(True, True))
+        for key in ("is_init", ("next", "done"), ("next", "truncated"), "observation"):
+            assert torch.equal(stored[key], first[real["index"]][key]), key
+        second.extend(batches[0][:3])  # of some trajectory that the sample may have ended with
+        check_features(policy, second.sample())
+    first.extend(sample)  # into the buffer that it came from
+    check_features(policy, first.sample())

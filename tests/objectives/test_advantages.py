@@ -115,7 +115,7 @@ def test_stepping_from_every_token_equals_gathering(monkeypatch):
     batch = collect(agent, rows=3, steps=9, batches=1)[0]
     gae = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=agent.critic)
     expected = gae(batch.clone())
-    monkeypatch.setattr("recurl.objectives.value.advantages._GATHERED_ON", ())
+    monkeypatch.setattr("recurl.objectives.sequences._GATHERED_ON", ())
     everywhere = gae(batch.clone())
     for key in WRITTEN:
         torch.testing.assert_close(everywhere[key], expected[key], rtol=1e-12, atol=1e-12)

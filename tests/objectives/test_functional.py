@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recurl.errors import ArgumentError
-from recurl.objectives.value.functional import generalized_advantage_estimate, reverse_linear_recurrence
+from recurl.objectives.value.functional import (
+    generalized_advantage_estimate,
+    inverse_value_rescaling,
+    n_step_return,
+    reverse_linear_recurrence,
+    value_rescaling,
+)
 
 
 def naive_recurrence(offset, coefficient):
@@ -75,3 +81,38 @@ def test_non_finite_value_after_termination_is_harmless():
         0.9, 0.9, torch.zeros(1), torch.full((1,), torch.nan), torch.ones(1), yes, yes
     )
     assert advantage.item() == 1.0
+
+
+def test_n_step_return_against_a_loop():
+    torch.manual_seed(0)
+    reward, value = torch.randn(2, 3, 11, dtype=torch.float64)
+    terminated, cut = torch.rand(2, 3, 11) < 0.2
+    cut = cut | (torch.arange(11) == 10)
+    for n in (1, 2, 5, 20):
+        found = n_step_return(0.9, n, value, reward, terminated, cut)
+        for row in range(3):
+            for start in range(11):
+                total, step = 0.0, start
+                for step in range(start, 11):
+                    total += 0.9 ** (step - start) * reward[row, step].item()
+                    if terminated[row, step] or cut[row, step] or step - start + 1 == n:
+                        break
+                bootstrap = 0.0 if terminated[row, step] else value[row, step].item()
+                total += 0.9 ** (step - start + 1) * bootstrap
+                assert found[row, start].item() == pytest.approx(total)
+    with pytest.raises(ArgumentError, match="n_steps must be at least 1"):
+        n_step_return(0.9, 0, value, reward, terminated, cut)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-3, 0.1])
+def test_value_rescaling_is_the_published_formula_and_is_inverted(eps):
+    x = torch.tensor([-1e4, -3.0, -1e-3, 0.0, 1e-6, 0.5, 200.0], dtype=torch.float64)
+    scaled = value_rescaling(x, eps)
+    torch.testing.assert_close(scaled, x.sign() * ((x.abs() + 1).sqrt() - 1) + eps * x)
+    torch.testing.assert_close(inverse_value_rescaling(scaled, eps), x)
+    torch.testing.assert_close(
+        inverse_value_rescaling(value_rescaling(x.float(), eps), eps), x.float(), atol=1e-6, rtol=1e-4
+    )
+    y = x.clone().requires_grad_()
+    value_rescaling(y, eps).sum().backward()
+    torch.testing.assert_close(y.grad, 0.5 / (x.abs() + 1).sqrt() + eps)

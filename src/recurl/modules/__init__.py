@@ -9,10 +9,12 @@ from recurl.mode import (
 )
 from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
 from recurl.modules.distributions import Categorical, NormalParamExtractor, OneHotCategorical, TanhNormal
+from recurl.modules.exploration import EGreedyModule
 from recurl.modules.lstm_gru import GRUModule, LSTMModule
 from recurl.modules.networks import MLP
 from recurl.modules.normalization import ObservationNorm, RewardScaler
 from recurl.modules.python_rnn import GRU, LSTM, GRUCell, LSTMCell
+from recurl.modules.qvalue import QValueActor, QValueModule
 from recurl.modules.recurrent import RecurrentModule, canonicalize_rnn_subset
 from recurl.modules.utils import get_env_transforms_from_module, get_primers_from_module, recurrent_modules
 from recurl.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
@@ -23,6 +25,7 @@ __all__ = [
     "MLP",
     "ActorValueOperator",
     "Categorical",
+    "EGreedyModule",
     "ExplorationType",
     "GRUCell",
     "GRUModule",
@@ -32,6 +35,8 @@ __all__ = [
     "ObservationNorm",
     "OneHotCategorical",
     "ProbabilisticActor",
+    "QValueActor",
+    "QValueModule",
     "RecurrentModule",
     "RewardScaler",
     "TanhNormal",

@@ -8,7 +8,13 @@ from torch.nn import functional as F
 
 from recurl.errors import ArgumentError
 
-__all__ = ["generalized_advantage_estimate", "reverse_linear_recurrence"]
+__all__ = [
+    "generalized_advantage_estimate",
+    "inverse_value_rescaling",
+    "n_step_return",
+    "reverse_linear_recurrence",
+    "value_rescaling",
+]
 
 
 def reverse_linear_recurrence(offset: Tensor, coefficient: Tensor) -> Tensor:
@@ -90,3 +96,79 @@ def generalized_advantage_estimate(
     coefficient = torch.full_like(delta, gamma * lmbda).masked_fill(cut | terminated, 0.0)
     advantage = reverse_linear_recurrence(delta, coefficient.detach())
     return advantage, advantage + state_value
+
+
+def n_step_return(
+    gamma: float, n_steps: int, next_value: Tensor, reward: Tensor, terminated: Tensor, cut: Tensor
+) -> Tensor:
+    """Compute returns of up to n rewards, then a bootstrap.
+
+    Source: Sutton and Barto, "Reinforcement learning" (2018), equation 7.1, over the steps that are there: with
+    ``m <= n_steps`` steps from t up to and including the first that is ``terminated`` or ``cut``::
+
+        G[t] = sum_{i < m} gamma^i reward[t + i] + gamma^m (1 - terminated[t + m - 1]) next_value[t + m - 1]
+
+    Args:
+        gamma: discount factor per step.
+        n_steps: most rewards that are summed, at least 1.
+        next_value: ``[..., T]``, value of the true observation after the step; not used where ``terminated``.
+        reward: ``[..., T]``, reward of the step.
+        terminated: bool ``[..., T]``, the step ended its episode for good: nothing is bootstrapped.
+        cut: bool ``[..., T]``, the following token doesn't continue this one. The last position is always cut.
+
+    Returns:
+        ``[..., T]`` in the dtype of ``next_value``.
+
+    Raises:
+        ArgumentError: ``n_steps`` below 1.
+
+    Example:
+        >>> no = torch.tensor([False, False, False])
+        >>> n_step_return(0.5, 2, torch.tensor([8.0, 8.0, 8.0]), torch.ones(3), no, no)
+        tensor([3.5000, 3.5000, 5.0000])
+    """
+    if n_steps < 1:
+        raise ArgumentError(f"n_steps must be at least 1, got {n_steps}.")
+    bootstrap = next_value.masked_fill(terminated, 0.0)
+    reward, last = reward.to(next_value.dtype), (cut | terminated)[..., :-1]
+    value = reward + gamma * bootstrap
+    for _ in range(n_steps - 1):
+        following = torch.where(last, bootstrap[..., :-1], value[..., 1:])
+        value = reward + gamma * torch.cat([following, bootstrap[..., -1:]], -1)
+    return value
+
+
+def value_rescaling(value: Tensor, eps: float = 1e-3) -> Tensor:
+    """Squash values to a smaller range: ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x``.
+
+    Source: Pohlen et al., "Observe and look further" (2018), proposition A.2, as in R2D2. Evaluated as
+    ``x / (sqrt(|x| + 1) + 1) + eps x``, the same without cancellation.
+
+    Args:
+        value: any shape, floating point.
+        eps: non-negative; keeps the inverse Lipschitz continuous.
+
+    Example:
+        >>> value_rescaling(torch.tensor([-3.0, 0.0, 8.0]), eps=0.0)
+        tensor([-1.,  0.,  2.])
+    """
+    return value / (torch.sqrt(value.abs() + 1.0) + 1.0) + eps * value
+
+
+def inverse_value_rescaling(value: Tensor, eps: float = 1e-3) -> Tensor:
+    """Undo :func:`value_rescaling`: ``sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1)``.
+
+    Source: Pohlen et al. (2018), proposition A.2. The quotient is evaluated as
+    ``2 (|x| + 1 + eps) / (sqrt(1 + 4 eps (|x| + 1 + eps)) + 1)``, the same without cancellation.
+
+    Args:
+        value: any shape, floating point.
+        eps: as in :func:`value_rescaling`.
+
+    Example:
+        >>> inverse_value_rescaling(torch.tensor([-1.0, 0.0, 2.0]), eps=0.0)
+        tensor([-3.,  0.,  8.])
+    """
+    size = value.abs() + 1.0 + eps
+    root = 2.0 * size / (torch.sqrt(1.0 + 4.0 * eps * size) + 1.0)
+    return torch.sign(value) * (root.square() - 1.0)

@@ -1,0 +1,102 @@
+"""Exploration behind a deterministic policy."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torch.nn import functional as F
+
+from recurl.errors import ArgumentError, MissingKeyError
+from recurl.keys import ACTION, NestedKey, normalize_key
+from recurl.mode import ExplorationType, exploration_type
+from recurl.modules.qvalue import action_choices
+from recurl.specs import TensorSpec
+
+__all__ = ["EGreedyModule"]
+
+
+class EGreedyModule(TensorDictModuleBase):
+    """Replaces each action, with probability ``eps``, by a random one of the action spec.
+
+    Put it behind the policy that collects: ``TensorDictSequential(actor, EGreedyModule(spec))``. It acts under
+    ``ExplorationType.RANDOM`` (what collectors use) and where no type is set; otherwise the policy's actions stay.
+
+    Args:
+        spec: the action spec, ``OneHot`` or ``Categorical``, of one environment or of a batch of them; a ``Composite``
+            must hold ``action_key``.
+        eps_init: probability at the beginning.
+        eps_end: probability at the end.
+        annealing_num_steps: environment steps over which it falls, linearly; see :meth:`step`.
+        action_key: the action's entry.
+
+    ``eps``, ``eps_init`` and ``eps_end`` are buffers: they are saved with the module's state. Random numbers come from
+    torch's default generator; nothing waits for the device.
+
+    Raises:
+        ArgumentError: a probability out of [0, 1], or ``eps_end > eps_init``; ``annealing_num_steps`` not positive;
+            another spec; when called, actions of another encoding.
+        MissingKeyError: when called, there is no action.
+
+    Example:
+        >>> from recurl.specs import Categorical
+        >>> explore = EGreedyModule(Categorical(3), eps_init=1.0, eps_end=0.2, annealing_num_steps=100)
+        >>> explore.step(50)
+        >>> explore.eps
+        tensor(0.6000)
+    """
+
+    eps: Tensor
+    eps_init: Tensor
+    eps_end: Tensor
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        eps_init: float = 1.0,
+        eps_end: float = 0.1,
+        annealing_num_steps: int = 1000,
+        *,
+        action_key: NestedKey = ACTION,
+    ) -> None:
+        super().__init__()
+        if not 0.0 <= eps_end <= eps_init <= 1.0:
+            raise ArgumentError(f"0 <= eps_end <= eps_init <= 1 must hold, got {eps_end=} and {eps_init=}.")
+        if annealing_num_steps < 1:
+            raise ArgumentError(f"annealing_num_steps must be positive, got {annealing_num_steps}.")
+        self.action_key = normalize_key(action_key)
+        self.in_keys = self.out_keys = cast(Any, [self.action_key])
+        self.annealing_num_steps = annealing_num_steps
+        self._one_hot, self._choices = action_choices(spec, self.action_key)
+        for name, value in (("eps", eps_init), ("eps_init", eps_init), ("eps_end", eps_end)):
+            self.register_buffer(name, torch.tensor(value))
+
+    def step(self, frames: int = 1) -> None:
+        """Lower ``eps`` by what ``frames`` environment steps are worth, down to ``eps_end``."""
+        fall = (self.eps_init - self.eps_end) * (frames / self.annealing_num_steps)
+        self.eps.copy_(torch.maximum(self.eps - fall, self.eps_end))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replace actions in ``tensordict``, and return it."""
+        if exploration_type() not in (ExplorationType.RANDOM, None):
+            return tensordict
+        action = cast(Tensor | None, tensordict.get(self.action_key, None))
+        if action is None:
+            raise MissingKeyError(
+                f"There is no {self.action_key!r} to replace: put the policy before the EGreedyModule; there are "
+                f"{sorted(map(str, tensordict.keys()))}."
+            )
+        batch = tensordict.batch_size
+        random = torch.randint(self._choices, batch, device=action.device)
+        replaced = torch.rand(batch, device=action.device) < self.eps
+        if self._one_hot:
+            random, replaced = F.one_hot(random, self._choices), replaced.unsqueeze(-1)
+        if action.shape != random.shape:
+            raise ArgumentError(
+                f"For a batch of {list(batch)} the spec's actions have shape {list(random.shape)}, got "
+                f"{list(action.shape)}. Use the action spec of the environment, in the encoding of the policy."
+            )
+        return tensordict.set(self.action_key, torch.where(replaced, random.to(action.dtype), action))

@@ -1,0 +1,173 @@
+"""Policies that choose the action of the highest value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recurl.errors import ArgumentError, MissingKeyError
+from recurl.keys import ACTION, OBSERVATION, NestedKey, normalize_key
+from recurl.specs import Categorical, Composite, OneHot, TensorSpec
+
+__all__ = ["QValueActor", "QValueModule"]
+
+_ACTION_VALUE = "action_value"
+_CHOSEN = "chosen_action_value"
+_SPACES = ("one_hot", "categorical")
+
+
+class QValueModule(TensorDictModuleBase):
+    """The greedy choice: reads the values of all actions, writes the best action and its value.
+
+    Of equal values the first counts.
+
+    Args:
+        action_space: ``"one_hot"`` or ``"categorical"`` (``-`` and ``_`` are the same); taken from ``spec`` when None.
+        action_value_key: the entry with the values, ``[*B, n]``.
+        out_keys: where the action, the values and the value of the action go; by default ``"action"``,
+            ``action_value_key`` and ``"chosen_action_value"``.
+        spec: the action spec, ``OneHot`` or ``Categorical``; a ``Composite`` must hold the action's key.
+
+    Writes the action, int64 ``[*B, n]`` (one-hot) or ``[*B]`` (categorical), and its value, ``[*B, 1]``.
+
+    Raises:
+        ArgumentError: neither ``action_space`` nor ``spec`` is given, they contradict each other, or the space is none
+            of the two; not three ``out_keys``.
+        MissingKeyError: when called, the values are missing.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> td = QValueModule("categorical")(TensorDict({"action_value": torch.tensor([[0.0, 2.0, 1.0]])}, [1]))
+        >>> td["action"], td["chosen_action_value"]
+        (tensor([1]), tensor([[2.]]))
+    """
+
+    def __init__(
+        self,
+        action_space: str | None = None,
+        action_value_key: NestedKey = _ACTION_VALUE,
+        out_keys: Sequence[NestedKey] | None = None,
+        spec: TensorSpec | None = None,
+    ) -> None:
+        super().__init__()
+        self.action_value_key = normalize_key(action_value_key)
+        keys = (
+            [ACTION, self.action_value_key, _CHOSEN] if out_keys is None else [normalize_key(key) for key in out_keys]
+        )
+        if len(keys) != 3:
+            raise ArgumentError(f"out_keys must name action, action values and chosen value, got {out_keys}.")
+        self.action_key = keys[0]
+        self.action_space = _space(action_space, spec, self.action_key)
+        self.spec = spec
+        self.in_keys = cast(Any, [self.action_value_key])
+        self.out_keys = cast(Any, keys)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the choice into ``tensordict`` and return it."""
+        values = cast(Tensor | None, tensordict.get(self.action_value_key, None))
+        if values is None:
+            raise MissingKeyError(
+                f"The entry {self.action_value_key!r} with the values of actions is missing; there are "
+                f"{sorted(map(str, tensordict.keys()))}. Let the network write it, or give action_value_key."
+            )
+        best = values.argmax(-1)
+        action_key, values_key, chosen_key = self.out_keys
+        tensordict.set(action_key, F.one_hot(best, values.shape[-1]) if self.action_space == "one_hot" else best)
+        tensordict.set(values_key, values)
+        return tensordict.set(chosen_key, values.gather(-1, best.unsqueeze(-1)))
+
+
+class QValueActor(TensorDictSequential):
+    """A greedy policy: a network that gives a value to every action, and the choice of the best one.
+
+    Args:
+        module: network ``[*B, F] -> [*B, n]``; or a TensorDict module, such as a sequence with an LSTM in it, that
+            writes ``action_value_key``.
+        in_keys: entries that a plain network reads; ``["observation"]`` by default.
+        spec: see :class:`QValueModule`.
+        action_space: likewise.
+        action_value_key: likewise.
+
+    Explore with an :class:`~recurl.modules.EGreedyModule` behind it.
+
+    Raises:
+        ArgumentError: as :class:`QValueModule`; ``in_keys`` for a TensorDict module, or one that does not write
+            ``action_value_key``.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from recurl.modules import MLP
+        >>> actor = QValueActor(MLP(4, 2), action_space="one-hot")
+        >>> actor(TensorDict({"observation": torch.zeros(3, 4)}, [3]))["action"].shape
+        torch.Size([3, 2])
+    """
+
+    # Objectives may run the modules of this sequence one by one.
+    runs_in_order = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        in_keys: Sequence[NestedKey] | None = None,
+        spec: TensorSpec | None = None,
+        action_space: str | None = None,
+        action_value_key: NestedKey = _ACTION_VALUE,
+    ) -> None:
+        values_key = normalize_key(action_value_key)
+        if not isinstance(module, TensorDictModuleBase):
+            inputs = [OBSERVATION] if in_keys is None else [normalize_key(key) for key in in_keys]
+            module = TensorDictModule(module, in_keys=cast(Any, inputs), out_keys=cast(Any, [values_key]))
+        elif in_keys is not None:
+            raise ArgumentError(f"A TensorDict module has in_keys of its own, {module.in_keys}: leave in_keys out.")
+        if values_key not in [normalize_key(key) for key in module.out_keys]:
+            raise ArgumentError(f"The module must write {values_key!r}, but its out_keys are {module.out_keys}.")
+        choice = QValueModule(action_space, values_key, spec=spec)
+        super().__init__(module, choice)
+        self.spec = spec
+        self.action_space = choice.action_space
+        self.action_value_key = values_key
+
+    def select_subsequence(self, *args: Any, **kwargs: Any) -> TensorDictSequential:
+        """Return the modules that some of the outputs need, as a plain sequence; see tensordict's own."""
+        return TensorDictSequential(*cast(Any, self.module)).select_subsequence(*args, **kwargs)
+
+
+def _space(name: str | None, spec: TensorSpec | None, action_key: NestedKey) -> str:
+    from_spec = None if spec is None else _SPACES[not action_choices(spec, action_key)[0]]
+    space = from_spec if name is None else name.replace("-", "_")
+    if space is None:
+        raise ArgumentError(
+            "Give the action_space, 'one_hot' or 'categorical', or the spec of the actions; got neither."
+        )
+    if space not in _SPACES:
+        raise ArgumentError(f"action_space must be one of {', '.join(_SPACES)}, got {name!r}.")
+    if from_spec not in (None, space):
+        raise ArgumentError(
+            f"action_space is {name!r}, but the spec's actions are {from_spec}: leave action_space out."
+        )
+    return space
+
+
+def action_choices(spec: TensorSpec, action_key: NestedKey) -> tuple[bool, int]:
+    """Return whether actions are one-hot, and how many there are.
+
+    Args:
+        spec: ``OneHot`` or ``Categorical``, or a ``Composite`` with such an entry.
+        action_key: that entry.
+
+    Raises:
+        ArgumentError: there is no such entry, or it is of another kind.
+    """
+    leaf: object = spec.get(action_key) if isinstance(spec, Composite) else spec
+    if not isinstance(leaf, OneHot | Categorical):
+        found = f"nothing under {action_key!r}" if leaf is None else repr(leaf)
+        raise ArgumentError(f"The action spec must be OneHot or Categorical, got {found}.")
+    return isinstance(leaf, OneHot), leaf.n

@@ -1,0 +1,191 @@
+"""Q-learning from sequences: DQN, double DQN and R2D2's variant of it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torch.nn import functional as F
+
+from recurl.errors import ArgumentError
+from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, NestedKey, normalize_key
+from recurl.objectives.common import LossModule, entry, masked_mean, per_token
+from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
+from recurl.objectives.targets import target_of
+from recurl.objectives.value.functional import inverse_value_rescaling, n_step_return, value_rescaling
+
+__all__ = ["DQNLoss"]
+
+_DISTANCES = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
+_WEIGHT = "priority_weight"
+_TARGET = "target"
+_ERROR_KEYS = ["td_error", "q_value", "q_target"]
+
+
+class DQNLoss(LossModule):
+    """Temporal-difference loss of action values, over sequences.
+
+    With ``Q`` the network, ``Q'`` its target copy (or itself, without gradient) and ``o'`` the true next observation::
+
+        next value = max_a Q'(o', a),  or Q'(o', argmax_a Q(o', a)) with double_dqn
+        target     = n-step return of the rewards and the next value (0 where terminated)
+        loss       = mean(weight * distance(Q(o, action), target))
+
+    and with ``value_rescaling`` the networks' outputs are values under :func:`~.value.functional.value_rescaling`, h::
+
+        next value = h^-1(...),  target = h(n-step return)
+
+    Sources: Mnih et al., "Human-level control through deep reinforcement learning" (2015); van Hasselt et al., "Deep
+    reinforcement learning with double Q-learning" (2016); Kapturowski et al., "Recurrent experience replay in
+    distributed reinforcement learning" (R2D2, 2019), section 2.3.
+
+    The batch is a set of sequences, ``[T]``, ``[*B, T]`` or flat slices of a replay buffer; both networks run over them
+    in recurrent mode, whatever the mode outside. Inside a sequence the values of the next observation are those of the
+    next token. Where a trajectory, slice or row ends, each network makes one step from the state that it has just
+    computed, with the true next observation: a slice's end, like a truncation, bootstraps exactly. An n-step return
+    never reaches beyond its sequence: near the end it sums the rewards that are there.
+
+    Args:
+        value_network: TensorDict module that writes ``"action_value"``, ``[*B, T, n]``, such as a
+            :class:`~recurl.modules.QValueActor`, whose own name for it counts; the whole chain from observations.
+        gamma: discount factor per step.
+        n_steps: rewards that are summed before the next value.
+        double_dqn: the network chooses the action, the target network values it.
+        value_rescaling: learn rescaled values, for returns of many magnitudes.
+        delay_value: keep a target network, a copy, as ``target_value_network``; bring it up to date with a
+            :class:`SoftUpdate` or :class:`HardUpdate`. If False the network itself gives the next values.
+        loss_function: ``"l2"``, ``"l1"`` or ``"smooth_l1"``, the distance.
+
+    Reads what the network reads, at the root and (states and ``"is_init"`` excepted) under ``"next"``; the action, as
+    an integer ``[*B, T]`` or one-hot ``[*B, T, n]``; ``("next", "reward")``, ``("next", "done")``,
+    ``("next", "terminated")``, ``[*B, T, 1]``; and where present ``"is_init"``, ``("collector", "traj_ids")``,
+    ``("collector", "mask")`` (tokens that count) and ``"priority_weight"`` ``[*B, T]`` (importance weights): all listed
+    in ``in_keys``. Where the batch has ``("target", key)`` for a state ``key`` of the network, sequences of the target
+    network start from it instead, as after a burn-in with weights of its own. Never writes into the batch.
+
+    Returns a TensorDict with the scalar ``loss``, and without gradient ``td_error``, ``[*B, T, 1]``, the distance
+    ``|target - Q|`` of every token (0 where it does not count), and the means ``q_value`` and ``q_target`` of the two.
+
+    Raises:
+        ArgumentError: an option out of range; the network writes no action values; an action of another shape.
+        MissingKeyError: an entry is missing, or the network reads one that doesn't exist under ``"next"``.
+
+    Example:
+        >>> from tensordict.nn import TensorDictModule
+        >>> net = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["action_value"])
+        >>> loss = DQNLoss(net, gamma=0.9, n_steps=2, double_dqn=True)
+        >>> ends = torch.tensor([[False], [False], [True]])
+        >>> after = TensorDict({"observation": torch.zeros(3, 3), "reward": torch.ones(3, 1)}, [3])
+        >>> after["done"] = after["terminated"] = ends
+        >>> batch = TensorDict({"observation": torch.zeros(3, 3), "action": torch.zeros(3, dtype=torch.int64)}, [3])
+        >>> batch["next"] = after
+        >>> losses = loss(batch)
+        >>> losses["loss"].requires_grad, losses["td_error"].shape
+        (True, torch.Size([3, 1]))
+    """
+
+    def __init__(
+        self,
+        value_network: TensorDictModuleBase,
+        *,
+        gamma: float = 0.99,
+        n_steps: int = 1,
+        double_dqn: bool = False,
+        value_rescaling: bool = False,
+        delay_value: bool = True,
+        loss_function: str = "l2",
+    ) -> None:
+        super().__init__()
+        if not 0.0 <= gamma <= 1.0:
+            raise ArgumentError(f"gamma must be in [0, 1], got {gamma}.")
+        if n_steps < 1:
+            raise ArgumentError(f"n_steps must be at least 1, got {n_steps}.")
+        if loss_function not in _DISTANCES:
+            raise ArgumentError(f"loss_function must be one of {sorted(_DISTANCES)}, got {loss_function!r}.")
+        self.value_network = value_network
+        self.gamma = gamma
+        self.n_steps = n_steps
+        self.double_dqn = double_dqn
+        self.value_rescaling = value_rescaling
+        self._distance = _DISTANCES[loss_function]
+        values_key = normalize_key(getattr(value_network, "action_value_key", "action_value"))
+        self._online = self._target = Unroll(value_network, values_key)
+        if delay_value:
+            self.target_value_network = target_of(value_network)
+            self._target = Unroll(cast(TensorDictModuleBase, self.target_value_network), values_key)
+        self._uses_own = double_dqn or not delay_value
+        self._target_states: dict[NestedKey, NestedKey] = {
+            key: (_TARGET, *((key,) if isinstance(key, str) else key)) for key in self._online.states
+        }
+        own = [ACTION, *SEQUENCE_KEYS, IS_INIT, TRAJ_IDS, MASK, _WEIGHT, *self._target_states.values()]
+        self.in_keys = cast(Any, list(dict.fromkeys([*self._online.in_keys, *own])))
+        self.out_keys = ["loss", *_ERROR_KEYS]
+
+    def losses(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the loss; called in recurrent mode."""
+        sequences, shape = Sequences.read(tensordict), tensordict.batch_size
+        run = self._online.run(tensordict, sequences)
+        values = cast(Tensor, run.get(self._online.out_key))
+        chosen = _chosen(values, entry(tensordict, ACTION, "The policy writes it during collection."))
+        with torch.no_grad():
+            target = self._targets(tensordict, sequences, run)
+        weight = tensordict.get(_WEIGHT, None)
+        distance = self._distance(chosen, target, reduction="none")
+        if weight is not None:
+            distance = distance * per_token(_WEIGHT, cast(Tensor, weight), shape)
+        error = (target - chosen.detach()).abs()
+        if sequences.mask is not None:
+            error = error.masked_fill(~sequences.mask, 0.0)
+        out = {
+            "loss": masked_mean(distance, sequences.mask),
+            "td_error": error.unsqueeze(-1),
+            "q_value": masked_mean(chosen.detach(), sequences.mask),
+            "q_target": masked_mean(target, sequences.mask),
+        }
+        return TensorDict(out, [])
+
+    def _targets(self, tensordict: TensorDictBase, sequences: Sequences, run: TensorDictBase) -> Tensor:
+        """What the values of the actions taken should be, ``[*B, T]``; ``run`` is the network's pass over the batch."""
+        following = self._following(tensordict, sequences, run)
+        if self.value_rescaling:
+            following = inverse_value_rescaling(following)
+        target = n_step_return(
+            self.gamma, self.n_steps, following, sequences.reward, sequences.terminated, sequences.ends
+        )
+        return value_rescaling(target) if self.value_rescaling else target
+
+    def _following(self, tensordict: TensorDictBase, sequences: Sequences, run: TensorDictBase) -> Tensor:
+        """The value of every next observation, ``[*B, T]``, as the networks give it."""
+        own = self._online.following(tensordict, sequences, run) if self._uses_own else None
+        if self._target is self._online:
+            assert own is not None
+            return own.amax(-1)
+        batch = self._for_target(tensordict)
+        values = self._target.following(batch, sequences, self._target.run(batch, sequences))
+        if own is None:
+            return values.amax(-1)
+        return values.gather(-1, own.argmax(-1, keepdim=True)).squeeze(-1)
+
+    def _for_target(self, tensordict: TensorDictBase) -> TensorDictBase:
+        own = {key: value for key, at in self._target_states.items() if (value := tensordict.get(at, None)) is not None}
+        if not own:
+            return tensordict
+        batch = tensordict.copy()
+        for key, value in own.items():
+            batch.set(key, value)
+        return batch
+
+
+def _chosen(values: Tensor, action: Tensor) -> Tensor:
+    """The values of the actions taken, ``[*B, T]``."""
+    if action.shape == values.shape:
+        return values.gather(-1, action.long().argmax(-1, keepdim=True)).squeeze(-1)
+    if action.shape == values.shape[:-1] and not action.is_floating_point():
+        return values.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+    raise ArgumentError(
+        f"For action values of shape {list(values.shape)} the action must be integers {list(values.shape[:-1])} or "
+        f"one-hot {list(values.shape)}, got {action.dtype} {list(action.shape)}."
+    )

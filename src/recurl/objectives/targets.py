@@ -1,0 +1,137 @@
+"""Target networks: slow copies of the networks that are trained, and how they follow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from recurl.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["HardUpdate", "SoftUpdate", "target_of"]
+
+_PREFIX = "target_"
+
+
+def target_of(network: nn.Module) -> nn.Module:
+    """Return a copy of ``network`` that gets no gradients, for an attribute named ``"target_" + name of the network``.
+
+    Example:
+        >>> target = target_of(nn.Linear(2, 1))
+        >>> any(parameter.requires_grad for parameter in target.parameters())
+        False
+    """
+    return copy.deepcopy(network).requires_grad_(False)
+
+
+class _TargetUpdater:
+    """Finds the pairs of networks and targets in a loss."""
+
+    def __init__(self, loss_module: nn.Module) -> None:
+        self._pairs = list(_pairs(loss_module))
+        if not self._pairs:
+            raise ArgumentError(
+                f"{type(loss_module).__name__} has no target network to update: build it with delay_value=True."
+            )
+
+    def init_(self) -> None:
+        """Make every target equal to its network."""
+        self._follow(1.0)
+
+    def _follow(self, tau: float) -> None:
+        """Move parameters by the fraction ``tau`` of their way; copy buffers."""
+        with torch.no_grad():
+            for online, target in self._pairs:
+                for source, follower in zip(online.parameters(), target.parameters(), strict=True):
+                    follower.lerp_(source, tau) if tau < 1.0 else follower.copy_(source)
+                for source, follower in zip(online.buffers(), target.buffers(), strict=True):
+                    follower.copy_(source)
+
+
+class HardUpdate(_TargetUpdater):
+    """Copies networks to their targets every few calls.
+
+    Source: Mnih et al., "Human-level control through deep reinforcement learning" (2015).
+
+    Args:
+        loss_module: a loss with target networks, such as a :class:`DQNLoss`.
+        value_network_update_interval: calls of :meth:`step` between two copies.
+
+    Raises:
+        ArgumentError: the interval is not positive, or the loss has no target network.
+
+    Example:
+        >>> loss = nn.Module()
+        >>> loss.net, loss.target_net = nn.Linear(1, 1), target_of(nn.Linear(1, 1))
+        >>> update = HardUpdate(loss, value_network_update_interval=2)
+        >>> update.step(); torch.equal(loss.net.weight, loss.target_net.weight)
+        False
+        >>> update.step(); torch.equal(loss.net.weight, loss.target_net.weight)
+        True
+    """
+
+    def __init__(self, loss_module: nn.Module, *, value_network_update_interval: int = 1000) -> None:
+        super().__init__(loss_module)
+        if value_network_update_interval < 1:
+            raise ArgumentError(f"The update interval must be positive, got {value_network_update_interval}.")
+        self.interval = value_network_update_interval
+        self.steps = 0
+
+    def step(self) -> None:
+        """Count a gradient step; copy when it is time."""
+        self.steps += 1
+        if self.steps % self.interval == 0:
+            self.init_()
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the count."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from a :meth:`state_dict`."""
+        self.steps = state["steps"]
+
+
+class SoftUpdate(_TargetUpdater):
+    """Moves every target towards its network: ``target = (1 - tau) target + tau network``.
+
+    Source: Lillicrap et al., "Continuous control with deep reinforcement learning" (2016). Buffers are copied.
+
+    Args:
+        loss_module: a loss with target networks, such as a :class:`DQNLoss`.
+        eps: ``1 - tau``; exactly one of the two.
+        tau: fraction of the way per call of :meth:`step`, in (0, 1].
+
+    Raises:
+        ArgumentTypeError: not exactly one of ``eps`` and ``tau``.
+        ArgumentError: it is out of range, or the loss has no target network.
+
+    Example:
+        >>> loss = nn.Module()
+        >>> loss.net, loss.target_net = nn.Linear(1, 1), target_of(nn.Linear(1, 1))
+        >>> SoftUpdate(loss, tau=1.0).step()
+        >>> torch.equal(loss.net.weight, loss.target_net.weight)
+        True
+    """
+
+    def __init__(self, loss_module: nn.Module, *, eps: float | None = None, tau: float | None = None) -> None:
+        super().__init__(loss_module)
+        if (eps is None) == (tau is None):
+            raise ArgumentTypeError(f"Give exactly one of eps and tau, got {eps=} and {tau=}.")
+        self.tau = 1.0 - eps if eps is not None else float(tau or 0.0)
+        if not 0.0 < self.tau <= 1.0:
+            raise ArgumentError(f"tau = 1 - eps must be in (0, 1], got {self.tau}.")
+
+    def step(self) -> None:
+        """Move the targets."""
+        self._follow(self.tau)
+
+
+def _pairs(loss_module: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    children = dict(loss_module.named_children())
+    for name, target in children.items():
+        online = children.get(name.removeprefix(_PREFIX))
+        if name.startswith(_PREFIX) and online is not None:
+            yield online, target

@@ -1,0 +1,79 @@
+import pytest
+import torch
+from tensordict import TensorDict
+
+from recurl.errors import ArgumentError, MissingKeyError
+from recurl.mode import ExplorationType, set_exploration_type
+from recurl.modules import EGreedyModule
+from recurl.specs import Categorical, Composite, OneHot, Unbounded
+
+N = 20_000
+
+
+def actions(one_hot, choice=2, n=4):
+    action = torch.full((N,), choice)
+    return TensorDict({"action": torch.nn.functional.one_hot(action, n) if one_hot else action}, [N])
+
+
+@pytest.mark.parametrize(
+    "spec", [Categorical(4), OneHot(4), Categorical(4, (N,)), OneHot(4, (N, 4)), Composite(action=OneHot(4))]
+)
+def test_statistics(spec):
+    """P(greedy) = 1 - eps + eps / n, P(any other) = eps / n: within four standard errors."""
+    torch.manual_seed(0)
+    one_hot = not isinstance(spec, Categorical)
+    td = EGreedyModule(spec, eps_init=0.4)(actions(one_hot))
+    action = td["action"].argmax(-1) if one_hot else td["action"]
+    assert td["action"].dtype == torch.int64
+    if one_hot:
+        assert (td["action"].sum(-1) == 1).all()
+    expected = torch.tensor([0.1, 0.1, 0.7, 0.1])
+    error = torch.sqrt(expected * (1 - expected) / N)
+    found = torch.bincount(action, minlength=4) / N
+    assert ((found - expected).abs() < 4 * error).all()
+
+
+@pytest.mark.parametrize(("kind", "explores"), [("RANDOM", True), ("DETERMINISTIC", False), ("MODE", False)])
+def test_exploration_type(kind, explores):
+    with set_exploration_type(ExplorationType[kind]):
+        td = EGreedyModule(Categorical(4))(actions(False))
+    assert (td["action"] != 2).any().item() is explores
+
+
+def test_annealing_and_saved_state():
+    module = EGreedyModule(Categorical(2), eps_init=0.9, eps_end=0.1, annealing_num_steps=80)
+    module.step()
+    assert module.eps.item() == pytest.approx(0.89)
+    module.step(39)
+    assert module.eps.item() == pytest.approx(0.5)
+    other = EGreedyModule(Categorical(2))
+    other.load_state_dict(module.state_dict())
+    assert other.eps.item() == pytest.approx(0.5)
+    module.step(1000)
+    assert module.eps.item() == pytest.approx(0.1)
+
+
+def test_zero_never_explores_and_one_always():
+    td = actions(False)
+    assert torch.equal(EGreedyModule(Categorical(4), 0.0, 0.0)(td.clone())["action"], td["action"])
+    assert (EGreedyModule(Categorical(1), 1.0, 1.0)(td)["action"] == 0).all()
+
+
+def test_nested_key():
+    td = TensorDict({"agent": {"move": torch.full((N,), 3)}}, [N])
+    module = EGreedyModule(Categorical(4), action_key=("agent", "move"))
+    assert module(td)["agent", "move"].unique().tolist() == [0, 1, 2, 3]
+
+
+def test_what_is_refused():
+    for options in ({"eps_init": 1.5}, {"eps_init": 0.1, "eps_end": 0.2}, {"eps_end": -0.1}):
+        with pytest.raises(ArgumentError, match="0 <= eps_end <= eps_init <= 1"):
+            EGreedyModule(Categorical(2), **options)
+    with pytest.raises(ArgumentError, match="annealing_num_steps must be positive"):
+        EGreedyModule(Categorical(2), annealing_num_steps=0)
+    with pytest.raises(ArgumentError, match="must be OneHot or Categorical"):
+        EGreedyModule(Unbounded(2))
+    with pytest.raises(ArgumentError, match=r"have shape \[20000, 4\], got \[20000\]"):
+        EGreedyModule(OneHot(4))(actions(False))
+    with pytest.raises(MissingKeyError, match="no 'action' to replace"):
+        EGreedyModule(Categorical(2))(TensorDict({}, [3]))

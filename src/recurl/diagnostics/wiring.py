@@ -30,7 +30,7 @@ def check_state_keys(policy: Any) -> str:
             other = "other_" + (state.read if isinstance(state.read, str) else state.read[-1])
             raise Fault(
                 f"{owners[state.read]!r} and {state.owner!r} share the state {state.read!r}, each overwrites it",
-                f"give one of them keys of its own: in_keys=[value, {other!r}], out_keys=[features, ('next', {other!r})]",
+                f"give one its own keys: in_keys=[value, {other!r}], out_keys=[features, ('next', {other!r})]",
             )
         owners[state.read] = state.owner
     return "; ".join(f"{state.read} of {state.owner or 'the policy'}" for state in states) or "none declared"

@@ -70,7 +70,8 @@ EXPERIMENTS = (
     ),
     Experiment(
         "repeat-previous-8",
-        f"--env recurl/RepeatPrevious-v0 --env-kwargs k=8 --total-steps 400000 --sequence-length 64 --hidden-size 128 {REPEAT}",
+        "--env recurl/RepeatPrevious-v0 --env-kwargs k=8 --total-steps 400000 --sequence-length 64 "
+        f"--hidden-size 128 {REPEAT}",
         ("lstm", "gru"),
         (0,),
         0.95,

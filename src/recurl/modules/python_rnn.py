@@ -86,15 +86,16 @@ class RecurrentNet(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the parameters."""
-        return self._weight.dtype
+        return self.weight.dtype
 
     @property
     def device(self) -> torch.device:
         """The device of the parameters."""
-        return self._weight.device
+        return self.weight.device
 
     @property
-    def _weight(self) -> Tensor:
+    def weight(self) -> Tensor:
+        """One of the weights, as a witness of dtype and device."""
         weight = self.weight_hh_l0
         assert isinstance(weight, Tensor)
         return weight
@@ -138,7 +139,7 @@ class RecurrentNet(nn.Module):
         if not self.training:
             return None
         width = self.output_size * self.num_directions
-        return dropout_masks(self.num_layers, (tokens, width), self.dropout, self._weight)
+        return dropout_masks(self.num_layers, (tokens, width), self.dropout, self.weight)
 
     def step(self, x: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step: x ``[B, I]``, states ``[B, L, ...]`` -> features ``[B, P or H]``, states after."""

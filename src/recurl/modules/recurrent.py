@@ -133,7 +133,7 @@ class RecurrentModule(TensorDictModuleBase):
                 "A bidirectional module can't run step by step: its reverse direction starts at the end of a sequence. "
                 "Run it on whole sequences, inside set_recurrent_mode(True)."
             )
-        x = self._value(tensordict).reshape(math.prod(batch), net.input_size)
+        x = _flat(self._value(tensordict), batch)
         is_init = _flags(tensordict, batch).reshape(math.prod(batch), 1, 1)
         stored = self._states(tensordict)
         if stored is None:
@@ -151,13 +151,15 @@ class RecurrentModule(TensorDictModuleBase):
                 "In recurrent mode the last batch dimension is time: the TensorDict must have batch size [T] or "
                 "[*B, T], got []. To run a single step leave recurrent mode: set_recurrent_mode(False)."
             )
-        x = self._value(tensordict).reshape(math.prod(batch), self.net.input_size)
+        x = _flat(self._value(tensordict), batch)
         boundaries = boundaries_of(_flags(tensordict, batch), tensordict.get(TRAJ_IDS, None), batch)
         features, after = self.net.run(x, self._states(tensordict), boundaries, self.recurrent_backend, self._options())
         return self._unflatten(batch, features, after)
 
     @staticmethod
     def _unflatten(batch: torch.Size, features: Tensor, after: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+        if len(batch) == 1:
+            return features, list(after)
         return features.reshape(*batch, features.shape[-1]), [
             state.reshape(*batch, *state.shape[1:]) for state in after
         ]
@@ -173,7 +175,8 @@ class RecurrentModule(TensorDictModuleBase):
                 f"The input {key!r} must have the batch size and then input_size: {list(expected)}, "
                 f"got {list(value.shape)}."
             )
-        if value.dtype != net.dtype or value.device != net.device:
+        weight = net.weight
+        if value.dtype != weight.dtype or value.device != weight.device:
             return self._convert(key, value)
         return value
 
@@ -195,19 +198,19 @@ class RecurrentModule(TensorDictModuleBase):
         states = [tensordict.get(key, None) for key in self.state_keys]
         if all(state is None for state in states):
             return None
-        slots = net.num_layers * net.num_directions
+        slots, dtype = net.num_layers * net.num_directions, net.dtype
         for key, state, size in zip(self.state_keys, states, net.state_sizes, strict=True):
             if state is None:
                 raise UsageError(
                     f"The state {key!r} is missing though another of {self.state_keys} is there: give all or none."
                 )
-            expected = torch.Size([*batch, slots, size])
-            if state.shape != expected or state.dtype != net.dtype:
+            expected = (*batch, slots, size)
+            if state.shape != expected or state.dtype != dtype:
                 raise UsageError(
                     f"The state {key!r} must have shape {list(expected)} (batch, layers x directions, size) and dtype "
-                    f"{net.dtype}, got {list(state.shape)} and {state.dtype}. make_tensordict_primer() declares it."
+                    f"{dtype}, got {list(state.shape)} and {state.dtype}. make_tensordict_primer() declares it."
                 )
-        return tuple(state.reshape(math.prod(batch), *state.shape[-2:]) for state in states if state is not None)
+        return tuple(_flat(state, batch) for state in states if state is not None)
 
     def make_python_based(self) -> Self:
         """Evaluate in plain torch operations from now on, with the same Parameters; return self.
@@ -265,6 +268,11 @@ class RecurrentModule(TensorDictModuleBase):
                 for key, size in zip(self.state_keys, net.state_sizes, strict=True)
             }
         )
+
+
+def _flat(value: Tensor, batch: torch.Size) -> Tensor:
+    """``[*B, ...]`` to ``[prod(B), ...]``."""
+    return value if len(batch) == 1 else value.reshape(math.prod(batch), *value.shape[len(batch) :])
 
 
 def _flags(tensordict: TensorDictBase, batch: torch.Size) -> Tensor:

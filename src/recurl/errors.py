@@ -36,6 +36,10 @@ class WiringError(UsageError):
     """Environment and policy don't fit together: a hidden state would be lost or leak."""
 
 
+class WorkerError(RecurlError, RuntimeError):
+    """A worker process raised an error, died, or hangs."""
+
+
 class UnsupportedError(RecurlError, NotImplementedError):
     """What was asked for is not offered, here or by this backend."""
 

@@ -2,6 +2,7 @@
 
 from recurl.envs import tasks as tasks
 from recurl.envs.base import EnvBase
+from recurl.envs.batched import EnvCreator, ParallelEnv, SerialEnv
 from recurl.envs.gym import GymEnv, GymWrapper
 from recurl.envs.rollout import interact
 from recurl.envs.transformed import TransformedEnv
@@ -17,11 +18,14 @@ from recurl.transforms import Compose, InitTracker, RewardSum, StepCounter, Tens
 __all__ = [
     "Compose",
     "EnvBase",
+    "EnvCreator",
     "ExplorationType",
     "GymEnv",
     "GymWrapper",
     "InitTracker",
+    "ParallelEnv",
     "RewardSum",
+    "SerialEnv",
     "StepCounter",
     "TensorDictPrimer",
     "Transform",

@@ -1,0 +1,299 @@
+"""Several environments stepped together: one after another in this process, or each in a process of its own."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import cloudpickle
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from recurl.envs.base import EnvBase
+from recurl.envs.workers import Task, WorkerGroup, creators
+from recurl.envs.workers_env import EnvInfo, Plan, layout, make_env, serve_env, written_keys
+from recurl.envs.workers_memory import SharedTensors
+from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.keys import ACTION, NEXT, RESET, NestedKey, next_key
+from recurl.specs import Composite
+from recurl.transforms.base import reset_mask
+
+__all__ = ["EnvCreator", "ParallelEnv", "SerialEnv"]
+
+CreateEnv: TypeAlias = Callable[[], EnvBase]
+
+
+class EnvCreator:
+    """A function that makes environments, in a form that any process can take: lambdas and closures too.
+
+    What it refers to is sent along by value when it was defined in the main script, by name otherwise.
+
+    Args:
+        create_env_fn: makes an environment.
+        create_env_kwargs: keyword arguments for it.
+
+    Raises:
+        ArgumentTypeError: ``create_env_fn`` is not callable.
+
+    Example:
+        >>> from recurl.envs import GymEnv
+        >>> create = EnvCreator(lambda name: GymEnv(name), {"name": "CartPole-v1"})
+        >>> pickle.loads(pickle.dumps(create))()
+        GymEnv(...CartPole-v1..., batch_size=[], device=None)
+    """
+
+    def __init__(self, create_env_fn: Callable[..., EnvBase], create_env_kwargs: dict[str, Any] | None = None) -> None:
+        if not callable(create_env_fn):
+            raise ArgumentTypeError(f"create_env_fn must be callable, got {create_env_fn!r}.")
+        self.create_env_fn = create_env_fn
+        self.create_env_kwargs = dict(create_env_kwargs or {})
+
+    def __call__(self, **kwargs: Any) -> EnvBase:
+        """Make an environment; ``kwargs`` come after ``create_env_kwargs``."""
+        return self.create_env_fn(**{**self.create_env_kwargs, **kwargs})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle_creator, (cloudpickle.dumps((self.create_env_fn, self.create_env_kwargs)),)
+
+
+def _unpickle_creator(data: bytes) -> EnvCreator:
+    return EnvCreator(*pickle.loads(data))
+
+
+class _BatchedEnv(EnvBase):
+    """Environments of equal specs, stacked in a new first dimension.
+
+    Args:
+        infos: what each of them tells of itself.
+    """
+
+    def __init__(self, infos: Sequence[EnvInfo]) -> None:
+        first = infos[0]
+        for index, info in enumerate(infos):
+            for name, given, wanted in zip(EnvInfo._fields, info, first, strict=True):
+                if given != wanted:
+                    raise ArgumentError(
+                        f"Environments that are batched must be alike: {name} of number {index} is {given}, that of "
+                        f"number 0 is {wanted}."
+                    )
+        self.num_workers = len(infos)
+        super().__init__(
+            observation_spec=Composite(),
+            action_spec=first.action_spec_unbatched,
+            batch_size=[len(infos), *first.batch_size],
+            device=first.device,
+        )
+        specs = (first.observation_spec, first.state_spec, first.reward_spec, first.done_spec)
+        stacked = [spec.expand(len(infos), *spec.shape) for spec in specs]
+        self._observation, self._state, self._reward, self._done = stacked
+        self._plan_carry()
+        self._root_keys, self._step_keys = written_keys(first)
+        self._can_save_state = first.can_save_state
+        self._rows = first.batch_size.numel()
+
+    def _asked(self, tensordict: TensorDictBase | None) -> list[int]:
+        """Return which environments a reset concerns."""
+        mask = reset_mask(tensordict)
+        if mask is None:
+            return list(range(self.num_workers))
+        return mask.reshape(self.num_workers, -1).any(1).nonzero().flatten().tolist()
+
+    @property
+    def can_save_state(self) -> bool:
+        """Whether all environments can save their state."""
+        return self._can_save_state
+
+
+class SerialEnv(_BatchedEnv):
+    """Environments stepped one after another in this process.
+
+    Transforms may be inside, one set per environment, or outside, around the batch; the entries are the same.
+
+    Args:
+        num_workers: number of environments; the batch size is ``[num_workers, *B]``, ``[*B]`` being that of each.
+        create_env_fn: makes an environment, or a list of one such function for each. They must have the same specs.
+
+    Raises:
+        ArgumentError: the number is below 1 or not that of the functions, or specs differ.
+        ArgumentTypeError: a function makes no environment.
+
+    Example:
+        >>> from recurl.envs import GymEnv
+        >>> env = SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+        >>> env.rollout(3, break_when_any_done=False)["observation"].shape
+        torch.Size([2, 3, 4])
+    """
+
+    def __init__(self, num_workers: int, create_env_fn: CreateEnv | Sequence[CreateEnv]) -> None:
+        self.envs = [make_env(create) for create in creators(num_workers, create_env_fn)]
+        super().__init__([EnvInfo.of(env) for env in self.envs])
+
+    def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+        asked = self._asked(tensordict)
+        rows = [None] * self.num_workers if tensordict is None else tensordict.unbind(0)
+        fresh = {index: self.envs[index]._root(rows[index]) for index in asked}  # checked by this reset
+        other = fresh[asked[0]]  # stands where nothing was reset, and is not looked at
+        return self._stack([fresh.get(index, other) for index in range(self.num_workers)], self._root_keys)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        after = [env._next(row) for env, row in zip(self.envs, tensordict.unbind(0), strict=True)]
+        return self._stack(after, self._step_keys)
+
+    def _stack(self, tds: Sequence[TensorDictBase], keys: list[NestedKey]) -> TensorDict:
+        entries = {key: torch.stack([td.get(key) for td in tds]) for key in keys}
+        return TensorDict(entries, self.batch_size, device=self.device)
+
+    def _set_seed(self, seed: int) -> None:
+        for index, env in enumerate(self.envs):
+            env.set_seed(seed + index * self._rows)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the states of all environments.
+
+        Raises:
+            UnsupportedError: one of them can't save its state.
+        """
+        return {"envs": [env.get_state() for env in self.envs]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`get_state` returned."""
+        for env, saved in zip(self.envs, state["envs"], strict=True):
+            env.set_state(saved)
+
+    def _close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+class ParallelEnv(_BatchedEnv):
+    """Environments stepped at the same time, each in a process of its own.
+
+    Workers are new interpreters (never forks); data pass through anonymous shared memory. The main script needs no
+    ``if __name__ == "__main__"`` guard. A worker that raises, dies or hangs raises here, with its traceback or fate;
+    then all workers are stopped. They also end when this object is closed or dropped, and when this process dies.
+
+    Transforms may be inside, in the workers, or outside, around the batch; recurrent states declared by primers inside
+    are passed like any other entry. Runs on POSIX systems.
+
+    Args:
+        num_workers: number of environments; the batch size is ``[num_workers, *B]``, ``[*B]`` being that of each.
+        create_env_fn: makes an environment, or a list of one such function for each. They must have the same specs.
+            Sent to the workers as :class:`EnvCreator` does.
+        timeout: seconds that a reset or step may take before the worker counts as hanging; None: no limit.
+
+    Raises:
+        ArgumentError: a number is out of range, the number of functions differs, or specs do.
+        ArgumentTypeError: a function can't be sent, or makes no environment.
+        WorkerError: a worker failed.
+
+    Example:
+        >>> from recurl.envs import GymEnv, InitTracker, TransformedEnv
+        >>> env = ParallelEnv(1, lambda: TransformedEnv(GymEnv("CartPole-v1"), InitTracker()))
+        >>> env.rollout(3, break_when_any_done=False)["is_init"].squeeze(-1)
+        tensor([[ True, False, False]])
+        >>> env.close()
+    """
+
+    def __init__(
+        self, num_workers: int, create_env_fn: CreateEnv | Sequence[CreateEnv], *, timeout: float | None = 9.0
+    ) -> None:
+        functions = creators(num_workers, create_env_fn)
+        self._group = WorkerGroup(
+            [Task(serve_env, (function, index)) for index, function in enumerate(functions)], timeout
+        )
+        try:
+            super().__init__(self._group.greetings)
+        except ArgumentError:
+            self._group.close()
+            raise
+        memory = layout(self._group.greetings[0], num_workers)
+        given, result = SharedTensors(memory["in"]), SharedTensors(memory["out"])
+        for shared in (given, result):
+            self._group.ask_all(*shared.entries)
+            for index in range(num_workers):
+                self._group.send_memory(index, shared)
+            shared.close()
+        self._action_bytes = given.tensors.pop(ACTION)
+        self._given, self._result = given.tensors, result.tensors
+        self._messages: dict[Plan, bytes] = {}
+
+    def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+        entries: dict[NestedKey, Tensor] = {}
+        if tensordict is not None:
+            entries = {key: tensordict.get(key) for key in self._carried if key in tensordict}
+            mask = reset_mask(tensordict)
+            if mask is not None:
+                entries[RESET] = mask
+        return self._run("reset", entries, None, self._asked(tensordict), self._root_keys)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        entries = {key: tensordict.get(key) for key in self._carried if key in tensordict}
+        if NEXT in tensordict:
+            after = tensordict.get(NEXT)
+            entries.update({next_key(key): after.get(key) for key in self._root_keys if key in after})
+        return self._run("step", entries, tensordict.get(ACTION), range(self.num_workers), self._step_keys)
+
+    def _run(
+        self,
+        kind: str,
+        entries: dict[NestedKey, Tensor],
+        action: Tensor | None,
+        workers: Sequence[int],
+        keys: list[NestedKey],
+    ) -> TensorDict:
+        self._group.check_open()
+        for key, value in entries.items():
+            slot = self._given[key]
+            if value.shape != slot.shape or value.dtype != slot.dtype:
+                raise ArgumentError(
+                    f"The entry {key!r} must be {slot.dtype} {list(slot.shape)}, as the environment declares it; got "
+                    f"{value.dtype} {list(value.shape)}."
+                )
+            slot.copy_(value)
+        plan = Plan(kind, tuple(entries), None if action is None else self._write_action(action))
+        message = self._messages.get(plan)
+        if message is None:
+            message = self._messages[plan] = pickle.dumps(plan)
+        for index in workers:
+            self._group.ask(index, message)
+        self._group.answers(workers)
+        return TensorDict({key: self._result[key].clone() for key in keys}, self.batch_size, device=self.device)
+
+    def _write_action(self, action: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Write the action, in whatever encoding, and return dtype and shape of a worker's part."""
+        shape, room = action.shape[1:], self._action_bytes.shape[1]
+        used = shape.numel() * action.dtype.itemsize
+        if used > room:
+            raise ArgumentError(f"The action must fit {self.action_spec}, got {action.dtype} {list(action.shape)}.")
+        self._action_bytes[:, :used].view(action.dtype).view(action.shape).copy_(action)
+        return action.dtype, tuple(shape)
+
+    def _ask_all(self, *messages: tuple[Any, ...]) -> list[Any]:
+        self._group.check_open()
+        for index, message in enumerate(messages):
+            self._group.ask(index, pickle.dumps(message))
+        return self._group.answers(range(self.num_workers))
+
+    def _set_seed(self, seed: int) -> None:
+        self._ask_all(*[("set_seed", seed + index * self._rows) for index in range(self.num_workers)])
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the states of all environments.
+
+        Raises:
+            UnsupportedError: one of them can't save its state.
+        """
+        if not self.can_save_state:
+            return super().get_state()
+        return {"envs": self._ask_all(*[("get_state",)] * self.num_workers)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`get_state` returned."""
+        if not self.can_save_state:
+            super().set_state(state)
+        self._ask_all(*[("set_state", saved) for saved in state["envs"]])
+
+    def _close(self) -> None:
+        self._group.close()

@@ -1,0 +1,337 @@
+"""Worker processes, seen from the parent.
+
+Workers are started as new interpreters, never forked, and don't import the parent's main module: scripts need no
+``if __name__ == "__main__"`` guard. Control goes over a socket, data through shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+
+from recurl import errors
+from recurl.envs.workers_child import FAILED, STATUS_SIZE, VALUE
+from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file
+from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WorkerError
+
+__all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup", "creators"]
+
+START_SECONDS = 120.0
+"""How long a worker may take to import, and to make its environment."""
+
+CLOSE = pickle.dumps(("close",))
+"""The message that asks a worker to end."""
+
+_CLOSE_SECONDS = 5.0
+_POLL_MS = 200
+_BEAT_SIZE = 8
+_BOOT = "import sys; sys.path[:] = {path!r}; from recurl.envs.workers_child import main; main({fds}, {parent})"
+
+
+class Task(NamedTuple):
+    """What a worker runs: ``serve(channel, *arguments)``, a function of an importable module."""
+
+    serve: Callable[..., None]
+    arguments: tuple[Any, ...]
+
+
+class Reply(NamedTuple):
+    """What a worker answered, or the error that happened in it or to it."""
+
+    worker: int
+    value: Any
+    error: Exception | None
+
+
+class Worker:
+    """One worker process.
+
+    Args:
+        index: its number, for messages.
+
+    Attributes:
+        connection: the socket to it.
+        process: the process, leader of a group of its own.
+        asked: when it was last asked something, by the monotonic clock.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        ours, theirs = socket.socketpair()
+        self._status = anonymous_file(STATUS_SIZE)
+        self._memory = mmap.mmap(self._status, STATUS_SIZE)
+        self.asked = self._last_sign = time.monotonic()
+        self._last_beat, self._patience = self._memory[:_BEAT_SIZE], START_SECONDS
+        descriptors = (theirs.fileno(), self._status)
+        boot = _BOOT.format(path=sys.path, fds="{}, {}".format(*descriptors), parent=os.getpid())
+        with theirs:
+            command = [sys.executable, "-c", boot]
+            self.process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, process_group=0)
+        self.connection = Connection(ours.detach())
+
+    def ask(self, message: bytes, seconds: float | None) -> None:
+        """Send a message; the worker may be silent for so many seconds before it counts as hanging."""
+        self.asked = self._last_sign = time.monotonic()
+        self._patience = math.inf if seconds is None else seconds
+        with contextlib.suppress(ConnectionError):  # a dead worker is noticed when its answer is due
+            self.connection.send_bytes(message)
+
+    def receive(self) -> Reply:
+        """Return the answer, which must be there."""
+        try:
+            message = self.connection.recv_bytes()
+        except (EOFError, ConnectionError):
+            return Reply(self.index, None, WorkerError(self._fate()))
+        if message[:1] == FAILED:
+            kind, summary, text = pickle.loads(message[1:])
+            error = WorkerError if kind is None else getattr(errors, kind, WorkerError)
+            return Reply(self.index, None, error(f"{summary}\n\n{self} raised this:\n\n{text}"))
+        assert message[:1] == VALUE
+        return Reply(self.index, pickle.loads(message[1:]) if len(message) > 1 else None, None)
+
+    def check_hanging(self) -> WorkerError | None:
+        """Return an error when the worker has neither answered nor made a step for too long."""
+        now = time.monotonic()
+        if self._memory[:_BEAT_SIZE] != self._last_beat:
+            self._last_beat, self._last_sign = self._memory[:_BEAT_SIZE], now
+        if now - self._last_sign <= self._patience:
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGUSR1)  # makes faulthandler write where it is
+        end = now + 0.5
+        while not self._dump() and time.monotonic() < end:
+            time.sleep(0.02)
+        return WorkerError(
+            f"{self} hangs: no answer and no step for {self._patience:g} s. If an environment may take longer, give a "
+            f"larger timeout.{self._dump()}"
+        )
+
+    def _fate(self) -> str:
+        code = self._ended(2.0)
+        if code is None:
+            return f"{self} closed its connection."
+        if code >= 0:
+            return f"{self} ended by itself with exit code {code}; its output may tell why."
+        hint = ", perhaps by the system for lack of memory" if -code == signal.SIGKILL else ""
+        return f"{self} was killed by {signal.Signals(-code).name}{hint}.{self._dump()}"
+
+    def _dump(self) -> str:
+        size = os.fstat(self._status).st_size - STATUS_SIZE
+        text = os.pread(self._status, size, STATUS_SIZE).decode(errors="replace") if size > 0 else ""
+        return f"\n\n{text.strip()}" if text else ""
+
+    def stop(self, seconds: float) -> None:
+        """Wait so long for the process to end, then kill it; free what it held."""
+        if self.process.returncode is None and self._ended(seconds) is None:
+            self._kill_group()
+            self.process.wait()
+        self.connection.close()
+        self._memory.close()
+        os.close(self._status)
+
+    def _ended(self, seconds: float) -> int | None:
+        """Return the exit code, None if the process goes on after so many seconds; end what it left running."""
+        try:
+            code = self.process.wait(max(seconds, 0.0))
+        except subprocess.TimeoutExpired:
+            return None
+        self._kill_group()
+        return code
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def __str__(self) -> str:
+        return f"Worker {self.index} (process {self.process.pid})"
+
+
+class WorkerGroup:
+    """Worker processes that are asked and waited for together.
+
+    All are stopped when the group is closed, or garbage-collected, or the interpreter exits. Workers end by themselves
+    when the parent dies.
+
+    Args:
+        tasks: one per worker.
+        timeout: seconds that a worker may need for one step (policy included) or reset; None: forever.
+
+    Raises:
+        WorkerError: a worker failed to start.
+        RecurlError: whatever error of recurl was raised in a worker that started.
+    """
+
+    def __init__(self, tasks: Sequence[Task], timeout: float | None) -> None:
+        if timeout is not None and timeout <= 0:
+            raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
+        self.timeout = timeout
+        self._tasks = list(tasks)
+        messages = [self._first_message(task) for task in tasks]
+        self.workers: list[Worker] = []
+        self._stop = weakref.finalize(self, _stop_all, self.workers, os.getpid())
+        self._poller = select.poll()
+        self._by_descriptor: dict[int, int] = {}
+        try:
+            for index in range(len(tasks)):
+                self.workers.append(Worker(index))
+                self._watch(self.workers[-1])
+            for worker, message in zip(self.workers, messages, strict=True):
+                worker.ask(message, START_SECONDS)
+            self.greetings = self.answers(range(len(tasks)))
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _first_message(task: Task) -> bytes:
+        seed = int(torch.randint(2**62, ()))  # every worker draws other numbers, all of them from the parent's seed
+        try:
+            return cloudpickle.dumps((*task, seed))
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise ArgumentTypeError(
+                f"What goes to a worker process must be picklable, and this is not: {error}. Make what can't be "
+                "pickled inside of create_env_fn, in the worker."
+            ) from error
+
+    def _watch(self, worker: Worker) -> None:
+        self._by_descriptor[worker.connection.fileno()] = worker.index
+        self._poller.register(worker.connection.fileno(), select.POLLIN)
+
+    def ask(self, index: int, message: bytes) -> None:
+        """Send ``message`` to a worker."""
+        self.workers[index].ask(message, self.timeout)
+
+    def ask_all(self, *message: Any) -> None:
+        """Send the same message to every worker."""
+        for index in range(len(self.workers)):
+            self.ask(index, pickle.dumps(message))
+
+    def next_reply(self, pending: Collection[int]) -> Reply:
+        """Return an answer of the ``pending`` workers, of the one asked first among those ready, or a failure."""
+        while True:
+            ready = [self.workers[self._by_descriptor[found]] for found, _ in self._poller.poll(_POLL_MS)]
+            if ready:
+                return min(ready, key=lambda worker: worker.asked).receive()
+            for index in pending:
+                error = self.workers[index].check_hanging()
+                if error is not None:
+                    return Reply(index, None, error)
+
+    def answers(self, indices: Collection[int]) -> list[Any]:
+        """Return the answers of these workers, in order of their index. After an error all workers are stopped.
+
+        Raises:
+            WorkerError: a worker raised an error, died, or hangs.
+            RecurlError: whatever error of recurl was raised in a worker.
+        """
+        pending = set(indices)
+        values: dict[int, Any] = {}
+        try:
+            while pending:
+                reply = self.next_reply(pending)
+                if reply.error is not None:
+                    raise reply.error
+                pending.discard(reply.worker)
+                values[reply.worker] = reply.value
+        except BaseException:  # also an interrupt: the answers still under way would be taken for later ones
+            self.kill()
+            raise
+        return [values[index] for index in sorted(values)]
+
+    def send_memory(self, index: int, shared: SharedTensors) -> None:
+        """Hand shared memory to a worker that expects it."""
+        with contextlib.suppress(ConnectionError):
+            shared.send(self.workers[index].connection)
+
+    def receive_memory(self, index: int, entries: Sequence[Entry]) -> SharedTensors:
+        """Take shared memory that a worker sends.
+
+        Raises:
+            EOFError: the worker is gone; its next answer says how.
+        """
+        shared = SharedTensors.receive(self.workers[index].connection, entries)
+        shared.close()
+        return shared
+
+    def restart(self, index: int) -> None:
+        """Stop a worker and start another in its place, without waiting for its greeting."""
+        message, old = self._first_message(self._tasks[index]), self.workers[index]
+        self._poller.unregister(old.connection.fileno())
+        del self._by_descriptor[old.connection.fileno()]
+        old.stop(0)
+        self.workers[index] = Worker(index)
+        self._watch(self.workers[index])
+        self.workers[index].ask(message, START_SECONDS)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers were stopped."""
+        return not self._stop.alive
+
+    def check_open(self) -> None:
+        """Refuse to go on without workers.
+
+        Raises:
+            UsageError: the workers were stopped.
+        """
+        if self.closed:
+            raise UsageError("The worker processes were stopped, by close() or after a failure: make a new object.")
+
+    def close(self) -> None:
+        """Let the workers close their environments and end; kill those that don't within 5 s."""
+        if not self.closed:
+            for worker in self.workers:
+                worker.ask(CLOSE, None)
+            self._stop.detach()
+            _stop_all(self.workers, os.getpid(), _CLOSE_SECONDS)
+
+    def kill(self) -> None:
+        """Stop all workers at once."""
+        self._stop()
+
+
+def _stop_all(workers: list[Worker], owner: int, seconds: float = 0.0) -> None:
+    if os.getpid() != owner:  # in a fork of the parent: its workers are not ours
+        return
+    end = time.monotonic() + seconds
+    for worker in workers:
+        worker.stop(end - time.monotonic())
+    workers.clear()
+
+
+def creators(num_workers: int, create_env_fn: Any) -> list[Callable[[], Any]]:
+    """Return one callable per worker.
+
+    Raises:
+        ArgumentError: the number of workers is below 1, or not that of the callables.
+        ArgumentTypeError: something is not callable.
+    """
+    if num_workers < 1:
+        raise ArgumentError(f"num_workers must be at least 1, got {num_workers}.")
+    functions: list[Any] = list(create_env_fn) if isinstance(create_env_fn, Sequence) else [create_env_fn] * num_workers
+    if len(functions) != num_workers:
+        raise ArgumentError(
+            f"There must be one create_env_fn for all workers, or one for each: got {len(functions)} for {num_workers}."
+        )
+    for function in functions:
+        if not callable(function):
+            raise ArgumentTypeError(
+                f"create_env_fn must be callable, or callables, that make environments: {function!r}."
+            )
+    return functions

@@ -1,0 +1,140 @@
+"""What runs in a worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import cloudpickle
+import torch
+
+from recurl.envs.workers_memory import Entry, SharedTensors
+from recurl.errors import RecurlError
+
+__all__ = ["FAILED", "STATUS_SIZE", "VALUE", "Channel", "Closed", "main"]
+
+VALUE, FAILED = b"v", b"f"
+STATUS_SIZE = 4096
+"""The status file holds a counter of steps in its first bytes; behind this many, what faulthandler writes."""
+
+_GRACE_SECONDS = 2.0
+
+
+class Closed(Exception):
+    """The parent closed its end of the connection, or asked to end."""
+
+
+class Channel:
+    """The worker's end of its connection with the parent.
+
+    Args:
+        connection: to the parent.
+        status: descriptor of the status file.
+    """
+
+    def __init__(self, connection: Connection, status: int) -> None:
+        self._connection = connection
+        self._beats = memoryview(mmap.mmap(status, STATUS_SIZE)).cast("q")
+
+    def beat(self) -> None:
+        """Tell the parent that another step was made: the worker does not hang."""
+        self._beats[0] += 1
+
+    def receive_bytes(self) -> bytes:
+        """Return the parent's next message as it came.
+
+        Raises:
+            Closed: the parent is gone.
+        """
+        try:
+            return self._connection.recv_bytes()
+        except (EOFError, ConnectionError) as error:
+            raise Closed from error
+
+    def send(self, value: Any = None) -> None:
+        """Answer the parent.
+
+        Raises:
+            Closed: the parent is gone.
+        """
+        self._send(VALUE if value is None else VALUE + pickle.dumps(value))
+
+    def fail(self, error: BaseException) -> None:
+        """Report ``error``, with its traceback, as the answer."""
+        own = isinstance(error, RecurlError)
+        summary = str(error) if own else "".join(traceback.format_exception_only(error)).strip()
+        text = "".join(traceback.format_exception(error))
+        self._send(FAILED + pickle.dumps((type(error).__name__ if own else None, summary, text)))
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self._connection.send_bytes(message)
+        except ConnectionError as error:
+            raise Closed from error
+
+    def share(self, entries: list[Entry]) -> SharedTensors:
+        """Make shared memory and hand it to the parent, who was told to expect it."""
+        shared = SharedTensors(entries)
+        shared.send(self._connection)
+        shared.close()
+        return shared
+
+    def receive_memory(self, entries: tuple[Entry, ...]) -> SharedTensors:
+        """Take shared memory that the parent sends."""
+        return SharedTensors.receive(self._connection, entries)
+
+
+def main(connection: int, status: int, parent: int) -> NoReturn:
+    """Serve the parent until it closes the connection, then end the process.
+
+    The first message is ``(serve, arguments, seed)``: ``serve(channel, *arguments)`` runs with torch seeded.
+
+    Args:
+        connection: descriptor of the socket to the parent.
+        status: descriptor of the status file.
+        parent: the parent's process id.
+    """
+    for descriptor in (connection, status):
+        os.set_inheritable(descriptor, False)
+    os.lseek(status, STATUS_SIZE, os.SEEK_SET)
+    faulthandler.enable(status, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, status, all_threads=False)
+    threading.Thread(target=_end_with_parent, args=(connection, parent), daemon=True).start()
+    torch.set_num_threads(1)
+    channel = Channel(Connection(connection), status)
+    code = 0
+    try:
+        serve, arguments, seed = cloudpickle.loads(channel.receive_bytes())
+        torch.manual_seed(seed)
+        serve(channel, *arguments)
+    except Closed:
+        pass
+    except BaseException as error:  # noqa: BLE001 - the parent raises it
+        code = 1
+        with contextlib.suppress(Closed):
+            channel.fail(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # at once: threads of the environment are none of the parent's concern
+
+
+def _end_with_parent(connection: int, parent: int) -> None:
+    """End the process when the parent is gone, whatever the main thread is doing."""
+    poller = select.poll()
+    poller.register(connection, 0)  # hang-up is reported even so
+    while not poller.poll(2000) and os.getppid() == parent:
+        pass
+    time.sleep(_GRACE_SECONDS)  # the main thread may be closing its environment
+    os.killpg(0, signal.SIGKILL)  # this process, and those its environment started

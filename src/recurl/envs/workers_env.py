@@ -1,0 +1,193 @@
+"""An environment in a worker process: what it tells of itself, and how it is stepped through shared memory."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from recurl.envs.base import EnvBase
+from recurl.envs.workers_child import Channel, Closed
+from recurl.envs.workers_memory import Entry
+from recurl.errors import ArgumentTypeError, MissingKeyError, UsageError
+from recurl.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey, next_key
+from recurl.specs import Composite, TensorSpec
+
+__all__ = ["EnvInfo", "Plan", "Server", "layout", "make_env", "serve_env", "written_keys"]
+
+_DONE_KEYS: tuple[NestedKey, ...] = (DONE, TERMINATED, TRUNCATED)
+
+
+class EnvInfo(NamedTuple):
+    """What the parent must know of an environment in a worker."""
+
+    observation_spec: Composite
+    state_spec: Composite
+    reward_spec: TensorSpec
+    done_spec: Composite
+    action_spec_unbatched: TensorSpec
+    batch_size: torch.Size
+    device: torch.device | None
+    can_save_state: bool
+
+    @classmethod
+    def of(cls, env: EnvBase) -> EnvInfo:
+        """Return what is to be known of ``env``."""
+        return cls(
+            env.observation_spec,
+            env.state_spec,
+            env.reward_spec,
+            env.done_spec,
+            env.action_spec_unbatched,
+            env.batch_size,
+            env.device,
+            env.can_save_state,
+        )
+
+
+class Plan(NamedTuple):
+    """One kind of reset or step: which entries the worker finds in shared memory."""
+
+    kind: str
+    keys: tuple[NestedKey, ...]
+    action: tuple[torch.dtype, tuple[int, ...]] | None
+    """Dtype and shape of the worker's action, whose encoding the policy chooses."""
+
+
+def make_env(create_env_fn: Callable[[], EnvBase]) -> EnvBase:
+    """Return what ``create_env_fn`` makes.
+
+    Raises:
+        ArgumentTypeError: it is no environment of recurl.
+    """
+    env = create_env_fn()
+    if not isinstance(env, EnvBase):  # pyright: ignore[reportUnnecessaryIsInstance] - users
+        raise ArgumentTypeError(f"create_env_fn must make an environment of recurl, got {env!r}.")
+    return env
+
+
+def written_keys(info: EnvInfo) -> tuple[list[NestedKey], list[NestedKey]]:
+    """Return the keys of a root (without done flags) and of a step's result (under no prefix)."""
+    root = list(dict.fromkeys((*info.observation_spec.keys(True, True), *info.state_spec.keys(True, True))))
+    return root, [*root, REWARD, *_DONE_KEYS]
+
+
+def layout(info: EnvInfo, num_workers: int) -> dict[str, list[Entry]]:
+    """Return the entries of shared memory, ``[num_workers, *B, ...]``: ``"in"`` to the workers, ``"out"`` from them.
+
+    The action is a row of bytes per worker, with room for any encoding: 8 bytes for each number.
+    """
+    specs: dict[NestedKey, TensorSpec] = {}
+    for composite in (info.observation_spec, info.state_spec, info.done_spec):
+        specs.update(composite.items(True, True))
+    flags: list[tuple[NestedKey, TensorSpec]] = [(key, info.done_spec[key]) for key in _DONE_KEYS]
+
+    def entry(key: NestedKey, spec: TensorSpec) -> Entry:
+        assert spec.dtype is not None
+        return Entry(key, (num_workers, *spec.shape), spec.dtype)
+
+    numbers = info.batch_size.numel() * max(info.action_spec_unbatched.shape.numel(), 1)
+    given = [entry(key, spec) for key, spec in specs.items()]
+    given += [entry(next_key(key), spec) for key, spec in specs.items() if key not in _DONE_KEYS]
+    given += [entry(RESET, info.done_spec[DONE]), Entry(ACTION, (num_workers, 8 * numbers), torch.uint8)]
+    states = [(key, spec) for key, spec in specs.items() if key not in _DONE_KEYS]
+    return {
+        "in": given,
+        "out": [entry(key, spec) for key, spec in (*states, (REWARD, info.reward_spec), *flags)],
+    }
+
+
+class Server:
+    """Runs resets and steps of one environment in shared memory.
+
+    Args:
+        env: the environment.
+        given: what the parent writes, this worker's part.
+        result: what the worker writes, its part.
+    """
+
+    def __init__(self, env: EnvBase, given: dict[NestedKey, Tensor], result: dict[NestedKey, Tensor]) -> None:
+        self._env = env
+        self._given = given
+        self._result = result
+        self._root_keys, self._step_keys = written_keys(EnvInfo.of(env))
+
+    def run(self, plan: Plan) -> None:
+        """Reset or step."""
+        td = self._read(plan)
+        if plan.kind == "step":
+            self._write(self._env._next(td), self._step_keys)  # pyright: ignore[reportPrivateUsage] - the parent's step checked the root
+        else:
+            self._write(self._env._root(td if plan.keys else None), self._root_keys)  # pyright: ignore[reportPrivateUsage] - likewise
+
+    def _read(self, plan: Plan) -> TensorDict:
+        # Clones: what the environment keeps of its input must not change under it.
+        entries = {key: self._given[key].clone() for key in plan.keys if key != ACTION}
+        if plan.action is not None:
+            dtype, shape = plan.action
+            used = dtype.itemsize * torch.Size(shape).numel()
+            entries[ACTION] = self._given[ACTION][:used].clone().view(dtype).view(shape)
+        return TensorDict(entries, self._env.batch_size, device=self._env.device)
+
+    def _write(self, td: TensorDictBase, keys: list[NestedKey]) -> None:
+        for key in keys:
+            value, slot = td.get(key, None), self._result[key]
+            if value is None:
+                raise MissingKeyError(f"The environment declares the entry {key!r}, but did not return it.")
+            if value.shape != slot.shape or value.dtype != slot.dtype:
+                raise UsageError(
+                    f"The environment declares the entry {key!r} as {slot.dtype} {list(slot.shape)}, but returned "
+                    f"{value.dtype} {list(value.shape)}."
+                )
+            slot.copy_(value)
+
+
+def serve_env(channel: Channel, create_env_fn: Callable[[], EnvBase], index: int) -> None:
+    """Make an environment and serve it until the parent closes it or is gone."""
+    env = make_env(create_env_fn)
+    try:
+        channel.send(EnvInfo.of(env))
+        given, result = (_receive(channel, index) for _ in range(2))
+        _serve(channel, env, Server(env, given, result))
+    except Closed:
+        pass
+    finally:
+        env.close()
+
+
+def _receive(channel: Channel, index: int) -> dict[NestedKey, Tensor]:
+    shared = channel.receive_memory(pickle.loads(channel.receive_bytes()))
+    shared.close()
+    return {key: tensor[index] for key, tensor in shared.tensors.items()}
+
+
+def _serve(channel: Channel, env: EnvBase, server: Server) -> None:
+    plans: dict[bytes, Plan] = {}
+    while True:
+        message = channel.receive_bytes()
+        plan = plans.get(message)
+        if plan is None:
+            decoded = pickle.loads(message)
+            if not isinstance(decoded, Plan):
+                channel.send(_call(env, *decoded))
+                continue
+            plan = plans[message] = decoded
+        with torch.no_grad():
+            server.run(plan)
+        channel.send()
+
+
+def _call(env: EnvBase, name: str, argument: Any = None) -> Any:
+    if name == "close":
+        raise Closed
+    if name == "set_seed":
+        env.set_seed(argument)
+    elif name == "get_state":
+        return env.get_state()
+    else:
+        env.set_state(argument)
+    return None

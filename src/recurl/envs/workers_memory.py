@@ -1,0 +1,104 @@
+"""Tensors in memory that processes share."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recurl.keys import NestedKey
+
+__all__ = ["Entry", "SharedTensors", "anonymous_file"]
+
+_ALIGNMENT = 64
+
+
+class Entry(NamedTuple):
+    """What one tensor in shared memory looks like."""
+
+    key: NestedKey
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class SharedTensors:
+    """CPU tensors, by key, in one piece of anonymous memory that is handed to other processes.
+
+    The memory has no name, so that nothing is left of it once the last process has closed it or died, and it does not
+    count against the size of ``/dev/shm``.
+
+    Args:
+        entries: what to make room for.
+        file: descriptor of memory that was made elsewhere for the same ``entries``; belongs to this object from now on.
+
+    Attributes:
+        tensors: the tensors, not initialised. They keep the memory alive.
+
+    Example:
+        >>> shared = SharedTensors([Entry("reward", (2, 1), torch.float32)])
+        >>> shared.tensors["reward"].shape
+        torch.Size([2, 1])
+        >>> shared.close()
+    """
+
+    def __init__(self, entries: Sequence[Entry], file: int | None = None) -> None:
+        self.entries = tuple(entries)
+        offsets = [0]
+        for entry in self.entries:
+            offsets.append(-(-(offsets[-1] + entry.size) // _ALIGNMENT) * _ALIGNMENT)
+        size = max(offsets[-1], _ALIGNMENT)
+        self._file: int | None = anonymous_file(size) if file is None else file
+        memory = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
+        self.tensors: dict[NestedKey, Tensor] = {}
+        for entry, offset in zip(self.entries, offsets, strict=False):
+            self.tensors[entry.key] = memory[offset : offset + entry.size].view(entry.dtype).view(entry.shape)
+
+    def send(self, connection: Connection) -> None:
+        """Hand the memory to the process at the other end of ``connection``, which calls :meth:`receive`."""
+        assert self._file is not None
+        send_handle(connection, self._file, None)
+
+    @classmethod
+    def receive(cls, connection: Connection, entries: Sequence[Entry]) -> SharedTensors:
+        """Take the memory that the other end of ``connection`` sends."""
+        return cls(entries, recv_handle(connection))
+
+    @contextmanager
+    def lock(self) -> Generator[None]:
+        """Keep other processes that also take the lock away; a process that dies gives it up."""
+        assert self._file is not None
+        os.lockf(self._file, os.F_LOCK, 0)
+        try:
+            yield
+        finally:
+            os.lockf(self._file, os.F_ULOCK, 0)
+
+    def close(self) -> None:
+        """Close the descriptor; the tensors stay, and the memory is freed with the last of them."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def anonymous_file(size: int) -> int:
+    """Return a descriptor of ``size`` zero bytes of memory without a name."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("recurl")
+    else:
+        with tempfile.TemporaryFile() as opened:
+            file = os.dup(opened.fileno())
+    os.ftruncate(file, size)
+    return file

@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule as Mod
+from tensordict.nn import TensorDictSequential as Seq
+from torch import nn
+
+from recurl.envs import (
+    EnvBase,
+    EnvCreator,
+    GymEnv,
+    GymWrapper,
+    InitTracker,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
+from recurl.envs.workers import Worker
+from recurl.envs.workers_env import EnvInfo, Plan, Server, layout
+from recurl.envs.workers_memory import Entry, SharedTensors
+from recurl.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MissingKeyError,
+    UnsupportedError,
+    UsageError,
+    WorkerError,
+)
+from recurl.modules import GRUModule, set_recurrent_mode
+from recurl.specs import Categorical, Composite, Unbounded
+
+# Workers can't import the tests: what is defined here goes to them by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def make_policy() -> Seq:
+    torch.manual_seed(0)
+    gru = GRUModule(4, 8, in_key="observation", out_key="features")
+    for parameter in gru.parameters():
+        nn.init.normal_(parameter)
+    return Seq(gru, Mod(nn.Linear(8, 4), ["features"], ["logits"]), Mod(lambda x: x.argmax(-1), ["logits"], ["action"]))
+
+
+def repeat_previous() -> EnvBase:
+    """Two rows, and inside: what a recurrent policy needs, and a transform that reads its entry at the root."""
+    env = GymEnv("recurl/RepeatPrevious-v0", num_envs=2)
+    env = env.append_transform(InitTracker()).append_transform(StepCounter(max_steps=7))
+    return env.append_transform(make_policy()[0].make_tensordict_primer())
+
+
+def serial() -> SerialEnv:
+    return SerialEnv(2, repeat_previous)
+
+
+@pytest.fixture(scope="module")
+def parallel():
+    with ParallelEnv(2, EnvCreator(repeat_previous)) as env:
+        yield env
+
+
+@pytest.fixture(params=["serial", "parallel"])
+def env(request):
+    return serial() if request.param == "serial" else request.getfixturevalue("parallel")
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def wait_until_gone(pids: list[int], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# -- the same thing, serial or parallel
+
+
+def test_specs(env):
+    assert env.batch_size == (2, 2)
+    check_env_specs(env)
+    check_env_specs(TransformedEnv(env, RewardSum()))
+    assert {"observation", "is_init", "step_count", "recurrent_state"} == set(env.observation_spec)
+
+
+def test_parallel_equals_serial(parallel):
+    """Recurrent states of primers inside are carried, partial resets happen, seeds reach the rows."""
+    policy, rollouts = make_policy(), []
+    for env in (serial(), parallel):
+        env.set_seed(3)
+        rollouts.append(env.rollout(30, policy, break_when_any_done=False))
+    assert (rollouts[0] == rollouts[1]).all()
+    data = rollouts[1]
+    assert data.shape == (2, 2, 30)
+    assert data["is_init"].sum() > 4
+    assert data["recurrent_state"].abs().sum() > 0
+    with set_recurrent_mode(True), torch.no_grad():
+        torch.testing.assert_close(policy(data.clone())["features"], data["features"], rtol=1e-5, atol=1e-6)
+
+
+def test_rows_are_seeded_like_those_of_a_vector_environment(env):
+    flat = GymEnv("recurl/RepeatPrevious-v0", num_envs=4)
+    assert torch.equal(env.reset(seed=5)["observation"].flatten(0, 1), flat.reset(seed=5)["observation"])
+    assert not torch.equal(env.reset(seed=6)["observation"].flatten(0, 1), flat.reset(seed=5)["observation"])
+
+
+def test_partial_reset_keeps_the_other_rows(env):
+    root = env.rollout(3, break_when_any_done=False)[..., -1]["next"].exclude("reward")
+    before = root.clone()
+    mask = torch.tensor([[False, True], [False, False]])
+    for shape in ((2, 2), (2, 2, 1)):
+        after = env.reset(root.copy().set("_reset", mask.view(shape)))
+        assert torch.equal(after["is_init"].squeeze(-1), mask)
+        assert torch.equal(after["step_count"].squeeze(-1), torch.where(mask, 0, 3))
+        assert torch.equal(after["observation"][~mask], before["observation"][~mask])
+    assert (root == before).all()
+
+
+def test_full_reset_of_a_root(env):
+    root = env.rollout(3, break_when_any_done=False)[..., -1]["next"]
+    assert env.reset(root)["is_init"].all()
+
+
+def test_actions_in_any_encoding(env):
+    policy = make_policy()
+    results = []
+    for encode in (lambda a: a, lambda a: nn.functional.one_hot(a, 4), lambda a: nn.functional.one_hot(a, 4).float()):
+        root = policy(env.reset(seed=0))
+        results.append(env.step(root.set("action", encode(root["action"])))["next", "reward"])
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_state_continues_exactly(env):
+    policy = make_policy()
+    assert env.can_save_state
+    env.reset(seed=1)
+    root = env.rollout(4, policy)[..., -1]["next"].exclude("reward")
+    state = env.get_state()
+    again = pickle.loads(pickle.dumps(state))
+    straight = env.rollout(10, policy, auto_reset=False, tensordict=root.clone(), break_when_any_done=False)
+    env.reset(seed=7)
+    env.set_state(again)
+    resumed = env.rollout(10, policy, auto_reset=False, tensordict=root.clone(), break_when_any_done=False)
+    assert (straight == resumed).all()
+
+
+def test_results_do_not_share_memory(env):
+    first = env.rand_step(env.reset())
+    kept = first.clone()
+    env.rand_step(env.maybe_reset(env.carry(first)))
+    assert (first == kept).all()
+
+
+def test_wrong_input_leaves_the_workers_alone(parallel):
+    root = parallel.rand_action(parallel.reset())
+    wrong = root.copy().set("recurrent_state", root["recurrent_state"].double())
+    with pytest.raises(ArgumentError, match=r"entry 'recurrent_state' must be torch.float32.*got torch.float64"):
+        parallel.step(wrong)
+    with pytest.raises(ArgumentError, match=r"action must fit OneHot.*got torch.float32 \[2, 2, 99\]"):
+        parallel.step(root.copy().set("action", torch.zeros(2, 2, 99)))
+    parallel.step(root)
+
+
+# -- construction
+
+
+def test_arguments():
+    for kind in (SerialEnv, ParallelEnv):
+        with pytest.raises(ArgumentError, match="num_workers must be at least 1, got 0"):
+            kind(0, repeat_previous)
+        with pytest.raises(ArgumentError, match="got 1 for 2"):
+            kind(2, [repeat_previous])
+        with pytest.raises(ArgumentTypeError, match="must be callable"):
+            kind(1, 3)
+    with pytest.raises(ArgumentTypeError, match="must make an environment of recurl"):
+        SerialEnv(1, lambda: 3)
+    with pytest.raises(ArgumentError, match="timeout must be positive"):
+        ParallelEnv(1, repeat_previous, timeout=0)
+    with pytest.raises(ArgumentTypeError, match="must be picklable"):
+        ParallelEnv(1, functools.partial(repeat_previous, threading.Lock()))
+    with pytest.raises(ArgumentTypeError, match="create_env_fn must be callable"):
+        EnvCreator(3)
+
+
+def test_environments_must_be_alike():
+    names = ["CartPole-v1", "Pendulum-v1"]
+    with pytest.raises(ArgumentError, match="must be alike: observation_spec of number 1"):
+        SerialEnv(2, [EnvCreator(GymEnv, {"env_name": name}) for name in names])
+
+
+def test_creator_goes_anywhere():
+    length = 3
+    create = pickle.loads(pickle.dumps(EnvCreator(lambda **kwargs: GymEnv("CartPole-v1", **kwargs), {"num_envs": 2})))
+    assert create().batch_size == (2,)
+    assert create(num_envs=length).batch_size == (3,)
+
+
+def test_policy_argument_wires_around():
+    env = SerialEnv(2, lambda: GymEnv("recurl/RepeatPrevious-v0"), policy=make_policy())
+    assert isinstance(env, TransformedEnv)
+    assert env.reset()["recurrent_state"].shape == (2, 1, 8)
+
+
+def test_state_that_cannot_be_saved():
+    env = SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+    assert not env.can_save_state
+    with pytest.raises(UnsupportedError, match="can't save"):
+        env.get_state()
+    env.close()
+    assert all(child.is_closed for child in env.envs)
+
+
+# -- faults
+
+
+class Faulty(gym.Env):
+    """Does what the action says: 0 a step, else a fault."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        if action == 1:
+            raise ValueError("the wheel came off")
+        if action == 2:
+            time.sleep(60)
+        if action == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+FAULTS = {
+    1: r"(?s)ValueError: the wheel came off.*Worker 0 \(process.*raised this.*in step\n",
+    2: r"(?s)Worker 0 \(process \d+\) hangs: no answer and no step for 1 s.*in step\n",
+    3: r"Worker 0 \(process \d+\) was killed by SIGKILL",
+}
+
+
+@pytest.mark.parametrize("action", FAULTS)
+def test_a_fault_is_reported_and_everything_cleaned_up(action):
+    before = descriptors()
+    env = ParallelEnv(1, lambda: GymWrapper(Faulty()), timeout=1.0)
+    pids = [worker.process.pid for worker in env._group.workers]
+    root = env.step(env.reset().set("action", torch.tensor([0])))
+    assert root["next", "reward"].shape == (1, 1)
+    if action == 1:
+        assert not env.can_save_state
+        with pytest.raises(UnsupportedError, match="can't save"):
+            env.get_state()
+        with pytest.raises(UnsupportedError, match="can't restore"):
+            env.set_state({})
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match=FAULTS[action]):
+        env.step(env.reset().set("action", torch.tensor([action])))
+    assert time.monotonic() - begin < 10
+    assert wait_until_gone(pids, 1)
+    with pytest.raises(UsageError, match="worker processes were stopped"):
+        env.reset()
+    env.close()
+    del env
+    assert descriptors() == before
+
+
+class Liar(EnvBase):
+    """Declares what it does not return."""
+
+    def __init__(self, broken: str) -> None:
+        spec = Composite(observation=Unbounded(2), extra=Unbounded(1))
+        super().__init__(observation_spec=spec, action_spec=Categorical(2))
+        self.broken = broken
+
+    def _reset(self, tensordict):
+        entries = {"observation": torch.zeros(2), "extra": torch.zeros(1)}
+        if self.broken == "missing":
+            del entries["extra"]
+        return TensorDict({**entries, **({"extra": torch.zeros(3)} if self.broken == "shape" else {})}, [])
+
+    def _step(self, tensordict):
+        raise AssertionError
+
+    def _set_seed(self, seed):
+        pass
+
+
+def test_errors_of_recurl_keep_their_type_and_name_the_worker():
+    """The second of two workers fails; the first, which did well, is stopped too."""
+    env = ParallelEnv(2, [lambda: Liar("nothing"), lambda: Liar("missing")])
+    pids = [worker.process.pid for worker in env._group.workers]
+    with pytest.raises(MissingKeyError, match=r"(?s)^The environment declares the entry 'extra', but did.*Worker 1"):
+        env.reset()
+    assert wait_until_gone(pids, 1)
+
+
+def test_a_shape_that_was_not_declared():
+    env = Liar("shape")
+    memory = SharedTensors(layout(EnvInfo.of(env), 1)["out"])
+    server = Server(env, {}, {key: tensor[0] for key, tensor in memory.tensors.items()})
+    with pytest.raises(UsageError, match=r"'extra' as torch.float32 \[1\], but returned torch.float32 \[3\]"):
+        server.run(Plan("reset", (), None))
+
+
+def test_a_failure_at_the_start():
+    before = descriptors()
+    with pytest.raises(ArgumentTypeError, match=r"(?s)must make an environment of recurl, got 3.*Worker 0"):
+        ParallelEnv(1, lambda: 3)
+    assert descriptors() == before
+
+
+ORPHANS = """
+import os, time
+import gymnasium as gym, numpy as np, torch
+from recurl.envs import GymWrapper, ParallelEnv
+
+class Env(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        print(os.getpid(), flush=True)
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        time.sleep(60 * action)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+env = ParallelEnv(2, lambda: GymWrapper(Env()), timeout=None)
+env.step(env.reset().set("action", torch.tensor([0, 1])))  # one worker is at rest, the other hangs
+"""
+
+
+def test_no_orphan_when_the_parent_is_killed(tmp_path):
+    """Also: a script without a guard around its main code."""
+    script = tmp_path / "script.py"
+    script.write_text(ORPHANS)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(parent.stdout.readline()) for _ in range(2)]
+        parent.kill()
+    assert len(set(pids)) == 2
+    assert wait_until_gone(pids, 10)
+
+
+def test_a_hundred_starts_and_stops_leak_nothing():
+    SharedTensors([Entry("x", (2,), torch.float32)]).close()
+    before = descriptors()
+    workers = []
+    for index in range(100):
+        worker = Worker(index)
+        worker.stop(0)
+        workers.append(worker.process.pid)
+        SharedTensors([Entry("x", (2,), torch.float32)]).close()
+    assert descriptors() <= before
+    assert wait_until_gone(workers, 1)
+
+
+def test_dropping_the_environment_stops_the_workers():
+    before = descriptors()
+    env = ParallelEnv(1, lambda: GymEnv("CartPole-v1"))
+    pids = [worker.process.pid for worker in env._group.workers]
+    env.rand_step()
+    del env
+    gc.collect()
+    assert wait_until_gone(pids, 1)
+    assert descriptors() == before

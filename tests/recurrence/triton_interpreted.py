@@ -75,6 +75,11 @@ def bounds_error() -> int:
     return wrong
 
 
+def sums_error() -> float:
+    values = torch.randn(9001, 52, generator=torch.Generator().manual_seed(0))
+    return relative_error(launch.column_sums(values), values.double().sum(0))
+
+
 def group_error(cell: str) -> float:
     """Several programs sharing the units, weights read again at each step."""
     table = KERNELS.tile_for
@@ -101,6 +106,7 @@ def saved_differs(cell: str, projection: int) -> int:
 def main() -> None:
     ieee, tf32 = Options(), Options(precision="tf32")
     print("bounds:", bounds_error())
+    print("sums:", sums_error())
     for cell in ("lstm", "gru"):
         print(f"{cell} ieee:", worst_error(cell, ieee, poison=True, shape=(2, 9)))
         print(f"{cell} recompute:", worst_error(cell, Options(recompute=True), bias=False, shape=(2, 9)))

@@ -1,5 +1,5 @@
 # ruff: noqa: T201
-"""Compile the plain Triton kernels for a GPU that isn't here: ``python -m tests.recurrence.triton_offline CAPABILITY``.
+"""Compile the Triton kernels for a GPU that isn't here; arguments: capability, cases.
 
 Prints one line per kernel: ``name: registers spilled_bytes shared_bytes``. Runs in a process of its own, because the
 tests beside it load the same kernels into the interpreter.
@@ -12,16 +12,20 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
-from recurl.recurrence.triton import backward, forward
-from recurl.recurrence.triton.config import tile_for
+from recurl.recurrence.triton import backward, forward, walk
+from recurl.recurrence.triton import resident_backward as gluon_backward
+from recurl.recurrence.triton import resident_forward as gluon_forward
+from recurl.recurrence.triton.config import RESIDENT_ROWS, padded, resident_for, tile_for
 
 POINTERS = {"bounds": "*i64", "starts": "*u8", "flags": "*i32"}
-INTEGERS = re.compile(r".*_(row|column|begin|end)$")
+INTEGERS = re.compile(r".*_(row|column|begin|end)$|tokens|share|total|columns")
 
 
 def signature(names: list[str], constants: dict[str, object], types: dict[str, str]) -> dict[str, str]:
@@ -48,14 +52,20 @@ def resources(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def compile_kernel(direction: str, lstm: bool, hidden: int, precision: str, capability: int) -> tuple[int, int, int]:
-    tile = tile_for(direction, hidden, 4 if lstm else 3, precision)
-    kernel = {"forward": forward.forward_kernel, "backward": backward.backward_kernel}[direction]
+def walk_constants(direction: str, cell: str, hidden: int, precision: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Constants and pointer types that plain and resident kernels share."""
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
-    constants = {
-        "HIDDEN": hidden,
-        "LSTM": lstm,
-        flag: True,
+    narrow = "*bf16" if precision == "bf16" else "*fp32"
+    gates = "*fp16" if precision in ("bf16", "tf32") else "*fp32"
+    types = {"input_gates": narrow, "grad_gates": narrow, "gates": gates}
+    return {"HIDDEN": hidden, "LSTM": cell == "lstm", flag: True}, types
+
+
+def plain(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
+    tile = tile_for(direction, hidden, 4 if cell == "lstm" else 3, precision)
+    kernel = {"forward": forward.forward_kernel, "backward": backward.backward_kernel}[direction]
+    constants, types = walk_constants(direction, cell, hidden, precision)
+    constants |= {
         "PRECISION": precision,
         "ROWS": tile.rows,
         "UNITS": tile.units,
@@ -63,22 +73,48 @@ def compile_kernel(direction: str, lstm: bool, hidden: int, precision: str, capa
         "BLOCK_K": tile.block_k,
         "RESIDENT": tile.resident,
     }
-    narrow = "*bf16" if precision == "bf16" else "*fp32"
-    gates = "*fp16" if precision in ("bf16", "tf32") else "*fp32"
-    types = {"input_gates": narrow, "grad_gates": narrow, "gates": gates}
     source = ASTSource(kernel, signature(kernel.arg_names, constants, types), constants, {})
-    options = {"num_warps": tile.warps, "num_stages": 1, "launch_cooperative_grid": tile.members > 1}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    registers, spilled = resources(compiled.asm["cubin"])
-    return registers, spilled, compiled.metadata.shared
+    return source, {"num_warps": tile.warps, "num_stages": 1, "launch_cooperative_grid": tile.members > 1}
+
+
+def resident(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
+    config, width = resident_for((9, 0), cell, hidden, precision), padded(hidden)
+    assert config is not None
+    module = {"forward": gluon_forward, "backward": gluon_backward}[direction]
+    kernel = getattr(module, f"resident_{direction}_kernel")
+    constants, types = walk_constants(direction, cell, hidden, precision)
+    constants |= {
+        "WIDTH": width,
+        "BITS": 16 if precision == "bf16" else 32,
+        "ROWS": RESIDENT_ROWS,
+        "WARPS": width // 16,
+        "SHARED_GATES": getattr(config, f"{direction}_shared"),
+        **({"AHEAD": config.ahead} if direction == "forward" else {}),
+    }
+    types = signature(kernel.arg_names, constants, types)
+    aligned = [["tt.divisibility", 16]]
+    attributes = {(i,): aligned for i, name in enumerate(kernel.arg_names) if types[name].startswith("*")}
+    return GluonASTSource(kernel, types, constants, attributes), {"num_warps": width // 16}
+
+
+def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
+    kernel = getattr(walk, f"{name}_kernel")
+    every = {"HIDDEN": hidden, "WIDTH": padded(hidden), "LSTM": cell == "lstm", "INTERLEAVED": True, "BLOCK": 1024}
+    every |= {"ROWS": 32, "COLUMNS": 128}
+    constants = {key: value for key, value in every.items() if key in kernel.arg_names}
+    types = signature(kernel.arg_names, constants, {"gates": "*fp16", "before": "*bf16"})
+    return ASTSource(kernel, types, constants, {}), {"num_warps": 4}
 
 
 def main() -> None:
     capability = int(sys.argv[1])
     for case in sys.argv[2:]:
-        direction, cell, hidden, precision = case.split(",")
-        found = compile_kernel(direction, cell == "lstm", int(hidden), precision, capability)
-        print(f"{case}:", *found, flush=True)
+        kind, name, cell, hidden, precision = case.split(",")
+        source, options = {"plain": plain, "resident": resident, "pointwise": pointwise}[kind](
+            name, cell, int(hidden), precision
+        )
+        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        print(f"{case}:", *resources(compiled.asm["cubin"]), compiled.metadata.shared, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _ROWS = 16
+RESIDENT_ROWS = 8
+"""Slots of one program of the Gluon kernels."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +55,52 @@ def tile_for(direction: str, hidden: int, num_gates: int, precision: str) -> Til
     registers = width * num_gates // (8 if precision == "bf16" else 4)
     resident = precision in ("tf32", "bf16") and registers <= _WEIGHT_REGISTERS[direction]
     return Tile(_ROWS, units, width // units, width if resident else _BLOCK_K[precision], resident, max(4, units // 8))
+
+
+@dataclass(frozen=True)
+class Resident:
+    """How the Gluon kernels keep the recurrent weights of H <= 128 units in one program.
+
+    Attributes:
+        forward_shared: gates whose weights lie in shared memory, not in registers, in the forward walk.
+        ahead: how many steps early the forward walk fetches input gates.
+        backward_shared: as ``forward_shared``, in the backward walk.
+        programs: per multiprocessor.
+    """
+
+    forward_shared: int
+    ahead: int
+    backward_shared: int
+    programs: int
+
+
+# By cell, W and bits of an operand (tf32 counts as 32): as many weights in registers as go in without spilling.
+_RESIDENT = {
+    ("lstm", 64, 32): Resident(1, 2, 1, 2),
+    ("lstm", 128, 32): Resident(2, 1, 3, 1),
+    ("lstm", 64, 16): Resident(0, 2, 0, 2),
+    ("lstm", 128, 16): Resident(1, 2, 2, 1),
+    ("gru", 64, 32): Resident(0, 2, 0, 2),
+    ("gru", 128, 32): Resident(1, 2, 1, 1),
+    ("gru", 64, 16): Resident(0, 2, 0, 2),
+    ("gru", 128, 16): Resident(0, 2, 1, 1),
+}
+_SMALL = Resident(0, 2, 0, 4)
+_RESIDENT_CAPABILITY = (9, 0)
+_RESIDENT_BITS = {"tf32": 32, "bf16": 16}
+
+
+def resident_for(capability: tuple[int, int], cell: str, hidden: int, precision: str) -> Resident | None:
+    """Return how the Gluon kernels run a layer, or None where the plain ones serve.
+
+    Args:
+        capability: of the GPU.
+        cell: its name.
+        hidden: H.
+        precision: of the recurrent products.
+    """
+    bits = _RESIDENT_BITS.get(precision)
+    if bits is None or capability != _RESIDENT_CAPABILITY:
+        return None
+    width = padded(hidden)
+    return _SMALL if width <= 32 else _RESIDENT.get((cell, width, bits))

@@ -53,7 +53,7 @@ def forward_kernel(
     previous token and writes its own UNITS columns.
 
     Args (pointers unless said otherwise):
-        input_gates: ``[N, G * H]``, input product with every bias that enters the gates by addition.
+        input_gates: ``[N, G * H]``, input product, all biases but b_hn included, as :class:`Layout` says.
         b_hn: float32 ``[H]``, a GRU's hidden bias of n.
         w_hh: float32 ``[G * H, H]``.
         stored_h, stored_c: stored states ``[N, H]`` with their strides (integers), read at segment starts only.
@@ -64,6 +64,7 @@ def forward_kernel(
         flags: int32 ``[groups]``, zero: arrivals.
     """
     GATES: tl.constexpr = 4 if LSTM else 3
+    FIRST: tl.constexpr = 0 if LSTM else 1
     group = tl.program_id(0) // MEMBERS
     u = (tl.program_id(0) % MEMBERS) * UNITS + tl.arange(0, UNITS)
     u_in = u < HIDDEN
@@ -89,9 +90,9 @@ def forward_kernel(
         first = tl.load(starts + token, mask=active, other=1) != 0
         inside = active[:, None] & u_in[None, :]
         x_at = input_gates + token[:, None] * (GATES * HIDDEN) + u[None, :]
-        x0 = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
-        x1 = tl.load(x_at + HIDDEN, mask=inside, other=0.0).to(tl.float32)
-        x2 = tl.load(x_at + 2 * HIDDEN, mask=inside, other=0.0).to(tl.float32)
+        x0 = tl.load(x_at + FIRST * HIDDEN, mask=inside, other=0.0).to(tl.float32)
+        x1 = tl.load(x_at + (FIRST + 1) * HIDDEN, mask=inside, other=0.0).to(tl.float32)
+        x2 = tl.load(x_at + (2 * HIDDEN if LSTM else 0), mask=inside, other=0.0).to(tl.float32)
         a0 = x0
         a1 = x1
         a2 = x2 if LSTM else tl.full([ROWS, UNITS], 0.0, tl.float32) + bias[None, :]

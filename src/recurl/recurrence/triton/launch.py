@@ -14,20 +14,22 @@ from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
 from recurl.recurrence.triton import backward, forward, walk
 from recurl.recurrence.triton.config import Tile
+from recurl.recurrence.triton.layout import Layout
 
 _ALL_STEPS = 2**31 - 1
 _BLOCK = 1024
 _INTERPRETED_PROCESSORS = 4
+_SUMMED_ROWS, _SUMMED_COLUMNS, _SUMMING_PROGRAMS = 32, 128, 264
 
 _plans: WeakKeyDictionary[Boundaries, dict[int, Tensor]] = WeakKeyDictionary()
 
 
-def groups_for(tile: Tile, device: torch.device, tokens: int) -> int:
-    """How many groups of programs are resident at once and useful for ``tokens`` tokens."""
+def groups_for(members: int, rows: int, device: torch.device, tokens: int) -> int:
+    """How many groups of ``members`` programs are on the chip at once and of use for ``tokens`` tokens."""
     processors = _INTERPRETED_PROCESSORS
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(processors // tile.members, -(-tokens // tile.rows)))
+    return max(1, min(processors // members, -(-tokens // rows)))
 
 
 def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
@@ -42,7 +44,7 @@ def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
         tokens = boundaries.num_tokens
         bounds = torch.empty(slots + 1, dtype=torch.int64, device=boundaries.device)
         with on(boundaries.device):
-            _start(walk.bounds_kernel, slots + 1)(
+            start(walk.bounds_kernel, slots + 1)(
                 flags_of(boundaries), bounds, tokens, -(-tokens // slots), BLOCK=_BLOCK, num_warps=4
             )
         plans[slots] = bounds
@@ -64,7 +66,7 @@ def states_before(stored: Tensor, after: Tensor, boundaries: Boundaries, dtype: 
     after = after.contiguous()
     before = torch.empty_like(after, dtype=dtype)
     with on(after.device):
-        _start(walk.previous_kernel, -(-after.numel() // _BLOCK))(
+        start(walk.previous_kernel, -(-after.numel() // _BLOCK))(
             stored,
             stored.stride(0),
             stored.stride(1),
@@ -79,19 +81,22 @@ def states_before(stored: Tensor, after: Tensor, boundaries: Boundaries, dtype: 
     return before
 
 
-def finish_gates(input_gates: Tensor, hidden_gates: Tensor, b_hn: Tensor, lstm: bool, dtype: torch.dtype) -> Tensor:
-    """The gates ``[N, 4 * H]`` of all tokens at once, as the forward kernel keeps them."""
-    tokens, hidden = input_gates.shape[0], input_gates.shape[1] // (4 if lstm else 3)
-    gates = torch.empty(tokens, 4 * hidden, dtype=dtype, device=input_gates.device)
+def finish_gates(input_gates: Tensor, hidden_gates: Tensor, b_hn: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """The gates ``[N, 4 * W]`` of all tokens at once, as the forward kernels keep them."""
+    tokens, hidden = input_gates.shape[0], layout.hidden
+    make = torch.zeros if layout.width != hidden else torch.empty
+    gates = make(tokens, 4 * layout.width, dtype=dtype, device=input_gates.device)
     with on(gates.device):
-        _start(walk.gates_kernel, -(-tokens * hidden // _BLOCK))(
+        start(walk.gates_kernel, -(-tokens * hidden // _BLOCK))(
             input_gates,
             hidden_gates,
             b_hn,
             gates,
             tokens * hidden,
             HIDDEN=hidden,
-            LSTM=lstm,
+            WIDTH=layout.width,
+            LSTM=layout.lstm,
+            INTERLEAVED=layout.interleaved,
             BLOCK=_BLOCK,
             num_warps=4,
         )
@@ -111,7 +116,7 @@ def run_forward(
     """The forward walk. Returns the states after every token and the gates, kept in dtype ``keep`` (None: not)."""
     tokens, hidden, lstm = input_gates.shape[0], w_hh.shape[1], len(stored) == 2
     device = input_gates.device
-    groups = groups_for(tile, device, tokens)
+    groups = groups_for(tile.members, tile.rows, device, tokens)
     bounds = slot_bounds(boundaries, groups * tile.rows)
     after = tuple(torch.empty(tokens, hidden, dtype=torch.float32, device=device) for _ in stored)
     gates = torch.empty(tokens if keep else 0, 4 * hidden, dtype=keep or torch.float32, device=device)
@@ -142,7 +147,7 @@ def run_backward(
     """The backward walk. Returns the gradients of the gates and, with ``to_stored``, of the last stored state."""
     tokens, hidden, lstm = gates.shape[0], w_hh.shape[1], len(stored) == 2
     device = gates.device
-    groups = groups_for(tile, device, tokens)
+    groups = groups_for(tile.members, tile.rows, device, tokens)
     bounds = slot_bounds(boundaries, groups * tile.rows)
     grad_gates = torch.empty(tokens, 4 * hidden, dtype=dtype, device=device)
     grad_stored = torch.zeros(tokens if to_stored else 0, hidden, dtype=torch.float32, device=device)
@@ -159,8 +164,20 @@ def run_backward(
     return grad_gates, grad_stored
 
 
-def _start(kernel: Any, programs: int) -> Callable[..., None]:
-    return kernel[(programs,)]
+def column_sums(values: Tensor) -> Tensor:
+    """Sum a contiguous ``[N, C]`` over N in float32: ATen's reduction is three times slower on so tall a matrix."""
+    tokens, columns = values.shape
+    share = max(_SUMMED_ROWS, -(-tokens // _SUMMING_PROGRAMS))
+    sums = torch.empty(-(-tokens // share), columns, dtype=torch.float32, device=values.device)
+    launch = start(walk.sums_kernel, sums.shape[0], -(-columns // _SUMMED_COLUMNS))
+    with on(values.device):
+        launch(values, sums, tokens, share, columns, ROWS=_SUMMED_ROWS, COLUMNS=_SUMMED_COLUMNS, num_warps=4)
+    return sums.sum(0)
+
+
+def start(kernel: Any, *programs: int) -> Callable[..., None]:
+    """``kernel`` with its grid."""
+    return kernel[programs]
 
 
 def _launch(
@@ -174,13 +191,13 @@ def _launch(
         "BLOCK_K": tile.block_k,
         "RESIDENT": tile.resident,
     }
-    start = _start(kernel, groups * tile.members)
+    launch = start(kernel, groups * tile.members)
     if bounds.device.type != "cuda":  # the interpreter runs programs one after another: they can't wait for each other
         for step in range(int(bounds.diff().max())):
-            start(*arguments, step, step + 1, **constants)
+            launch(*arguments, step, step + 1, **constants)
         return
     # Programs of a group wait for each other: all of them must be on the chip at once.
     together: dict[str, Any] = {"launch_cooperative_grid": True} if tile.members > 1 else {}
     with on(bounds.device):
         # One stage: the compiler must not fetch the next step's state before the group has met.
-        start(*arguments, 0, _ALL_STEPS, **constants, num_warps=tile.warps, num_stages=1, **together)
+        launch(*arguments, 0, _ALL_STEPS, **constants, num_warps=tile.warps, num_stages=1, **together)

@@ -21,7 +21,7 @@ def bounds_kernel(starts, bounds, tokens, share, BLOCK: tl.constexpr):
     slot = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     base = slot * share
-    found = tokens
+    found = slot * 0 + tokens
     while base < found:
         token = base + lane
         flag = tl.load(starts + token, mask=token < tokens, other=0)
@@ -48,35 +48,70 @@ def previous_kernel(
 
 @triton.jit
 def gates_kernel(
-    input_gates, hidden_gates, b_hn, gates, total, HIDDEN: tl.constexpr, LSTM: tl.constexpr, BLOCK: tl.constexpr
+    input_gates,
+    hidden_gates,
+    b_hn,
+    gates,
+    total,
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LSTM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Finish the gates of all tokens at once from the two products, as the forward kernel saves them."""
+    """Finish the gates of all tokens at once, as the forward kernels keep them.
+
+    The input product comes in the order of its :class:`Layout`, the hidden one ``[N, G * H]`` in that of torch.nn.
+    """
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < total
     token = place // HIDDEN
     unit = place % HIDDEN
     GATES: tl.constexpr = 4 if LSTM else 3
-    source = token * (GATES * HIDDEN) + unit
-    target = token * (4 * HIDDEN) + unit
-    x0 = tl.load(input_gates + source, mask=inside, other=0.0).to(tl.float32)
-    x1 = tl.load(input_gates + source + HIDDEN, mask=inside, other=0.0).to(tl.float32)
-    x2 = tl.load(input_gates + source + 2 * HIDDEN, mask=inside, other=0.0).to(tl.float32)
-    h0 = tl.load(hidden_gates + source, mask=inside, other=0.0).to(tl.float32)
-    h1 = tl.load(hidden_gates + source + HIDDEN, mask=inside, other=0.0).to(tl.float32)
-    h2 = tl.load(hidden_gates + source + 2 * HIDDEN, mask=inside, other=0.0).to(tl.float32)
+    MIXED: tl.constexpr = GATES if LSTM else 2
+    STEP: tl.constexpr = MIXED if INTERLEAVED else 1
+    GATE: tl.constexpr = 1 if INTERLEAVED else WIDTH
+    row = input_gates + token * (GATES * WIDTH)
+    x_at = row + unit * STEP + (0 if LSTM else WIDTH)
+    h_at = hidden_gates + token * (GATES * HIDDEN) + unit
+    x0 = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
+    x1 = tl.load(x_at + GATE, mask=inside, other=0.0).to(tl.float32)
+    h0 = tl.load(h_at, mask=inside, other=0.0).to(tl.float32)
+    h1 = tl.load(h_at + HIDDEN, mask=inside, other=0.0).to(tl.float32)
+    h2 = tl.load(h_at + 2 * HIDDEN, mask=inside, other=0.0).to(tl.float32)
     g0 = sigmoid(x0 + h0)
     g1 = sigmoid(x1 + h1)
     if LSTM:
-        x3 = tl.load(input_gates + source + 3 * HIDDEN, mask=inside, other=0.0).to(tl.float32)
-        h3 = tl.load(hidden_gates + source + 3 * HIDDEN, mask=inside, other=0.0).to(tl.float32)
+        x2 = tl.load(x_at + 2 * GATE, mask=inside, other=0.0).to(tl.float32)
+        x3 = tl.load(x_at + 3 * GATE, mask=inside, other=0.0).to(tl.float32)
+        h3 = tl.load(h_at + 3 * HIDDEN, mask=inside, other=0.0).to(tl.float32)
         g2 = tanh(x2 + h2)
         g3 = sigmoid(x3 + h3)
     else:
+        x2 = tl.load(row + unit, mask=inside, other=0.0).to(tl.float32)
         g3 = h2 + tl.load(b_hn + unit, mask=inside, other=0.0).to(tl.float32)
         g2 = tanh(x2 + g0 * g3)
         if gates.dtype.element_ty == tl.float16:  # the one kept value that has no bound
             g3 = tl.minimum(tl.maximum(g3, -65504.0), 65504.0)
-    tl.store(gates + target, g0.to(gates.dtype.element_ty), mask=inside)
-    tl.store(gates + target + HIDDEN, g1.to(gates.dtype.element_ty), mask=inside)
-    tl.store(gates + target + 2 * HIDDEN, g2.to(gates.dtype.element_ty), mask=inside)
-    tl.store(gates + target + 3 * HIDDEN, g3.to(gates.dtype.element_ty), mask=inside)
+    KEPT_STEP: tl.constexpr = 4 if INTERLEAVED else 1
+    to = gates + token * (4 * WIDTH) + unit * KEPT_STEP
+    tl.store(to, g0.to(gates.dtype.element_ty), mask=inside)
+    tl.store(to + GATE, g1.to(gates.dtype.element_ty), mask=inside)
+    tl.store(to + 2 * GATE, g2.to(gates.dtype.element_ty), mask=inside)
+    tl.store(to + 3 * GATE, g3.to(gates.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sums_kernel(values, sums, tokens, share, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sum ``[N, columns]`` over the ``share`` tokens of each program, in float32: ``sums[program_id(0)]``."""
+    begin = tl.program_id(0).to(tl.int64) * share
+    end = tl.minimum(begin + share, tokens)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.full([ROWS, COLUMNS], 0.0, tl.float32)
+    while begin < end:
+        token = begin + tl.arange(0, ROWS)
+        inside = (token < end)[:, None] & (column < columns)[None, :]
+        total += tl.load(values + token[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        begin += ROWS
+    at = sums + tl.program_id(0).to(tl.int64) * columns + column
+    tl.store(at, tl.sum(total, 0), mask=column < columns)

@@ -1,0 +1,186 @@
+# pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportGeneralTypeIssues=false
+# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915
+# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+"""The backward recurrence in Gluon for H <= 128: one program owns its slots, recurrent weights stay in registers."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+
+from recurl.recurrence.triton.registers import four_of, operand, store_two, tanh
+from recurl.recurrence.triton.resident_forward import weights
+
+
+@gluon.jit
+def resident_backward_kernel(
+    grad_h,
+    gh_row,
+    gh_column,
+    grad_c,
+    gc_row,
+    gc_column,
+    gates,
+    w_hh,
+    stored,
+    stored_row,
+    stored_column,
+    after_h,
+    after_c,
+    starts,
+    bounds,
+    grad_gates,
+    grad_stored,
+    HIDDEN: gl.constexpr,
+    WIDTH: gl.constexpr,
+    LSTM: gl.constexpr,
+    TO_STORED: gl.constexpr,
+    BITS: gl.constexpr,
+    ROWS: gl.constexpr,
+    WARPS: gl.constexpr,
+    SHARED_GATES: gl.constexpr,
+):
+    """Walk ROWS slots from their last token to their first; see ``backward.backward_kernel``.
+
+    Differences: units are padded to WIDTH; ``gates`` are those of ``resident_forward_kernel``; ``grad_gates`` is
+    ``[N, 4 * WIDTH]`` with interleaved gates: LSTM ``[WIDTH, 4]``; GRU n ``[WIDTH]``, (r, z) ``[WIDTH, 2]``, n's hidden
+    part ``[WIDTH]``. What a step reads is fetched one step ahead.
+    """
+    KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
+    L: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8])
+    LW: gl.constexpr = gl.DotOperandLayout(0, L, 32 // BITS)
+    LD: gl.constexpr = gl.DotOperandLayout(1, L, 32 // BITS)
+    PAGE: gl.constexpr = gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
+    unit = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, LW))[:, None]
+    k = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LW))[None, :]
+    w0 = weights(w_hh, k, unit, 0, HIDDEN, BITS)
+    w1 = weights(w_hh, k, unit, 1, HIDDEN, BITS)
+    w2 = weights(w_hh, k, unit, 2, HIDDEN, BITS)
+    if LSTM:
+        w3 = weights(w_hh, k, unit, 3, HIDDEN, BITS)
+    HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # gates from this one on: weights in shared memory
+    if HELD <= 1:
+        page1 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w1)
+    if HELD <= 2:
+        page2 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w2)
+    if LSTM and HELD <= 3:
+        page3 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w3)
+    EXCHANGE: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    exchange0 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
+    exchange1 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
+    exchange2 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
+    if LSTM:
+        exchange3 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
+    j = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, L))
+    real = (j < HIDDEN)[:, None]
+    slot = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
+    begin = gl.load(bounds + slot)
+    end = gl.load(bounds + slot + 1)
+    length = (end - begin).to(gl.int32)
+    steps = gl.max(length, 0)
+    after = after_c if LSTM else after_h
+    zero = gl.zeros([WIDTH, ROWS], gl.float32, L)
+    back = zero
+    carried = zero
+    token = end - 1
+    active = length > 0
+    inside = active[None, :] & real
+    packed = gl.load(gates.to(gl.pointer_type(gl.int64)) + token[None, :] * WIDTH + j[:, None], mask=inside, other=0)
+    dh = gl.load(grad_h + token[None, :] * gh_row + j[:, None] * gh_column, mask=inside, other=0.0)
+    dc = zero
+    state = zero
+    if LSTM:
+        dc = gl.load(grad_c + token[None, :] * gc_row + j[:, None] * gc_column, mask=inside, other=0.0).to(gl.float32)
+        state = gl.load(after + token[None, :] * HIDDEN + j[:, None], mask=inside, other=0.0)
+    first = (gl.load(starts + token, mask=active, other=0) != 0) & active
+    next_first = (gl.load(starts + token - 1, mask=length > 1, other=0) != 0) & (length > 1)
+    held = gl.load(
+        stored + token[None, :] * stored_row + j[:, None] * stored_column, mask=first[None, :] & real, other=0.0
+    ).to(gl.float32)
+    earlier = gl.load(after + (token - 1)[None, :] * HIDDEN + j[:, None], mask=(length > 1)[None, :] & real, other=0.0)
+    for step in range(steps):
+        active = step < length
+        token = end - 1 - step
+        # Fetch the next step.
+        ahead = step + 1 < length
+        further = step + 2 < length
+        inside = ahead[None, :] & real
+        next_packed = gl.load(
+            gates.to(gl.pointer_type(gl.int64)) + (token - 1)[None, :] * WIDTH + j[:, None], mask=inside, other=0
+        )
+        next_dh = gl.load(grad_h + (token - 1)[None, :] * gh_row + j[:, None] * gh_column, mask=inside, other=0.0)
+        next_dc = zero
+        if LSTM:
+            next_dc = gl.load(
+                grad_c + (token - 1)[None, :] * gc_row + j[:, None] * gc_column, mask=inside, other=0.0
+            ).to(gl.float32)
+        next_earlier = gl.load(
+            after + (token - 2)[None, :] * HIDDEN + j[:, None], mask=further[None, :] & real, other=0.0
+        )
+        next_held = gl.load(
+            stored + (token - 1)[None, :] * stored_row + j[:, None] * stored_column,
+            mask=next_first[None, :] & real,
+            other=0.0,
+        ).to(gl.float32)
+        flag = gl.load(starts + token - 2, mask=further, other=0)
+
+        g0, g1, g2, g3 = four_of(packed)
+        before = gl.where(first[None, :], held, earlier)
+        total = dh.to(gl.float32) + back
+        place = j[:, None]
+        inside = active[None, :] & (j < WIDTH)[:, None]
+        if LSTM:
+            tanh_c = tanh(state)
+            total_c = dc + carried + total * g3 * (1.0 - tanh_c * tanh_c)
+            d0 = total_c * g2 * g0 * (1.0 - g0)
+            d1 = total_c * before * g1 * (1.0 - g1)
+            d2 = total_c * g0 * (1.0 - g2 * g2)
+            d3 = total * tanh_c * g3 * (1.0 - g3)
+            carried = total_c * g1
+        else:
+            total += carried
+            dn = total * (1.0 - g1) * (1.0 - g2 * g2)
+            d0 = dn * g3 * g0 * (1.0 - g0)
+            d1 = total * (before - g2) * g1 * (1.0 - g1)
+            d2 = dn * g0
+            carried = total * g1
+        exchange0.permute((1, 0)).store(operand(d0, BITS))
+        exchange1.permute((1, 0)).store(operand(d1, BITS))
+        exchange2.permute((1, 0)).store(operand(d2, BITS))
+        if LSTM:
+            exchange3.permute((1, 0)).store(operand(d3, BITS))
+        if TO_STORED:
+            gl.store(grad_stored + token[None, :] * HIDDEN + j[:, None], carried, mask=(first & active)[None, :] & real)
+        if LSTM:
+            store_two(grad_gates, token[None, :] * (2 * WIDTH) + 2 * place, inside, d0, d1, BITS)
+            store_two(grad_gates, token[None, :] * (2 * WIDTH) + 2 * place + 1, inside, d2, d3, BITS)
+        else:
+            row = grad_gates + token * (4 * WIDTH)
+            store_two((row + WIDTH)[None, :], place, inside, d0, d1, BITS)
+            gl.store(row[None, :] + place, dn.to(grad_gates.dtype.element_ty), mask=inside)
+            gl.store((row + 3 * WIDTH)[None, :] + place, d2.to(grad_gates.dtype.element_ty), mask=inside)
+        if HELD <= 1:
+            w1 = page1.load(LW)
+        if HELD <= 2:
+            w2 = page2.load(LW)
+        back = mma_v2(w0, exchange0.permute((1, 0)).load(LD), zero, input_precision="tf32")
+        other = mma_v2(w1, exchange1.permute((1, 0)).load(LD), zero, input_precision="tf32")
+        back = mma_v2(w2, exchange2.permute((1, 0)).load(LD), back, input_precision="tf32")
+        if LSTM:
+            if HELD <= 3:
+                w3 = page3.load(LW)
+            other = mma_v2(w3, exchange3.permute((1, 0)).load(LD), other, input_precision="tf32")
+        # A segment's first token passes nothing on to the token before it.
+        linked = (active & (first == 0))[None, :]
+        back = gl.where(linked, back + other, 0.0)
+        carried = gl.where(linked, carried, 0.0)
+        packed = next_packed
+        dh = next_dh
+        dc = next_dc
+        state = earlier
+        earlier = next_earlier
+        held = next_held
+        first = next_first
+        next_first = (flag != 0) & further

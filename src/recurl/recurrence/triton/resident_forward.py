@@ -1,0 +1,166 @@
+# pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportGeneralTypeIssues=false
+# ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915
+# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+"""The forward recurrence in Gluon for H <= 128: one program owns its slots, recurrent weights stay in registers."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+
+from recurl.recurrence.triton.registers import load_two, operand, sigmoid, store_gates, tanh, two_of
+
+
+@gluon.jit
+def weights(w_hh, row, column, gate: gl.constexpr, HIDDEN: gl.constexpr, BITS: gl.constexpr):
+    """W[gate][row, column], padded with zeros, as an operand."""
+    at = w_hh + (gate * HIDDEN + row) * HIDDEN + column
+    return operand(gl.load(at, mask=(row < HIDDEN) & (column < HIDDEN), other=0.0), BITS)
+
+
+@gluon.jit
+def _fetch(input_gates, token, active, j, WIDTH: gl.constexpr, LSTM: gl.constexpr, BITS: gl.constexpr):
+    # The input gates of one step, as packed words: LSTM (i, f), (g, o); GRU (r, z), n.
+    inside = active[None, :] & (j[:, None] < WIDTH)
+    if LSTM:
+        at = token[None, :] * (2 * WIDTH) + 2 * j[:, None]
+        first = load_two(input_gates, at, inside, BITS)
+        second = load_two(input_gates, at + 1, inside, BITS)
+    else:
+        row = input_gates + token * (3 * WIDTH)
+        first = load_two((row + WIDTH)[None, :], j[:, None], inside, BITS)
+        second = gl.load(row[None, :] + j[:, None], mask=inside, other=0.0)
+    return first, second
+
+
+@gluon.jit
+def resident_forward_kernel(
+    input_gates,
+    b_hn,
+    w_hh,
+    stored_h,
+    h_row,
+    h_column,
+    stored_c,
+    c_row,
+    c_column,
+    starts,
+    bounds,
+    after_h,
+    after_c,
+    gates,
+    HIDDEN: gl.constexpr,
+    WIDTH: gl.constexpr,
+    LSTM: gl.constexpr,
+    KEEP: gl.constexpr,
+    BITS: gl.constexpr,
+    ROWS: gl.constexpr,
+    WARPS: gl.constexpr,
+    SHARED_GATES: gl.constexpr,
+    AHEAD: gl.constexpr,
+):
+    """Walk ROWS slots; see ``forward.forward_kernel``. Units are padded to WIDTH.
+
+    Differences: ``input_gates`` are padded and interleaved (LSTM ``[N, WIDTH, 4]``; GRU n ``[WIDTH]``, then (r, z)
+    ``[WIDTH, 2]``), ``gates`` are float16 ``[N, WIDTH, 4]``. Input gates are fetched AHEAD steps early (1 or 2), stored
+    states one. Gates are computed transposed, [units, slots], so that a tile may have as few as eight slots.
+    The last SHARED_GATES gates keep their weights in shared memory, for want of registers.
+    """
+    KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
+    L: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8])
+    LW: gl.constexpr = gl.DotOperandLayout(0, L, 32 // BITS)
+    LH: gl.constexpr = gl.DotOperandLayout(1, L, 32 // BITS)
+    PAGE: gl.constexpr = gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
+    row = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, LW))[:, None]
+    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LW))[None, :]
+    w0 = weights(w_hh, row, column, 0, HIDDEN, BITS)
+    w1 = weights(w_hh, row, column, 1, HIDDEN, BITS)
+    w2 = weights(w_hh, row, column, 2, HIDDEN, BITS)
+    if LSTM:
+        w3 = weights(w_hh, row, column, 3, HIDDEN, BITS)
+    HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # gates from this one on: weights in shared memory
+    if HELD <= 1:
+        page1 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w1)
+    if HELD <= 2:
+        page2 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w2)
+    if LSTM and HELD <= 3:
+        page3 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w3)
+    exchange = gl.allocate_shared_memory(KIND, [2, ROWS, WIDTH], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    j = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, L))
+    real = (j < HIDDEN)[:, None]
+    slot = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
+    begin = gl.load(bounds + slot)
+    length = (gl.load(bounds + slot + 1) - begin).to(gl.int32)
+    steps = gl.max(length, 0)
+    if LSTM == 0:
+        bias = gl.load(b_hn + j, mask=j < HIDDEN, other=0.0)
+    some = length > 0
+    first = (gl.load(starts + begin + 1, mask=length > 1, other=0) != 0) & (length > 1)
+    inside = some[None, :] & real
+    h = gl.load(stored_h + begin[None, :] * h_row + j[:, None] * h_column, mask=inside, other=0.0).to(gl.float32)
+    if LSTM:
+        c = gl.load(stored_c + begin[None, :] * c_row + j[:, None] * c_column, mask=inside, other=0.0).to(gl.float32)
+    exchange.index(0).permute((1, 0)).store(operand(h, BITS))
+    x0, x1 = _fetch(input_gates, begin, some, j, WIDTH, LSTM, BITS)
+    if AHEAD == 2:
+        y0, y1 = _fetch(input_gates, begin + 1, length > 1, j, WIDTH, LSTM, BITS)
+    for step in range(steps):
+        token = begin + step
+        ahead = step + 2 < length
+        z0, z1 = _fetch(input_gates, token + AHEAD, step + AHEAD < length, j, WIDTH, LSTM, BITS)
+        flag = gl.load(starts + token + 2, mask=ahead, other=0)
+        again = first[None, :] & real
+        next_h = gl.load(stored_h + (token + 1)[None, :] * h_row + j[:, None] * h_column, mask=again, other=0.0)
+        if LSTM:
+            next_c = gl.load(stored_c + (token + 1)[None, :] * c_row + j[:, None] * c_column, mask=again, other=0.0)
+        b = exchange.index(step % 2).permute((1, 0)).load(LH)
+        a0, a1 = two_of(x0, BITS)
+        if HELD <= 1:
+            w1 = page1.load(LW)
+        if HELD <= 2:
+            w2 = page2.load(LW)
+        if LSTM:
+            if HELD <= 3:
+                w3 = page3.load(LW)
+            a2, a3 = two_of(x1, BITS)
+            a3 = mma_v2(w3, b, a3, input_precision="tf32")
+        else:
+            a2 = gl.zeros([WIDTH, ROWS], gl.float32, L) + bias[:, None]
+        a2 = mma_v2(w2, b, a2, input_precision="tf32")
+        a0 = mma_v2(w0, b, a0, input_precision="tf32")
+        a1 = mma_v2(w1, b, a1, input_precision="tf32")
+        g0 = sigmoid(a0)
+        g1 = sigmoid(a1)
+        if LSTM:
+            g2 = tanh(a2)
+            g3 = sigmoid(a3)
+            c = g1 * c + g0 * g2
+            out_c = c
+            h = g3 * tanh(c)
+        else:
+            g2 = tanh(x1.to(gl.float32) + g0 * a2)
+            g3 = gl.minimum(gl.maximum(a2, -65504.0), 65504.0)  # the one kept value that has no bound
+            h = g2 + g1 * (h - g2)
+        out_h = h
+        h = gl.where(first[None, :], next_h.to(gl.float32), h)
+        if LSTM:
+            c = gl.where(first[None, :], next_c.to(gl.float32), c)
+        exchange.index((step + 1) % 2).permute((1, 0)).store(operand(h, BITS))
+        active = (step < length)[None, :]
+        out = token[None, :] * HIDDEN + j[:, None]
+        gl.store(after_h + out, out_h, mask=active & real)
+        if LSTM:
+            gl.store(after_c + out, out_c, mask=active & real)
+        if KEEP:
+            store_gates(gates, token[None, :] * WIDTH + j[:, None], active & (j < WIDTH)[:, None], g0, g1, g2, g3)
+        if AHEAD == 2:
+            x0 = y0
+            x1 = y1
+            y0 = z0
+            y1 = z1
+        else:
+            x0 = z0
+            x1 = z1
+        first = (flag != 0) & ahead

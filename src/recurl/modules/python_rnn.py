@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import ClassVar
 
 import torch
@@ -66,6 +67,8 @@ class RecurrentNet(nn.Module):
                 for name, shape in self._shapes(layer).items():
                     empty = torch.empty(shape, device=device, dtype=dtype)
                     self.register_parameter(f"{name}_{suffix}", nn.Parameter(empty))
+        self._names = tuple(self._parameters)
+        self._cache: tuple[tuple[str, ...], tuple[object, ...], list[list[LayerWeights]]] = ((), (), [])
         self.reset_parameters()
 
     @property
@@ -120,6 +123,19 @@ class RecurrentNet(nn.Module):
 
     def layer_weights(self) -> list[list[LayerWeights]]:
         """The parameters by layer, then by direction."""
+        if torch.compiler.is_compiling():
+            return self._collect_weights()
+        names, tensors = tuple(self._parameters), tuple(self._parameters.values())
+        known_names, known, weights = self._cache
+        if names == known_names and all(map(operator.is_, tensors, known)):
+            return weights
+        weights = self._collect_weights()
+        # Not kept: what torch.func, parametrizations or pruning put in the place of the Parameters.
+        if names == self._names and all(type(tensor) is nn.Parameter for tensor in tensors):
+            self._cache = names, tensors, weights
+        return weights
+
+    def _collect_weights(self) -> list[list[LayerWeights]]:
         return [
             [
                 LayerWeights(

@@ -226,9 +226,10 @@ class ReplayBuffer:
         mark_starts(data, info["starts"])
         if "ends" in info and self.sampler.truncated_key is not None:
             mark_ends(data, info["ends"], self.sampler.truncated_key)
+        inner = (1,) * (data.batch_dims - 1)
         for name, key in _ENTRIES.items():
             if name in info:
-                data.set(key, info[name])
+                data.set(key, info[name].reshape(-1, *inner).expand(data.batch_size))
 
     def _filled(self) -> TrajectoryIndex:
         if self._index is None or len(self._index) == 0:

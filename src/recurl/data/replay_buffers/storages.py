@@ -244,10 +244,17 @@ class LazyTensorStorage(Storage):
         self._take(int((path / "lanes").read_text()), leaves(saved), saved.batch_size[1:])
 
     def _take(self, lanes: int, entries: dict[NestedKey, Tensor], inner: torch.Size) -> None:
-        self.lanes = lanes
         if self.device == "auto":
             self.device = torch.device("cpu")
-        self._allocate({key: value[0] for key, value in entries.items()}, inner)
+        if not self._leaves:
+            self.lanes = lanes
+            self._allocate({key: value[0] for key, value in entries.items()}, inner)
+        if lanes != self.lanes or entries.keys() != self._leaves.keys():
+            raise ArgumentError(
+                f"The saved contents, {lanes} lanes of {sorted(map(str, entries))}, must be like those of the storage, "
+                f"{self.lanes} lanes of {sorted(map(str, self.keys))}. Load into a new storage."
+            )
+        self._check(entries, 1)
         for key, value in entries.items():
             self._leaves[key][: value.shape[0]].copy_(value)
 

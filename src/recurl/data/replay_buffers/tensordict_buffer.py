@@ -65,7 +65,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 f"The sample must have the entries {INDEX!r} and {self.priority_key!r}; it has "
                 f"{sorted(map(str, sample.keys(True, True)))}."
             )
-        priority = priority.reshape(index.shape[0], -1).amax(1)
+        items = index.shape[0]
+        index, priority = index.reshape(items, -1)[:, 0], priority.reshape(items, -1).amax(1)
+        if write_step is not None:
+            write_step = write_step.reshape(items, -1)[:, 0]
         if mask is not None:
             index, priority = index[mask], priority[mask]
             write_step = None if write_step is None else write_step[mask]

@@ -1,0 +1,453 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from recurl.data import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
+
+
+def steps(lengths, first=0):
+    """Steps of trajectories of these lengths; "step" counts all steps, "episode" is the trajectory's number."""
+    episode = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)) + first
+    step = torch.arange(len(episode))
+    done = torch.ones(len(episode), 1, dtype=torch.bool)
+    done[:-1, 0] = episode[1:] != episode[:-1]
+    return TensorDict(
+        {
+            "step": step,
+            "episode": episode,
+            "is_init": torch.cat([torch.ones(1, 1, dtype=torch.bool), done[:-1]]),
+            "next": {"done": done, "terminated": done, "truncated": torch.zeros_like(done)},
+        },
+        [len(episode)],
+    )
+
+
+def buffer_of(sampler, lengths, batch_size, max_size=1000):
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(max_size), sampler=sampler, batch_size=batch_size)
+    buffer.extend(steps(lengths))
+    return buffer
+
+
+def drawn_slices(sample):
+    """The slices of a flat sample, without padding: lists of positions."""
+    starts = sample["is_init"].reshape(-1).nonzero().reshape(-1).tolist()
+    mask = sample.get(("collector", "mask"), torch.ones(len(sample), dtype=torch.bool))
+    pieces = [sample["index"][a:b] for a, b in zip(starts, [*starts[1:], len(sample)], strict=True) if mask[a]]
+    return [piece.tolist() for piece in pieces]
+
+
+def check_uniform(counts, possible):
+    """Chi-square against the uniform distribution over ``possible`` outcomes, at 4.5 standard deviations or so."""
+    counts = np.array([counts.get(outcome, 0) for outcome in possible])
+    expected = counts.sum() / len(counts)
+    assert expected > 5
+    freedom = len(counts) - 1
+    assert ((counts - expected) ** 2 / expected).sum() < freedom + 4.5 * (2 * freedom) ** 0.5 + 5
+
+
+def counted(values):
+    result = {}
+    for value in values:
+        result[value] = result.get(value, 0) + 1
+    return result
+
+
+@pytest.mark.parametrize("max_size", [100, 64])
+def test_random_steps_are_uniform(max_size):
+    buffer = buffer_of(RandomSampler(), [30, 20], 50, max_size)
+    buffer.extend(steps([30]))
+    sample = buffer.sample(20_000)
+    check_uniform(counted(sample["index"].tolist()), range(min(80, max_size)))
+
+
+def test_trajectories_and_starts_are_uniform():
+    """A trajectory whatever its length, then a start within it; trajectories that are too short never come."""
+    lengths, length = [4, 3, 10, 6], 4
+    buffer = buffer_of(SliceSampler(slice_len=length), lengths, 4 * 6000)
+    begins = [piece[0] for piece in drawn_slices(buffer.sample())]
+    assert len(begins) == 6000
+    of_trajectory = {0: range(1), 2: range(7, 14), 3: range(17, 20)}
+    number = {start: name for name, starts in of_trajectory.items() for start in starts}
+    check_uniform(counted(number[begin] for begin in begins), of_trajectory)
+    for starts in of_trajectory.values():
+        if len(starts) > 1:
+            check_uniform(counted(begin for begin in begins if begin in starts), starts)
+
+
+def test_short_trajectories_come_whole():
+    buffer = buffer_of(SliceSampler(num_slices=3000, strict_length=False), [2, 9], 3000 * 5)
+    sample = buffer.sample()
+    pieces = drawn_slices(sample)
+    assert len(sample) == sum(map(len, pieces)) < 15_000
+    check_uniform(counted(len(piece) for piece in pieces), [2, 5])
+    assert all(piece == [0, 1] for piece in pieces if len(piece) == 2)
+
+
+@pytest.mark.parametrize(
+    ("span", "outcomes"),
+    [
+        (True, [(0, 1), (0, 2), (0, 3), (1, 4), (2, 5), (3, 5), (4, 5)]),
+        ((False, 1), [(0, 3), (1, 4), (2, 5), (3, 5)]),
+        ((2, False), [(0, 1), (0, 2), (0, 3), (1, 4), (2, 5)]),
+        (1, [(0, 2), (0, 3), (1, 4), (2, 5), (3, 5)]),
+    ],
+)
+def test_span_overlaps_beginning_and_end(span, outcomes):
+    buffer = buffer_of(SliceSampler(slice_len=3, span=span), [5], 3 * 5000)
+    check_uniform(counted((piece[0], piece[-1] + 1) for piece in drawn_slices(buffer.sample())), outcomes)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_padding_and_mask_are_always_written(strict):
+    lengths = [2, 5] if not strict else [5, 5]
+    sampler = SliceSampler(slice_len=4, strict_length=False, pad_output=True)
+    sample = buffer_of(sampler, lengths, 4 * 50).sample()
+    mask, index = sample["collector", "mask"].reshape(50, 4), sample["index"].reshape(50, 4)
+    assert mask.dtype == torch.bool
+    assert sample.shape == (200,)
+    assert mask[:, 0].all()
+    assert mask.all() == strict
+    short = ~mask[:, 2]
+    assert (index[short] == torch.tensor([0, 1, 1, 1])).all()
+    assert torch.equal(mask[short], torch.tensor([True, True, False, False]).expand_as(mask[short]))
+    assert sample["is_init"].reshape(50, 4)[~mask].all()
+    ends = sample["next", "truncated"].reshape(50, 4)
+    assert torch.equal(ends, mask & ~torch.cat([mask[:, 1:], torch.zeros(50, 1, dtype=torch.bool)], 1))
+
+
+def test_marks_at_the_ends_of_slices():
+    buffer = buffer_of(SliceSampler(slice_len=3), [7, 7], 30)
+    before = buffer[:].clone()
+    sample = buffer.sample()
+    last = torch.arange(30) % 3 == 2
+    stored = buffer[sample["index"]]
+    for name, key in (("truncated", last), ("done", last | stored["next", "done"].squeeze(-1))):
+        assert torch.equal(sample["next", name].squeeze(-1), key)
+        assert torch.equal(sample["collector", "stored", "next", name], stored["next", name])
+    assert torch.equal(sample["next", "terminated"], stored["next", "terminated"])
+    assert torch.equal(sample["is_init"].squeeze(-1), torch.arange(30) % 3 == 0)
+    assert torch.equal(sample["collector", "stored", "is_init"], stored["is_init"])
+    for value in sample.values(True, True):
+        value.zero_()
+    assert (buffer[:] == before).all(), "sampling must not change what is stored"
+
+
+def test_done_flags_are_left_alone_on_request():
+    buffer = buffer_of(SliceSampler(slice_len=3, truncated_key=None), [7, 7], 30)
+    sample = buffer.sample()
+    assert not sample["next", "truncated"].any()
+    assert torch.equal(sample["next", "done"], buffer[sample["index"]]["next", "done"])
+
+
+def test_marks_without_flags_in_the_data():
+    """Data without is_init and truncated gets both, and is_init says what a segment is."""
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=3, end_key="end"), batch_size=6
+    )
+    buffer.extend(TensorDict({"end": torch.arange(20) % 5 == 4}, [20]))
+    sample = buffer.sample()
+    assert sample["is_init"].tolist() == [[True], [False], [False]] * 2
+    assert sample["next", "truncated"].tolist() == [[False], [False], [True]] * 2
+
+
+@st.composite
+def recordings(draw):
+    """Lanes, capacity, and batches [lanes, n] of trajectory numbers with random switches."""
+    lanes, capacity = draw(st.integers(1, 3)), draw(st.integers(2, 20))
+    density = draw(st.sampled_from([0.05, 0.2, 0.6]))
+    counts = draw(st.lists(st.integers(1, capacity), min_size=1, max_size=6))
+    random = np.random.default_rng(draw(st.integers(0, 10_000)))
+    return lanes, capacity, [random.random((lanes, count)) < density for count in counts]
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    recordings(),
+    st.integers(1, 5),
+    st.sampled_from(["strict", "ragged", "padded", "span", "once", "priority", "priority ragged"]),
+)
+def test_no_slice_crosses_a_trajectory_or_the_write_cursor(recording, length, kind):
+    lanes, capacity, batches = recording
+    size = lanes * capacity
+    sampler = {
+        "strict": lambda: SliceSampler(slice_len=length),
+        "ragged": lambda: SliceSampler(slice_len=length, strict_length=False),
+        "padded": lambda: SliceSampler(slice_len=length, strict_length=False, pad_output=True),
+        "span": lambda: SliceSampler(slice_len=length, span=(1, True)),
+        "once": lambda: SliceSampler(slice_len=length, replacement=False),
+        "priority": lambda: PrioritizedSliceSampler(size, 1.0, 1.0, slice_len=length),
+        "priority ragged": lambda: PrioritizedSliceSampler(size, 1.0, 1.0, slice_len=length, strict_length=False),
+    }[kind]()
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(size, ndim=2), sampler=sampler, batch_size=8 * length)
+    time, ids = 0, torch.arange(lanes)
+    for switches in batches:
+        count = switches.shape[1]
+        traj_ids = ids[:, None] + lanes * torch.from_numpy(switches).cumsum(1)
+        ids = traj_ids[:, -1]
+        batch = TensorDict(
+            {"collector": {"traj_ids": traj_ids}, "time": (time + torch.arange(count)).expand(lanes, count)},
+            [lanes, count],
+        )
+        time += count
+        buffer.extend(batch)
+        try:
+            sample = buffer.sample()
+        except UsageError as error:
+            assert "No stored trajectory has" in str(error)  # noqa: PT017 - whether it raises depends on the data
+            assert "ragged" not in kind
+            continue
+        mask = sample.get(("collector", "mask"), torch.ones(len(sample), dtype=torch.bool))
+        inside = ~sample["is_init"].squeeze(-1)
+        moment, ids_drawn = sample["time"], sample["collector", "traj_ids"]
+        assert (moment[1:][inside[1:]] == moment[:-1][inside[1:]] + 1).all()
+        assert (ids_drawn[1:][inside[1:]] == ids_drawn[:-1][inside[1:]]).all()
+        assert (moment[mask] > time - 1 - capacity).all(), "a step that was overwritten"
+        lengths = [len(piece) for piece in drawn_slices(sample)]
+        assert max(lengths) <= length
+        if kind in ("strict", "once", "priority"):
+            assert set(lengths) == {length}
+        if kind != "once":
+            assert len(lengths) == 8
+
+
+def test_each_step_once_per_epoch():
+    buffer = buffer_of(SamplerWithoutReplacement(), [30, 20], 8)
+    for _ in range(2):
+        epoch = [sample["index"] for sample in buffer]
+        assert [len(part) for part in epoch] == [8] * 6 + [2]
+        assert sorted(torch.cat(epoch).tolist()) == list(range(50))
+    buffer.sample()
+    buffer.extend(steps([10]))
+    assert sorted(torch.cat([sample["index"] for sample in buffer]).tolist()) == list(range(60))
+    next(iter(buffer))
+    assert sum(len(sample) for sample in buffer) == 60, "an epoch begins anew with each iteration"
+    assert [len(buffer.sample()) for _ in range(9)] == [8] * 7 + [4] + [8]
+
+
+def test_drop_last_and_order():
+    buffer = buffer_of(SamplerWithoutReplacement(drop_last=True, shuffle=False), [11], 4)
+    assert [sample["index"].tolist() for sample in buffer] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [len(buffer.sample()) for _ in range(5)] == [4] * 5
+    with pytest.raises(UsageError, match="A batch of 12 needs as many steps, the buffer has 11"):
+        buffer.sample(12)
+
+
+def test_steps_in_order_stay_one_segment():
+    buffer = buffer_of(SamplerWithoutReplacement(shuffle=False), [6, 6], 12)
+    assert buffer.sample()["is_init"].squeeze(-1).nonzero().squeeze(-1).tolist() == [0, 6]
+
+
+def test_each_trajectory_once_per_epoch():
+    buffer = buffer_of(SliceSampler(slice_len=4, replacement=False), [5, 3, 8, 4, 9, 9], 12)
+    for _ in range(3):
+        epoch = list(buffer)
+        assert [len(sample) for sample in epoch] == [12, 8]
+        assert sorted(torch.cat(epoch)["episode"][::4].tolist()) == [0, 2, 3, 4, 5]
+    assert [len(buffer.sample()) for _ in range(3)] == [12, 8, 12]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 0.6])
+def test_priorities_against_the_formula(alpha):
+    beta, eps = 0.4, 1e-3
+    buffer = buffer_of(PrioritizedSampler(50, alpha, beta, eps), [20], 20_000, max_size=20)
+    priority = torch.arange(20.0)
+    buffer.update_priority(torch.arange(20), priority)
+    wanted = (priority.double() + eps) ** alpha
+    wanted /= wanted.sum()
+    sample = buffer.sample()
+    counts = torch.bincount(sample["index"], minlength=20).double()
+    keep = wanted * 20_000 > 5
+    chi = ((counts - wanted * 20_000) ** 2 / (wanted * 20_000))[keep].sum()
+    assert chi < 19 + 4.5 * 38**0.5
+    weight = (wanted / wanted.min()) ** -beta
+    torch.testing.assert_close(sample["priority_weight"], weight[sample["index"]].float())
+    buffer.extend(steps([1]))
+    tree = buffer.sampler._tree
+    assert tree[np.array([0])][0] == pytest.approx((19 + eps) ** alpha, rel=1e-12), (
+        "new steps have the largest priority"
+    )
+    buffer.update_priority(torch.tensor([3, 3, 3]), torch.tensor([[1.0], [7.0], [2.0]]))
+    assert tree[np.array([3])][0] == pytest.approx((7 + eps) ** alpha, rel=1e-12), "the largest of several counts"
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10_000), st.booleans(), st.booleans())
+def test_priorities_of_slices_against_a_naive_buffer(seed, strict, by_number):
+    """Which steps can start a slice, and with what probability, by brute force after every change."""
+    random = np.random.default_rng(seed)
+    lanes, capacity, length, slices = random.integers(1, 3), random.integers(4, 16), random.integers(1, 5), 6
+    size = int(lanes * capacity)
+    count = {"num_slices": slices} if by_number else {"slice_len": int(length)}
+    sampler = PrioritizedSliceSampler(size, 0.7, 0.5, 1e-4, strict_length=strict, **count)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(size, ndim=2), sampler=sampler, batch_size=int(slices * length)
+    )
+    priorities, largest = {}, 1.0
+    history = [[] for _ in range(lanes)]
+    for _ in range(6):
+        new = int(random.integers(1, capacity + 1))
+        ids = np.zeros((lanes, new), np.int64)
+        for lane, past in enumerate(history):
+            for column in range(new):
+                last = past[-1] if past else lane
+                past.append(last + int(lanes) * int(random.random() < 0.25))
+                ids[lane, column] = past[-1]
+        index = buffer.extend(TensorDict({"collector": {"traj_ids": torch.from_numpy(ids)}}, ids.shape))
+        for place in index.reshape(-1).tolist():
+            priorities[place] = largest
+        chosen = random.choice(sorted(priorities), min(5, len(priorities)), replace=False)
+        values = random.random(chosen.size) * 3
+        buffer.update_priority(torch.from_numpy(chosen), torch.from_numpy(values))
+        largest = max(largest, values.max())
+        priorities.update(zip(chosen.tolist(), values.tolist(), strict=True))
+        expected = naive_starts(history, int(capacity), int(length), strict)
+        if not expected:
+            with pytest.raises(UsageError, match="No stored trajectory"):
+                buffer.sample()
+            continue
+        sample = buffer.sample()
+        got = sampler._tree[np.arange(size)]
+        wanted = np.zeros(size)
+        for place in expected:
+            wanted[place] = (priorities[place] + 1e-4) ** 0.7
+        np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=0)
+        pieces = drawn_slices(sample)
+        assert all(len(piece) == expected[piece[0]] for piece in pieces)
+        first = np.repeat([piece[0] for piece in pieces], [len(piece) for piece in pieces])
+        weight = (wanted[first] / min(wanted[wanted > 0])) ** -0.5
+        np.testing.assert_allclose(sample["priority_weight"].numpy(), weight, rtol=1e-6)
+
+
+def naive_starts(history, capacity, length, strict):
+    """Positions at which a slice can start, and the slice's length there."""
+    result = {}
+    for lane, ids in enumerate(history):
+        oldest = max(0, len(ids) - capacity)
+        for step in range(oldest, len(ids)):
+            stop = step
+            while stop < len(ids) and ids[stop] == ids[step]:
+                stop += 1
+            whole = step == oldest or ids[step - 1] != ids[step]
+            if stop - step >= length or (whole and not strict):
+                result[lane * capacity + step % capacity] = min(length, stop - step)
+    return result
+
+
+def test_slices_are_drawn_by_the_priority_of_their_start():
+    buffer = buffer_of(PrioritizedSliceSampler(20, 1.0, 1.0, slice_len=3), [6, 6], 3 * 8000, max_size=12)
+    buffer.update_priority(torch.arange(12), torch.tensor([1.0, 0, 2, 1, 9, 9, 0, 0, 4, 0, 9, 9]))
+    begins = counted(piece[0] for piece in drawn_slices(buffer.sample()))
+    wanted = {0: 1000, 2: 2000, 3: 1000, 8: 4000}
+    assert begins.keys() == wanted.keys()
+    assert sum((begins[key] - value) ** 2 / value for key, value in wanted.items()) < 16.3  # p = 0.001
+
+
+def test_a_buffer_goes_on_where_it_was_saved():
+    def make():
+        sampler = PrioritizedSliceSampler(64, 0.7, 0.5, slice_len=4)
+        generator = torch.Generator().manual_seed(3)
+        return TensorDictReplayBuffer(
+            storage=LazyTensorStorage(64), sampler=sampler, batch_size=32, generator=generator
+        )
+
+    buffer, other = make(), make()
+    for _ in range(5):
+        buffer.extend(steps([5, 9, 7]))
+        sample = buffer.sample()
+        buffer.update_priority(sample["index"], torch.rand(32))
+    other.load_state_dict(buffer.state_dict())
+    for _ in range(3):
+        assert (buffer.sample() == other.sample()).all()
+        for each in (buffer, other):
+            each.extend(steps([5, 9, 7]))
+
+
+@pytest.mark.parametrize("make", [SamplerWithoutReplacement, lambda: SliceSampler(slice_len=4, replacement=False)])
+def test_an_epoch_goes_on_where_it_was_saved(make):
+    buffer = buffer_of(make(), [9] * 8, 12)
+    buffer.sample()
+    other = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), sampler=make(), batch_size=12)
+    other.load_state_dict(buffer.state_dict())
+    assert torch.equal(buffer.sample()["episode"], other.sample()["episode"])
+
+
+@pytest.mark.parametrize("kind", [SliceSampler, lambda **options: PrioritizedSliceSampler(1000, 1.0, 1.0, **options)])
+def test_errors_of_slices(kind):
+    for options in ({}, {"num_slices": 2, "slice_len": 3}):
+        with pytest.raises(ArgumentTypeError, match="exactly one of num_slices and slice_len"):
+            kind(**options)
+    with pytest.raises(ArgumentError, match="must be positive, got 0"):
+        kind(slice_len=0)
+    with pytest.raises(ArgumentError, match="Give traj_key or end_key, not both"):
+        kind(slice_len=2, traj_key="a", end_key="b")
+    with pytest.raises(UsageError, match="multiple of slice_len=4, got 10"):
+        buffer_of(kind(slice_len=4), [20], 10).sample()
+    with pytest.raises(UsageError, match="multiple of num_slices=4, got 10"):
+        buffer_of(kind(num_slices=4), [20], 10).sample()
+    with pytest.raises(UsageError, match="No stored trajectory has 8 steps, the longest has 5"):
+        buffer_of(kind(slice_len=8), [5, 3], 16).sample()
+    with pytest.raises(MissingKeyError, match=r"must have the entry 'nowhere'.*'episode'"):
+        buffer_of(kind(slice_len=4, end_key="nowhere"), [20], 8)
+    with pytest.raises(MissingKeyError, match="must have the entry 'nowhere'"):
+        buffer_of(kind(slice_len=4, traj_key="nowhere"), [20], 8)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=kind(slice_len=2), batch_size=4)
+    buffer.extend(TensorDict({"observation": torch.zeros(8)}, [8]))
+    with pytest.raises(MissingKeyError, match="Name another with traj_key= or end_key="):
+        buffer.sample()
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=kind(slice_len=2), batch_size=4)
+    buffer.extend(steps([6]).reshape(2, 3))
+    with pytest.raises(MissingKeyError, match="or use ndim=2"):
+        buffer.sample()
+    data = steps([6])
+    data["wide"] = torch.zeros(6, 2)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=kind(slice_len=2, traj_key="wide"))
+    with pytest.raises(ArgumentError, match="'wide' must have one value per step, 6 in all"):
+        buffer.extend(data)
+
+
+def test_errors_of_slice_options():
+    with pytest.raises(ArgumentError, match="pad_output needs strict_length=False"):
+        SliceSampler(slice_len=3, pad_output=True)
+    with pytest.raises(ArgumentError, match="span must be"):
+        SliceSampler(slice_len=3, span=(1, -1))
+
+
+def test_errors_of_priorities():
+    for options in ({"max_capacity": 0}, {"alpha": -1.0}, {"beta": -0.1}, {"eps": 0.0}):
+        with pytest.raises(ArgumentError, match="max_capacity and eps must be positive"):
+            PrioritizedSampler(**({"max_capacity": 10, "alpha": 1.0, "beta": 1.0} | options))
+    with pytest.raises(ArgumentError, match="max_capacity=10 must be at least the storage's max_size"):
+        buffer_of(PrioritizedSampler(10, 1.0, 1.0), [5], 4, max_size=11)
+    buffer = buffer_of(PrioritizedSampler(10, 1.0, 1.0), [5], 4, max_size=10)
+    for bad in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ArgumentError, match="Priorities must be finite and not negative"):
+            buffer.update_priority(torch.tensor([0]), torch.tensor([bad]))
+    with pytest.raises(ArgumentError, match="one priority per step"):
+        buffer.update_priority(torch.tensor([0]), torch.ones(2))
+    buffer.update_priority(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    with pytest.raises(UsageError, match="RandomSampler has no priorities"):
+        buffer_of(RandomSampler(), [5], 4).update_priority(torch.tensor([0]), torch.ones(1))
+
+
+def test_plain_tensors():
+    """Without entries to mark, starts and index are in the info."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=5)
+    buffer.extend(torch.arange(8.0))
+    sample, info = buffer.sample(return_info=True)
+    assert torch.equal(sample, info["index"].float())
+    assert info["starts"].all()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from recurl.recurrence import BACKENDS, CELLS, Boundaries, LayerWeights, Support, record_backends, run_stack
+from recurl.recurrence import BACKENDS, CELLS, Boundaries, LayerWeights, Options, Support, record_backends, run_stack
 
 PATTERNS = ("none", "every", "random", "last", "alternating")
 
@@ -28,6 +28,7 @@ class Case:
     hidden: int = 7
     dtype: torch.dtype = torch.float64
     seed: int = 0
+    options: Options = Options()  # noqa: RUF009 - frozen
     x: Tensor = field(init=False)
     states: tuple[Tensor, ...] = field(init=False)
     weights: list[list[LayerWeights]] = field(init=False)
@@ -92,6 +93,7 @@ class Case:
                 self.states,
                 self.boundaries,
                 self.masks,
+                self.options,
             )
         assert set(ran) <= {backend}
         assert len(ran) == (self.layers * self.directions if self.x.shape[0] else 0)

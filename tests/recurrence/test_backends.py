@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from recurl.errors import ArgumentError, UnsupportedError
-from recurl.recurrence import BACKENDS, CELLS, LSTM, Boundaries, Support, run_stack
+from recurl.recurrence import BACKENDS, CELLS, LSTM, Boundaries, Options, Support, run_stack
 
 from .contract import PATTERNS, Case, assert_agree
 
-FAST = ["pad", "loop", "cpu"]
+FAST = ["pad", "loop", "cpu", "scan"]
 OPTIONS = [
     {},
     {"layers": 2},
@@ -87,6 +87,15 @@ def test_reference_is_torch_nn(cell: str) -> None:
         torch.testing.assert_close(features, expected.squeeze(1), rtol=1e-12, atol=1e-12)
         for state, end in zip(states, final if cell == "lstm" else (final,), strict=True):
             torch.testing.assert_close(state[-1], end.squeeze(1), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("cell", "options"), [("lstm", {}), ("lstm", {"projection": 4}), ("gru", {"bias": False})])
+@pytest.mark.parametrize("backend", ["loop", "cpu", "scan"])
+def test_recomputing_gates_changes_nothing(backend: str, cell: str, options: dict) -> None:
+    case = Case(cell, layers=2, **options)
+    expected = case.outputs_and_gradients(backend)
+    case.options = Options(recompute=True)
+    assert_agree(case.outputs_and_gradients(backend), expected, 1e-13)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])

@@ -141,7 +141,7 @@ class Registry:
         """
         self.check_name(name)
         if name == "auto":
-            name = "scan" if support.compiling else "pad"
+            name = _automatic(support)
         elif name == "fastest":
             name = self._fastest(support)
         reason = self._backends[name].unsupported(support)
@@ -155,6 +155,13 @@ class Registry:
             if backend is not None and backend.unsupported(support) is None:
                 return name
         return "loop"
+
+
+def _automatic(support: Support) -> str:
+    """``pad`` in eager mode, ``scan`` under ``torch.compile``, and for ``torch.export`` the operator of ``loop``."""
+    if not support.compiling:
+        return "pad"
+    return "loop" if torch.compiler.is_exporting() else "scan"
 
 
 BACKENDS = Registry()

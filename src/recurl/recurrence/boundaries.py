@@ -19,7 +19,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from recurl.errors import ArgumentError, UsageError
 
-
 _T = TypeVar("_T")
 
 
@@ -251,8 +250,8 @@ def _changes(ids: Tensor) -> Tensor:
     return changed
 
 
-# torch has no public name for "inside vmap, grad or functionalize".
-_is_functorch_wrapped: Callable[[Tensor], bool] = cast(Any, torch._C)._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportPrivateUsage]
+# torch has no public name for "inside vmap, grad or functionalize", where results are wrapped even if inputs are not.
+_is_functorch_active: Callable[[], bool] = cast(Any, torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
 
 _Entry = tuple[int, torch.Size, Tensor | None, int, Boundaries]
 _cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -266,7 +265,7 @@ def boundaries_of(is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequenc
     """
     shape = torch.Size(batch_shape)
     sources = (is_init,) if traj_ids is None else (is_init, traj_ids)
-    if torch.compiler.is_compiling() or not all(_counts_edits(source) for source in sources):
+    if torch.compiler.is_compiling() or _is_functorch_active() or any(source.is_inference() for source in sources):
         return Boundaries.from_is_init(is_init, traj_ids, shape)
     traj_version = 0 if traj_ids is None else traj_ids._version
     entry: _Entry | None = _cache.get(is_init)
@@ -282,7 +281,3 @@ def boundaries_of(is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequenc
     boundaries = Boundaries.from_is_init(is_init, traj_ids, shape)
     _cache[is_init] = (is_init._version, shape, traj_ids, traj_version, boundaries)
     return boundaries
-
-
-def _counts_edits(tensor: Tensor) -> bool:
-    return not (tensor.is_inference() or _is_functorch_wrapped(tensor))

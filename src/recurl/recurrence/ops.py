@@ -1,8 +1,7 @@
-"""Kernels with hand-written derivatives as differentiable operators: one wrapper for all backends that bring them.
+"""Kernels with hand-written derivatives, and what they are to ``torch.library``.
 
-A backend brings a pair of pure functions (:class:`Kernels`). In eager mode they run inside an ``autograd.Function``
-and share the batch's :class:`Boundaries` with their cached plan. For ``torch.compile``, ``torch.export`` and the
-transforms of ``torch.func`` they are the operators ``recurl::<name>_forward`` and ``recurl::<name>_backward``:
+A backend brings a pair of pure functions (:class:`Kernels`); ``kernel_backend`` makes a backend of them. While
+``torch.compile`` and ``torch.export`` trace, they are the operators ``recurl::<name>_forward`` and ``_backward``:
 
 * fake: shapes follow from N, H and P alone, never from the boundaries.
 * autograd: first derivatives; taking second ones raises.
@@ -75,104 +74,31 @@ class Kernels(Protocol):
         ...
 
 
-class KernelBackend:
-    """A backend made of a pair of kernels, under their name."""
-
-    def __init__(self, kernels: Kernels) -> None:
-        self.kernels = kernels
-        self.name = kernels.name
-        self._operators = _Operators(kernels)
-
-    def missing(self) -> str | None:
-        """See :meth:`recurl.recurrence.backend.Backend.missing`."""
-        return self.kernels.missing()
-
-    def unsupported(self, support: Support) -> str | None:
-        """See :meth:`recurl.recurrence.backend.Backend.unsupported`."""
-        return self.kernels.unsupported(support)
-
-    def run(self, call: LayerCall) -> tuple[Tensor, States]:
-        """See :meth:`recurl.recurrence.backend.Backend.run`."""
-        inputs = inputs_of(call)
-        wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-        if _is_transformed():
-            after = self._operators(call, keep=wanted and not call.options.recompute)
-        elif wanted:
-            after: States = _Recurrence.apply(self.kernels, call, *inputs)
-        else:
-            after = _forward(self.kernels, call, keep=False)[0]
-        return after[0], after
-
-
-def _is_transformed() -> bool:
-    """Whether the call is being traced, or is inside vmap, grad, ... of torch.func."""
-    functorch = cast(Any, torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
-    return torch.compiler.is_compiling() or functorch()
-
-
 def inputs_of(call: LayerCall) -> tuple[Tensor | None, ...]:
     """Return what a call can be differentiated by: (x, w_ih, w_hh, b_ih, b_hh, w_hr, *states)."""
     w = call.weights
     return (call.x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, w.w_hr, *call.states)
 
 
-def _with_inputs(call: LayerCall, inputs: tuple[Tensor | None, ...]) -> LayerCall:
+def with_inputs(call: LayerCall, inputs: tuple[Tensor | None, ...]) -> LayerCall:
+    """Return ``call`` with other tensors, in the order of :func:`inputs_of`."""
     x, w_ih, w_hh, b_ih, b_hh, w_hr, *states = cast(Any, inputs)
     weights = LayerWeights(w_ih, w_hh, b_ih, b_hh, w_hr)
     return LayerCall(call.cell, weights, x, tuple(states), call.boundaries, call.options)
 
 
-def _forward(kernels: Kernels, call: LayerCall, *, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
+def run_forward(kernels: Kernels, call: LayerCall, *, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
+    """Run the kernels, outside autocast, and take note of it."""
     record_run(kernels.name)
     with without_autocast(call.x.device):
         return kernels.forward(call, keep)
 
 
-class _Recurrence(torch.autograd.Function):
-    """The eager path: (kernels, call, *tensors of the call) -> states after every token."""
-
-    @staticmethod
-    def forward(ctx: Any, kernels: Kernels, call: LayerCall, *inputs: Tensor | None) -> States:
-        after, saved = _forward(kernels, call, keep=not call.options.recompute)
-        ctx.kernels, ctx.num_inputs, ctx.num_states = kernels, len(inputs), len(after)
-        # All but the tensors: the tensors must be reached through save_for_backward only.
-        ctx.frame = (call.cell, call.boundaries, call.options)
-        ctx.save_for_backward(*inputs, *after, *saved)
-        return after
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Gradients:
-        tensors: tuple[Tensor | None, ...] = ctx.saved_tensors
-        split = ctx.num_inputs
-        inputs, kept = tensors[:split], cast(States, tensors[split:])
-        cell, boundaries, options = ctx.frame
-        template = LayerCall(cell, cast(Any, None), cast(Any, None), (), boundaries, options)
-        call, needs = _with_inputs(template, inputs), tuple(ctx.needs_input_grad[2:])
-        with without_autocast(call.x.device):
-            if torch.is_grad_enabled():  # the caller may want to differentiate these gradients again
-                return None, None, *_backward_twice(ctx.kernels, call, inputs, grads, needs)
-            after, saved = kept[: ctx.num_states], kept[ctx.num_states :]
-            return None, None, *ctx.kernels.backward(call, after, saved, grads, needs)
-
-
-def _refuse_twice(name: str) -> NoReturn:
+def refuse_twice(name: str) -> NoReturn:
+    """Raise: kernels are differentiated once."""
     raise UnsupportedError(
         f"The recurrent backend {name!r} has no second derivatives here, so its gradients can't be differentiated "
         "again. For double backward use recurrent_backend='loop', outside torch.compile and torch.func."
-    )
-
-
-def _backward_twice(
-    kernels: Kernels, call: LayerCall, inputs: Gradients, grads: States, needs: tuple[bool, ...]
-) -> Gradients:
-    """Gradients that are themselves differentiable: the recurrence again, in autograd."""
-    outputs = kernels.differentiable(call)
-    if outputs is None:
-        _refuse_twice(kernels.name)
-    wanted = [tensor for tensor, need in zip(inputs, needs, strict=True) if tensor is not None and need]
-    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
-    return tuple(
-        next(found) if tensor is not None and need else None for tensor, need in zip(inputs, needs, strict=True)
     )
 
 
@@ -181,27 +107,27 @@ _OPTIONS = "str cell, str precision, ScalarType compute_dtype"
 _FORWARD = f"({_INPUTS}, {_OPTIONS}, bool keep) -> Tensor[]"
 _BACKWARD = f"({_INPUTS}, {_OPTIONS}, Tensor[] after, Tensor[] saved, Tensor[] grads, bool[] needs) -> Tensor[]"
 _CALL = 11  # how many arguments make up a LayerCall
-_WEIGHTS, _STATES, _STARTS = slice(1, 6), 6, 7
+_WEIGHTS, STATES, STARTS = slice(1, 6), 6, 7
 
 _library = Library("recurl", "FRAGMENT")  # its end would take the operators away
 
 
-class _Operators:
+class Operators:
     """The registered operators of one pair of kernels."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self._forward = self._define("forward", _FORWARD, self._run_forward, self._fake_forward)
-        self._backward = self._define("backward", _BACKWARD, self._run_backward, self._fake_backward)
+        self.forward = self._define("forward", _FORWARD, self._run_forward, self._fake_forward)
+        self.backward = self._define("backward", _BACKWARD, self._run_backward, self._fake_backward)
         forward, backward = f"recurl::{kernels.name}_forward", f"recurl::{kernels.name}_backward"
         torch.library.register_autograd(forward, self._gradient, setup_context=_keep_for_gradient, lib=_library)
-        torch.library.register_autograd(backward, lambda ctx, *grads: _refuse_twice(kernels.name), lib=_library)
+        torch.library.register_autograd(backward, lambda ctx, *grads: refuse_twice(kernels.name), lib=_library)
         torch.library.register_vmap(forward, self._map_forward, lib=_library)
         torch.library.register_vmap(backward, self._map_backward, lib=_library)
 
     def __call__(self, call: LayerCall, keep: bool) -> States:
         """Run the forward operator; differentiable."""
-        results = self._forward(*_arguments(call), keep)
+        results = self.forward(*arguments_of(call), keep)
         return tuple(results[: len(call.states)])
 
     def _define(self, direction: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
@@ -215,7 +141,7 @@ class _Operators:
         return op
 
     def _run_forward(self, *args: Any) -> list[Tensor]:
-        after, saved = _forward(self.kernels, _call_of(args), keep=args[_CALL])
+        after, saved = run_forward(self.kernels, _call_of(args), keep=args[_CALL])
         return [*after, *saved]
 
     def _fake_forward(self, *args: Any) -> list[Tensor]:
@@ -238,32 +164,40 @@ class _Operators:
         args, after, saved = _recall(ctx)
         dense = [like.new_zeros(()).expand_as(like) if g is None else g for g, like in zip(grads, after, strict=False)]
         wanted = ctx.needs_input_grad
-        needs = [*wanted[:_STATES], *wanted[_STATES]]
-        found = iter(self._backward(*args, after, saved, dense, needs))
+        needs = [*wanted[:STATES], *wanted[STATES]]
+        found = iter(self.backward(*args, after, saved, dense, needs))
         gradients = [next(found) if need else None for need in needs]
-        rest = [None] * (_CALL - _STARTS + 1)
-        return (*gradients[:_STATES], gradients[_STATES:], *rest)
+        rest = [None] * (_CALL - STARTS + 1)
+        return (*gradients[:STATES], gradients[STATES:], *rest)
 
     def _map_forward(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[list[Tensor], list[int]]:
-        """Saves nothing: whether gates belong to the folded stream or to one model's would be lost on the way."""
-        args, keep = args[:_CALL], False
-        if any(dim is not None for dim in in_dims[_WEIGHTS]):
-            models = [_slice(args, in_dims, model) for model in range(info.batch_size)]
-            results = zip(*(self._forward(*model, keep) for model in models), strict=True)
-            stacked = [torch.stack(result) for result in results]
-        else:
-            folded = self._forward(*_fold(args, in_dims, info.batch_size), keep)
-            stacked = [_unfold(result, info.batch_size) for result in folded]
-        return stacked, [0] * len(stacked)
+        # Nothing is saved: whether gates belong to the folded stream or to one model's would be lost on the way.
+        return map_recurrence(lambda *call: self.forward(*call, False), info.batch_size, in_dims[:_CALL], args[:_CALL])
 
     def _map_backward(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[list[Tensor], list[int]]:
-        # Gradients of weights are wanted for each mapped element apart, so nothing can be folded.
-        models = [_slice(args, in_dims, model) for model in range(info.batch_size)]
-        stacked = [torch.stack(grads) for grads in zip(*(self._backward(*model) for model in models), strict=True)]
-        return stacked, [0] * len(stacked)
+        return map_each(self.backward, info.batch_size, in_dims, args)
 
 
-def _arguments(call: LayerCall) -> tuple[Any, ...]:
+def map_recurrence(
+    run: Callable[..., Sequence[Tensor]], size: int, in_dims: Sequence[Any], args: Sequence[Any]
+) -> tuple[list[Tensor], list[int]]:
+    """Mapped weights: one model after the other. Else the mapped streams become one."""
+    if any(dim is not None for dim in in_dims[_WEIGHTS]):
+        return map_each(run, size, in_dims, args)
+    stacked = [stream.unflatten(0, (size, -1)) for stream in run(*_fold(args, in_dims, size))]
+    return stacked, [0] * len(stacked)
+
+
+def map_each(
+    run: Callable[..., Sequence[Tensor]], size: int, in_dims: Sequence[Any], args: Sequence[Any]
+) -> tuple[list[Tensor], list[int]]:
+    """One mapped element after the other: for mapped weights, or for gradients of weights that are wanted apart."""
+    results = [run(*_slice(args, in_dims, index)) for index in range(size)]
+    stacked = [torch.stack(list(values)) for values in zip(*results, strict=True)]
+    return stacked, [0] * len(stacked)
+
+
+def arguments_of(call: LayerCall) -> tuple[Any, ...]:
     """A call as arguments of an operator."""
     w, options = call.weights, call.options
     tensors = (call.x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, w.w_hr, list(call.states), call.boundaries.starts)
@@ -278,19 +212,19 @@ def _call_of(args: Sequence[Any]) -> LayerCall:
 
 
 def _keep_for_gradient(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-    *tensors, states, starts = inputs[: _STARTS + 1]
+    *tensors, states, starts = inputs[: STARTS + 1]
     after, saved = output[: len(states)], output[len(states) :]
     ctx.mark_non_differentiable(*saved)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *states, starts, *after, *saved)
-    ctx.num_states, ctx.rest = len(states), inputs[_STARTS + 1 : _CALL]
+    ctx.num_states, ctx.rest = len(states), inputs[STARTS + 1 : _CALL]
 
 
 def _recall(ctx: Any) -> tuple[tuple[Any, ...], list[Tensor], list[Tensor]]:
     """What :func:`_keep_for_gradient` kept: the arguments of the call, the states after, what was saved."""
     tensors, count = ctx.saved_tensors, ctx.num_states
-    states, (starts, *kept) = tensors[_STATES : _STATES + count], tensors[_STATES + count :]
-    return (*tensors[:_STATES], list(states), starts, *ctx.rest), kept[:count], kept[count:]
+    states, (starts, *kept) = tensors[STATES : STATES + count], tensors[STATES + count :]
+    return (*tensors[:STATES], list(states), starts, *ctx.rest), kept[:count], kept[count:]
 
 
 def _in_weights_dtype(op: Any, device: str) -> Callable[..., Any]:
@@ -326,10 +260,6 @@ def _fold(args: Sequence[Any], in_dims: Sequence[Any], size: int) -> list[Any]:
         return mapped.reshape(-1, *mapped.shape[2:])
 
     folded = list(args)
-    folded[0], folded[_STARTS] = stream(args[0], in_dims[0]), stream(args[_STARTS], in_dims[_STARTS])
-    folded[_STATES] = [stream(state, dim) for state, dim in zip(args[_STATES], in_dims[_STATES], strict=True)]
+    folded[0], folded[STARTS] = stream(args[0], in_dims[0]), stream(args[STARTS], in_dims[STARTS])
+    folded[STATES] = [stream(state, dim) for state, dim in zip(args[STATES], in_dims[STATES], strict=True)]
     return folded
-
-
-def _unfold(stream: Tensor, size: int) -> Tensor:
-    return stream.unflatten(0, (size, -1))

@@ -20,7 +20,8 @@ from recurl.recurrence.backend import LayerCall, Options, Support
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import CELLS, LayerWeights, States
 from recurl.recurrence.derivatives import DERIVATIVES
-from recurl.recurrence.ops import Gradients, KernelBackend, inputs_of
+from recurl.recurrence.kernel_backend import KernelBackend
+from recurl.recurrence.ops import Gradients, inputs_of
 
 _Step = Callable[[States, Tensor], tuple[States, States]]
 
@@ -35,8 +36,10 @@ class ScanKernels:
         return None
 
     def unsupported(self, support: Support) -> str | None:
-        """It serves everything."""
-        return None
+        """It can't be exported: how long it is depends on the data."""
+        return (
+            "its length depends on the data; to export use 'loop' or 'auto'" if torch.compiler.is_exporting() else None
+        )
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
         """See :meth:`recurl.recurrence.ops.Kernels.forward`. Saves the input product."""

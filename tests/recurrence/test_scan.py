@@ -1,0 +1,81 @@
+"""The scan backend where it differs from the contract: under torch.compile, and how long its scan is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recurl.modules import LSTMModule, set_recurrent_mode
+from recurl.recurrence import BACKENDS, LSTM, Boundaries, Support
+from recurl.recurrence.scan import _layout  # how long the scan is shows nowhere else
+
+from .contract import Case, assert_agree
+from .test_ops import make_batch, make_module, outputs_and_gradients
+
+# torch's own tracing of an autograd.Function warns.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+@pytest.mark.parametrize("pattern", ["none", "random", "every"])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_many_chunks(cell: str, pattern: str) -> None:
+    """More tokens than one chunk holds, so that segments and chunks overlap in every way."""
+    case = Case(cell, shape=(1, 333), pattern=pattern)
+    assert_agree(case.outputs_and_gradients("scan"), case.outputs_and_gradients("reference"), 1e-10)
+
+
+def test_the_scan_is_as_long_as_a_chunk_and_a_segment() -> None:
+    is_init = torch.zeros(4096, dtype=torch.bool)
+    is_init[::32] = True
+    layout = _layout(Boundaries.from_is_init(is_init))
+    steps, chunks = layout.grid.shape
+    assert steps <= 64 + 4096 // 256 + 32
+    assert chunks * 80 >= 4096
+    assert torch.equal(layout.grid.flatten()[layout.place], torch.arange(4096))
+
+
+@pytest.mark.parametrize(
+    ("cell", "options", "shapes"),
+    [
+        ("lstm", {"proj_size": 3, "bidirectional": True, "recurrent_recompute": "full"}, [(3, 11), (4, 29)]),
+        ("gru", {"bias": False}, [(97,), (140,)]),
+    ],
+)
+def test_compiles_as_one_graph(cell: str, options: dict, shapes: list[tuple[int, ...]]) -> None:
+    module = make_module(cell, **options)
+    module.recurrent_backend = "scan"
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    with set_recurrent_mode(True):
+        for shape in shapes:
+            batch = make_batch(module, *shape)
+            actual = outputs_and_gradients(module, compiled, batch)
+            torch.testing.assert_close(actual, outputs_and_gradients(module, module, batch))
+
+
+def test_compiles_layers_and_dropout() -> None:
+    torch._dynamo.reset()
+    module = make_module("lstm", num_layers=2, dropout=1.0)  # so that the second layer sees zeros
+    module.recurrent_backend = "scan"
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with set_recurrent_mode(True):
+        batch = make_batch(module, 3, 11)
+        actual = outputs_and_gradients(module, compiled, batch)
+        torch.testing.assert_close(actual, outputs_and_gradients(module, module, batch))
+
+
+def test_inductor() -> None:
+    """The whole compiler once: "auto" is the scan there."""
+    torch._dynamo.reset()
+    module = LSTMModule(5, 7, in_key="obs", out_key="features", recurrent_backend="auto")
+    compiled = torch.compile(module, fullgraph=True)
+    with set_recurrent_mode(True):
+        batch = make_batch(module, 3, 40)
+        actual = outputs_and_gradients(module, compiled, batch)
+        module.recurrent_backend = "loop"
+        torch.testing.assert_close(actual, outputs_and_gradients(module, module, batch))
+
+
+def test_auto_is_scan_while_compiling() -> None:
+    support = Support(LSTM, torch.device("cpu"), compiling=True)
+    assert BACKENDS.choose("auto", support).name == "scan"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +14,10 @@ import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from recurl.collectors.background import CollectorBase, Extendable, whole
 from recurl.collectors.batch import BatchWriter
+from recurl.collectors.trajectory_ids import TRAJECTORY_IDS
+from recurl.collectors.weights import Weights, state_of
 from recurl.envs import EnvBase, StepCounter, interact
 from recurl.envs.transformed import TransformedEnv
 from recurl.envs.utils import check_policy_wiring, policy_transforms
@@ -29,37 +32,20 @@ from recurl.transforms import TensorDictPrimer
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 
 
-class _TrajectoryIds:
-    """Hands out ids that no two trajectories of this process share."""
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._lock = threading.Lock()
-
-    def take(self, shape: torch.Size, device: torch.device | None) -> Tensor:
-        """Return new ids, int64 of ``shape``."""
-        count = shape.numel()
-        with self._lock:
-            first, self._next = self._next, self._next + count
-        return torch.arange(first, first + count, device=device).reshape(shape)
-
-    def skip(self, used: Tensor) -> None:
-        """Never hand out ``used`` ids."""
-        with self._lock:
-            self._next = max(self._next, int(used.max()) + 1)
+# tensordict 0.14 has one exploration type for all threads.
+_OF_THREAD = {"thread_local": True} if "thread_local" in signature(set_exploration_type).parameters else {}
 
 
-_IDS = _TrajectoryIds()
-
-
-class Collector:
+class Collector(CollectorBase):
     """Steps a policy in an environment and yields batches ``[T]``, or ``[*B, T]`` for an environment of ``[*B]`` rows.
 
     A batch holds at the root what the policy saw and wrote, under ``"next"`` what came of it (with the true final
     observation and the reward, and ``done``, ``terminated``, ``truncated``), and ``("collector", "traj_ids")``: int64
-    ``[*B, T]``, unique over all collectors of the process. Recurrent modules always step sequentially, whatever the
-    mode outside. Their states are carried from step to step and, unless ``reset_at_each_iter``, from batch to batch.
-    Every batch has memory of its own.
+    ``[*B, T]``, unique over all collectors of the process and its workers. Recurrent modules always step sequentially,
+    whatever the mode outside. Their states are carried from step to step and, unless ``reset_at_each_iter``, from batch
+    to batch. Every batch has memory of its own.
+
+    With a replay buffer, batches go there instead, also from a thread (:meth:`start`, :meth:`async_shutdown`).
 
     Args:
         create_env_fn: an environment, or a callable that makes one.
@@ -72,6 +58,8 @@ class Collector:
         max_frames_per_traj: truncate trajectories after this many steps (appends a StepCounter).
         init_random_frames: so many frames at first have random actions in the place of the policy's.
         postproc: called with every batch; what it returns is yielded.
+        replay_buffer: anything with ``extend(batch)``: gets what would be yielded, None is yielded then. Batches with
+            more dimensions than its storage are flattened to as many.
         auto_register_policy_transforms: append the InitTracker and the primers that the policy needs and the
             environment lacks.
         device: where the policy runs; a policy elsewhere is copied there (see :meth:`update_policy_weights_`).
@@ -80,7 +68,7 @@ class Collector:
 
     Raises:
         ArgumentError: a count is out of range, or random frames would contradict recorded log-probabilities.
-        ArgumentTypeError: ``create_env_fn`` gives no environment.
+        ArgumentTypeError: ``create_env_fn`` gives no environment, or ``replay_buffer`` has no ``extend``.
         WiringError: a state of the policy would never be fed back, or would not start from zero.
         MissingKeyError: the policy reads ``is_init`` and nothing writes it.
 
@@ -104,6 +92,7 @@ class Collector:
         max_frames_per_traj: int | None = None,
         init_random_frames: int = 0,
         postproc: Callable[[TensorDict], Any] | None = None,
+        replay_buffer: Extendable | None = None,
         auto_register_policy_transforms: bool = True,
         device: torch.device | str | None = None,
         storing_device: torch.device | str | None = None,
@@ -123,56 +112,30 @@ class Collector:
         self.policy = policy if policy is None else _on_device(policy, self._policy_device)
         _check_policy(policy, env, init_random_frames)
         rows = env.batch_size.numel()
-        self.steps_per_batch = _whole("frames_per_batch", frames_per_batch, rows, f"the environment's {rows} rows")
-        self.frames_per_batch = self.steps_per_batch * rows
-        if total_frames != -1:
-            batch = f"batches of {self.frames_per_batch} frames"
-            total_frames = _whole("total_frames", total_frames, self.frames_per_batch, batch) * self.frames_per_batch
-        self.total_frames = total_frames
+        self.steps_per_batch = whole("frames_per_batch", frames_per_batch, rows, f"the environment's {rows} rows")
+        super().__init__(self.steps_per_batch * rows, total_frames, postproc, replay_buffer)
         self.reset_at_each_iter = reset_at_each_iter
         self.set_truncated = set_truncated
         self.init_random_frames = init_random_frames
-        self.postproc = postproc
         self.exploration_type = exploration_type
         self.storing_device = env.device if storing_device is None else torch.device(storing_device)
-        self.frames = 0
-        self.closed = False
+        self._pending_weights: dict[str, Tensor] | None = None
         self._root: TensorDictBase | None = None
         self._traj_ids = self._new_ids()
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield batches until ``total_frames`` are collected; iterating again goes on from there.
-
-        Raises:
-            UsageError: the collector was shut down.
-        """
-        self._check_open()
-        while self.total_frames == -1 or self.frames < self.total_frames:
-            batch = self.collect()
-            yield batch if self.postproc is None else self.postproc(batch)
-
-    def collect(self) -> TensorDict:
-        """Collect and return one batch, whatever ``total_frames``.
-
-        Raises:
-            UsageError: the collector was shut down, or a step writes other entries than the first.
-        """
-        self._check_open()
+    def _collect(self) -> TensorDict:
+        pending, self._pending_weights = self._pending_weights, None
+        if pending is not None:
+            self._load_weights(pending)
         if self._root is None:
             self._root = self.env.reset()
         elif self.reset_at_each_iter:
             self._root, self._traj_ids = self.env.reset(), self._new_ids()
         writer = BatchWriter(self.env.batch_size, self.steps_per_batch, self.storing_device)
 
-        def write(step: int, tensordict: TensorDictBase) -> None:
-            writer.write(step, tensordict, self._traj_ids)
-            done = tensordict.get(NEXT).get(DONE)
-            if done.any():
-                self._traj_ids = torch.where(done.squeeze(-1), self._new_ids(), self._traj_ids)
-            self.frames += self._traj_ids.numel()
-
         policy = None if self.policy is None else self._act
-        with set_exploration_type(self.exploration_type):
+        with set_exploration_type(self.exploration_type, **_OF_THREAD):
+            write = partial(self._record, writer)
             try:
                 self._root = interact(self.env, policy, self._root, self.steps_per_batch, write=write)
             except RuntimeError as error:
@@ -183,6 +146,13 @@ class Collector:
             _truncate_last(batch.get(NEXT))
             self._traj_ids = self._new_ids()
         return batch
+
+    def _record(self, writer: BatchWriter, step: int, tensordict: TensorDictBase) -> None:
+        writer.write(step, tensordict, self._traj_ids)
+        done = tensordict.get(NEXT).get(DONE)
+        if done.any():
+            self._traj_ids = torch.where(done.squeeze(-1), self._new_ids(), self._traj_ids)
+        self.frames += self._traj_ids.numel()
 
     def _act(self, tensordict: TensorDictBase) -> TensorDictBase:
         assert self.policy is not None
@@ -205,10 +175,14 @@ class Collector:
         return action
 
     def _new_ids(self) -> Tensor:
-        return _IDS.take(self.env.batch_size, self.env.device)
+        return TRAJECTORY_IDS.take(self.env.batch_size, self.env.device)
 
-    def update_policy_weights_(self, weights: nn.Module | TensorDictBase | dict[str, Tensor] | None = None) -> None:
-        """Bring the collecting policy up to date.
+    def _prepare_background(self) -> None:
+        if self.policy is self._original_policy and isinstance(self.policy, nn.Module):
+            self.policy = copy.deepcopy(self.policy)
+
+    def update_policy_weights_(self, weights: Weights | None = None) -> None:
+        """Bring the collecting policy up to date; in the background, from its next batch on.
 
         Args:
             weights: a module, a state dict, or a TensorDict of parameters to copy from. When None, the policy that
@@ -217,26 +191,35 @@ class Collector:
         Raises:
             UsageError: the policy is not a module, so it has no weights.
         """
+        self._raise_background_error()
         source = self._original_policy if weights is None else weights
         if source is self.policy:
             return
         if not isinstance(self.policy, nn.Module):
             raise UsageError("Weights can only be updated in a policy that is an nn.Module.")
-        if isinstance(source, TensorDictBase):
-            source = source.flatten_keys(".").to_dict()
-        state = source.state_dict() if isinstance(source, nn.Module) else source
-        self.policy.load_state_dict(state)  # pyright: ignore[reportArgumentType] - what is wrong raises there
+        state = state_of(source)
+        if self.running:
+            self._pending_weights = {name: value.detach().clone() for name, value in state.items()}
+        else:
+            self._load_weights(state)
+
+    def _load_weights(self, state: dict[str, Tensor]) -> None:
+        assert isinstance(self.policy, nn.Module)
+        self.policy.load_state_dict(state)
 
     def set_seed(self, seed: int) -> None:
         """Seed the environment; takes effect at its next full reset."""
-        self.env.set_seed(seed)
+        self._between_batches(lambda: self.env.set_seed(seed))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to go on exactly from here: carried states, trajectories, frames, environment.
 
         All is tensors and plain Python values. ``"env"`` is None when the environment can't save its state. Weights
-        and torch's random generator are not in it.
+        and torch's random generator are not in it. In the background it is taken between two batches.
         """
+        return self._between_batches(self._state_dict)
+
+    def _state_dict(self) -> dict[str, Any]:
         saves = self._root is not None and self.env.can_save_state
         return {
             "frames": self.frames,
@@ -252,48 +235,26 @@ class Collector:
             Whether the environment's state was restored. If not (it can't save its state), the next batch starts with
             a reset and new trajectories.
         """
-        global _trajectories
+        self._check_idle()
         self.frames = state["frames"]
         restored = state["env"] is not None
         if restored:
             self.env.set_state(state["env"])
             self._root = TensorDict.from_dict(state["root"], batch_size=self.env.batch_size, device=self.env.device)
             self._traj_ids = state["traj_ids"].clone()
-            _IDS.skip(self._traj_ids)
+            TRAJECTORY_IDS.skip(self._traj_ids)
         else:
             self._root, self._traj_ids = None, self._new_ids()
         return restored
 
-    def shutdown(self) -> None:
-        """Close the environment; shutting down twice does no harm."""
-        self.closed = True
+    def _close(self) -> None:
         self.env.close()
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise UsageError("This collector was shut down: make a new one to collect more.")
-
-    def __enter__(self) -> Collector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
 
 
 def _truncate_last(after: TensorDictBase) -> None:
     done = after.get(DONE)[..., -1, :]
     after.get(TRUNCATED)[..., -1, :].logical_or_(~done)
     done.fill_(True)
-
-
-def _whole(name: str, frames: int, unit: int, of: str) -> int:
-    """Return how many units ``frames`` are, rounded up with a warning."""
-    if frames < 1:
-        raise ArgumentError(f"{name} must be at least 1, got {frames}.")
-    count = -(-frames // unit)
-    if count * unit != frames:
-        warnings.warn(f"{name}={frames} is no multiple of {of}: {count * unit} will be collected.", stacklevel=3)
-    return count
 
 
 def _on_device(policy: Policy, device: torch.device | None) -> Policy:

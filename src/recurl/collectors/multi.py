@@ -1,0 +1,350 @@
+"""Collection in several processes."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypedDict, Unpack, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from recurl.collectors.background import CollectorBase, Extendable, whole
+from recurl.collectors.collector import Policy
+from recurl.collectors.trajectory_ids import TRAJECTORY_IDS
+from recurl.collectors.weights import SharedWeights, Weights
+from recurl.collectors.worker import CollectorInfo, serve_collector
+from recurl.envs import EnvBase
+from recurl.envs.workers import Reply, Task, WorkerGroup, creators
+from recurl.envs.workers_memory import SharedTensors
+from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
+from recurl.keys import NestedKey
+from recurl.mode import ExplorationType
+
+__all__ = ["MultiAsyncCollector", "MultiSyncCollector"]
+
+_COLLECT = pickle.dumps(("collect",))
+
+
+class WorkerOptions(TypedDict, total=False):
+    """Arguments that go to the :class:`~recurl.collectors.Collector` of each worker as they are."""
+
+    reset_at_each_iter: bool
+    set_truncated: bool
+    max_frames_per_traj: int | None
+    auto_register_policy_transforms: bool
+    device: torch.device | str | None
+    exploration_type: ExplorationType
+
+
+class _MultiCollector(CollectorBase):
+    """Base of the collectors with workers.
+
+    Each worker is a process with its own environment, policy and recurrent states, and does what a
+    :class:`~recurl.collectors.Collector` does. A worker that raises, dies or hangs raises here, with its traceback or
+    fate, and all workers are stopped, unless ``restart_workers``. They also end when this object is closed or dropped,
+    and when this process dies. The main script needs no ``if __name__ == "__main__"`` guard. Runs on POSIX systems.
+
+    Args:
+        create_env_fn: one callable per worker, each making an environment of the same batch size ``[*B]``.
+        policy: maps a root to one with ``"action"``; random actions when None. Sent to the workers by cloudpickle.
+        frames_per_batch: frames in a batch, rounded up (with a warning) to whole steps.
+        total_frames: stop after this many; -1: never. Rounded up (with a warning) to whole batches.
+        restart_workers: replace a worker that failed instead of raising, with a warning; what it had collected of its
+            batch is lost, and its environment starts anew, unseeded. One that fails again before its next batch raises.
+        timeout: seconds that a policy call with its step and reset may take before the worker counts as hanging; None:
+            no limit.
+        init_random_frames: so many frames at first, summed over workers, have random actions.
+        postproc: called with every batch, in this process; what it returns is yielded.
+        replay_buffer: as for ``Collector``.
+        storing_device: where batches are put.
+        **options: ``reset_at_each_iter``, ``set_truncated``, ``max_frames_per_traj``,
+            ``auto_register_policy_transforms``, ``device`` and ``exploration_type``, as for ``Collector``.
+
+    Raises:
+        ArgumentError: a count is out of range, or the workers' batch sizes differ.
+        ArgumentTypeError: something is not callable, makes no environment, or can't be sent; an unknown option.
+        WorkerError: a worker failed to start.
+        RecurlError: whatever the ``Collector`` in a worker raises.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Sequence[Callable[[], EnvBase]],
+        policy: Policy | None = None,
+        *,
+        frames_per_batch: int,
+        total_frames: int = -1,
+        restart_workers: bool = False,
+        timeout: float | None = 9.0,
+        init_random_frames: int = 0,
+        postproc: Callable[[TensorDict], Any] | None = None,
+        replay_buffer: Extendable | None = None,
+        storing_device: torch.device | str = "cpu",
+        **options: Unpack[WorkerOptions],
+    ) -> None:
+        unknown = sorted(options.keys() - WorkerOptions.__annotations__.keys())
+        if unknown:
+            raise ArgumentTypeError(f"Unknown arguments {unknown}: there are {sorted(WorkerOptions.__annotations__)}.")
+        if not isinstance(create_env_fn, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance] - users
+            raise ArgumentTypeError(
+                f"create_env_fn must be a list with one callable per worker, got {create_env_fn!r}."
+            )
+        if init_random_frames < 0:
+            raise ArgumentError(f"init_random_frames must not be negative, got {init_random_frames}.")
+        functions = creators(len(create_env_fn), create_env_fn)
+        self.num_workers = len(functions)
+        makers = self._makers()
+        share = whole("frames_per_batch", frames_per_batch, makers, f"{makers} workers")
+        given = {
+            **options,
+            "frames_per_batch": share,
+            "init_random_frames": -(-init_random_frames // self.num_workers),
+        }
+        self._policy = policy
+        self._weights = SharedWeights.of(policy) if isinstance(policy, nn.Module) else None
+        self._group = WorkerGroup([Task(serve_collector, (create, policy, given)) for create in functions], timeout)
+        try:
+            info = self._common_info(self._group.greetings)
+            self._rows, self.steps_per_batch = info.rows, info.steps
+            actual = info.steps * info.rows.numel() * makers
+            if share * makers != actual:
+                whole("frames_per_batch", frames_per_batch, actual, f"{makers} x {info.rows.numel()} rows")
+            super().__init__(actual, total_frames, postproc, replay_buffer)
+        except BaseException:
+            self._group.close()
+            raise
+        self.storing_device = torch.device(storing_device)
+        self._restart = restart_workers
+        self._memory: dict[int, SharedTensors] = {}
+        self._collecting: set[int] = set()
+        self._starting: set[int] = set()
+        self._fragile: set[int] = set()
+        for index in range(self.num_workers):
+            self._begin(index)
+
+    @abstractmethod
+    def _makers(self) -> int:
+        """Return how many workers make one batch."""
+
+    @staticmethod
+    def _common_info(infos: list[CollectorInfo]) -> CollectorInfo:
+        for index, info in enumerate(infos):
+            if info != infos[0]:
+                raise ArgumentError(
+                    f"The environments of all workers must have the same batch size: that of worker {index} is "
+                    f"{list(info.rows)}, that of worker 0 is {list(infos[0].rows)}."
+                )
+        return infos[0]
+
+    def _prepare_background(self) -> None:
+        """Workers have their own policies anyway."""
+
+    def _begin(self, index: int) -> None:
+        """Give a worker that has started its trajectory ids and the weights."""
+        entries = None if self._weights is None else self._weights.memory.entries
+        self._group.ask(index, pickle.dumps(("begin", TRAJECTORY_IDS.reserve(), entries)))
+        if self._weights is not None:
+            self._group.send_memory(index, self._weights.memory)
+
+    def _ask(self, indices: Collection[int]) -> None:
+        for index in indices:
+            self._group.ask(index, _COLLECT)
+            self._collecting.add(index)
+
+    def _next_batch(self) -> int:
+        """Return which of the collecting workers has put a batch into its memory, the first to do so."""
+        try:
+            while True:
+                reply = self._group.next_reply(self._collecting)
+                index = reply.worker
+                if reply.error is not None:
+                    self._failed(reply)
+                elif index in self._starting:
+                    self._starting.discard(index)
+                    self._begin(index)
+                    self._ask([index])
+                elif reply.value is not None:
+                    with contextlib.suppress(EOFError, ConnectionError):  # a death is reported at the next reply
+                        self._memory[index] = self._group.receive_memory(index, reply.value)
+                else:
+                    self._collecting.discard(index)
+                    self._fragile.discard(index)
+                    return index
+        except BaseException:  # also an interrupt: batches still under way would be taken for later ones
+            self._group.kill()
+            raise
+
+    def _failed(self, reply: Reply) -> None:
+        assert reply.error is not None
+        if not self._restart or reply.worker in self._fragile:
+            raise reply.error
+        text = f"A worker failed and is replaced; what it collected of its batch is lost.\n{reply.error}"
+        warnings.warn(text, stacklevel=2)
+        self._group.restart(reply.worker)
+        self._starting.add(reply.worker)
+        self._fragile.add(reply.worker)
+
+    def update_policy_weights_(self, weights: Weights | None = None) -> None:
+        """Hand weights to the workers, which use them from their next batch on.
+
+        Args:
+            weights: a module, a state dict, or a TensorDict of parameters. When None, the policy that was given to the
+                constructor.
+
+        Raises:
+            UsageError: the policy is not a module, so it has no weights; or the collector was shut down.
+            ArgumentError: names or shapes differ from the policy's.
+        """
+        self._raise_background_error()
+        self._check_open()
+        if self._weights is None:
+            raise UsageError("Weights can only be updated in a policy that is an nn.Module.")
+        self._weights.write(self._policy if weights is None else weights)  # pyright: ignore[reportArgumentType] - a module, as there are weights
+
+    def set_seed(self, seed: int) -> None:
+        """Seed the environments, row ``i`` of all with ``seed + i``; takes effect at their next full reset."""
+        self._between_batches(lambda: self._seed_workers(seed))
+
+    def _seed_workers(self, seed: int) -> None:
+        for index in range(self.num_workers):
+            self._group.ask(index, pickle.dumps(("seed", seed + index * self._rows.numel())))
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        self._group.check_open()
+
+    def _close(self) -> None:
+        self._group.close()
+        self._memory.clear()
+        if self._weights is not None:
+            self._weights.memory.close()
+
+    def _tensordict(self, leaves: dict[NestedKey, Tensor], batch_size: Sequence[int]) -> TensorDict:
+        batch = TensorDict(cast(Any, leaves), batch_size).to(self.storing_device)
+        batch.refine_names(..., "time")
+        self.frames += batch.numel()
+        return batch
+
+
+class MultiSyncCollector(_MultiCollector):
+    """Collects with several workers that make each batch together, all with the same weights.
+
+    Args:
+        create_env_fn: see the arguments of the base class.
+        policy: likewise.
+        cat_results: ``"stack"`` (or None) yields ``[num_workers, *B, T]``; a number concatenates along that dimension
+            of ``[*B, T]``. A batch has ``frames_per_batch`` frames in all.
+        **arguments: see the arguments of the base class.
+
+    Raises:
+        ArgumentError: ``cat_results`` is out of range.
+
+    Example:
+        >>> from recurl.envs import GymEnv
+        >>> create = lambda: GymEnv("CartPole-v1", num_envs=2)
+        >>> with MultiSyncCollector([create], frames_per_batch=20, total_frames=20, cat_results=0) as collector:
+        ...     [batch.shape for batch in collector]
+        [torch.Size([2, 10])]
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Sequence[Callable[[], EnvBase]],
+        policy: Policy | None = None,
+        *,
+        cat_results: str | int | None = None,
+        **arguments: Any,
+    ) -> None:
+        if isinstance(cat_results, str) and cat_results != "stack":
+            raise ArgumentError(f"cat_results must be 'stack', None or a dimension, got {cat_results!r}.")
+        super().__init__(create_env_fn, policy, **arguments)
+        ndim = len(self._rows) + 1
+        self._cat = cat_results if isinstance(cat_results, int) else None
+        if self._cat is not None and not -ndim <= self._cat < ndim:
+            self.shutdown()
+            raise ArgumentError(
+                f"cat_results must be a dimension of a worker's batch {[*self._rows, 'T']}, got {self._cat}."
+            )
+
+    def _makers(self) -> int:
+        return self.num_workers
+
+    def _collect(self) -> TensorDict:
+        self._ask(range(self.num_workers))
+        while self._collecting:
+            self._next_batch()
+        parts = [self._memory[index].tensors for index in range(self.num_workers)]
+        shape = [*self._rows, self.steps_per_batch]
+        if self._cat is None:
+            return self._tensordict(
+                {key: torch.stack([part[key] for part in parts]) for key in parts[0]}, [self.num_workers, *shape]
+            )
+        dim = self._cat % len(shape)
+        shape[dim] *= self.num_workers
+        return self._tensordict({key: torch.cat([part[key] for part in parts], dim) for key in parts[0]}, shape)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on exactly from here: that of every worker, with its random generator.
+
+        All is tensors and plain Python values; see :meth:`Collector.state_dict`.
+        """
+        return self._between_batches(lambda: {"frames": self.frames, "workers": self._query(("save",))})
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on from what :meth:`state_dict` returned.
+
+        Returns:
+            Whether the states of all environments were restored; see :meth:`Collector.load_state_dict`.
+
+        Raises:
+            ArgumentError: the state is of another number of workers.
+        """
+        self._check_idle()
+        workers = state["workers"]
+        if len(workers) != self.num_workers:
+            raise ArgumentError(f"The state is of {len(workers)} workers, this collector has {self.num_workers}.")
+        for saved in workers:
+            TRAJECTORY_IDS.skip(saved["collector"]["traj_ids"])
+        self.frames = state["frames"]
+        return all(self._query(*[("load", saved, TRAJECTORY_IDS.reserve()) for saved in workers]))
+
+    def _query(self, *requests: tuple[Any, ...]) -> list[Any]:
+        """Return every worker's answer, to one request for all or one for each."""
+        for index in range(self.num_workers):
+            self._group.ask(index, pickle.dumps(requests[index % len(requests)]))
+        return self._group.answers(range(self.num_workers))
+
+
+class MultiAsyncCollector(_MultiCollector):
+    """Collects with several workers, each making batches ``[*B, T]`` of its own at its own pace.
+
+    A batch has ``frames_per_batch`` frames, all of one worker. A worker goes on to the next as soon as its batch is
+    fetched: batches may come from weights that are one update old, or more.
+
+    Args:
+        create_env_fn: see the arguments of the base class.
+        policy: likewise.
+        **arguments: likewise.
+
+    Example:
+        >>> from recurl.envs import GymEnv
+        >>> create = lambda: GymEnv("CartPole-v1")
+        >>> with MultiAsyncCollector([create], frames_per_batch=10, total_frames=20) as collector:
+        ...     [batch.shape for batch in collector]
+        [torch.Size([10]), torch.Size([10])]
+    """
+
+    def _makers(self) -> int:
+        return 1
+
+    def _collect(self) -> TensorDict:
+        self._ask(set(range(self.num_workers)) - self._collecting)
+        index = self._next_batch()
+        leaves = {key: value.clone() for key, value in self._memory[index].tensors.items()}
+        self._ask([index])
+        return self._tensordict(leaves, [*self._rows, self.steps_per_batch])

@@ -1,0 +1,86 @@
+"""A policy's weights, on their way to where it collects."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, cast
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from recurl.envs.workers_memory import Entry, SharedTensors
+from recurl.errors import ArgumentError, UnsupportedError
+
+__all__ = ["SharedWeights", "Weights", "state_of"]
+
+Weights: TypeAlias = nn.Module | TensorDictBase | dict[str, Tensor]
+
+_VERSION = ("recurl", "version")
+
+
+def state_of(weights: Any) -> dict[str, Tensor]:
+    """Return weights, in any of the forms that are accepted, as a state dict.
+
+    Example:
+        >>> list(state_of(nn.Linear(1, 1)))
+        ['weight', 'bias']
+    """
+    if isinstance(weights, TensorDictBase):
+        return cast(dict[str, Tensor], weights.flatten_keys(".").to_dict())
+    return weights.state_dict() if isinstance(weights, nn.Module) else weights
+
+
+class SharedWeights:
+    """Weights in memory shared with workers, each of which reads them when there are new ones.
+
+    Args:
+        memory: what :meth:`of` made, or what a worker received.
+    """
+
+    def __init__(self, memory: SharedTensors) -> None:
+        self.memory = memory
+        self._values = cast(dict[str, Tensor], {k: v for k, v in memory.tensors.items() if k != _VERSION})
+        self._version = memory.tensors[_VERSION]
+        self._seen = -1
+
+    @classmethod
+    def of(cls, policy: nn.Module) -> SharedWeights:
+        """Return the weights of ``policy``.
+
+        Raises:
+            UnsupportedError: its state dict holds something else than tensors.
+        """
+        state = policy.state_dict()
+        other = [name for name, value in state.items() if not isinstance(value, Tensor)]  # pyright: ignore[reportUnnecessaryIsInstance] - extra state
+        if other:
+            raise UnsupportedError(
+                f"Only tensors can be shared with workers, the policy's state dict also has {other}."
+            )
+        entries = [Entry(name, tuple(value.shape), value.dtype) for name, value in state.items()]
+        shared = cls(SharedTensors([*entries, Entry(_VERSION, (), torch.int64)]))
+        shared.write(state)
+        return shared
+
+    def write(self, weights: Weights) -> None:
+        """Replace the weights.
+
+        Raises:
+            ArgumentError: names or shapes differ from the policy's.
+        """
+        state = state_of(weights)
+        expected = {name: tuple(value.shape) for name, value in self._values.items()}
+        given = {name: tuple(value.shape) for name, value in state.items()}
+        if given != expected:
+            differ = sorted(n for n in given.keys() | expected.keys() if given.get(n) != expected.get(n))
+            raise ArgumentError(f"The weights must have the names and shapes of the policy's, they differ in {differ}.")
+        with torch.no_grad(), self.memory.lock():
+            for name, value in self._values.items():
+                value.copy_(state[name])
+            self._version += 1
+
+    def refresh(self, policy: nn.Module) -> None:
+        """Load the weights into ``policy`` if they are newer than those loaded last."""
+        if int(self._version) != self._seen:
+            with self.memory.lock():
+                self._seen = int(self._version)
+                policy.load_state_dict(cast(Any, self._values))

@@ -14,6 +14,10 @@ SMALL = (  # noqa: SIM905 - reads as it is typed
     "--env recurl/RepeatPrevious-v0 --env-kwargs k=1 episode_length=8 --hidden-size 8 --num-envs 4 --rollout-steps 16 "
     "--sequence-length 8 --eval-episodes 3"
 ).split()
+REPLAY = (  # noqa: SIM905 - reads as it is typed
+    "--env recurl/RepeatPrevious-v0 --env-kwargs k=1 episode_length=8 --hidden-size 8 --num-envs 4 --rollout-steps 16 "
+    "--slices 4 --slice-length 8 --burn-in 2 --learning-starts 64 --eval-episodes 3"
+).split()
 
 
 def train(folder, *more):
@@ -41,7 +45,7 @@ def run(tmp_path_factory):
 def test_train_then_evaluate(tmp_path, capsys):
     assert train(tmp_path / "run") == 0
     said = capsys.readouterr().out
-    for words in ("Training recurl/RepeatPrevious-v0 with lstm", "128/128 steps", "Finished after 128 steps"):
+    for words in ("Training recurl/RepeatPrevious-v0 by ppo with lstm", "128/128 steps", "Finished after 128 steps"):
         assert words in said
     assert "s of CPU time" in said
     assert "set-up" in said
@@ -50,10 +54,23 @@ def test_train_then_evaluate(tmp_path, capsys):
     assert "Greedy evaluation over 5 episodes" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("algorithm", ["dqn", "r2d2"])
+def test_train_from_replay_then_resume_then_evaluate(tmp_path, capsys, algorithm):
+    folder = str(tmp_path / "run")
+    assert main(["train", algorithm, *REPLAY, "--total-steps", "256", "--run-dir", folder]) == 0
+    said = capsys.readouterr().out
+    for words in (f"by {algorithm} with lstm", "256/256 steps", "eps 0.05", "Finished after 256 steps", "Greedy"):
+        assert words in said
+    assert RunFolder(tmp_path / "run").curve.exists()
+    assert main(["train", "--resume", folder]) == 0
+    assert main(["evaluate", folder, "--episodes", "5"]) == 0
+    assert "Greedy evaluation over 5 episodes" in capsys.readouterr().out
+
+
 def test_default_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "ppo", *SMALL, "--total-steps", "64", "--cell", "gru", "--seed", "3"]) == 0
-    assert RunFolder(tmp_path / "runs" / "RepeatPrevious-v0-gru-seed3").metrics.exists()
+    assert RunFolder(tmp_path / "runs" / "RepeatPrevious-v0-ppo-gru-seed3").metrics.exists()
 
 
 def test_a_run_is_not_overwritten_by_accident(run, capsys):
@@ -79,7 +96,7 @@ def test_help_and_version(capsys):
     ("arguments", "words"),
     [
         ("fly", ["no command 'fly'"]),
-        ("train dqn", ["no algorithm 'dqn'"]),
+        ("train sac", ["no algorithm 'sac'", "ppo, dqn, r2d2"]),
         ("train", ["--resume"]),
         ("train ppo", ["--env"]),
         ("train ppo --env NoSuch-v0 --run-dir {tmp}/r", ["--env NoSuch-v0"]),
@@ -89,6 +106,9 @@ def test_help_and_version(capsys):
         ("train ppo --env recurl/TMaze-v0 --num-envs 0", ["--num-envs must be positive, got 0"]),
         ("train ppo --env recurl/TMaze-v0 --num-envs many", ["--num-envs"]),
         ("train ppo --env recurl/TMaze-v0 --colour red", ["--colour"]),
+        ("train dqn", ["--env"]),
+        ("train dqn --env Pendulum-v1 --run-dir {tmp}/r", ["DQN needs Discrete actions"]),
+        ("train r2d2 --env recurl/TMaze-v0 --burn-in 40", ["--burn-in must be below --slice-length"]),
         ("train ppo --env recurl/TMaze-v0 --backend magic --run-dir {tmp}/r", ["magic"]),
         ("train ppo --env recurl/TMaze-v0 --device nowhere --run-dir {tmp}/r", ["--device nowhere", "--device cpu"]),
         ("train ppo --env recurl/TMaze-v0 --run-dir {tmp}/file/r", ["Can't write", "--run-dir"]),

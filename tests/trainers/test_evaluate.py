@@ -6,8 +6,7 @@ from rich.console import Console
 from tensordict.nn import TensorDictModule
 
 from recurl.errors import ArgumentError
-from recurl.trainers import Evaluation, PPOConfig, RunFolder, Trainer, evaluate_policy, evaluate_run
-from recurl.trainers.ppo import make_env
+from recurl.trainers import Evaluation, PPOConfig, RunFolder, Trainer, evaluate_policy, evaluate_run, make_env
 
 CONFIG = PPOConfig(
     env="recurl/TMaze-v0",

@@ -3,7 +3,6 @@ import torch
 
 from recurl.errors import ArgumentError
 from recurl.trainers import PPO, PPOConfig
-from recurl.trainers.ppo import make_env
 
 
 def config(**options):
@@ -63,20 +62,6 @@ def test_schedules_fall_linearly():
     assert rates == pytest.approx([1e-2, 0.9e-2, 0.8e-2])
     assert ppo.loss.entropy_coeff == pytest.approx(0.08)
     ppo.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"env": "NoSuchEnv-v0"}, "--env NoSuchEnv-v0 .*can't be used: .*NoSuchEnv"),
-        ({"env": "no-such-module:Env-v0"}, "--env no-such-module:Env-v0 .*no-such-module"),
-        ({"env_kwargs": ("colour=1",)}, r"does not take --env-kwargs .*colour"),
-        ({"env_kwargs": ("k=0",)}, "k must be"),
-    ],
-)
-def test_environments_that_cannot_be_made(options, message):
-    with pytest.raises(ArgumentError, match=message):
-        make_env(config(**options), 2)
 
 
 def test_a_state_of_other_options_is_refused():

@@ -4,24 +4,30 @@ import pytest
 import torch
 from rich.console import Console
 
-from recurl.trainers import PPOConfig, RunFolder, Trainer
+from recurl.keys import TRAJ_IDS
+from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 
 CLOCKS = ("wall_s", "cpu_s", "steps_per_s")
 
 
-def config(**options):
-    return PPOConfig(
+REPLAY = {"slices": 6, "slice_length": 8, "learning_starts": 128, "buffer_size": 200, "target_interval": 3}
+
+
+def config(kind=PPOConfig, **options):
+    own = {"sequence_length": 8, "entropy_coeff": 0.01} if kind is PPOConfig else REPLAY
+    if kind is R2D2Config:
+        own = {**own, "burn_in": 3}
+    return kind(
         **{
             "env": "recurl/RepeatPrevious-v0",
             "env_kwargs": ("k=2", "episode_length=11"),
             "hidden_size": 8,
             "num_envs": 4,
             "rollout_steps": 16,
-            "sequence_length": 8,
             "total_steps": 384,
             "checkpoint_every": 100,
-            "entropy_coeff": 0.01,
+            **own,
             **options,
         }
     )
@@ -67,7 +73,11 @@ def differing(first, second, path=""):
 
 def final_state(path):
     state = load_checkpoint(latest_checkpoint(RunFolder(path).checkpoints))
-    del state["algorithm"]["collector"]["traj_ids"]  # labels, unique in the process
+    # Trajectory ids are labels, unique in the process.
+    del state["algorithm"]["collector"]["traj_ids"]
+    if "buffer" in state["algorithm"]:
+        buffer = state["algorithm"]["buffer"]
+        del buffer["keys"]["last"][TRAJ_IDS], buffer["storage"]["entries"][TRAJ_IDS]
     return {key: value for key, value in state.items() if key not in CLOCKS}
 
 
@@ -79,6 +89,10 @@ def final_state(path):
         {"cell": "none"},
         {"env": "recurl/MaskedCartPole-v1", "env_kwargs": ()},
         {"env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "num_layers": 2},
+        {"kind": DQNConfig, "cell": "lstm", "normalize_observations": True},
+        {"kind": DQNConfig, "cell": "none", "prioritized": True},
+        {"kind": R2D2Config, "cell": "gru"},
+        {"kind": R2D2Config, "env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "start_state": "zero"},
     ],
 )
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path, options):

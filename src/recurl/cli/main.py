@@ -11,10 +11,13 @@ from recurl import __version__
 from recurl.errors import ArgumentError, MissingDependencyError, RecurlError
 
 _EXTRA = ("tyro", "rich", "tensorboard", "matplotlib")
+_ALGORITHMS = ("ppo", "dqn", "r2d2")
 _USAGE = f"""\
 recurl {__version__}: recurrent reinforcement learning for PyTorch
 
   recurl train ppo --env ID ...    train a policy; `recurl train ppo --help` lists the options
+  recurl train dqn --env ID ...    the same by Q-learning from a replay buffer
+  recurl train r2d2 --env ID ...   the same with prioritised slices, burn-in and rescaled values
   recurl train --resume RUN        go on with a run that was stopped
   recurl evaluate RUN              play greedy episodes with a trained policy
   recurl doctor                    what runs on this machine; with a policy or a run: is its memory wired right?
@@ -60,10 +63,10 @@ def _choose(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]
         return _load("doctor", "doctor_command"), rest
     if name != "train":
         raise ArgumentError(f"There is no command {name!r}: use train, evaluate or doctor (recurl --help).")
-    if rest and rest[0] == "ppo":
-        return _load("train", "train_ppo_command"), rest[1:]
+    if rest and rest[0] in _ALGORITHMS:
+        return _load("train", f"train_{rest[0]}_command"), rest[1:]
     if rest and not rest[0].startswith("-"):
-        raise ArgumentError(f"There is no algorithm {rest[0]!r}: use recurl train ppo.")
+        raise ArgumentError(f"There is no algorithm {rest[0]!r}: use recurl train {', '.join(_ALGORITHMS)}.")
     return _load("train", "resume_command"), rest
 
 

@@ -1,4 +1,4 @@
-"""``recurl train ppo`` and ``recurl train --resume``."""
+"""``recurl train ppo``, ``recurl train dqn``, ``recurl train r2d2`` and ``recurl train --resume``."""
 
 from __future__ import annotations
 
@@ -11,25 +11,45 @@ from rich.console import Console
 
 from recurl.cli.arguments import parse_arguments
 from recurl.cli.signals import StopOnSignal
-from recurl.trainers import Outcome, PPOConfig, RunFolder, Trainer, evaluate_run
+from recurl.trainers import DQNConfig, Outcome, PPOConfig, R2D2Config, RunConfig, RunFolder, Trainer, evaluate_run
 
 _STATUS = {"solved": "Solved", "finished": "Finished", "stopped": "Stopped"}
 
 
-@dataclass(frozen=True)
-class TrainPPO:
-    """Train a policy with (recurrent) PPO."""
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a run goes."""
 
-    config: tyro.conf.OmitArgPrefixes[PPOConfig]
     run_dir: Path | None = None
-    """Folder of the run; runs/<environment>-<cell>-seed<seed> by default."""
+    """Folder of the run; runs/<environment>-<algorithm>-<cell>-seed<seed> by default."""
     overwrite: bool = False
     """Replace a run that is in the folder already."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainPPO(Place):
+    """Train a policy with (recurrent) PPO."""
+
+    config: tyro.conf.OmitArgPrefixes[PPOConfig]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainDQN(Place):
+    """Train a policy with (recurrent) DQN, from a replay buffer."""
+
+    config: tyro.conf.OmitArgPrefixes[DQNConfig]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainR2D2(Place):
+    """Train a policy with R2D2: DQN with prioritised slices, burn-in, longer returns and rescaled values."""
+
+    config: tyro.conf.OmitArgPrefixes[R2D2Config]
+
+
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run from its newest checkpoint (a new run: recurl train ppo)."""
+    """Go on with a run from its newest checkpoint (a new run: recurl train ppo, dqn or r2d2)."""
 
     resume: Path
     """Folder of the run."""
@@ -38,10 +58,25 @@ class Resume:
 def train_ppo_command(arguments: list[str]) -> int:
     """Train a new run."""
     wanted = parse_arguments(TrainPPO, arguments, prog="recurl train ppo")
-    config = wanted.config
-    name = f"{config.env.rsplit('/', 1)[-1]}-{config.cell}-seed{config.seed}"
-    folder = RunFolder(wanted.run_dir or Path("runs") / name)
-    folder.check_free(overwrite=wanted.overwrite)
+    return _train_anew(wanted.config, wanted)
+
+
+def train_dqn_command(arguments: list[str]) -> int:
+    """Train a new run."""
+    wanted = parse_arguments(TrainDQN, arguments, prog="recurl train dqn")
+    return _train_anew(wanted.config, wanted)
+
+
+def train_r2d2_command(arguments: list[str]) -> int:
+    """Train a new run."""
+    wanted = parse_arguments(TrainR2D2, arguments, prog="recurl train r2d2")
+    return _train_anew(wanted.config, wanted)
+
+
+def _train_anew(config: RunConfig, place: Place) -> int:
+    name = f"{config.env.rsplit('/', 1)[-1]}-{config.algorithm}-{config.cell}-seed{config.seed}"
+    folder = RunFolder(place.run_dir or Path("runs") / name)
+    folder.check_free(overwrite=place.overwrite)
     console = Console()
     trainer = Trainer(config, folder, console=console)
     folder.create(config)
@@ -60,7 +95,8 @@ def resume_command(arguments: list[str]) -> int:
 def _train(trainer: Trainer, console: Console) -> int:
     config, path = trainer.config, trainer.folder.path
     set_up = time.process_time()
-    _say(console, f"Training {config.env} with {config.cell} on {config.device}, seed {config.seed}, into {path}")
+    how = f"by {config.algorithm} with {config.cell} on {config.device}, seed {config.seed}"
+    _say(console, f"Training {config.env} {how}, into {path}")
     with StopOnSignal() as stop:
         outcome = trainer.run(stop.requested)
     trainer.close()

@@ -87,6 +87,8 @@ class DQNLoss(LossModule):
         (True, torch.Size([3, 1]))
     """
 
+    target_value_network: TensorDictModuleBase
+
     def __init__(
         self,
         value_network: TensorDictModuleBase,
@@ -115,12 +117,13 @@ class DQNLoss(LossModule):
         self._online = self._target = Unroll(value_network, values_key)
         if delay_value:
             self.target_value_network = target_of(value_network)
-            self._target = Unroll(cast(TensorDictModuleBase, self.target_value_network), values_key)
+            self._target = Unroll(self.target_value_network, values_key)
         self._uses_own = double_dqn or not delay_value
-        self._target_states: dict[NestedKey, NestedKey] = {
+        # Where a state of the target network is read, for each state of the network.
+        self.target_states: dict[NestedKey, NestedKey] = {
             key: (_TARGET, *((key,) if isinstance(key, str) else key)) for key in self._online.states
         }
-        own = [ACTION, *SEQUENCE_KEYS, IS_INIT, TRAJ_IDS, MASK, _WEIGHT, *self._target_states.values()]
+        own = [ACTION, *SEQUENCE_KEYS, IS_INIT, TRAJ_IDS, MASK, _WEIGHT, *self.target_states.values()]
         self.in_keys = cast(Any, list(dict.fromkeys([*self._online.in_keys, *own])))
         self.out_keys = ["loss", *_ERROR_KEYS]
 
@@ -170,7 +173,7 @@ class DQNLoss(LossModule):
         return values.gather(-1, own.argmax(-1, keepdim=True)).squeeze(-1)
 
     def _for_target(self, tensordict: TensorDictBase) -> TensorDictBase:
-        own = {key: value for key, at in self._target_states.items() if (value := tensordict.get(at, None)) is not None}
+        own = {key: value for key, at in self.target_states.items() if (value := tensordict.get(at, None)) is not None}
         if not own:
             return tensordict
         batch = tensordict.copy()

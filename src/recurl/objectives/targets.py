@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -12,10 +13,11 @@ from recurl.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["HardUpdate", "SoftUpdate", "target_of"]
 
+_M = TypeVar("_M", bound=nn.Module)
 _PREFIX = "target_"
 
 
-def target_of(network: nn.Module) -> nn.Module:
+def target_of(network: _M) -> _M:
     """Return a copy of ``network`` that gets no gradients, for an attribute named ``"target_" + name of the network``.
 
     Example:

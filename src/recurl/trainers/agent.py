@@ -24,7 +24,7 @@ from recurl.modules import (
     TanhNormal,
     ValueOperator,
 )
-from recurl.trainers.config import PPOConfig
+from recurl.trainers.config import PPOConfig, RunConfig
 
 
 class FlatObservation(nn.Module):
@@ -104,8 +104,8 @@ class Agent(nn.Module):
         super().__init__()
         self.flat = flat = FlatObservation(observation_spec)
         self.norm = ObservationNorm((flat.features,)) if config.normalize_observations else None
-        actor_trunk = _trunk(config, flat, self.norm, "" if config.shared_trunk else "actor_")
-        critic_trunk = actor_trunk if config.shared_trunk else _trunk(config, flat, self.norm, "critic_")
+        actor_trunk = make_trunk(config, flat, self.norm, "" if config.shared_trunk else "actor_")
+        critic_trunk = actor_trunk if config.shared_trunk else make_trunk(config, flat, self.norm, "critic_")
         actor_head = _actor_head(config.hidden_size, actor_trunk[-1].out_keys[0], action_spec)
         value_head = ValueOperator(
             _initialised(nn.Linear(config.hidden_size, 1), 1.0), in_keys=[critic_trunk[-1].out_keys[0]]
@@ -123,9 +123,10 @@ class Agent(nn.Module):
             self.collect = TensorDictSequential(*critic_trunk, self.actor)
 
 
-def _trunk(
-    config: PPOConfig, flat: FlatObservation, norm: ObservationNorm | None, prefix: str
+def make_trunk(
+    config: RunConfig, flat: FlatObservation, norm: ObservationNorm | None, prefix: str
 ) -> list[TensorDictModuleBase]:
+    """Return encoder and memory; the keys that they write begin with ``prefix``."""
     encoder = Encoder(flat, norm, config.hidden_size)
     _initialised(encoder.layer, math.sqrt(2))
     embedding, memory = f"{prefix}embedding", f"{prefix}memory"
@@ -133,7 +134,7 @@ def _trunk(
     return [encode, _memory(config, embedding, memory, prefix)]
 
 
-def _memory(config: PPOConfig, embedding: str, memory: str, prefix: str) -> TensorDictModuleBase:
+def _memory(config: RunConfig, embedding: str, memory: str, prefix: str) -> TensorDictModuleBase:
     size = config.hidden_size
     if config.cell == "none":
         # Two layers through 4 x hidden hold as many weights as an LSTM's two 4 x hidden matrices.

@@ -1,50 +1,45 @@
-"""Everything that decides a PPO run: one frozen dataclass, which is also the command line."""
+"""What decides a run: a frozen dataclass for each algorithm, which is also its command line."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from recurl.errors import ArgumentError
 
-_POSITIVE = (
-    "hidden_size",
-    "num_layers",
-    "num_envs",
-    "rollout_steps",
-    "total_steps",
-    "epochs",
-    "minibatches",
-    "sequence_length",
-    "learning_rate",
-    "clip_epsilon",
-    "max_grad_norm",
-    "checkpoint_every",
-    "threads",
-    "eval_episodes",
-)
-_NOT_NEGATIVE = ("seed", "entropy_coeff", "critic_coeff")
-_FRACTIONS = ("gamma", "gae_lambda")
 _CELLS = ("lstm", "gru", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig:
-    """Options of a recurrent PPO run.
+class RunConfig:
+    """Options that every algorithm has.
 
     Raises:
-        ArgumentError: a size that is not positive, a fraction outside [0, 1], minibatches or environment
-            arguments that don't fit.
-
-    Example:
-        >>> config = PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=8",), cell="gru")
-        >>> config.env_arguments
-        {'k': 8}
-        >>> PPOConfig.from_dict(config.to_dict()) == config
-        True
+        ArgumentError: a size that is not positive, a fraction outside [0, 1], environment arguments that don't fit, or
+            fewer steps than a batch has.
     """
+
+    algorithm: ClassVar[str]
+    """Name on the command line."""
+    positive: ClassVar[tuple[str, ...]] = (
+        "hidden_size",
+        "num_layers",
+        "num_envs",
+        "rollout_steps",
+        "total_steps",
+        "learning_rate",
+        "max_grad_norm",
+        "checkpoint_every",
+        "threads",
+        "eval_episodes",
+    )
+    """Options above 0."""
+    not_negative: ClassVar[tuple[str, ...]] = ("seed",)
+    """Options of at least 0."""
+    fractions: ClassVar[tuple[str, ...]] = ("gamma",)
+    """Options from 0 to 1."""
 
     env: str
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1."""
@@ -59,12 +54,8 @@ class PPOConfig:
     """Stacked recurrent layers."""
     backend: str = "fastest"
     """Which implementation runs the recurrence (fastest takes the best one of this machine)."""
-    shared_trunk: bool = True
-    """Actor and critic share encoder and memory; otherwise each has its own."""
     normalize_observations: bool = True
     """Standardise observations with running statistics, which are saved with the policy."""
-    scale_rewards: bool = True
-    """Divide rewards by the running standard deviation of the discounted return."""
 
     total_steps: int = 150_000
     """Most environment steps to train for, summed over the environments."""
@@ -72,27 +63,10 @@ class PPOConfig:
     """Environments stepped side by side."""
     rollout_steps: int = 128
     """Steps of each environment between two updates."""
-    epochs: int = 4
-    """Passes over a batch per update."""
-    minibatches: int = 4
-    """Gradient steps per pass."""
-    sequence_length: int = 32
-    """Cut rows into sequences of this length for the update; a sequence starts from the state stored there."""
-
     learning_rate: float = 1e-3
     """Step size of Adam at the start."""
-    entropy_coeff: float = 0.0
-    """Weight of the entropy bonus at the start."""
-    anneal: bool = True
-    """Let step size and entropy bonus fall linearly to zero over the run."""
     gamma: float = 0.99
     """Discount per step."""
-    gae_lambda: float = 0.95
-    """Decay of generalised advantage estimation."""
-    clip_epsilon: float = 0.2
-    """How far the probability ratio may leave 1 before its gradient is cut."""
-    critic_coeff: float = 0.5
-    """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Largest norm of the gradient."""
 
@@ -110,19 +84,27 @@ class PPOConfig:
     """Greedy episodes played at the end."""
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
+        for name in self.positive:
             if getattr(self, name) <= 0:
                 raise ArgumentError(f"{_flag(name)} must be positive, got {getattr(self, name)}.")
-        for name in _NOT_NEGATIVE:
+        for name in self.not_negative:
             if getattr(self, name) < 0:
                 raise ArgumentError(f"{_flag(name)} must not be negative, got {getattr(self, name)}.")
-        for name in _FRACTIONS:
+        for name in self.fractions:
             if not 0 <= getattr(self, name) <= 1:
                 raise ArgumentError(f"{_flag(name)} must lie between 0 and 1, got {getattr(self, name)}.")
         if self.cell not in _CELLS:
             raise ArgumentError(f"--cell must be one of {', '.join(_CELLS)}, got {self.cell!r}.")
-        _check_sequences(self)
+        self.check()
+        if self.total_steps < self.frames_per_batch:
+            raise ArgumentError(
+                f"--total-steps must cover one batch of {self.frames_per_batch} steps ({self.num_envs} environments x "
+                f"{self.rollout_steps}), got {self.total_steps}: raise it, or lower --rollout-steps."
+            )
         _ = self.env_arguments
+
+    def check(self) -> None:
+        """Refuse options that don't fit together."""
 
     @property
     def frames_per_batch(self) -> int:
@@ -141,15 +123,16 @@ class PPOConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain values, ready for JSON."""
-        return {**asdict(self), "env_kwargs": list(self.env_kwargs)}
+        return {"algorithm": self.algorithm, **asdict(self), "env_kwargs": list(self.env_kwargs)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> PPOConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Build the options from what :meth:`to_dict` returned.
 
         Raises:
             ArgumentError: an option is unknown, missing, or has a value that can't be used.
         """
+        values = {name: value for name, value in values.items() if name != "algorithm"}
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
             raise ArgumentError(f"Unknown options {unknown}: this run was written by another version of recurl.")
@@ -158,6 +141,64 @@ class PPOConfig:
             return cls(**options)
         except TypeError as error:
             raise ArgumentError(f"The options can't be read: {error}.") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(RunConfig):
+    """Options of a recurrent PPO run.
+
+    Raises:
+        ArgumentError: see :class:`RunConfig`; or more minibatches than sequences.
+
+    Example:
+        >>> config = PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=8",), cell="gru")
+        >>> config.env_arguments
+        {'k': 8}
+        >>> PPOConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    algorithm: ClassVar[str] = "ppo"
+    positive: ClassVar[tuple[str, ...]] = (
+        *RunConfig.positive,
+        "epochs",
+        "minibatches",
+        "sequence_length",
+        "clip_epsilon",
+    )
+    not_negative: ClassVar[tuple[str, ...]] = (*RunConfig.not_negative, "entropy_coeff", "critic_coeff")
+    fractions: ClassVar[tuple[str, ...]] = (*RunConfig.fractions, "gae_lambda")
+
+    shared_trunk: bool = True
+    """Actor and critic share encoder and memory; otherwise each has its own."""
+    scale_rewards: bool = True
+    """Divide rewards by the running standard deviation of the discounted return."""
+    epochs: int = 4
+    """Passes over a batch per update."""
+    minibatches: int = 4
+    """Gradient steps per pass."""
+    sequence_length: int = 32
+    """Cut rows into sequences of this length for the update; a sequence starts from the state stored there."""
+    entropy_coeff: float = 0.0
+    """Weight of the entropy bonus at the start."""
+    anneal: bool = True
+    """Let step size and entropy bonus fall linearly to zero over the run."""
+    gae_lambda: float = 0.95
+    """Decay of generalised advantage estimation."""
+    clip_epsilon: float = 0.2
+    """How far the probability ratio may leave 1 before its gradient is cut."""
+    critic_coeff: float = 0.5
+    """Weight of the value loss."""
+
+    def check(self) -> None:
+        """Refuse more minibatches than sequences."""
+        pieces = -(-self.rollout_steps // self.sequence_length)
+        if self.minibatches > self.num_envs * pieces:
+            raise ArgumentError(
+                f"--minibatches must not exceed the {self.num_envs * pieces} sequences of a batch "
+                f"({self.num_envs} environments x {pieces}), got {self.minibatches}: lower it, raise --num-envs "
+                "or lower --sequence-length."
+            )
 
 
 def _flag(name: str) -> str:
@@ -172,18 +213,3 @@ def _argument(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
-
-
-def _check_sequences(config: PPOConfig) -> None:
-    pieces = -(-config.rollout_steps // config.sequence_length)
-    if config.minibatches > config.num_envs * pieces:
-        raise ArgumentError(
-            f"--minibatches must not exceed the {config.num_envs * pieces} sequences of a batch "
-            f"({config.num_envs} environments x {pieces}), got {config.minibatches}: lower it, raise --num-envs "
-            "or lower --sequence-length."
-        )
-    if config.total_steps < config.frames_per_batch:
-        raise ArgumentError(
-            f"--total-steps must cover one batch of {config.frames_per_batch} steps ({config.num_envs} environments x "
-            f"{config.rollout_steps}), got {config.total_steps}: raise it, or lower --rollout-steps."
-        )

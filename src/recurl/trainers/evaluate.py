@@ -14,10 +14,10 @@ from recurl.envs import EnvBase, interact
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
 from recurl.mode import ExplorationType, set_exploration_type
-from recurl.trainers.agent import Agent
+from recurl.trainers.algorithms import RunAgent, make_agent
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
-from recurl.trainers.config import PPOConfig
-from recurl.trainers.ppo import make_agent, make_env
+from recurl.trainers.config import RunConfig
+from recurl.trainers.environment import make_env
 from recurl.trainers.run_folder import RunFolder
 
 _SIDE_BY_SIDE = 50
@@ -101,7 +101,7 @@ def evaluate_policy(policy: TensorDictModuleBase, env: EnvBase, *, episodes: int
     return Evaluation(scores.returns, scores.lengths)
 
 
-def load_agent(folder: RunFolder) -> tuple[PPOConfig, Agent]:
+def load_agent(folder: RunFolder) -> tuple[RunConfig, RunAgent]:
     """Return the options of a run, and its networks as of the newest checkpoint.
 
     Raises:

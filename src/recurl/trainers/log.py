@@ -19,10 +19,7 @@ from recurl.errors import ArgumentError
 
 Row: TypeAlias = Mapping[str, float]
 _SECONDS_BETWEEN_LINES = 5.0
-_LIVE = (
-    "return {return_mean_20:.4g}  length {length_mean_20:.0f}  {steps_per_s:.0f} steps/s  "
-    "loss {loss_objective:+.3f} (policy) {loss_critic:.3f} (value)  entropy {entropy:.2f}"
-)
+_LIVE = "return {return_mean_20:.4g}  length {length_mean_20:.0f}  {steps_per_s:.0f} steps/s"
 
 
 class MetricsFile:
@@ -109,10 +106,12 @@ class LiveDisplay:
     Args:
         console: where to draw.
         total_steps: environment steps of the whole run.
+        live: format of the algorithm's own numbers.
         done_steps: steps taken before this process.
     """
 
-    def __init__(self, console: Console, *, total_steps: int, done_steps: int = 0) -> None:
+    def __init__(self, console: Console, *, total_steps: int, live: str, done_steps: int = 0) -> None:
+        self._format = f"{_LIVE}  {live}"
         self._progress = Progress(
             BarColumn(),
             TaskProgressColumn(),
@@ -129,7 +128,7 @@ class LiveDisplay:
     def update(self, row: Row) -> None:
         """Show the latest row."""
         self._progress.update(self._task, completed=int(row["env_steps"]))
-        self._live.update(Group(self._progress, Text(_LIVE.format(**row))), refresh=True)
+        self._live.update(Group(self._progress, Text(self._format.format(**row))), refresh=True)
 
     def close(self) -> None:
         """Stop drawing; the last state stays on the screen."""
@@ -142,11 +141,15 @@ class LineDisplay:
     Args:
         console: where to write.
         total_steps: environment steps of the whole run.
+        live: format of the algorithm's own numbers.
         seconds: time between lines.
     """
 
-    def __init__(self, console: Console, *, total_steps: int, seconds: float = _SECONDS_BETWEEN_LINES) -> None:
+    def __init__(
+        self, console: Console, *, total_steps: int, live: str, seconds: float = _SECONDS_BETWEEN_LINES
+    ) -> None:
         self._console = console
+        self._format = f"{_LIVE}  {live}"
         self._total = total_steps
         self._seconds = seconds
         self._next = 0.0
@@ -169,15 +172,15 @@ class LineDisplay:
         row, self._pending = self._pending, None
         left = max(self._total - row["env_steps"], 0) / max(row["steps_per_s"], 1e-9)
         self._console.print(
-            f"{int(row['env_steps']):>9,}/{self._total:,} steps  {_LIVE.format(**row)}  left {left:.0f} s",
+            f"{int(row['env_steps']):>9,}/{self._total:,} steps  {self._format.format(**row)}  left {left:.0f} s",
             soft_wrap=True,
             markup=False,
             highlight=False,
         )
 
 
-def make_display(console: Console, *, total_steps: int, done_steps: int = 0) -> Display:
+def make_display(console: Console, *, total_steps: int, live: str, done_steps: int = 0) -> Display:
     """Return a live display on a terminal, plain lines otherwise."""
     if console.is_terminal:
-        return LiveDisplay(console, total_steps=total_steps, done_steps=done_steps)
-    return LineDisplay(console, total_steps=total_steps)
+        return LiveDisplay(console, total_steps=total_steps, live=live, done_steps=done_steps)
+    return LineDisplay(console, total_steps=total_steps, live=live)

@@ -10,7 +10,6 @@ from torch import nn
 
 from recurl.collectors import Collector
 from recurl.data import SequenceMinibatches
-from recurl.envs import EnvBase, GymEnv
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
 from recurl.modules import RewardScaler
@@ -18,52 +17,11 @@ from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
 from recurl.trainers.agent import Agent
 from recurl.trainers.config import PPOConfig
+from recurl.trainers.environment import make_env
 from recurl.trainers.seeding import seed_everything
 
 _LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
 _DIAGNOSTICS = ("entropy", "kl_approx", "clip_fraction", "explained_variance")
-
-
-def make_env(config: PPOConfig, num_envs: int, *, policy: nn.Module | None = None) -> EnvBase:
-    """Build the environments of a run.
-
-    Args:
-        config: id and arguments of the environment, device.
-        num_envs: environments side by side.
-        policy: its hidden states are declared, so that it can be run in the environment.
-
-    Raises:
-        ArgumentError: there is no such environment or device, or the environment refuses its arguments.
-    """
-    _check_device(config.device)
-    try:
-        return GymEnv(
-            config.env,
-            num_envs=num_envs,
-            device=config.device,
-            categorical_action_encoding=True,
-            policy=policy,
-            **config.env_arguments,
-        )
-    except ArgumentError as error:
-        raise ArgumentError(f"--env {config.env} {' '.join(config.env_kwargs)} can't be used: {error}") from error
-    except TypeError as error:
-        raise ArgumentError(
-            f"--env {config.env} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"
-        ) from error
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch says it with either
-        reason = str(error).splitlines()[0]
-        raise ArgumentError(f"--device {device} can't be used, try --device cpu: {reason}") from error
-
-
-def make_agent(config: PPOConfig, env: EnvBase) -> Agent:
-    """Build the networks for an environment of the run, untrained."""
-    return Agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
 
 
 class PPO:
@@ -77,6 +35,9 @@ class PPO:
     step size, advantages normalised per minibatch, gradient clipping.
     """
 
+    agent_class = Agent
+    live = "loss {loss_objective:+.3f} (policy) {loss_critic:.3f} (value)  entropy {entropy:.2f}"
+
     def __init__(self, config: PPOConfig) -> None:
         torch.set_num_threads(config.threads)
         seed_everything(config.seed)
@@ -85,7 +46,7 @@ class PPO:
         env = make_env(config, config.num_envs)
         env.set_seed(config.seed)
         self.can_save_env = env.can_save_state
-        self.agent = make_agent(config, env)
+        self.agent = Agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
         self.gae = GAE(gamma=config.gamma, lmbda=config.gae_lambda, value_network=self.agent.critic)
         self.loss = ClipPPOLoss(

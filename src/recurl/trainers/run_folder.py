@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recurl.errors import ArgumentError
-from recurl.trainers.config import PPOConfig
+from recurl.trainers.config import RunConfig
+from recurl.trainers.options import read_options
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class RunFolder:
         elif any(self.path.iterdir()):
             raise ArgumentError(f"{self.path} is not empty and holds no run: name another folder with --run-dir.")
 
-    def create(self, config: PPOConfig) -> None:
+    def create(self, config: RunConfig) -> None:
         """Make the folder, remove what an earlier run left in it, and write the options.
 
         Raises:
@@ -90,7 +91,7 @@ class RunFolder:
                 f"Can't write the run folder {self.path} ({error.strerror}): name another with --run-dir."
             ) from error
 
-    def read_config(self) -> PPOConfig:
+    def read_config(self) -> RunConfig:
         """Return the options of the run in this folder.
 
         Raises:
@@ -104,4 +105,4 @@ class RunFolder:
             raise ArgumentError(f"{self.config} is not JSON: {error}.") from error
         if not isinstance(values, dict):
             raise ArgumentError(f"{self.config} must hold a JSON object, got {type(values).__name__}.")
-        return PPOConfig.from_dict(values)
+        return read_options(values)

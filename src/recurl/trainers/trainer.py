@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from recurl.trainers.algorithms import make_algorithm
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from recurl.trainers.config import PPOConfig
+from recurl.trainers.config import RunConfig
 from recurl.trainers.episodes import EpisodeStats
 from recurl.trainers.log import Events, MetricsFile, make_display
 from recurl.trainers.plots import plot_learning_curve
-from recurl.trainers.ppo import PPO
 from recurl.trainers.run_folder import RunFolder
 from recurl.trainers.seeding import rng_state, set_rng_state
 
@@ -50,7 +50,7 @@ class _Clock:
 
 
 class Trainer:
-    """Runs PPO in a run folder.
+    """Runs an algorithm in a run folder.
 
     Args:
         config: the options.
@@ -60,11 +60,11 @@ class Trainer:
     A trainer starts anew; :meth:`resume` puts it where the folder's newest checkpoint was written.
     """
 
-    def __init__(self, config: PPOConfig, folder: RunFolder, *, console: Console) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, *, console: Console) -> None:
         self.config = config
         self.folder = folder
         self.console = console
-        self.algorithm = PPO(config)
+        self.algorithm = make_algorithm(config)
         self.stats = EpisodeStats(config.num_envs)
         self._rows = 0
         self._times = (0.0, 0.0)
@@ -106,6 +106,7 @@ class Trainer:
             self.console,
             total_steps=self.config.updates * self.config.frames_per_batch,
             done_steps=self.algorithm.env_steps,
+            live=self.algorithm.live,
         )
         if self._rng is not None:
             set_rng_state(self._rng)

@@ -1,0 +1,72 @@
+"""The algorithms: which one the options of a run ask for."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+
+from recurl.envs import EnvBase
+from recurl.trainers.config import RunConfig
+from recurl.trainers.dqn import DQN
+from recurl.trainers.ppo import PPO
+
+
+class RunAgent(Protocol):
+    """The networks of a run."""
+
+    actor: TensorDictModuleBase
+    """The policy that is evaluated."""
+    collect: TensorDictModuleBase
+    """What is run while collecting."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Take over saved weights."""
+        ...
+
+
+class Algorithm(Protocol):
+    """A learner: collects batches and learns from them."""
+
+    live: ClassVar[str]
+    """Format of the numbers that are shown while it learns."""
+    env_steps: int
+    """Environment steps taken."""
+    can_save_env: bool
+    """Whether running episodes can be saved and restored."""
+
+    def collect(self) -> TensorDictBase:
+        """Take some steps in every environment and return the batch, ``[B, T]``."""
+        ...
+
+    def learn(self, batch: TensorDictBase) -> dict[str, float]:
+        """Learn, and return numbers about it, always the same ones."""
+        ...
+
+    def close(self) -> None:
+        """Close the environments."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on, the networks under ``"agent"``."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`."""
+        ...
+
+
+_ALGORITHMS: dict[str, type[PPO] | type[DQN]] = {"ppo": PPO, "dqn": DQN, "r2d2": DQN}
+
+
+def make_algorithm(config: RunConfig) -> Algorithm:
+    """Build the learner that ``config`` describes."""
+    kind: Any = _ALGORITHMS[config.algorithm]
+    return kind(config)
+
+
+def make_agent(config: RunConfig, env: EnvBase) -> RunAgent:
+    """Build the networks for an environment of the run, untrained."""
+    kind: Any = _ALGORITHMS[config.algorithm].agent_class
+    return kind(config, env.observation_spec, env.action_spec_unbatched).to(config.device)

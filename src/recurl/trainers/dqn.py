@@ -1,0 +1,179 @@
+"""DQN and R2D2: builds environment, network, replay buffer and loss from a config, and does one update."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from recurl.collectors import Collector
+from recurl.data import (
+    LazyTensorStorage,
+    PrioritizedSliceSampler,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    ZeroStart,
+    slice_priorities,
+)
+from recurl.errors import ArgumentError
+from recurl.objectives import DQNLoss, HardUpdate
+from recurl.trainers.environment import make_env
+from recurl.trainers.q_agent import QAgent
+from recurl.trainers.replay_burn_in import MidEpisodeBurnIn
+from recurl.trainers.replay_config import DQNConfig
+from recurl.trainers.seeding import seed_everything
+
+_REPORTED = ("loss", "q_value", "q_target")
+
+
+class DQN:
+    """One learner: its environments, network, target network, replay buffer and optimiser.
+
+    Args:
+        config: the options; its seed decides everything random. Those of R2D2 are the same with other defaults.
+
+    Sources: Hausknecht and Stone, "Deep recurrent Q-learning for partially observable MDPs" (2015); Kapturowski et al.,
+    "Recurrent experience replay in distributed reinforcement learning" (R2D2, 2019).
+    """
+
+    agent_class = QAgent
+    live = "loss {loss:.4f}  value {q_value:.3f}  eps {eps:.2f}"
+
+    def __init__(self, config: DQNConfig) -> None:
+        torch.set_num_threads(config.threads)
+        seed_everything(config.seed)
+        self.config = config
+        self.env_steps = 0
+        env = make_env(config, config.num_envs)
+        env.set_seed(config.seed)
+        self.can_save_env = env.can_save_state
+        self.agent = QAgent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
+        self.loss = DQNLoss(
+            self.agent.actor,
+            gamma=config.gamma,
+            n_steps=config.n_steps,
+            double_dqn=config.double,
+            value_rescaling=config.value_rescaling,
+        )
+        self.targets = HardUpdate(self.loss, value_network_update_interval=config.target_interval)
+        self.optimizer = torch.optim.Adam(self.agent.actor.parameters(), lr=config.learning_rate)
+        self.collector = Collector(
+            env, self.agent.collect, frames_per_batch=config.frames_per_batch, device=config.device
+        )
+        self.buffer = _make_buffer(config)
+        self._burn_in = self._make_burn_in()
+        if config.cell != "none" and config.start_state == "zero":
+            self.buffer.append_transform(ZeroStart(self.agent.actor))
+
+    def _make_burn_in(self) -> tuple[MidEpisodeBurnIn, ...]:
+        """Burn-ins of the network and of its target, if there are any."""
+        if self.config.cell == "none" or self.config.burn_in == 0:
+            return ()
+        steps = self.config.burn_in
+        return tuple(MidEpisodeBurnIn(network, steps) for network in (self.agent.actor, self.loss.target_value_network))
+
+    def collect(self) -> TensorDictBase:
+        """Take ``rollout_steps`` steps in every environment and return the batch, ``[B, T]``."""
+        batch = self.collector.collect()
+        self.env_steps += batch.numel()
+        self.agent.explore.step(batch.numel())
+        return batch
+
+    def learn(self, batch: TensorDictBase) -> dict[str, float]:
+        """Put a batch into the buffer and improve the network on samples of it.
+
+        Args:
+            batch: what :meth:`collect` returned, ``[B, T]``.
+
+        Returns:
+            Loss, mean value of the actions taken and mean target, averaged over the update (nan before learning
+            starts), the norm of the gradient, and the present probability of a random action.
+        """
+        self.buffer.extend(batch.select(*self.loss.in_keys, strict=False))
+        if self.agent.norm is not None:
+            flat = self.agent.flat
+            self.agent.norm.update(flat(*(batch[key] for key in flat.keys)))
+        names = (*_REPORTED, "grad_norm")
+        mean = [math.nan] * len(names)
+        if self.env_steps >= self.config.learning_starts:
+            mean = torch.stack([self._step() for _ in range(self.config.gradient_steps)]).mean(0).tolist()
+        return {**dict(zip(names, mean, strict=True)), "eps": self.agent.explore.eps.item()}
+
+    def _step(self) -> torch.Tensor:
+        sample = self.buffer.sample().to(self.config.device)
+        trained = self._burnt_in(sample)
+        losses = self.loss(trained)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses["loss"].backward()
+        norm = nn.utils.clip_grad_norm_(self.agent.actor.parameters(), self.config.max_grad_norm)
+        self.optimizer.step()
+        self.targets.step()
+        if self.config.prioritized:
+            priority = slice_priorities(sample, losses["td_error"], trained, eta=self.config.priority_eta)
+            self.buffer.update_priority(sample["index"], priority, sample["collector", "write_step"])
+        return torch.stack([*(losses[name].detach() for name in _REPORTED), norm])
+
+    def _burnt_in(self, sample: TensorDictBase) -> TensorDictBase:
+        """The steps to learn from, each network's states computed by that network."""
+        if not self._burn_in:
+            return sample
+        rest, slow = (burn_in(sample) for burn_in in self._burn_in)
+        for key, at in self.loss.target_states.items():
+            rest.set(at, slow.get(key))
+        return rest
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.collector.shutdown()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on: networks, optimiser, buffer, environments, carried states."""
+        return {
+            "env_steps": self.env_steps,
+            "agent": self.agent.state_dict(),
+            "target": self.loss.target_value_network.state_dict(),
+            "targets": self.targets.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "buffer": self.buffer.state_dict(),
+            "collector": self.collector.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned.
+
+        Raises:
+            ArgumentError: the state belongs to other options.
+        """
+        try:
+            self.agent.load_state_dict(state["agent"])
+            self.loss.target_value_network.load_state_dict(state["target"])
+            self.targets.load_state_dict(state["targets"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.buffer.load_state_dict(state["buffer"])
+            restored = self.collector.load_state_dict(state["collector"])
+        except (RuntimeError, KeyError) as error:
+            raise ArgumentError(f"The checkpoint doesn't fit the run's config.json: {error}") from error
+        self.env_steps = state["env_steps"]
+        if not restored:
+            self.collector.set_seed(self.config.seed + self.env_steps)  # other episodes than those of the beginning
+
+
+def _make_buffer(config: DQNConfig) -> TensorDictReplayBuffer:
+    if config.prioritized:
+        sampler = PrioritizedSliceSampler(
+            config.buffer_size,
+            config.priority_exponent,
+            config.importance_exponent,
+            slice_len=config.slice_length,
+            strict_length=False,
+        )
+    else:
+        sampler = SliceSampler(slice_len=config.slice_length, strict_length=False)
+    return TensorDictReplayBuffer(
+        storage=LazyTensorStorage(config.buffer_size, device=config.device, ndim=2),
+        sampler=sampler,
+        batch_size=config.slices * config.slice_length,
+    )

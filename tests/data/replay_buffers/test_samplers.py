@@ -7,15 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurl.data import (
-    LazyTensorStorage,
+from recurl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from recurl.data.replay_buffers.samplers import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
-    ReplayBuffer,
     SamplerWithoutReplacement,
     SliceSampler,
-    TensorDictReplayBuffer,
 )
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 

@@ -29,6 +29,7 @@ check: setup  ## what CI runs: lint, types, layering, tests
 
 bench: setup  ## the benchmark tables of benchmarks/results
 	$(BIN)/python benchmarks/bench_learning.py
+	$(BIN)/python benchmarks/bench_slice_sampling.py
 
 docs: setup
 	@echo "The documentation is README.md and docs/*.md; examples in docstrings run in make test."

@@ -12,6 +12,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+HEADERS = ("recurl_cpu.h", "kernels.h", "kernels.inc", "products.inc", "simd.inc", "sums.inc")
 SOURCES = Path("src/recurl/recurrence/cpu/src")
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-pthread"]
 X86_FLAGS = {
@@ -44,7 +45,7 @@ setup(
         Extension(
             "recurl.recurrence.cpu.librecurl_cpu",
             sources=[str(SOURCES / name) for name in ("driver.cpp", "portable.cpp", "avx2.cpp", "avx512.cpp")],
-            depends=[str(SOURCES / name) for name in ("recurl_cpu.h", "kernels.h", "kernels.inc")],
+            depends=[str(SOURCES / name) for name in HEADERS],
             language="c++",
             optional=True,
         )

@@ -78,15 +78,14 @@ def random_call(
     return replace(call, **changes)
 
 
-def per_token(call: LayerCall, keep: bool = True) -> dict[str, torch.Tensor]:
-    """Everything that belongs to a token: states after it, gradients of its input and its stored states."""
+def everything(call: LayerCall, keep: bool = True) -> dict[str, torch.Tensor]:
+    """States after every token and the gradients of all inputs."""
     kernels = CpuKernels()
     after, saved = kernels.forward(call, keep)
     assert bool(saved) == keep
     grads = [torch.sin(torch.arange(state.numel()).reshape(state.shape) * 0.7 + call.x[:, :1]) for state in after]
-    needs = (True, *[False] * 5, *[True] * len(after))
-    grad_x, _, _, _, _, _, *grad_states = kernels.backward(call, after, saved, tuple(grads), needs)
-    named = {"x": grad_x, **{f"grad{k}": grad for k, grad in enumerate(grad_states)}}
+    found = kernels.backward(call, after, saved, tuple(grads), (True,) * (6 + len(after)))
+    named = {f"grad{k}": grad for k, grad in enumerate(found) if grad is not None}
     return {**named, **{f"after{k}": state for k, state in enumerate(after)}}
 
 
@@ -149,7 +148,7 @@ def test_same_bits_for_any_number_of_threads(isa: str, options: tuple[str, int],
     results = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        results.append(per_token(call))
+        results.append(everything(call))
     for other in results[1:]:
         assert all(torch.equal(value, other[name]) for name, value in results[0].items())
 
@@ -195,7 +194,7 @@ def test_a_segment_alone_has_the_bits_it_has_in_a_batch(isa: str, cell: str) -> 
 @pytest.mark.parametrize("options", [("lstm", 0), ("lstm", 24), ("gru", 0)], ids=str)
 def test_recomputed_gates_have_the_same_bits(isa: str, options: tuple[str, int]) -> None:
     call = random_call(options[0], projection=options[1])
-    kept, again = per_token(call, keep=True), per_token(call, keep=False)
+    kept, again = everything(call, keep=True), everything(call, keep=False)
     assert all(torch.equal(value, again[name]) for name, value in kept.items())
 
 
@@ -221,24 +220,24 @@ def test_recompute_through_autograd(isa: str, cell: str) -> None:
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_stored_states_inside_segments_are_never_read(isa: str, cell: str) -> None:
     call = random_call(cell)
-    clean = per_token(call)
+    clean = everything(call)
     for state in call.states:
         state[~call.boundaries.starts] = torch.nan
-    poisoned = per_token(call)
+    poisoned = everything(call)
     assert all(torch.equal(value, poisoned[name]) for name, value in clean.items())
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_strided_and_expanded_tensors_are_read_in_place_or_copied(isa: str, cell: str) -> None:
     call = random_call(cell, tokens=50)
-    expected = per_token(call)
+    expected = everything(call)
     for layout in (
         lambda t: torch.stack([t, t], 1)[:, 1],  # rows apart
         lambda t: t.t().contiguous().t(),  # columns apart
         lambda t: torch.stack([t, t], -1)[..., 0],
     ):
         strided = replace(call, x=layout(call.x), states=tuple(layout(state) for state in call.states))
-        found = per_token(strided)
+        found = everything(strided)
         assert all(torch.equal(value, found[name]) for name, value in expected.items())
     kernels = CpuKernels()
     after, saved = kernels.forward(call, True)

@@ -1,8 +1,8 @@
 """Forward and backward of the recurrence in C++: threads own tiles of segments, no padding, no step in Python.
 
 The input product, the hidden product and their transposes run in the library, row by row in a fixed order, so that what
-a token gets doesn't depend on the other tokens, on the number of threads or on the order of segments. The weight
-gradients, sums over all tokens, are one ``torch.mm`` each.
+a token gets doesn't depend on the other tokens, on the number of threads or on the order of segments. The gradients of
+the weights are sums over tokens in the order of the stream, for any number of threads.
 """
 
 from __future__ import annotations
@@ -70,22 +70,24 @@ class CpuKernels:
         if not saved:
             arguments.call("gates")
         arguments.rows(**_named(call, "grad_", [grad.to(dtype) for grad in grads]))
-        width = after[0].shape[1]
-        grad_gates = torch.empty_like(gates[0])
-        grad_x = _empty(call, call.x.shape[1]) if needs[0] else None
-        h_before = _empty(call, width) if needs[2] else None
-        grad_output = _empty(call, width) if call.weights.w_hr is not None else None
-        initial = [
-            call.x.new_zeros(state.shape, dtype=dtype) if need else None
-            for state, need in zip(call.states, needs[6:], strict=True)
-        ]
-        arguments.whole(grad_gates=grad_gates, grad_x=grad_x, h_before=h_before, grad_output=grad_output)
-        arguments.whole(**{f"{name}0": grad for name, grad in _named(call, "grad_", initial).items()})
+        w, width = call.weights, after[0].shape[1]
+        inputs = {"x": call.x, "w_ih": w.w_ih, "w_hh": w.w_hh, "b_ih": w.b_ih, "b_hh": w.b_hh, "w_hr": w.w_hr}
+        stored = {f"{name}0": state for name, state in _named(call, "", call.states).items()}
+        gradients = {
+            name: tensor.new_empty(tensor.shape, dtype=dtype) if need and tensor is not None else None
+            for (name, tensor), need in zip((inputs | stored).items(), needs, strict=True)
+        }
+        for name in stored:  # only the rows at segment starts are written
+            if (gradient := gradients[name]) is not None:
+                gradient.zero_()
+        arguments.whole(
+            grad_gates=torch.empty_like(gates[0]),
+            grad_output=None if w.w_hr is None else _empty(call, width),
+            h_before=_empty(call, width) if needs[2] or needs[4] else None,
+            **{f"grad_{name}": gradient for name, gradient in gradients.items()},
+        )
         arguments.call("backward")
-        weights = _weight_gradients(call, grad_gates, h_before, needs)
-        projection = grad_output.t() @ gates[1] if grad_output is not None and needs[5] else None
-        gradients = (grad_x, *weights, projection, *initial)
-        return tuple(None if gradient is None else gradient.to(call.x.dtype) for gradient in gradients)
+        return tuple(None if gradient is None else gradient.to(call.x.dtype) for gradient in gradients.values())
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
         """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
@@ -130,22 +132,3 @@ def _named(call: LayerCall, prefix: str, values: Sequence[_V]) -> dict[str, _V]:
 
 def _named_saved(saved: tuple[Tensor, ...]) -> dict[str, Tensor]:
     return dict(zip(("gates", "unprojected"), saved, strict=False))
-
-
-def _weight_gradients(
-    call: LayerCall, grad_gates: Tensor, h_before: Tensor | None, needs: tuple[bool, ...]
-) -> Gradients:
-    """Gradients of (w_ih, w_hh, b_ih, b_hh) from those of the library's gate columns (see ``recurl_cpu.h``)."""
-    rows = call.weights.w_hh.shape[0]
-    hidden = rows // call.cell.num_gates
-    of_input, of_hidden = grad_gates[:, :rows], grad_gates[:, 4 * hidden - rows :]
-    # In an input product of the GRU the last gate of torch.nn, n, comes first.
-    roll = -hidden if call.cell.name == "gru" else 0
-    x = call.x.to(grad_gates.dtype)
-    biases = grad_gates.sum(0) if needs[3] or needs[4] else grad_gates[0]
-    return (
-        torch.roll(of_input.t() @ x, roll, 0) if needs[1] else None,
-        of_hidden.t() @ h_before if h_before is not None else None,
-        torch.roll(biases[:rows], roll, 0) if needs[3] else None,
-        biases[4 * hidden - rows :].clone() if needs[4] else None,
-    )

@@ -16,7 +16,7 @@ LIBRARY = Path(__file__).with_name("librecurl_cpu.so")
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 """In the order of ``enum recurl_isa``, slowest first."""
 
-_ABI = 1
+_ABI = 2
 _HOW = "Install a C++ compiler (g++ or clang++), then install recurl again: pip install --force-reinstall --no-deps"
 
 
@@ -41,6 +41,7 @@ class Layer(ctypes.Structure):
         ("grad_c_stride", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("grad_gates", "grad_output", "h_before")),
         *((name, ctypes.c_void_p) for name in ("grad_x", "grad_h0", "grad_c0")),
+        *((name, ctypes.c_void_p) for name in ("grad_w_ih", "grad_w_hh", "grad_b_ih", "grad_b_hh", "grad_w_hr")),
     )
 
 

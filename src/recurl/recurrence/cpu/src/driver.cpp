@@ -62,8 +62,9 @@ void parallel_tokens(int64_t threads, int64_t tokens, const Work& work) {
   });
 }
 
-// Segments, longest first (stable), in tiles of nearly equal numbers of rows.
-std::vector<Tile> plan(const recurl_layer& layer, int64_t threads) {
+// Segments, longest first (stable), in tiles of nearly equal numbers of rows. With fewer tiles than threads, the
+// products with W_ih are left to a pass of their own that all threads share.
+std::vector<Tile> plan(const recurl_layer& layer, int64_t threads, bool with_inputs) {
   std::vector<int64_t> first;
   for (int64_t n = 0; n < layer.tokens; ++n)
     if (n == 0 || layer.starts[n]) first.push_back(n);
@@ -83,6 +84,7 @@ std::vector<Tile> plan(const recurl_layer& layer, int64_t threads) {
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = segments * i / count, end = segments * (i + 1) / count;
     tiles[i].rows = int(end - begin);
+    tiles[i].with_inputs = with_inputs && count >= threads;
     for (int64_t s = begin; s < end; ++s) {
       tiles[i].start[s - begin] = first[order[s]];
       tiles[i].length[s - begin] = first[order[s] + 1] - first[order[s]];
@@ -107,7 +109,6 @@ class Run {
     kernels->bias(&layer, weights.bias);
     const int64_t zeros = std::max({layer.hidden, layer.outputs, layer.inputs});
     weights.zeros = allocate(zeros);
-    std::memset(weights.zeros, 0, zeros * size_);
   }
 
   // Roll for the input product only: the hidden product's gate columns are in the order of torch.nn.
@@ -128,6 +129,30 @@ class Run {
     return static_cast<char*>(memory) + worker * elements * size_;
   }
 
+  // Gradients of all weights. The two products of an LSTM have the same gate columns, so they share the passes over
+  // them.
+  void weight_gradients() {
+    const recurl_layer& l = layer;
+    const int64_t width = 4 * l.hidden;
+    const void* of_hidden = static_cast<const char*>(l.grad_gates) + (width - gates_) * size_;
+    Outer input = outer(l.x, l.x_stride, l.inputs, l.grad_gates, width, gates_);
+    Outer hidden = outer(l.h_before, l.outputs, l.outputs, of_hidden, width, gates_);
+    const bool wants_input = l.grad_w_ih || l.grad_b_ih, wants_hidden = l.grad_w_hh || l.grad_b_hh;
+    if (wants_input && l.h_before && l.cell == RECURL_LSTM) {
+      input.a[1] = l.h_before, input.a_stride[1] = l.outputs, input.rows[1] = l.outputs;
+      sum(&input);
+      kernels->store_outer(&input, 0, roll_, l.grad_w_ih, l.grad_b_ih);
+      kernels->store_outer(&input, 1, 0, l.grad_w_hh, l.grad_b_hh);
+    } else {
+      if (wants_input) sum(&input), kernels->store_outer(&input, 0, roll_, l.grad_w_ih, l.grad_b_ih);
+      if (wants_hidden) sum(&hidden), kernels->store_outer(&hidden, 0, 0, l.grad_w_hh, l.grad_b_hh);
+    }
+    if (!l.grad_w_hr) return;
+    Outer projection = outer(l.unprojected, l.hidden, l.hidden, l.grad_output, l.outputs, l.outputs);
+    sum(&projection);
+    kernels->store_outer(&projection, 0, 0, l.grad_w_hr, nullptr);
+  }
+
   const recurl_layer& layer;
   const Kernels* kernels;
   int64_t threads = 1;
@@ -140,6 +165,22 @@ class Run {
     return packed;
   }
 
+  Outer outer(const void* a, int64_t a_stride, int64_t rows, const void* b, int64_t b_stride, int64_t columns) const {
+    return {{a, nullptr}, {a_stride, 0}, {rows, 0}, b, b_stride, columns, layer.tokens, nullptr, nullptr};
+  }
+
+  void sum(Outer* job) {
+    const int64_t panel = kernels->panel_columns, padded = (job->columns + panel - 1) / panel * panel;
+    job->result = allocate((job->rows[0] + job->rows[1]) * padded);
+    job->sums = allocate(padded);
+    const int64_t units = kernels->outer_units(job), jobs = std::min(threads, units);
+    void* panels = scratch(kernels->outer_scratch);
+    parallel(threads, jobs, [&](int64_t i, int64_t worker) {
+      kernels->outer(job, units * i / jobs, units * (i + 1) / jobs, scratch(panels, worker, kernels->outer_scratch));
+    });
+  }
+
+  // Zeros.
   void* allocate(int64_t elements) {
     memory_.emplace_back(elements * size_ + kAlign);
     const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.back().data());
@@ -154,10 +195,12 @@ class Run {
 void forward(const recurl_layer& layer) {
   Run run(layer);
   run.pack_forward();
-  parallel_tokens(run.threads, layer.tokens, [&](int64_t begin, int64_t end, int64_t) {
-    run.kernels->input_gates(&layer, &run.weights, begin, end);
-  });
-  const std::vector<Tile> tiles = plan(layer, run.threads);
+  const std::vector<Tile> tiles = plan(layer, run.threads, true);
+  if (tiles.empty()) return;
+  if (!tiles[0].with_inputs)
+    parallel_tokens(run.threads, layer.tokens, [&](int64_t begin, int64_t end, int64_t) {
+      run.kernels->input_gates(&layer, &run.weights, begin, end);
+    });
   parallel(run.threads, int64_t(tiles.size()),
            [&](int64_t job, int64_t) { run.kernels->forward_tile(&layer, &run.weights, &tiles[job]); });
 }
@@ -176,16 +219,18 @@ void gates(const recurl_layer& layer) {
 void backward(const recurl_layer& layer) {
   Run run(layer);
   run.pack_backward();
-  const std::vector<Tile> tiles = plan(layer, run.threads);
+  const std::vector<Tile> tiles = plan(layer, run.threads, layer.grad_x);
+  if (tiles.empty()) return;
   const int64_t elements = kMaxTileRows * (layer.outputs + 2 * layer.hidden);
   void* scratch = run.scratch(elements);
   parallel(run.threads, int64_t(tiles.size()), [&](int64_t job, int64_t worker) {
     run.kernels->backward_tile(&layer, &run.weights, &tiles[job], run.scratch(scratch, worker, elements));
   });
-  if (!layer.grad_x) return;
-  parallel_tokens(run.threads, layer.tokens, [&](int64_t begin, int64_t end, int64_t) {
-    run.kernels->input_gradient(&layer, &run.weights, begin, end);
-  });
+  if (layer.grad_x && !tiles[0].with_inputs)
+    parallel_tokens(run.threads, layer.tokens, [&](int64_t begin, int64_t end, int64_t) {
+      run.kernels->input_gradient(&layer, &run.weights, begin, end);
+    });
+  run.weight_gradients();
 }
 
 template <class Job>

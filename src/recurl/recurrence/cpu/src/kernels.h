@@ -14,6 +14,7 @@ constexpr int kMaxTileRows = 12;
 // Segments that one thread carries together through time, longest first.
 struct Tile {
   int rows;
+  bool with_inputs;  // the thread also runs the products with W_ih of these tokens
   int64_t start[kMaxTileRows];
   int64_t length[kMaxTileRows];
 };
@@ -25,6 +26,18 @@ struct Weights {
   void* projection;  // forward: o tanh(c) -> h; backward: gradient of h -> gradient of o tanh(c)
   void* bias;        // [4 H]
   void* zeros;       // [max(H, P)]
+};
+
+// Sums of outer products over tokens: result[r, j] = sum over n of a[n, r] b[n, j], where the rows of two matrices a
+// follow each other, and sums[j] = sum over n of b[n, j].
+struct Outer {
+  const void* a[2];  // [tokens, rows]; at least one has rows
+  int64_t a_stride[2], rows[2];
+  const void* b;  // [tokens, columns]
+  int64_t b_stride, columns;
+  int64_t tokens;
+  void* result;  // [rows of both, columns padded to whole panels], zeros at first
+  void* sums;    // [columns padded to whole panels], zeros at first
 };
 
 struct Kernels {
@@ -42,6 +55,13 @@ struct Kernels {
   void (*forward_tile)(const recurl_layer* layer, const Weights* weights, const Tile* tile);
   // scratch: kMaxTileRows * (P + 2 H) elements.
   void (*backward_tile)(const recurl_layer* layer, const Weights* weights, const Tile* tile, void* scratch);
+  // How many units of work such a sum is cut into, each with all tokens.
+  int64_t (*outer_units)(const Outer* job);
+  // Units begin to end. scratch: outer_scratch elements.
+  void (*outer)(const Outer* job, int64_t begin, int64_t end, void* scratch);
+  // Writes the result for one a transposed, [columns, rows], and the sums, rolled like pack's w; each if not null.
+  void (*store_outer)(const Outer* job, int which, int64_t roll, void* matrix, void* vector);
+  int64_t panel_columns, outer_scratch;
 };
 
 // By dtype; null where this build lacks the instruction set.

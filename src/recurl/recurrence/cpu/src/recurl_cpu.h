@@ -14,7 +14,7 @@
 #endif
 
 // Raised whenever recurl_layer or a function below changes; the loader refuses a library of another version.
-#define RECURL_CPU_ABI 1
+#define RECURL_CPU_ABI 2
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
 enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1 };
@@ -49,10 +49,12 @@ typedef struct recurl_layer {
   int64_t grad_c_stride;
   void* grad_gates;   // [N, 4 H], same columns as gates
   void* grad_output;  // [N, P], gradient of the projection's result, with projection only
-  void* h_before;     // [N, P], the output before every token, or null
+  void* h_before;     // [N, P], the output before every token, or null; needed for grad_w_hh and grad_b_hh
   void* grad_x;       // [N, I] or null
   void* grad_h0;      // [N, P] or null; only rows of segment starts are written
   void* grad_c0;      // [N, H] or null; only rows of segment starts are written
+  void *grad_w_ih, *grad_w_hh, *grad_b_ih, *grad_b_hh;  // like the weights, or null
+  void* grad_w_hr;                                      // [P, H] or null
 } recurl_layer;
 
 #ifdef __cplusplus

@@ -171,12 +171,13 @@ class RecurrentModule(TensorDictModuleBase):
         weight = self.net.weight
         # What has passed once passes again; a step is too short to be checked at length every time.
         seen = (weight.dtype, weight.device, tensordict.batch_size, [_signature(value) for value in values])
-        if seen == self._seen and not torch.compiler.is_compiling():
+        kept = not torch.compiler.is_compiling()  # a trace would guard on what was seen
+        if kept and seen == self._seen:
             x, *states, is_init = values
             return (x, is_init, *states)
         x, is_init = self._value(tensordict), _flags(tensordict, tensordict.batch_size)
         states = self._states(tensordict)
-        if x is values[0] and is_init is values[-1] and states:
+        if kept and x is values[0] and is_init is values[-1] and states:
             self._seen = seen
         return (x, is_init, *states)
 

@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from recurl.collectors.multi import _MultiCollector
+from recurl.collectors.multi import _dimension, _MultiCollector
 from recurl.collectors.weights import SharedWeights
 from recurl.collectors.worker import CollectorInfo
 from recurl.envs import EnvBase, GymEnv
@@ -117,11 +117,11 @@ def test_state_dict_continues_exactly(collector: MultiSyncCollector) -> None:
         collector.load_state_dict({**state, "workers": state["workers"][:1]})
 
 
-@pytest.mark.parametrize(("dim", "shape"), [(0, (6, 20)), (1, (3, 40)), (-1, (3, 40)), (None, (2, 3, 20))])
+@pytest.mark.parametrize(("dim", "shape"), [(0, (6, 20)), (1, (3, 40))])
 def test_cat_results(
     collector: MultiSyncCollector,
     policy: Seq,
-    dim: int | None,
+    dim: int,
     shape: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -178,25 +178,25 @@ def test_async_collection_and_the_buffer() -> None:
             call()
 
 
-def test_errors_of_the_workers_collector_and_rounding() -> None:
+def test_errors_of_the_workers_collector() -> None:
     """The environment lacks what the policy needs, and the collector was told not to add it."""
     options = {"frames_per_batch": 3, "auto_register_policy_transforms": False}
-    with (
-        pytest.warns(UserWarning, match="frames_per_batch=3 is no multiple of 2 workers: 4 will"),
-        pytest.raises(MissingKeyError, match=r"(?s)InitTracker.*Worker \d \(process.*check_policy_wiring"),
-    ):
-        MultiSyncCollector([lambda: env_of(3)] * 2, make_policy(), **options)
+    with pytest.raises(MissingKeyError, match=r"(?s)^The policy reads 'is_init'.*Worker 0.*check_policy_wiring"):
+        MultiSyncCollector([lambda: env_of(3)], make_policy(), **options)
 
 
-def test_random_policy_rounding_and_arguments_after_the_start() -> None:
+def test_random_actions_and_rounding() -> None:
     with pytest.warns(UserWarning, match="frames_per_batch=8 is no multiple of 1 x 3 rows: 9 will"):
         collector = MultiSyncCollector([lambda: env_of(3)], frames_per_batch=8)
     with collector:
         assert collector.collect().shape == (1, 3, 3)
         with pytest.raises(UsageError, match=r"that is an nn\.Module"):
             collector.update_policy_weights_()
-    with pytest.raises(ArgumentError, match=r"dimension of a worker's batch \[3, 'T'\], got 2"):
-        MultiSyncCollector([lambda: env_of(3)], frames_per_batch=9, cat_results=2)
+    with (
+        pytest.warns(UserWarning, match="frames_per_batch=3 is no multiple of 2 workers: 4 will"),
+        pytest.raises(ArgumentError, match="timeout"),
+    ):
+        MultiSyncCollector([lambda: env_of(3)] * 2, frames_per_batch=3, timeout=0)
 
 
 def test_arguments() -> None:
@@ -210,6 +210,9 @@ def test_arguments() -> None:
     ):
         with pytest.raises(error, match=text):
             MultiSyncCollector(create, **{"frames_per_batch": 3, **arguments})
+    for dim in (2, -3):
+        with pytest.raises(ArgumentError, match=rf"dimension of a worker's batch \[3, 'T'\], got {dim}"):
+            _dimension(dim, torch.Size([3]))
     with pytest.raises(ArgumentTypeError, match="must be a list with one callable per worker"):
         MultiAsyncCollector(create[0], frames_per_batch=3)
     with pytest.raises(ArgumentError, match="num_workers must be at least 1"):

@@ -263,13 +263,11 @@ class MultiSyncCollector(_MultiCollector):
         if isinstance(cat_results, str) and cat_results != "stack":
             raise ArgumentError(f"cat_results must be 'stack', None or a dimension, got {cat_results!r}.")
         super().__init__(create_env_fn, policy, **arguments)
-        ndim = len(self._rows) + 1
-        self._cat = cat_results if isinstance(cat_results, int) else None
-        if self._cat is not None and not -ndim <= self._cat < ndim:
+        try:
+            self._cat = _dimension(cat_results, self._rows)
+        except ArgumentError:
             self.shutdown()
-            raise ArgumentError(
-                f"cat_results must be a dimension of a worker's batch {[*self._rows, 'T']}, got {self._cat}."
-            )
+            raise
 
     def _makers(self) -> int:
         return self.num_workers
@@ -284,9 +282,8 @@ class MultiSyncCollector(_MultiCollector):
             return self._tensordict(
                 {key: torch.stack([part[key] for part in parts]) for key in parts[0]}, [self.num_workers, *shape]
             )
-        dim = self._cat % len(shape)
-        shape[dim] *= self.num_workers
-        return self._tensordict({key: torch.cat([part[key] for part in parts], dim) for key in parts[0]}, shape)
+        shape[self._cat] *= self.num_workers
+        return self._tensordict({key: torch.cat([part[key] for part in parts], self._cat) for key in parts[0]}, shape)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to go on exactly from here: that of every worker, with its random generator.
@@ -318,6 +315,16 @@ class MultiSyncCollector(_MultiCollector):
         for index in range(self.num_workers):
             self._group.ask(index, pickle.dumps(requests[index % len(requests)]))
         return self._group.answers(range(self.num_workers))
+
+
+def _dimension(cat_results: str | int | None, rows: torch.Size) -> int | None:
+    """Return the dimension of ``[*B, T]`` to concatenate along, None to stack."""
+    if not isinstance(cat_results, int):
+        return None
+    ndim = len(rows) + 1
+    if not -ndim <= cat_results < ndim:
+        raise ArgumentError(f"cat_results must be a dimension of a worker's batch {[*rows, 'T']}, got {cat_results}.")
+    return cat_results % ndim
 
 
 class MultiAsyncCollector(_MultiCollector):

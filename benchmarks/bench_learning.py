@@ -1,6 +1,6 @@
 """Does memory get learnt, how fast, and does it fail without: trains the tasks and appends to results/learning.csv.
 
-Every row is one run of the ``recurl train ppo`` command that its ``command`` column holds, in a process of its own,
+Every row is one run of the ``recurl train`` command that its ``command`` column holds, in a process of its own,
 then 1,000 fresh greedy episodes. Usage::
 
     python benchmarks/bench_learning.py                  # everything, about half an hour of CPU time
@@ -28,7 +28,7 @@ import torch
 
 import recurl
 from recurl.envs.tasks import TASKS
-from recurl.trainers import PPOConfig, RunFolder, evaluate_run
+from recurl.trainers import RunFolder, evaluate_run
 
 RESULTS = Path(__file__).parent / "results" / "learning.csv"
 REPEAT = "--gamma 0.3 --learning-rate 3e-3"
@@ -43,7 +43,9 @@ class Experiment:
     cells: tuple[str, ...]
     seeds: tuple[int, ...]
     solved: float
-    """Mean return of the last 20 training episodes that counts as solved."""
+    """Mean return of the last 20 training episodes (of which exploration costs a part) that counts as solved."""
+    algorithm: str = "ppo"
+    """What ``recurl train`` is to run."""
 
 
 EXPERIMENTS = (
@@ -83,6 +85,14 @@ EXPERIMENTS = (
         (0,),
         0.95,
     ),
+    *(
+        Experiment(f"{name}-{algorithm}", options, ("lstm", "gru", "none"), (0, 1, 2), 0.9, algorithm)
+        for algorithm in ("dqn", "r2d2")
+        for name, options in (
+            ("repeat-previous-4", f"--env recurl/RepeatPrevious-v0 --total-steps 120000 {REPEAT}"),
+            ("tmaze-20", "--env recurl/TMaze-v0 --total-steps 80000"),
+        )
+    ),
 )
 
 
@@ -114,7 +124,7 @@ def run(experiment: Experiment, cells: tuple[str, ...], seeds: tuple[int, ...]) 
             with tempfile.TemporaryDirectory() as name:
                 folder = RunFolder(Path(name) / "run")
                 options = f"{experiment.options} --cell {cell} --seed {seed}"
-                command = [sys.executable, "-m", "recurl", "train", "ppo", *shlex.split(options)]
+                command = [sys.executable, "-m", "recurl", "train", experiment.algorithm, *shlex.split(options)]
                 subprocess.run(
                     [*command, "--eval-episodes", "1", "--run-dir", str(folder.path)], check=True, capture_output=True
                 )
@@ -122,7 +132,7 @@ def run(experiment: Experiment, cells: tuple[str, ...], seeds: tuple[int, ...]) 
                     "date": time.strftime("%Y-%m-%d"),
                     **machine(),
                     "task": experiment.name,
-                    "command": f"recurl train ppo {options}",
+                    "command": f"recurl train {experiment.algorithm} {options}",
                     "cell": cell,
                     "seed": seed,
                     **measured(folder, experiment.solved),
@@ -146,7 +156,7 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
     with folder.metrics.open(newline="") as file:
         rows = list(csv.DictReader(file))
     first = next((row for row in rows if int(row["episodes"]) >= 20 and float(row["return_mean_20"]) >= solved), None)
-    config = PPOConfig.from_dict(json.loads(folder.config.read_text()))
+    config = folder.read_config()
     task = TASKS[config.env]
     return {
         "solved_at": solved,

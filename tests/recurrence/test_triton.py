@@ -42,7 +42,7 @@ RESIDENT = [
     f"resident,{direction},{cell},{hidden},{precision}"
     for direction in ("forward", "backward")
     for cell in ("lstm", "gru")
-    for hidden, precision in ((20, "tf32"), (64, "tf32"), (128, "tf32"), (100, "bf16"))
+    for hidden, precision in ((20, "tf32"), (64, "tf32"), (128, "tf32"), (100, "bf16"), (256, "tf32"), (200, "bf16"))
 ]
 COMPILED = {"80": (PLAIN, 163 * 1024), "90": ([*PLAIN, *RESIDENT], 227 * 1024)}
 
@@ -92,7 +92,7 @@ def test_a_group_holds_all_units(direction: str) -> None:
 
 def test_resident_kernels_serve_what_was_measured() -> None:
     assert resident_for((9, 0), "lstm", 100, "tf32") is not None
-    for capability, hidden, precision in (((8, 0), 64, "tf32"), ((9, 0), 129, "tf32"), ((9, 0), 64, "ieee")):
+    for capability, hidden, precision in (((8, 0), 64, "tf32"), ((9, 0), 513, "tf32"), ((9, 0), 64, "ieee")):
         assert resident_for(capability, "lstm", hidden, precision) is None
 
 

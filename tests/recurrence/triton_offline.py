@@ -22,7 +22,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from recurl.recurrence.triton import backward, forward, walk
 from recurl.recurrence.triton import resident_backward as gluon_backward
 from recurl.recurrence.triton import resident_forward as gluon_forward
-from recurl.recurrence.triton.config import RESIDENT_ROWS, padded, resident_for, tile_for
+from recurl.recurrence.triton.config import padded, resident_for, tile_for
 
 POINTERS = {"bounds": "*i64", "starts": "*u8", "flags": "*i32"}
 INTEGERS = re.compile(r".*_(row|column|begin|end)$|tokens|share|total|columns")
@@ -57,7 +57,7 @@ def walk_constants(direction: str, cell: str, hidden: int, precision: str) -> tu
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
     narrow = "*bf16" if precision == "bf16" else "*fp32"
     gates = "*fp16" if precision in ("bf16", "tf32") else "*fp32"
-    types = {"input_gates": narrow, "grad_gates": narrow, "gates": gates}
+    types = {"input_gates": narrow, "grad_gates": narrow, "buffer": narrow, "gates": gates}
     return {"HIDDEN": hidden, "LSTM": cell == "lstm", flag: True}, types
 
 
@@ -80,21 +80,27 @@ def plain(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSo
 def resident(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
     config, width = resident_for((9, 0), cell, hidden, precision), padded(hidden)
     assert config is not None
+    units = width // config.members
     module = {"forward": gluon_forward, "backward": gluon_backward}[direction]
     kernel = getattr(module, f"resident_{direction}_kernel")
     constants, types = walk_constants(direction, cell, hidden, precision)
     constants |= {
         "WIDTH": width,
         "BITS": 16 if precision == "bf16" else 32,
-        "ROWS": RESIDENT_ROWS,
-        "WARPS": width // 16,
+        "ROWS": config.rows,
+        "WARPS": units // 16,
+        "UNITS": units,
+        "MEMBERS": config.members,
         "SHARED_GATES": getattr(config, f"{direction}_shared"),
         **({"AHEAD": config.ahead} if direction == "forward" else {}),
     }
     types = signature(kernel.arg_names, constants, types)
     aligned = [["tt.divisibility", 16]]
     attributes = {(i,): aligned for i, name in enumerate(kernel.arg_names) if types[name].startswith("*")}
-    return GluonASTSource(kernel, types, constants, attributes), {"num_warps": width // 16}
+    return GluonASTSource(kernel, types, constants, attributes), {
+        "num_warps": units // 16,
+        "launch_cooperative_grid": config.members > 1,
+    }
 
 
 def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:

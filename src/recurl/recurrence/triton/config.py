@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _ROWS = 16
-RESIDENT_ROWS = 8
-"""Slots of one program of the Gluon kernels."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +57,23 @@ def tile_for(direction: str, hidden: int, num_gates: int, precision: str) -> Til
 
 @dataclass(frozen=True)
 class Resident:
-    """How the Gluon kernels keep the recurrent weights of H <= 128 units in one program.
+    """How the Gluon kernels keep the recurrent weights on the chip.
 
     Attributes:
         forward_shared: gates whose weights lie in shared memory, not in registers, in the forward walk.
         ahead: how many steps early the forward walk fetches input gates.
         backward_shared: as ``forward_shared``, in the backward walk.
         programs: per multiprocessor.
+        members: programs of a group; together they hold all hidden units.
+        rows: slots that a group walks together.
     """
 
     forward_shared: int
     ahead: int
     backward_shared: int
     programs: int
+    members: int = 1
+    rows: int = 8
 
 
 # By cell, W and bits of an operand (tf32 counts as 32): as many weights in registers as go in without spilling.
@@ -84,6 +86,13 @@ _RESIDENT = {
     ("gru", 128, 32): Resident(1, 2, 1, 1),
     ("gru", 64, 16): Resident(0, 2, 0, 2),
     ("gru", 128, 16): Resident(0, 2, 1, 1),
+    ("lstm", 256, 32): Resident(4, 2, 4, 1, 8, 16),
+    ("gru", 256, 32): Resident(3, 2, 3, 1, 8, 16),
+    ("lstm", 256, 16): Resident(4, 1, 4, 1, 8, 16),
+    ("gru", 256, 16): Resident(3, 2, 3, 1, 8, 16),
+    ("gru", 512, 32): Resident(3, 1, 3, 1, 32, 16),
+    ("lstm", 512, 16): Resident(4, 1, 4, 1, 16, 16),
+    ("gru", 512, 16): Resident(3, 1, 3, 1, 16, 16),
 }
 _SMALL = Resident(0, 2, 0, 4)
 _RESIDENT_CAPABILITY = (9, 0)

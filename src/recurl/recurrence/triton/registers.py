@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 
 @gluon.jit
@@ -87,3 +88,40 @@ def four_of(packed):
         cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; cvt.f32.f16 $2, c; cvt.f32.f16 $3, d; }"""
     kind: gl.constexpr = (gl.float32, gl.float32, gl.float32, gl.float32)
     return gl.inline_asm_elementwise(asm, "=f,=f,=f,=f,l", [packed], kind, is_pure=True, pack=1)
+
+
+barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed between Triton 3.6 and 3.9
+
+
+@gluon.jit
+def meet(flag, arrivals):
+    """Wait until every program of a group has come here; see ``parts.meet``."""
+    barrier()
+    gl.atomic_add(flag, 1, sem="release", scope="gpu")
+    while gl.atomic_add(flag, 0, sem="acquire", scope="gpu") < arrivals:
+        pass
+    barrier()
+
+
+@gluon.jit
+def publish(buffer, slots, units, WIDTH: gl.constexpr, values):
+    """Write a program's columns of ``[ROWS, WIDTH]`` for the others of its group; values ``[UNITS, ROWS]``."""
+    gl.store(buffer + slots[None, :] * WIDTH + units[:, None], values)
+
+
+@gluon.jit
+def collect(buffer, page, ROWS: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr):
+    """Start to bring what the group published into shared memory, past the first-level cache."""
+    VECTOR: gl.constexpr = 128 // buffer.dtype.element_ty.primitive_bitwidth
+    WIDE: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [WARPS, 1], [1, 0])
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))[:, None]
+    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, WIDE))[None, :]
+    async_copy.async_copy_global_to_shared(page, buffer + row * WIDTH + column, cache_modifier=".cg")
+
+
+@gluon.jit
+def collected():
+    """Wait until what was collected is there."""
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    barrier()

@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from recurl.recurrence.triton.registers import four_of, operand, store_two, tanh
+from recurl.recurrence.triton.registers import collect, collected, four_of, meet, operand, publish, store_two, tanh
 from recurl.recurrence.triton.resident_forward import weights
 
 
@@ -33,6 +33,8 @@ def resident_backward_kernel(
     bounds,
     grad_gates,
     grad_stored,
+    buffer,
+    flags,
     HIDDEN: gl.constexpr,
     WIDTH: gl.constexpr,
     LSTM: gl.constexpr,
@@ -40,6 +42,8 @@ def resident_backward_kernel(
     BITS: gl.constexpr,
     ROWS: gl.constexpr,
     WARPS: gl.constexpr,
+    UNITS: gl.constexpr,
+    MEMBERS: gl.constexpr,
     SHARED_GATES: gl.constexpr,
 ):
     """Walk ROWS slots from their last token to their first; see ``backward.backward_kernel``.
@@ -52,36 +56,40 @@ def resident_backward_kernel(
     L: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8])
     LW: gl.constexpr = gl.DotOperandLayout(0, L, 32 // BITS)
     LD: gl.constexpr = gl.DotOperandLayout(1, L, 32 // BITS)
+    group = gl.program_id(0) // MEMBERS
+    member = gl.program_id(0) % MEMBERS
     PAGE: gl.constexpr = gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
-    unit = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, LW))[:, None]
+    unit = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, LW))[:, None]
     k = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LW))[None, :]
+    HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # gates from this one on: weights in shared memory
     w0 = weights(w_hh, k, unit, 0, HIDDEN, BITS)
+    if HELD <= 0:
+        page0 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w0)
     w1 = weights(w_hh, k, unit, 1, HIDDEN, BITS)
+    if HELD <= 1:
+        page1 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w1)
     w2 = weights(w_hh, k, unit, 2, HIDDEN, BITS)
+    if HELD <= 2:
+        page2 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w2)
     if LSTM:
         w3 = weights(w_hh, k, unit, 3, HIDDEN, BITS)
-    HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # gates from this one on: weights in shared memory
-    if HELD <= 1:
-        page1 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w1)
-    if HELD <= 2:
-        page2 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w2)
-    if LSTM and HELD <= 3:
-        page3 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w3)
+        if HELD <= 3:
+            page3 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w3)
     EXCHANGE: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
     exchange0 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
     exchange1 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
     exchange2 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
     if LSTM:
         exchange3 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
-    j = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, L))
+    j = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, L))
     real = (j < HIDDEN)[:, None]
-    slot = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
+    slot = group * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
     begin = gl.load(bounds + slot)
     end = gl.load(bounds + slot + 1)
     length = (end - begin).to(gl.int32)
     steps = gl.max(length, 0)
     after = after_c if LSTM else after_h
-    zero = gl.zeros([WIDTH, ROWS], gl.float32, L)
+    zero = gl.zeros([UNITS, ROWS], gl.float32, L)
     back = zero
     carried = zero
     token = end - 1
@@ -146,11 +154,20 @@ def resident_backward_kernel(
             d1 = total * (before - g2) * g1 * (1.0 - g1)
             d2 = dn * g0
             carried = total * g1
-        exchange0.permute((1, 0)).store(operand(d0, BITS))
-        exchange1.permute((1, 0)).store(operand(d1, BITS))
-        exchange2.permute((1, 0)).store(operand(d2, BITS))
-        if LSTM:
-            exchange3.permute((1, 0)).store(operand(d3, BITS))
+        if MEMBERS == 1:
+            exchange0.permute((1, 0)).store(operand(d0, BITS))
+            exchange1.permute((1, 0)).store(operand(d1, BITS))
+            exchange2.permute((1, 0)).store(operand(d2, BITS))
+            if LSTM:
+                exchange3.permute((1, 0)).store(operand(d3, BITS))
+        else:
+            lane = gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
+            mail = buffer + (2 * group + step % 2) * (4 * ROWS * WIDTH)
+            publish(mail, lane, j, WIDTH, operand(d0, BITS))
+            publish(mail + ROWS * WIDTH, lane, j, WIDTH, operand(d1, BITS))
+            publish(mail + 2 * ROWS * WIDTH, lane, j, WIDTH, operand(d2, BITS))
+            if LSTM:
+                publish(mail + 3 * ROWS * WIDTH, lane, j, WIDTH, operand(d3, BITS))
         if TO_STORED:
             gl.store(grad_stored + token[None, :] * HIDDEN + j[:, None], carried, mask=(first & active)[None, :] & real)
         if LSTM:
@@ -161,6 +178,16 @@ def resident_backward_kernel(
             store_two((row + WIDTH)[None, :], place, inside, d0, d1, BITS)
             gl.store(row[None, :] + place, dn.to(grad_gates.dtype.element_ty), mask=inside)
             gl.store((row + 3 * WIDTH)[None, :] + place, d2.to(grad_gates.dtype.element_ty), mask=inside)
+        if MEMBERS > 1:
+            meet(flags + group, (step + 1) * MEMBERS)
+            collect(mail, exchange0, ROWS, WIDTH, WARPS)
+            collect(mail + ROWS * WIDTH, exchange1, ROWS, WIDTH, WARPS)
+            collect(mail + 2 * ROWS * WIDTH, exchange2, ROWS, WIDTH, WARPS)
+            if LSTM:
+                collect(mail + 3 * ROWS * WIDTH, exchange3, ROWS, WIDTH, WARPS)
+            collected()
+        if HELD <= 0:
+            w0 = page0.load(LW)
         if HELD <= 1:
             w1 = page1.load(LW)
         if HELD <= 2:

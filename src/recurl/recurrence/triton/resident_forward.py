@@ -10,7 +10,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from recurl.recurrence.triton.registers import load_two, operand, sigmoid, store_gates, tanh, two_of
+from recurl.recurrence.triton.registers import (
+    collect,
+    collected,
+    load_two,
+    meet,
+    operand,
+    publish,
+    sigmoid,
+    store_gates,
+    tanh,
+    two_of,
+)
 
 
 @gluon.jit
@@ -51,6 +62,8 @@ def resident_forward_kernel(
     after_h,
     after_c,
     gates,
+    buffer,
+    flags,
     HIDDEN: gl.constexpr,
     WIDTH: gl.constexpr,
     LSTM: gl.constexpr,
@@ -58,6 +71,8 @@ def resident_forward_kernel(
     BITS: gl.constexpr,
     ROWS: gl.constexpr,
     WARPS: gl.constexpr,
+    UNITS: gl.constexpr,
+    MEMBERS: gl.constexpr,
     SHARED_GATES: gl.constexpr,
     AHEAD: gl.constexpr,
 ):
@@ -66,31 +81,39 @@ def resident_forward_kernel(
     Differences: ``input_gates`` are padded and interleaved (LSTM ``[N, WIDTH, 4]``; GRU n ``[WIDTH]``, then (r, z)
     ``[WIDTH, 2]``), ``gates`` are float16 ``[N, WIDTH, 4]``. Input gates are fetched AHEAD steps early (1 or 2), stored
     states one. Gates are computed transposed, [units, slots], so that a tile may have as few as eight slots.
+    A group of MEMBERS programs shares the units, UNITS each, and exchanges h through ``buffer``, two turns of
+    ``[ROWS, WIDTH]`` per group; ``flags`` count arrivals and are zero.
     The last SHARED_GATES gates keep their weights in shared memory, for want of registers.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     L: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8])
     LW: gl.constexpr = gl.DotOperandLayout(0, L, 32 // BITS)
     LH: gl.constexpr = gl.DotOperandLayout(1, L, 32 // BITS)
+    group = gl.program_id(0) // MEMBERS
+    member = gl.program_id(0) % MEMBERS
     PAGE: gl.constexpr = gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
-    row = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, LW))[:, None]
+    row = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, LW))[:, None]
     column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LW))[None, :]
+    HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # gates from this one on: weights in shared memory
     w0 = weights(w_hh, row, column, 0, HIDDEN, BITS)
+    if HELD <= 0:
+        page0 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w0)
     w1 = weights(w_hh, row, column, 1, HIDDEN, BITS)
+    if HELD <= 1:
+        page1 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w1)
     w2 = weights(w_hh, row, column, 2, HIDDEN, BITS)
+    if HELD <= 2:
+        page2 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w2)
     if LSTM:
         w3 = weights(w_hh, row, column, 3, HIDDEN, BITS)
-    HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # gates from this one on: weights in shared memory
-    if HELD <= 1:
-        page1 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w1)
-    if HELD <= 2:
-        page2 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w2)
-    if LSTM and HELD <= 3:
-        page3 = gl.allocate_shared_memory(KIND, [WIDTH, WIDTH], PAGE, w3)
-    exchange = gl.allocate_shared_memory(KIND, [2, ROWS, WIDTH], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    j = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, L))
+        if HELD <= 3:
+            page3 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w3)
+    exchange = gl.allocate_shared_memory(
+        KIND, [2 if MEMBERS == 1 else 1, ROWS, WIDTH], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    )
+    j = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, L))
     real = (j < HIDDEN)[:, None]
-    slot = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
+    slot = group * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
     begin = gl.load(bounds + slot)
     length = (gl.load(bounds + slot + 1) - begin).to(gl.int32)
     steps = gl.max(length, 0)
@@ -102,7 +125,15 @@ def resident_forward_kernel(
     h = gl.load(stored_h + begin[None, :] * h_row + j[:, None] * h_column, mask=inside, other=0.0).to(gl.float32)
     if LSTM:
         c = gl.load(stored_c + begin[None, :] * c_row + j[:, None] * c_column, mask=inside, other=0.0).to(gl.float32)
-    exchange.index(0).permute((1, 0)).store(operand(h, BITS))
+    if MEMBERS == 1:
+        exchange.index(0).permute((1, 0)).store(operand(h, BITS))
+    else:
+        lane = gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
+        buffer += group * (2 * ROWS * WIDTH)
+        publish(buffer, lane, j, WIDTH, operand(h, BITS))
+        meet(flags + group, MEMBERS)
+        collect(buffer, exchange.index(0), ROWS, WIDTH, WARPS)
+        collected()
     x0, x1 = _fetch(input_gates, begin, some, j, WIDTH, LSTM, BITS)
     if AHEAD == 2:
         y0, y1 = _fetch(input_gates, begin + 1, length > 1, j, WIDTH, LSTM, BITS)
@@ -115,8 +146,10 @@ def resident_forward_kernel(
         next_h = gl.load(stored_h + (token + 1)[None, :] * h_row + j[:, None] * h_column, mask=again, other=0.0)
         if LSTM:
             next_c = gl.load(stored_c + (token + 1)[None, :] * c_row + j[:, None] * c_column, mask=again, other=0.0)
-        b = exchange.index(step % 2).permute((1, 0)).load(LH)
+        b = exchange.index(step % 2 if MEMBERS == 1 else 0).permute((1, 0)).load(LH)
         a0, a1 = two_of(x0, BITS)
+        if HELD <= 0:
+            w0 = page0.load(LW)
         if HELD <= 1:
             w1 = page1.load(LW)
         if HELD <= 2:
@@ -127,7 +160,7 @@ def resident_forward_kernel(
             a2, a3 = two_of(x1, BITS)
             a3 = mma_v2(w3, b, a3, input_precision="tf32")
         else:
-            a2 = gl.zeros([WIDTH, ROWS], gl.float32, L) + bias[:, None]
+            a2 = gl.zeros([UNITS, ROWS], gl.float32, L) + bias[:, None]
         a2 = mma_v2(w2, b, a2, input_precision="tf32")
         a0 = mma_v2(w0, b, a0, input_precision="tf32")
         a1 = mma_v2(w1, b, a1, input_precision="tf32")
@@ -147,7 +180,10 @@ def resident_forward_kernel(
         h = gl.where(first[None, :], next_h.to(gl.float32), h)
         if LSTM:
             c = gl.where(first[None, :], next_c.to(gl.float32), c)
-        exchange.index((step + 1) % 2).permute((1, 0)).store(operand(h, BITS))
+        if MEMBERS == 1:
+            exchange.index((step + 1) % 2).permute((1, 0)).store(operand(h, BITS))
+        else:
+            publish(buffer + ((step + 1) % 2) * (ROWS * WIDTH), lane, j, WIDTH, operand(h, BITS))
         active = (step < length)[None, :]
         out = token[None, :] * HIDDEN + j[:, None]
         gl.store(after_h + out, out_h, mask=active & real)
@@ -155,6 +191,10 @@ def resident_forward_kernel(
             gl.store(after_c + out, out_c, mask=active & real)
         if KEEP:
             store_gates(gates, token[None, :] * WIDTH + j[:, None], active & (j < WIDTH)[:, None], g0, g1, g2, g3)
+        if MEMBERS > 1:
+            meet(flags + group, (step + 2) * MEMBERS)
+            collect(buffer + ((step + 1) % 2) * (ROWS * WIDTH), exchange.index(0), ROWS, WIDTH, WARPS)
+            collected()
         if AHEAD == 2:
             x0 = y0
             x1 = y1

@@ -11,6 +11,8 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector
+from recurl.data import LazyTensorStorage, TensorDictReplayBuffer
+from recurl.data.replay_buffers.samplers import SliceSampler
 from recurl.envs import GymEnv
 from recurl.envs.utils import exploration_type, set_exploration_type
 from recurl.mode import ExplorationType, recurrent_mode
@@ -66,6 +68,23 @@ def test_batches_go_to_the_buffer(ndim: int | None, shape: tuple[int, ...]) -> N
     assert [batch.shape for batch in buffer.batches] == [shape] * 3
     assert collector.collect().shape == (2, 8)
     assert len(buffer.batches) == 3
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_slices_of_a_buffer_that_is_filled_in_the_background(ndim: int) -> None:
+    policy = make_policy()
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(200, ndim=ndim),
+        sampler=SliceSampler(slice_len=4, strict_length=False),
+        batch_size=32,
+    )
+    collector = make(policy, buffer)
+    collector.start()
+    end = time.monotonic() + 20
+    while collector.frames < 400 and time.monotonic() < end:  # the ring goes round
+        assert len(buffer) == 0 or replays(buffer.sample(), policy)
+    collector.async_shutdown()
+    assert len(buffer) > 150
 
 
 def test_postproc_comes_before_the_buffer() -> None:

@@ -42,18 +42,19 @@ class LoopKernels:
         tokens = call.x.shape[0]
         h_gates = gates.new_empty(tokens if kernel.keeps_h_gates else 0, gates.shape[1])
         packed = tuple(gates.new_empty(tokens, state.shape[1]) for state in initial)
-        states, w_hh_t, begin = initial, w.w_hh.t(), 0
-        for rows in plan.steps:
-            block = slice(begin, begin + rows)
+        states, w_hh_t = initial, w.w_hh.t()
+        blocks = _blocks(plan.steps, (gates, h_gates, *packed))
+        for rows, (step_gates, step_h_gates, *after) in zip(plan.steps, blocks, strict=True):
             states = tuple(state[:rows] for state in states)
-            _hidden_product(kernel, gates[block], h_gates[block], states[0], w_hh_t, w.b_hh)
-            h, *rest = kernel.forward(gates[block], h_gates[block], states)
-            states = (h if w.w_hr is None else h @ w.w_hr.t(), *rest)
-            for kept, state in zip(packed, states, strict=True):
-                kept[block] = state
-            begin += rows
-        after = tuple(_unpack(state, plan) for state in packed)
-        return after, (gates, h_gates) if keep else ()
+            _hidden_product(kernel, step_gates, step_h_gates, states[0], w_hh_t, w.b_hh)
+            if w.w_hr is None:
+                kernel.forward(step_gates, step_h_gates, states, tuple(after))
+            else:
+                unprojected = torch.empty_like(after[1])
+                kernel.forward(step_gates, step_h_gates, states, (unprojected, *after[1:]))
+                torch.mm(unprojected, w.w_hr.t(), out=after[0])
+            states = tuple(after)
+        return tuple(_unpack(state, plan) for state in packed), (gates, h_gates) if keep else ()
 
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: tuple[bool, ...]
@@ -66,7 +67,8 @@ class LoopKernels:
         gates, h_gates = saved or _gates_again(kernel, call, before)
         coefficients = derivatives.coefficients(gates, h_gates, before, after)
         grad_gates = torch.empty_like(gates)
-        grad_h, carried = _sweep(kernel, plan.steps, w, coefficients, grads, initial, grad_gates)
+        carried = _sweep(kernel, plan.steps, w, coefficients, grads, initial, grad_gates)
+        grad_h = grads[0]
         grad_unprojected = grad_h if w.w_hr is None else grad_h @ w.w_hr
         grad_input = derivatives.input_gradient(grad_gates, coefficients, grad_unprojected)
         return (
@@ -107,54 +109,57 @@ class _Kernel:
     """Pointwise work of one cell on packed rows; H units, GH gate columns, R rows of one step.
 
     Attributes:
-        forward: ``(gates [R, GH], h_gates [R, GH], states) -> states after`` (before projection). Finishes ``gates``,
-            which hold the input product, in place. ``h_gates`` hold the hidden product if the cell keeps it apart;
-            else it is already in ``gates``.
-        backward: ``reverse`` of :class:`Derivatives`, with the hidden-gate gradient to fill as third argument.
-        keeps_h_gates: the hidden product enters the gates other than by addition, so it is kept apart.
+        forward: ``(gates [R, GH], h_gates [R, GH], states, states after to fill)``, before projection. Finishes
+            ``gates``, which hold the input product, in place. ``h_gates`` hold the hidden product if the cell keeps it
+            apart; else it is already in ``gates``.
+        backward: ``reverse`` of :class:`Derivatives`, given also the hidden-gate gradient to fill, and the gradients
+            of the states before to fill, h's with what bypasses the hidden product only. Spoils its second argument.
+        keeps_h_gates: the hidden product enters the gates other than by addition, so it is kept apart; and h reaches
+            the next h otherwise than through it.
     """
 
-    forward: Callable[[Tensor, Tensor, States], States]
-    backward: Callable[[States, States, Tensor], tuple[Tensor | None, States]]
+    forward: Callable[[Tensor, Tensor, States, States], None]
+    backward: Callable[[States, States, Tensor, States], None]
     keeps_h_gates: bool
 
 
-def _lstm_forward(gates: Tensor, h_gates: Tensor, states: States) -> States:
+def _lstm_forward(gates: Tensor, h_gates: Tensor, states: States, out: States) -> None:
     hidden = gates.shape[1] // 4
     gates[:, : 2 * hidden].sigmoid_()
     gates[:, 2 * hidden : 3 * hidden].tanh_()
     gates[:, 3 * hidden :].sigmoid_()
     i, f, g, o = gates.chunk(4, 1)
-    c = torch.addcmul(f * states[1], i, g)
-    return o * c.tanh(), c
+    h, c = out
+    torch.mul(f, states[1], out=c).addcmul_(i, g)
+    torch.tanh(c, out=h).mul_(o)
 
 
-def _lstm_backward(coefficients: States, grads: States, out: Tensor) -> tuple[Tensor | None, States]:
+def _lstm_backward(coefficients: States, grads: States, out: Tensor, flows: States) -> None:
     per_gate, c_per_h, forget = coefficients
     grad_h, grad_c = grads
     hidden = grad_h.shape[1]
-    grad_c = torch.addcmul(grad_c, grad_h, c_per_h)
+    grad_c.addcmul_(grad_h, c_per_h)
     by_gate = (3, hidden)
     cell_gates = per_gate[:, : 3 * hidden].unflatten(1, by_gate)
     torch.mul(cell_gates, grad_c.unsqueeze(1), out=out[:, : 3 * hidden].unflatten(1, by_gate))
     torch.mul(per_gate[:, 3 * hidden :], grad_h, out=out[:, 3 * hidden :])
-    return None, (grad_c * forget,)
+    torch.mul(grad_c, forget, out=flows[1])
 
 
-def _gru_forward(gates: Tensor, h_gates: Tensor, states: States) -> States:
+def _gru_forward(gates: Tensor, h_gates: Tensor, states: States, out: States) -> None:
     hidden = gates.shape[1] // 3
     gates[:, : 2 * hidden].add_(h_gates[:, : 2 * hidden]).sigmoid_()
     r, z, n = gates.chunk(3, 1)
     n.addcmul_(r, h_gates[:, 2 * hidden :]).tanh_()
-    return (torch.lerp(n, states[0], z),)
+    torch.lerp(n, states[0], z, out=out[0])
 
 
-def _gru_backward(coefficients: States, grads: States, out: Tensor) -> tuple[Tensor | None, States]:
+def _gru_backward(coefficients: States, grads: States, out: Tensor, flows: States) -> None:
     per_gate, z, _ = coefficients
     (grad_h,) = grads
     by_gate = (3, grad_h.shape[1])
     torch.mul(per_gate.unflatten(1, by_gate), grad_h.unsqueeze(1), out=out.unflatten(1, by_gate))
-    return grad_h * z, ()
+    torch.mul(grad_h, z, out=flows[0])
 
 
 _KERNELS = {
@@ -193,7 +198,7 @@ def _gates_again(kernel: _Kernel, call: LayerCall, before: States) -> tuple[Tens
     gates = _input_gates(kernel, call)
     h_gates = torch.empty_like(gates) if kernel.keeps_h_gates else gates.new_empty(0, gates.shape[1])
     _hidden_product(kernel, gates, h_gates, before[0], call.weights.w_hh.t(), call.weights.b_hh)
-    kernel.forward(gates, h_gates, before)
+    kernel.forward(gates, h_gates, before, tuple(torch.empty_like(before[-1]) for _ in before))
     return gates, h_gates
 
 
@@ -209,27 +214,31 @@ def _sweep(
     grads_after: States,
     initial: States,
     grad_gates: Tensor,
-) -> tuple[Tensor, States]:
-    """Walk back over time, filling the hidden-gate gradient; return h's gradient per token and those of ``initial``."""
-    grad_h = torch.empty_like(grads_after[0])
+) -> States:
+    """Walk back over time, filling the hidden-gate gradient; return the gradients of ``initial``.
+
+    Adds to ``grads_after`` what flows back into each token; for h that is its whole gradient.
+    """
     # What flows back from the next step: zero for the rows that have no next step.
     carried = tuple(torch.zeros_like(state) for state in initial)
-    end = grad_gates.shape[0]
-    for rows in reversed(steps):
-        block = slice(end - rows, end)
-        grads = [torch.add(flow[:rows], grad[block]) for flow, grad in zip(carried, grads_after, strict=True)]
-        grad_h[block] = grads[0]
+    count = len(coefficients)
+    blocks = _blocks(steps, (grad_gates, *coefficients, *grads_after))
+    for rows, (out, *block) in zip(reversed(steps), reversed(blocks), strict=True):
+        flows = tuple(flow[:rows] for flow in carried)
+        grad_h, *rest = (grad.add_(flow) for grad, flow in zip(block[count:], flows, strict=True))
         if weights.w_hr is not None:
-            grads[0] = grads[0] @ weights.w_hr
-        direct, rest = kernel.backward(tuple(c[block] for c in coefficients), tuple(grads), grad_gates[block])
-        if direct is None:
-            torch.mm(grad_gates[block], weights.w_hh, out=carried[0][:rows])
+            grad_h = grad_h @ weights.w_hr
+        kernel.backward(tuple(block[:count]), (grad_h, *rest), out, flows)
+        if kernel.keeps_h_gates:
+            flows[0].addmm_(out, weights.w_hh)
         else:
-            torch.addmm(direct, grad_gates[block], weights.w_hh, out=carried[0][:rows])
-        for flow, grad in zip(carried[1:], rest, strict=True):
-            flow[:rows] = grad
-        end -= rows
-    return grad_h, carried
+            torch.mm(out, weights.w_hh, out=flows[0])
+    return carried
+
+
+def _blocks(steps: list[int], packed: States) -> list[States]:
+    """The rows of each step, of all tensors; those without rows as they are."""
+    return list(zip(*(value.split(steps) if value.shape[0] else [value] * len(steps) for value in packed), strict=True))
 
 
 def _before(initial: States, after: States, steps: list[int]) -> States:

@@ -64,7 +64,7 @@ class RunConfig:
     rollout_steps: int = 128
     """Steps of each environment between two updates."""
     learning_rate: float = 1e-3
-    """Step size of Adam at the start."""
+    """Step size of Adam."""
     gamma: float = 0.99
     """Discount per step."""
     max_grad_norm: float = 0.5

@@ -251,7 +251,7 @@ def _changes(ids: Tensor) -> Tensor:
 
 
 # torch has no public name for "inside vmap, grad or functionalize", where results are wrapped even if inputs are not.
-_is_functorch_active: Callable[[], bool] = cast(Any, torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
+is_functorch_active: Callable[[], bool] = cast(Any, torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
 
 _Entry = tuple[int, torch.Size, Tensor | None, int, Boundaries]
 _cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -265,7 +265,7 @@ def boundaries_of(is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequenc
     """
     shape = torch.Size(batch_shape)
     sources = (is_init,) if traj_ids is None else (is_init, traj_ids)
-    if torch.compiler.is_compiling() or _is_functorch_active() or any(source.is_inference() for source in sources):
+    if torch.compiler.is_compiling() or is_functorch_active() or any(source.is_inference() for source in sources):
         return Boundaries.from_is_init(is_init, traj_ids, shape)
     traj_version = 0 if traj_ids is None else traj_ids._version
     entry: _Entry | None = _cache.get(is_init)

@@ -12,6 +12,8 @@ from torch import Tensor
 from recurl.recurrence.backend import DEFAULT_OPTIONS, Backend, LayerCall, Options
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import Cell, LayerWeights, States
+from recurl.recurrence.cpu.step import can_step
+from recurl.recurrence.cpu.step import step as cpu_step
 
 Weights = Sequence[Sequence[LayerWeights]]
 """Weights by layer, then by direction."""
@@ -118,7 +120,8 @@ def step_stack(
 ) -> tuple[Tensor, States]:
     """Run one step of all layers (one direction): x ``[B, I]``, states ``[B, L, ...]`` -> features, states after.
 
-    With ``fused``, by ATen's cell kernels; otherwise from the definition. Under autocast as :func:`run_stack`.
+    With ``fused``, by the cpu backend's or ATen's cell kernels; otherwise from the definition. Under autocast as
+    :func:`run_stack`.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = weights[0][0].w_ih.dtype
@@ -130,8 +133,11 @@ def step_stack(
     for depth, (layer,) in enumerate(weights):
         if depth and masks is not None:
             features = features * masks[depth - 1]
-        step = layer.fast_step if fused else layer.step
-        final = step(cell, features, tuple(state[:, depth] for state in states))
+        before = tuple(state[:, depth] for state in states)
+        if fused and can_step(layer, features):
+            final = cpu_step(cell, layer, features, before)
+        else:
+            final = (layer.fast_step if fused else layer.step)(cell, features, before)
         after.append(final)
         features = final[0]
     if len(after) == 1:

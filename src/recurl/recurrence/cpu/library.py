@@ -16,7 +16,7 @@ LIBRARY = Path(__file__).with_name("librecurl_cpu.so")
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 """In the order of ``enum recurl_isa``, slowest first."""
 
-_ABI = 2
+_ABI = 3
 _HOW = "Install a C++ compiler (g++ or clang++), then install recurl again: pip install --force-reinstall --no-deps"
 
 
@@ -42,6 +42,19 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("grad_gates", "grad_output", "h_before")),
         *((name, ctypes.c_void_p) for name in ("grad_x", "grad_h0", "grad_c0")),
         *((name, ctypes.c_void_p) for name in ("grad_w_ih", "grad_w_hh", "grad_b_ih", "grad_b_hh", "grad_w_hr")),
+    )
+
+
+class Step(ctypes.Structure):
+    """``recurl_step``: field for field as in ``src/recurl_cpu.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("cell", "dtype", "isa", "rows", "hidden")),
+        *((name, ctypes.c_void_p) for name in ("x_gates", "h_gates", "h")),
+        ("h_stride", ctypes.c_int64),
+        ("c", ctypes.c_void_p),
+        ("c_stride", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("h_after", "c_after")),
     )
 
 

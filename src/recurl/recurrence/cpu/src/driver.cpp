@@ -252,3 +252,8 @@ int recurl_cpu_has(int64_t isa) { return recurl::kernels_of(isa, RECURL_FLOAT32)
 int recurl_cpu_forward(const recurl_layer* layer) { return recurl::guarded(layer, recurl::forward); }
 int recurl_cpu_gates(const recurl_layer* layer) { return recurl::guarded(layer, recurl::gates); }
 int recurl_cpu_backward(const recurl_layer* layer) { return recurl::guarded(layer, recurl::backward); }
+int recurl_cpu_step(const recurl_step* step) {
+  if (!recurl_cpu_has(step->isa)) return RECURL_BAD_ARGUMENT;
+  recurl::kernels_of(step->isa, step->dtype)->step(step);
+  return RECURL_OK;
+}

@@ -55,6 +55,8 @@ struct Kernels {
   void (*forward_tile)(const recurl_layer* layer, const Weights* weights, const Tile* tile);
   // scratch: kMaxTileRows * (P + 2 H) elements.
   void (*backward_tile)(const recurl_layer* layer, const Weights* weights, const Tile* tile, void* scratch);
+  // The pointwise part of one step.
+  void (*step)(const recurl_step* step);
   // How many units of work such a sum is cut into, each with all tokens.
   int64_t (*outer_units)(const Outer* job);
   // Units begin to end. scratch: outer_scratch elements.

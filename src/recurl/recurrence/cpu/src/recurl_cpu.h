@@ -14,7 +14,7 @@
 #endif
 
 // Raised whenever recurl_layer or a function below changes; the loader refuses a library of another version.
-#define RECURL_CPU_ABI 2
+#define RECURL_CPU_ABI 3
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
 enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1 };
@@ -70,6 +70,19 @@ RECURL_EXPORT int recurl_cpu_forward(const recurl_layer* layer);
 RECURL_EXPORT int recurl_cpu_gates(const recurl_layer* layer);
 // Fills everything marked "backward only".
 RECURL_EXPORT int recurl_cpu_backward(const recurl_layer* layer);
+
+// One step of B rows without projection, given both products, each [B, G H] with its bias, in torch.nn's gate order.
+typedef struct recurl_step {
+  int64_t cell, dtype, isa;
+  int64_t rows, hidden;
+  const void *x_gates, *h_gates;  // contiguous
+  const void* h;                  // [B, H]
+  int64_t h_stride;
+  const void* c;  // [B, H], LSTM only
+  int64_t c_stride;
+  void *h_after, *c_after;  // [B, H], contiguous
+} recurl_step;
+RECURL_EXPORT int recurl_cpu_step(const recurl_step* step);
 
 #ifdef __cplusplus
 }

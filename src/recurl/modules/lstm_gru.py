@@ -39,8 +39,8 @@ class LSTMModule(RecurrentModule):
         bidirectional: also run each segment from its end to its start.
         python_based: evaluate in plain torch operations, step by step, instead of torch.nn's kernels: ``"pad"`` then
             means ``"loop"``. Not with ``bidirectional``.
-        recurrent_backend: who runs sequences: ``"pad"`` (torch.nn's kernels), ``"scan"`` (for ``torch.compile``;
-            needs hoptorch), ``"triton"`` (CUDA kernels), ``"loop"`` (a step loop with fast resets, anywhere),
+        recurrent_backend: who runs sequences: ``"pad"`` (torch.nn's kernels), ``"scan"`` (for
+            ``torch.compile``), ``"triton"`` (CUDA kernels), ``"loop"`` (a step loop with fast resets, anywhere),
             ``"cpu"`` (compiled tiles), ``"reference"`` (slow and obvious), ``"auto"`` (``"pad"``, or ``"scan"`` when
             compiling) or ``"fastest"`` (``"triton"`` on CUDA, else ``"cpu"`` where it is built, else ``"loop"``).
             What a backend can't do raises; none falls back to another.

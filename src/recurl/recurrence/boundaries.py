@@ -261,11 +261,12 @@ def boundaries_of(is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequenc
     """Return :meth:`Boundaries.from_is_init` of the arguments, computed once per batch.
 
     The result is kept as long as ``is_init`` lives, and thrown away when either source tensor is edited in place.
-    Inference tensors (which don't count edits) and tensors under ``torch.compile`` or ``vmap`` are never kept.
+    Inference tensors (which don't count edits) and tensors under ``torch.compile`` or ``vmap`` are never kept, nor is
+    anything while a CUDA graph is captured: replays must compute it again from the tensors' new contents.
     """
     shape = torch.Size(batch_shape)
     sources = (is_init,) if traj_ids is None else (is_init, traj_ids)
-    if torch.compiler.is_compiling() or is_functorch_active() or any(source.is_inference() for source in sources):
+    if _is_transformed() or any(source.is_inference() for source in sources) or _is_capturing(is_init):
         return Boundaries.from_is_init(is_init, traj_ids, shape)
     traj_version = 0 if traj_ids is None else traj_ids._version
     entry: _Entry | None = _cache.get(is_init)
@@ -281,3 +282,11 @@ def boundaries_of(is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequenc
     boundaries = Boundaries.from_is_init(is_init, traj_ids, shape)
     _cache[is_init] = (is_init._version, shape, traj_ids, traj_version, boundaries)
     return boundaries
+
+
+def _is_transformed() -> bool:
+    return torch.compiler.is_compiling() or is_functorch_active()
+
+
+def _is_capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -54,7 +54,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    for word in ("torch", "backends on cpu", "fastest", "precision", "hoptorch"):
+    for word in ("torch", "backends on cpu", "fastest", "precision", "triton"):
         assert word in said
 
 

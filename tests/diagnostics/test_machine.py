@@ -18,7 +18,7 @@ def test_versions_and_backends() -> None:
     seen = rows(machine_report())
     assert seen["python"] == platform.python_version()
     assert seen["torch"] == torch.__version__
-    assert {"tensordict", "gymnasium", "numpy", "triton", "hoptorch"} <= set(seen)
+    assert {"tensordict", "gymnasium", "numpy", "triton"} <= set(seen)
     for name in ("pad", "loop", "reference"):
         assert seen[name] == "yes"
     for name in ("scan", "cpu", "triton"):

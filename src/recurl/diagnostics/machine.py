@@ -11,7 +11,7 @@ from recurl.errors import RecurlError
 from recurl.precision import get_recurrent_matmul_precision
 from recurl.recurrence import BACKENDS, CELLS, Support
 
-_PACKAGES = ("recurl", "torch", "tensordict", "gymnasium", "numpy", "triton", "hoptorch")
+_PACKAGES = ("recurl", "torch", "tensordict", "gymnasium", "numpy", "triton")
 _BACKENDS = ("pad", "scan", "loop", "cpu", "triton", "reference")
 
 
@@ -78,7 +78,8 @@ def _refusal(name: str, support: Support) -> str | None:
     try:
         BACKENDS.choose(name, support)
     except RecurlError as error:
-        return " ".join(str(error).split())
+        reason = " ".join(str(error).split())
+        return reason.partition("can't run this call: ")[2] or reason
     return None
 
 

@@ -1,4 +1,4 @@
-"""A scan over time that ``torch.compile`` can see into: ``hoptorch.scan`` with hand-written derivatives.
+"""A scan over time that ``torch.compile`` can see into: torch's scan operator with hand-written derivatives.
 
 A flat stream of N tokens is cut into chunks of equal size, which are worked on side by side: each takes the segments
 that *start* in it, up to their ends. So the scan is as long as a chunk and the longest segment together, however many

@@ -39,10 +39,11 @@ class CpuKernels:
 
     def __init__(self, instruction_set: str | None = None) -> None:
         self.instruction_set = instruction_set
+        self._missing = missing()
 
     def missing(self) -> str | None:
         """See :meth:`recurl.recurrence.ops.Kernels.missing`."""
-        return missing()
+        return self._missing if torch.compiler.is_compiling() else missing()  # which asks the file system: no tracing
 
     def unsupported(self, support: Support) -> str | None:
         """It is built or not, and computes on the CPU only."""
@@ -50,7 +51,7 @@ class CpuKernels:
             return f"its tensors must be on the CPU, they are on {support.device}; use 'loop'"
         if support.dtype not in _COMPUTED_IN:
             return f"it has no kernels for {support.dtype}; use 'loop'"
-        return missing()
+        return self.missing()
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
         """See :meth:`recurl.recurrence.ops.Kernels.forward`. Saves the gates and, with projection, o tanh(c)."""

@@ -205,8 +205,9 @@ def test_mode_of_a_compiled_module() -> None:
     def check(mode: bool | None) -> None:
         with set_recurrent_mode(mode), torch.no_grad():
             for _ in range(3):
-                same = torch.equal(compiled(batch.clone())["features"], module(batch.clone())["features"])
-                failures.extend([] if same else [mode])
+                found, expected = compiled(batch.clone())["features"], module(batch.clone())["features"]
+                # Not to the bit: an eager step without gradients has kernels of its own.
+                failures.extend([] if torch.allclose(found, expected, rtol=1e-5, atol=1e-6) else [mode])
 
     for mode in (True, False, None, True):
         check(mode)

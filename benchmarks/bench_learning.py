@@ -87,10 +87,12 @@ EXPERIMENTS = (
     ),
     *(
         Experiment(f"{name}-{algorithm}", options, ("lstm", "gru", "none"), (0, 1, 2), 0.9, algorithm)
-        for algorithm in ("dqn", "r2d2")
-        for name, options in (
-            ("repeat-previous-4", f"--env recurl/RepeatPrevious-v0 --total-steps 120000 {REPEAT}"),
-            ("tmaze-20", "--env recurl/TMaze-v0 --total-steps 80000"),
+        for name, algorithm, options in (
+            ("repeat-previous-4", "dqn", f"--env recurl/RepeatPrevious-v0 --total-steps 120000 {REPEAT}"),
+            ("repeat-previous-4", "r2d2", f"--env recurl/RepeatPrevious-v0 --total-steps 120000 {REPEAT}"),
+            ("tmaze-20", "dqn", "--env recurl/TMaze-v0 --total-steps 80000"),
+            # Slices of whole episodes: with shorter ones, long walks have many more places to start than good ones.
+            ("tmaze-20", "r2d2", "--env recurl/TMaze-v0 --total-steps 80000 --slice-length 84"),
         )
     ),
 )

@@ -8,7 +8,7 @@ from recurl.trainers.seeding import rng_state, seed_everything, set_rng_state
 
 
 def draw():
-    return random.random(), random.gauss(0, 1), np.random.normal(), np.random.rand(), *torch.randn(3).tolist()  # noqa: NPY002
+    return random.random(), random.gauss(0, 1), np.random.normal(), np.random.rand(), *torch.randn(3).tolist()  # noqa: NPY002 - what is tested
 
 
 def test_same_seed_same_numbers():

@@ -125,7 +125,7 @@ class ProbabilisticActor(_Policy):
             )
         out = _out_keys(out_keys, spec)
         sampler = _Sampler(
-            dict(in_keys) if isinstance(in_keys, Mapping) else _as_list(in_keys),  # type: ignore[arg-type]
+            dict(in_keys) if isinstance(in_keys, Mapping) else _as_list(in_keys),  # type: ignore[arg-type] # tensordict's key type
             out,  # type: ignore[arg-type] # tensordict's own, invariant key type
             distribution_class=distribution_class,  # type: ignore[arg-type] # a function does as well
             distribution_kwargs=dict(distribution_kwargs or {}),
@@ -158,7 +158,7 @@ class ValueOperator(TensorDictModule):
         inputs = [OBSERVATION] if in_keys is None else _as_list(in_keys)
         if out_keys is None:
             out_keys = [_STATE_ACTION_VALUE if ACTION in inputs else _STATE_VALUE]
-        super().__init__(module, in_keys=inputs, out_keys=_as_list(out_keys))  # type: ignore[arg-type]
+        super().__init__(module, in_keys=inputs, out_keys=_as_list(out_keys))  # type: ignore[arg-type] # likewise
 
 
 class ActorValueOperator(TensorDictSequential):

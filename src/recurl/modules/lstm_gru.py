@@ -76,7 +76,6 @@ class LSTMModule(RecurrentModule):
         (torch.Size([2, 3, 8]), torch.Size([2, 3, 1, 8]))
     """
 
-    net_class = LSTM
     child_name = "lstm"
     default_state_keys = ("recurrent_state_h", "recurrent_state_c")
 
@@ -167,7 +166,6 @@ class GRUModule(RecurrentModule):
         (torch.Size([3, 8]), torch.Size([3, 1, 8]))
     """
 
-    net_class = GRU
     child_name = "gru"
     default_state_keys = ("recurrent_state",)
 

@@ -28,7 +28,6 @@ class RecurrentModule(TensorDictModuleBase):
     See :class:`~recurl.modules.LSTMModule` for what the modules read and write.
     """
 
-    net_class: ClassVar[type[RecurrentNet]]
     child_name: ClassVar[str]
     default_state_keys: ClassVar[tuple[str, ...]]
 

@@ -1,0 +1,126 @@
+"""Where a training run spends its CPU time: samples of the Python stack, each put down to one stage.
+
+A timer interrupts the program every half millisecond of wall time; the CPU time that the process used since the
+interrupt before belongs to the stage of the code that runs. Stages are told by the package that a frame's file lies in,
+so nothing is patched, nothing needs to be kept up to date when functions move, and the cost is about a hundredth.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+INTERVAL = 0.0005
+"""Seconds between two samples."""
+
+
+class _Rule(NamedTuple):
+    """Frames whose path contains ``path`` belong to ``stage``."""
+
+    path: str
+    stage: str
+    within: tuple[str, ...] = ()
+    """Only inside these stages (of a frame further out); empty: everywhere."""
+    last: bool = False
+    """Whatever is called from there belongs to it too."""
+
+
+COLLECTION, POLICY, FORWARD, LOSS, ADVANTAGE = "collection rest", "policy step", "forward", "loss", "advantage"
+STAGES = (
+    *("env physics", "env interface", "transforms", POLICY, COLLECTION),
+    *("boundaries", ADVANTAGE, "minibatches", FORWARD, LOSS, "backward", "optimiser", "update rest", "logging", "rest"),
+)
+"""All stages, in the order of a training step."""
+_RULES = (
+    _Rule("/torch/autograd/__init__", "backward", last=True),
+    _Rule("/torch/autograd/graph", "backward", last=True),
+    _Rule("/torch/optim/", "optimiser", last=True),
+    _Rule("/torch/nn/utils/clip_grad", "optimiser", last=True),
+    _Rule("/recurl/recurrence/boundaries", "boundaries", last=True),
+    _Rule("/recurl/recurrence/", POLICY, (COLLECTION, POLICY)),
+    _Rule("/recurl/recurrence/", FORWARD, (LOSS,)),
+    _Rule("/recurl/envs/rollout", COLLECTION),
+    _Rule("/recurl/envs/tasks/", "env physics"),
+    _Rule("/gymnasium/", "env physics"),
+    _Rule("/recurl/envs/", "env interface"),
+    _Rule("/recurl/transforms/", "transforms"),
+    _Rule("/recurl/collectors/", COLLECTION),
+    _Rule("/recurl/data/", "minibatches"),
+    _Rule("/recurl/objectives/value/", ADVANTAGE),
+    _Rule("/recurl/objectives/sequences", ADVANTAGE),
+    _Rule("/recurl/objectives/", LOSS, ("update rest", "rest", FORWARD, LOSS)),
+    _Rule("/recurl/modules/distributions", LOSS, (FORWARD, LOSS)),
+    _Rule("/recurl/modules/", POLICY, (COLLECTION,)),
+    _Rule("/tensordict/nn/", POLICY, (COLLECTION,)),
+    _Rule("/recurl/modules/", FORWARD, (LOSS,)),
+    _Rule("/tensordict/nn/", FORWARD, (LOSS,)),
+    _Rule("/recurl/trainers/ppo", "update rest"),
+    _Rule("/recurl/trainers/dqn", "update rest"),
+    *(
+        _Rule(f"/recurl/trainers/{name}", "logging", last=True)
+        for name in ("log", "episodes", "run_folder", "checkpoint", "plots", "seeding")
+    ),
+)
+
+
+class StageSampler:
+    """Samples the stack of the main thread between :meth:`start` and :meth:`stop`.
+
+    Attributes:
+        seconds: CPU seconds per stage.
+        lines: CPU seconds per stage and innermost function, ``(stage, "file:function")``.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.lines: Counter[tuple[str, str]] = Counter()
+        self._rules: dict[CodeType, list[_Rule]] = {}
+        self._last = 0.0
+
+    def start(self) -> None:
+        """Begin to sample; takes over SIGALRM."""
+        self._previous = signal.signal(signal.SIGALRM, self._sample)
+        self._last = time.process_time()
+        signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
+
+    def stop(self) -> None:
+        """Sample no more."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, self._previous)
+
+    def _sample(self, _: int, frame: FrameType | None) -> None:
+        now = time.process_time()
+        codes: list[CodeType] = []
+        innermost = frame
+        while frame is not None:
+            codes.append(frame.f_code)
+            frame = frame.f_back
+        stage = self._stage(codes)
+        self.seconds[stage] += now - self._last
+        if innermost is not None:
+            code = innermost.f_code
+            where = "/".join(code.co_filename.rsplit("/", 2)[-2:])
+            self.lines[stage, f"{where}:{code.co_qualname}:{innermost.f_lineno}"] += now - self._last
+        self._last = now
+
+    def _stage(self, codes: list[CodeType]) -> str:
+        """The stage of a stack, innermost frame first."""
+        stage = "rest"
+        for code in reversed(codes):
+            for rule in self._rules_of(code):
+                if not rule.within or stage in rule.within:
+                    if rule.last:
+                        return rule.stage
+                    # What an advantage estimator calls is its own cost: the critic's pass included.
+                    stage = stage if stage == ADVANTAGE else rule.stage
+                    break
+        return stage
+
+    def _rules_of(self, code: CodeType) -> list[_Rule]:
+        found = self._rules.get(code)
+        if found is None:
+            found = self._rules[code] = [rule for rule in _RULES if rule.path in code.co_filename]
+        return found

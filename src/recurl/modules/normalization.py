@@ -136,13 +136,27 @@ class RewardScaler(nn.Module):
         expected = self.returns.shape
         if reward.ndim != len(expected) + 2 or reward.shape[:-2] != expected or reward.shape[-1] != 1:
             raise ArgumentError(f"The reward must have the shape {(*expected, 'T', 1)}, got {tuple(reward.shape)}.")
-        steps = reward.squeeze(-1).to(self.returns.dtype).unbind(-1)
-        carry = self.gamma * (~done.squeeze(-1)).to(self.returns.dtype)
-        running, seen = self.returns, list[Tensor]()
-        for step, keep in zip(steps, carry.unbind(-1), strict=True):
-            running = running + step
-            seen.append(running)
-            running = running * keep
-        self.returns.copy_(running)
-        if seen:
-            self.moments.update(torch.stack(seen).reshape(-1))
+        value = reward.squeeze(-1).to(self.returns.dtype)
+        keep = self.gamma * (~done.squeeze(-1)).to(self.returns.dtype)
+        if value.shape[-1] == 0:
+            return
+        value = torch.cat([(value[..., 0] + self.returns).unsqueeze(-1), value[..., 1:]], -1)
+        value = _running_sum(value, keep)
+        self.returns.copy_(value[..., -1] * keep[..., -1])
+        self.moments.update(value.reshape(-1))
+
+
+def _running_sum(value: Tensor, keep: Tensor) -> Tensor:
+    """Solve ``y[t] = value[t] + keep[t - 1] * y[t - 1]`` along the last dimension, ``[..., T]``, by doubling.
+
+    After pass k every ``y[t]`` holds the last ``2 ** k`` terms of its sum (Hillis and Steele, "Data parallel
+    algorithms", 1986).
+    """
+    shift, length = 1, value.shape[-1]
+    factor = keep[..., :-1]  # of y[t - shift] in y[t], for t >= shift
+    while shift < length:
+        later = torch.addcmul(value[..., shift:], factor, value[..., :-shift])
+        value = torch.cat([value[..., :shift], later], -1)
+        factor = factor[..., shift:] * factor[..., :-shift]
+        shift *= 2
+    return value

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import nn
 
 from recurl.collectors import Collector
 from recurl.data import (
@@ -21,6 +20,7 @@ from recurl.data import (
 from recurl.errors import ArgumentError
 from recurl.objectives import DQNLoss, HardUpdate
 from recurl.trainers.environment import make_env
+from recurl.trainers.gradient_step import GradientStep
 from recurl.trainers.q_agent import QAgent
 from recurl.trainers.replay_burn_in import MidEpisodeBurnIn
 from recurl.trainers.replay_config import DQNConfig
@@ -59,7 +59,9 @@ class DQN:
             value_rescaling=config.value_rescaling,
         )
         self.targets = HardUpdate(self.loss, value_network_update_interval=config.target_interval)
-        self.optimizer = torch.optim.Adam(self.agent.actor.parameters(), lr=config.learning_rate)
+        self.optimizer = GradientStep(
+            self.agent.actor.parameters(), learning_rate=config.learning_rate, max_norm=config.max_grad_norm
+        )
         self.collector = Collector(
             env, self.agent.collect, frames_per_batch=config.frames_per_batch, device=config.device
         )
@@ -106,10 +108,7 @@ class DQN:
         sample = self.buffer.sample().to(self.config.device)
         trained = self._burnt_in(sample)
         losses = self.loss(trained)
-        self.optimizer.zero_grad(set_to_none=True)
-        losses["loss"].backward()
-        norm = nn.utils.clip_grad_norm_(self.agent.actor.parameters(), self.config.max_grad_norm)
-        self.optimizer.step()
+        norm = self.optimizer(losses["loss"])
         self.targets.step()
         if self.config.prioritized:
             priority = slice_priorities(sample, losses["td_error"], trained, eta=self.config.priority_eta)

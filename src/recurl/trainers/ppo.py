@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
-from torch import nn
 
 from recurl.collectors import Collector
 from recurl.data import SequenceMinibatches
@@ -18,6 +17,7 @@ from recurl.objectives.value import GAE
 from recurl.trainers.agent import Agent
 from recurl.trainers.config import PPOConfig
 from recurl.trainers.environment import make_env
+from recurl.trainers.gradient_step import GradientStep
 from recurl.trainers.seeding import seed_everything
 
 _LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
@@ -58,7 +58,9 @@ class PPO:
             loss_critic_type="l2",
             normalize_advantage=True,
         )
-        self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=config.learning_rate, eps=1e-5)
+        self.optimizer = GradientStep(
+            self.agent.parameters(), learning_rate=config.learning_rate, max_norm=config.max_grad_norm, eps=1e-5
+        )
         self.collector = Collector(
             env, self.agent.collect, frames_per_batch=config.frames_per_batch, device=config.device
         )
@@ -85,29 +87,27 @@ class PPO:
         self.gae(batch)
         data = batch.select(*self.loss.in_keys, strict=False)
         minibatches = SequenceMinibatches(data, self.config.minibatches, self.config.sequence_length)
-        seen = [self._step(minibatch) for _ in range(self.config.epochs) for minibatch in minibatches]
+        seen = [
+            value for _ in range(self.config.epochs) for minibatch in minibatches for value in self._step(minibatch)
+        ]
         if self.agent.norm is not None:
             flat = self.agent.flat
             self.agent.norm.update(flat(*(batch[key] for key in flat.keys)))
-        mean = torch.stack(seen).mean(0).tolist()
         names = (*_LOSSES, *_DIAGNOSTICS, "grad_norm")
+        mean = torch.stack(seen).reshape(-1, len(names)).mean(0).tolist()
         return {**dict(zip(names, mean, strict=True)), "learning_rate": self.config.learning_rate * fraction}
 
     def _set_schedules(self) -> float:
         done = self.env_steps // self.config.frames_per_batch - 1
         fraction = 1 - done / self.config.updates if self.config.anneal else 1.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * fraction
+        self.optimizer.set_learning_rate(self.config.learning_rate * fraction)
         self.loss.entropy_coeff = self.config.entropy_coeff * fraction
         return fraction
 
-    def _step(self, minibatch: TensorDictBase) -> torch.Tensor:
+    def _step(self, minibatch: TensorDictBase) -> list[torch.Tensor]:
         losses = self.loss(minibatch)
-        self.optimizer.zero_grad(set_to_none=True)
-        cast(torch.Tensor, sum(losses[name] for name in _LOSSES)).backward()
-        norm = nn.utils.clip_grad_norm_(self.agent.parameters(), self.config.max_grad_norm)
-        self.optimizer.step()
-        return torch.stack([*(losses[name].detach().squeeze() for name in (*_LOSSES, *_DIAGNOSTICS)), norm])
+        norm = self.optimizer(cast(torch.Tensor, sum(losses[name] for name in _LOSSES)))
+        return [*(losses[name].detach() for name in (*_LOSSES, *_DIAGNOSTICS)), norm]
 
     def close(self) -> None:
         """Close the environments."""

@@ -1,0 +1,50 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from recurl.trainers.gradient_step import GradientStep
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 100.0])
+def test_equals_adam_behind_clipped_gradients(max_norm):
+    ours, theirs = net(), net()
+    step = GradientStep(ours.parameters(), learning_rate=0.1, max_norm=max_norm, eps=1e-5)
+    adam = torch.optim.Adam(theirs.parameters(), lr=0.1, eps=1e-5)
+    for _ in range(5):
+        x = torch.randn(7, 3, dtype=torch.float64)
+        norm = step(ours(x).square().mean())
+        adam.zero_grad()
+        theirs(x).square().mean().backward()
+        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(theirs.parameters(), max_norm))
+        adam.step()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_do_not_add_up_and_unused_parameters_stay():
+    weight, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    step = GradientStep([weight, unused], learning_rate=0.1, max_norm=1.0)
+    norms = [step((weight * 2).sum()) for _ in range(3)]
+    assert torch.stack(norms).tolist() == pytest.approx([8**0.5] * 3)
+    assert unused.tolist() == [1.0, 1.0]
+
+
+def test_a_saved_state_goes_on_bit_for_bit():
+    first = net()
+    step = GradientStep(first.parameters(), learning_rate=0.1, max_norm=1.0)
+    x = torch.randn(7, 3, dtype=torch.float64)
+    step(first(x).square().mean())
+    second = copy.deepcopy(first)
+    other = GradientStep(second.parameters(), learning_rate=0.5, max_norm=1.0)
+    other.load_state_dict(copy.deepcopy(step.state_dict()))
+    for model, optimizer in ((first, step), (second, other)):
+        optimizer.set_learning_rate(0.05)
+        optimizer(model(x).square().mean())
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))

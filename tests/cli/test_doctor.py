@@ -157,4 +157,4 @@ def test_as_a_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     missing = doctor("run")
     assert missing.returncode == 2
-    assert "pip install 'recurl[train]'" in missing.stderr
+    assert "run holds no run" in missing.stderr

@@ -6,7 +6,8 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recurl.errors import ArgumentError
-from recurl.trainers.log import Events, LineDisplay, LiveDisplay, MetricsFile, make_display
+from recurl.trainers.live import LiveDisplay
+from recurl.trainers.log import Events, LineDisplay, MetricsFile, make_display
 
 LIVE = "loss {loss:.2f}"
 

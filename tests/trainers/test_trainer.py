@@ -1,9 +1,11 @@
 import io
+import sys
 
 import pytest
 import torch
 from rich.console import Console
 
+from recurl.errors import MissingDependencyError
 from recurl.keys import TRAJ_IDS
 from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
@@ -79,6 +81,13 @@ def final_state(path):
         buffer = state["algorithm"]["buffer"]
         del buffer["keys"]["last"][TRAJ_IDS], buffer["storage"]["entries"][TRAJ_IDS]
     return {key: value for key, value in state.items() if key not in CLOCKS}
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "matplotlib"])
+def test_a_missing_package_is_said_before_the_run(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependencyError, match=rf"{package} is not installed: pip install 'recurl\[train\]'"):
+        Trainer(PPOConfig(env="recurl/TMaze-v0"), RunFolder(tmp_path), console=Console())
 
 
 @pytest.mark.parametrize(

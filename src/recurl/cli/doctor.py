@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 from recurl.diagnostics import CheckResult, check_wiring, machine_report
 from recurl.envs import EnvBase, GymEnv
-from recurl.errors import ArgumentError, MissingDependencyError, RecurlError
+from recurl.errors import ArgumentError, RecurlError
+from recurl.trainers import RunFolder, load_agent, make_env
 
 _DESCRIPTION = """\
 Without arguments: which backends run on this machine, and why not, the precision, and versions. With a policy and an
@@ -73,12 +74,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _from_run(folder: str) -> tuple[Any, EnvBase]:
-    try:
-        trainers = importlib.import_module("recurl.trainers")
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"{error.name} is not installed: pip install 'recurl[train]'") from error
-    config, agent = trainers.load_agent(trainers.RunFolder(Path(folder)))
-    return agent.collect, trainers.make_env(config, min(config.num_envs, _ROWS), policy=agent.collect)
+    config, agent = load_agent(RunFolder(Path(folder)))
+    return agent.collect, make_env(config, min(config.num_envs, _ROWS), policy=agent.collect)
 
 
 def _from_names(wanted: argparse.Namespace) -> tuple[Any, EnvBase]:

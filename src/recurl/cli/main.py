@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from recurl import __version__
 from recurl.errors import ArgumentError, MissingDependencyError, RecurlError
 
-_EXTRA = ("tyro", "rich", "tensorboard", "matplotlib")
+_EXTRA = ("tyro", "rich")
 _ALGORITHMS = ("ppo", "dqn", "r2d2")
 _USAGE = f"""\
 recurl {__version__}: recurrent reinforcement learning for PyTorch

@@ -7,19 +7,16 @@ import io
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, TypeAlias
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.text import Text
-from torch.utils.tensorboard import SummaryWriter
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from recurl.errors import ArgumentError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 Row: TypeAlias = Mapping[str, float]
 _SECONDS_BETWEEN_LINES = 5.0
-_LIVE = "return {return_mean_20:.4g}  length {length_mean_20:.0f}  {steps_per_s:.0f} steps/s"
+LIVE = "return {return_mean_20:.4g}  length {length_mean_20:.0f}  {steps_per_s:.0f} steps/s"
 
 
 class MetricsFile:
@@ -76,6 +73,9 @@ class Events:
     """
 
     def __init__(self, folder: Path, *, purge_step: int | None = None) -> None:
+        # Imported where it is used: it takes a quarter of the time that torch takes.
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+
         self._writer = SummaryWriter(str(folder), purge_step=purge_step)
 
     def write(self, row: Row) -> None:
@@ -100,41 +100,6 @@ class Display(Protocol):
         ...
 
 
-class LiveDisplay:
-    """A progress bar with the latest numbers, for a terminal.
-
-    Args:
-        console: where to draw.
-        total_steps: environment steps of the whole run.
-        live: format of the algorithm's own numbers.
-        done_steps: steps taken before this process.
-    """
-
-    def __init__(self, console: Console, *, total_steps: int, live: str, done_steps: int = 0) -> None:
-        self._format = f"{_LIVE}  {live}"
-        self._progress = Progress(
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.completed:,}/{task.total:,} steps, left"),
-            TimeRemainingColumn(),
-            auto_refresh=False,
-            speed_estimate_period=60,
-        )
-        self._task = self._progress.add_task("", total=total_steps, completed=done_steps)
-        # Drawn when there is something new: no thread takes time from training.
-        self._live = Live(Group(self._progress, Text("collecting")), console=console, auto_refresh=False)
-        self._live.start(refresh=True)
-
-    def update(self, row: Row) -> None:
-        """Show the latest row."""
-        self._progress.update(self._task, completed=int(row["env_steps"]))
-        self._live.update(Group(self._progress, Text(self._format.format(**row))), refresh=True)
-
-    def close(self) -> None:
-        """Stop drawing; the last state stays on the screen."""
-        self._live.stop()
-
-
 class LineDisplay:
     """A plain line every few seconds, for files and pipes; the first and the last row are always shown.
 
@@ -149,7 +114,7 @@ class LineDisplay:
         self, console: Console, *, total_steps: int, live: str, seconds: float = _SECONDS_BETWEEN_LINES
     ) -> None:
         self._console = console
-        self._format = f"{_LIVE}  {live}"
+        self._format = f"{LIVE}  {live}"
         self._total = total_steps
         self._seconds = seconds
         self._next = 0.0
@@ -182,5 +147,8 @@ class LineDisplay:
 def make_display(console: Console, *, total_steps: int, live: str, done_steps: int = 0) -> Display:
     """Return a live display on a terminal, plain lines otherwise."""
     if console.is_terminal:
+        # Imported where it is used: rich draws from Python's global random numbers when it is imported.
+        from recurl.trainers.live import LiveDisplay  # noqa: PLC0415
+
         return LiveDisplay(console, total_steps=total_steps, live=live, done_steps=done_steps)
     return LineDisplay(console, total_steps=total_steps, live=live)

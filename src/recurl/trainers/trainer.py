@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich.console import Console
-
+from recurl.errors import MissingDependencyError
 from recurl.trainers.algorithms import make_algorithm
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from recurl.trainers.config import RunConfig
@@ -17,6 +17,9 @@ from recurl.trainers.log import Events, MetricsFile, make_display
 from recurl.trainers.plots import plot_learning_curve
 from recurl.trainers.run_folder import RunFolder
 from recurl.trainers.seeding import rng_state, set_rng_state
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,15 @@ class Trainer:
         console: where progress is shown.
 
     A trainer starts anew; :meth:`resume` puts it where the folder's newest checkpoint was written.
+
+    Raises:
+        MissingDependencyError: a package that a run needs at its end is not installed; said before it begins.
     """
 
     def __init__(self, config: RunConfig, folder: RunFolder, *, console: Console) -> None:
+        for package in ("tensorboard", "matplotlib"):
+            if importlib.util.find_spec(package) is None:
+                raise MissingDependencyError(f"{package} is not installed: pip install 'recurl[train]'")
         self.config = config
         self.folder = folder
         self.console = console
@@ -124,9 +133,10 @@ class Trainer:
         finally:
             for sink in (display, metrics, events):
                 sink.close()
+        outcome = self._outcome(clock, stopped=stopped)
         if self._rows:
             plot_learning_curve(self.folder.metrics, self.folder.curve, title=f"{self.config.env}, {self.config.cell}")
-        return self._outcome(clock, stopped=stopped)
+        return outcome
 
     def close(self) -> None:
         """Close the environments."""

@@ -1,0 +1,65 @@
+"""Importing recurl is quick, silent, and changes nothing but ``sys.modules``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROBE = Path(__file__).with_name("import_probe.py")
+SOURCE = Path(__file__).parents[1] / "src"
+PACKAGES = sorted(
+    ".".join(file.parent.relative_to(SOURCE).parts)
+    for file in SOURCE.glob("recurl/**/__init__.py")
+    if file.parent.name not in ("cpu", "triton")
+)
+LIGHT = {"recurl", "gymnasium", "numpy", "farama_notifications"}
+RUNS = 3
+LIMIT = 1.3
+
+
+def probe() -> dict[str, Any]:
+    command = [sys.executable, str(PROBE), *PACKAGES]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[dict[str, Any]]:
+    return [probe() for _ in range(RUNS)]
+
+
+def test_public_packages_are_found() -> None:
+    assert {"recurl", "recurl.modules", "recurl.data.replay_buffers", "recurl.trainers", "recurl.cli"} <= set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "all"])
+def test_takes_little_more_than_torch_and_tensordict(runs: list[dict[str, Any]], package: str) -> None:
+    times = [(run["torch and tensordict"], run["reports"][package]["seconds"]) for run in runs]
+    ratio = statistics.median((base + own) / base for base, own in times)
+    assert ratio <= LIMIT, f"import {package} takes {ratio:.2f} times as long as torch and tensordict"
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "all"])
+def test_changes_nothing(runs: list[dict[str, Any]], package: str) -> None:
+    report, gymnasium = runs[0]["reports"][package], runs[0]["reports"]["gymnasium"]
+    assert report["warnings"] == []
+    # gymnasium hides pygame's greeting and adds a filter for its own deprecations, whoever imports it.
+    assert set(report["changed"]) <= set(gymnasium["changed"])
+    assert set(report["filters"]) <= set(gymnasium["filters"])
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "all"])
+def test_imports_nothing_heavy(runs: list[dict[str, Any]], package: str) -> None:
+    report = runs[0]["reports"][package]
+    foreign = {name for name in report["modules"] if name not in sys.stdlib_module_names}
+    assert foreign <= LIGHT | {"torch"}  # no matplotlib, tensorboard, rich, tyro, triton, torchrl
+    assert report["torch"] == []  # neither the compiler nor torch.utils.tensorboard
+
+
+def test_the_root_imports_no_package_at_all(runs: list[dict[str, Any]]) -> None:
+    assert runs[0]["reports"]["recurl"]["modules"] == ["recurl"]

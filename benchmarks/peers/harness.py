@@ -1,0 +1,165 @@
+"""What every peer is run with: the same options, the same environments, the same clock, one line of JSON.
+
+Needs gymnasium and NumPy alone, of any version that a peer may ask for, since each peer has its own interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
+
+SOLVED, WINDOW = 475.0, 20
+EPISODE_STEPS = {"cartpole": 500, "pendulum": 200}
+TASKS = (*EPISODE_STEPS, "r2d2")
+"""Masked CartPole and Pendulum by PPO; masked CartPole by R2D2, which recurl alone has."""
+
+
+class System(Protocol):
+    """A library at work: collects batches and learns from them."""
+
+    versions: dict[str, str]
+    """Versions of what it is made of."""
+    parameters: int
+    """Numbers that are learnt."""
+
+    def collect(self) -> int:
+        """Collect one batch; return its environment steps."""
+        ...
+
+    def learn(self) -> None:
+        """Learn from the batch collected last."""
+        ...
+
+    def finished(self) -> list[float]:
+        """Return the returns of the episodes that ended since the last call."""
+        ...
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options that every peer takes."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--task", choices=TASKS, default="cartpole")
+    options.add_argument("--variant", default="default", help="another way to use the same library")
+    options.add_argument("--num-envs", type=int, default=8)
+    options.add_argument("--rollout-steps", type=int, default=128, help="steps of each environment in a batch")
+    options.add_argument("--hidden-size", type=int, default=64)
+    options.add_argument("--epochs", type=int, default=4)
+    options.add_argument("--minibatches", type=int, default=4)
+    options.add_argument("--learning-rate", type=float, default=1e-3)
+    options.add_argument("--steps", type=int, default=8192, help="environment steps to measure")
+    options.add_argument("--warmup", type=int, default=2048, help="environment steps before")
+    options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--solve", type=int, default=0, help="train until solved, at most so many steps")
+    return options
+
+
+class Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Hides the velocities, scales the rewards, counts the episode's steps, and notes the return of every episode."""
+
+    def __init__(self, task: str, finished: list[float], reward_scale: float = 1.0) -> None:
+        super().__init__({"cartpole": CartPoleEnv, "pendulum": PendulumEnv}[task]())
+        self._seen = {"cartpole": [0, 2], "pendulum": [0, 1]}[task]
+        self._limit = EPISODE_STEPS[task]
+        self._finished, self._scale = finished, reward_scale
+        space = self.env.observation_space
+        self.observation_space = gymnasium.spaces.Box(space.low[self._seen], space.high[self._seen], dtype=np.float32)
+        self._steps, self._return = 0, 0.0
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        observation, info = self.env.reset(**options)
+        self._steps, self._return = 0, 0.0
+        return observation[self._seen], info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Play one step."""
+        observation, reward, terminated, _, info = self.env.step(action)
+        self._steps += 1
+        self._return += float(reward)
+        truncated = self._steps >= self._limit
+        if terminated or truncated:
+            self._finished.append(self._return)
+        return observation[self._seen], float(reward) * self._scale, terminated, truncated, info
+
+
+class Environments:
+    """Makes the environments of a run, and knows their finished episodes.
+
+    Rewards of learning runs are scaled down: with raw ones and a shared trunk plain PPO doesn't solve masked CartPole.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._task, self._scale = options.task, 0.02 if options.solve else 1.0
+        self._finished: list[float] = []
+
+    def make(self) -> gymnasium.Env[Any, Any]:
+        """Return one environment."""
+        return Masked(self._task, self._finished, self._scale)
+
+    def finished(self) -> list[float]:
+        """Return the returns of the episodes that ended since the last call."""
+        ended, self._finished[:] = list(self._finished), []
+        return ended
+
+
+def run(options: argparse.Namespace, make: Callable[[argparse.Namespace], System]) -> None:
+    """Measure what is asked for, and print it."""
+    np.random.seed(options.seed)  # noqa: NPY002 - the generator that peers draw from
+    system = make(options)
+    report(_solve(system, options) if options.solve else _speed(system, options), system.parameters, system.versions)
+
+
+def report(found: dict[str, Any], parameters: int, versions: dict[str, str]) -> None:
+    """Print the line."""
+    print(json.dumps({**found, "parameters": parameters, "versions": {"gymnasium": gymnasium.__version__, **versions}}))
+
+
+class Stopwatch:
+    """CPU seconds of this process (all threads) and wall seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._cpu, self._wall = time.process_time(), time.perf_counter()
+
+    def read(self, name: str, steps: int) -> dict[str, float]:
+        """Return the entries of one measurement of ``steps`` environment steps."""
+        cpu, wall = time.process_time() - self._cpu, time.perf_counter() - self._wall
+        return {f"{name}_steps": steps, f"{name}_cpu_s": cpu, f"{name}_wall_s": wall}
+
+
+def _speed(system: System, options: argparse.Namespace) -> dict[str, float]:
+    """Time the collection of some batches, then as many with learning."""
+    steps = 0
+    while steps < options.warmup:
+        steps += system.collect()
+        system.learn()
+    found: dict[str, float] = {}
+    for name, learns in (("collect", False), ("train", True)):
+        steps, watch = 0, Stopwatch()
+        while steps < options.steps:
+            steps += system.collect()
+            if learns:
+                system.learn()
+        found |= watch.read(name, steps)
+    return found
+
+
+def _solve(system: System, options: argparse.Namespace) -> dict[str, float | bool]:
+    """Train until the mean return of 20 episodes reaches 475."""
+    returns, best = deque[float](maxlen=WINDOW), float("-inf")
+    steps, watch = 0, Stopwatch()
+    while steps < options.solve and best < SOLVED:
+        steps += system.collect()
+        for value in system.finished():
+            returns.append(value)
+            best = max(best, sum(returns) / WINDOW if len(returns) == WINDOW else best)
+        system.learn()
+    return {**watch.read("train", steps), "solved": best >= SOLVED}

@@ -84,6 +84,12 @@ def test_a_finished_run_can_be_resumed(run, capsys):
     assert "Finished after 128 steps" in capsys.readouterr().out
 
 
+def test_export(run, capsys, tmp_path):
+    assert main(["export", str(run), "--format", "torch", "--out", str(tmp_path / "mine.pt2")]) == 0
+    assert f"{tmp_path}/mine.pt2: the greedy policy" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.pt2", "mine.pt2.json"}
+
+
 def test_help_and_version(capsys):
     assert main(["--help"]) == 0
     assert "recurl train --resume RUN" in capsys.readouterr().out
@@ -116,6 +122,10 @@ def test_help_and_version(capsys):
         ("train --resume {tmp}/none", ["holds no run"]),
         ("evaluate", ["Folder of the run. (required)"]),
         ("evaluate {tmp}/none", ["holds no run"]),
+        ("export", ["Folder of the run. (required)"]),
+        ("export {tmp}/none", ["holds no run"]),
+        ("export {tmp}/none --format tf", ["--format", "onnx"]),
+        ("export {tmp}/none --out policy.pt2", ["must end with .onnx"]),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, capsys, arguments, words):

@@ -20,6 +20,7 @@ recurl {__version__}: recurrent reinforcement learning for PyTorch
   recurl train r2d2 --env ID ...   the same with prioritised slices, burn-in and rescaled values
   recurl train --resume RUN        go on with a run that was stopped
   recurl evaluate RUN              play greedy episodes with a trained policy
+  recurl export RUN                write a trained policy as a torch or ONNX file that runs without recurl
   recurl doctor                    what runs on this machine; with a policy or a run: is its memory wired right?
 """
 
@@ -59,10 +60,12 @@ def _choose(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]
     name, rest = arguments[0], arguments[1:]
     if name == "evaluate":
         return _load("evaluate", "evaluate_command"), rest
+    if name == "export":
+        return _load("export", "export_command"), rest
     if name == "doctor":
         return _load("doctor", "doctor_command"), rest
     if name != "train":
-        raise ArgumentError(f"There is no command {name!r}: use train, evaluate or doctor (recurl --help).")
+        raise ArgumentError(f"There is no command {name!r}: use train, evaluate, export or doctor (recurl --help).")
     if rest and rest[0] in _ALGORITHMS:
         return _load("train", f"train_{rest[0]}_command"), rest[1:]
     if rest and not rest[0].startswith("-"):

@@ -4,6 +4,7 @@ from recurl.trainers.config import PPOConfig, RunConfig
 from recurl.trainers.dqn import DQN
 from recurl.trainers.environment import make_env
 from recurl.trainers.evaluate import Evaluation, evaluate_policy, evaluate_run, load_agent
+from recurl.trainers.export import export_run
 from recurl.trainers.options import OPTIONS, read_options
 from recurl.trainers.ppo import PPO
 from recurl.trainers.replay_config import DQNConfig, R2D2Config
@@ -24,6 +25,7 @@ __all__ = [
     "Trainer",
     "evaluate_policy",
     "evaluate_run",
+    "export_run",
     "load_agent",
     "make_env",
     "read_options",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
 import torch
@@ -101,13 +101,18 @@ def evaluate_policy(policy: TensorDictModuleBase, env: EnvBase, *, episodes: int
     return Evaluation(scores.returns, scores.lengths)
 
 
-def load_agent(folder: RunFolder) -> tuple[RunConfig, RunAgent]:
+def load_agent(folder: RunFolder, device: str | None = None) -> tuple[RunConfig, RunAgent]:
     """Return the options of a run, and its networks as of the newest checkpoint.
+
+    Args:
+        folder: the run.
+        device: where the networks go; by default where they were trained.
 
     Raises:
         ArgumentError: the run has no checkpoint, or it can't be read or doesn't fit.
     """
     config = folder.read_config()
+    config = config if device is None else replace(config, device=device)
     state = load_checkpoint(latest_checkpoint(folder.checkpoints))
     with make_env(config, 1) as plain:
         agent = make_agent(config, plain)

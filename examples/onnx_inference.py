@@ -1,0 +1,32 @@
+"""An exported policy at work, without recurl: only gymnasium, numpy and onnxruntime.
+
+recurl train ppo --env CartPole-v1 --run-dir runs/cartpole && recurl export runs/cartpole
+python examples/onnx_inference.py runs/cartpole/policy.onnx
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import onnxruntime
+
+path = Path(sys.argv[1])
+about = json.loads(path.with_name(path.name + ".json").read_text())
+session = onnxruntime.InferenceSession(path)
+env = gymnasium.make(about["env"], **about["env_arguments"])
+
+states = {
+    i["name"]: np.zeros((1, *i["shape"][1:]), np.float32) for i in about["inputs"] if i["name"] in about["states"]
+}
+observation, _ = env.reset(seed=0)
+done, total = False, 0.0
+is_init = np.array([True])  # one flag per row: this row begins an episode, its states count as zeros
+while not done:
+    inputs = {"observation": observation[None].astype(np.float32), "is_init": is_init, **states}
+    action, *after = session.run(None, inputs)
+    states, is_init = dict(zip(states, after, strict=True)), np.array([False])
+    observation, reward, terminated, truncated, _ = env.step(action[0])
+    done, total = terminated or truncated, total + float(reward)
+print(f"return {total:g}")

@@ -1,0 +1,32 @@
+"""``recurl export``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from recurl.cli.arguments import parse_arguments
+from recurl.trainers import RunFolder, export_run
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the greedy policy of a run as one function, hidden states in and out, that runs without recurl."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of the run."""
+    format: Literal["torch", "onnx"] = "onnx"
+    """A torch.export program (.pt2), or ONNX (needs the extra: pip install 'recurl[export]')."""
+    out: Path | None = None
+    """File to write, policy.pt2 or policy.onnx in the folder of the run by default; FILE.json beside it tells all."""
+
+
+def export_command(arguments: list[str]) -> int:
+    """Export a run's policy."""
+    wanted = parse_arguments(Export, arguments, prog="recurl export")
+    path = export_run(RunFolder(wanted.run), wanted.format, wanted.out)
+    print(f"{path}: the greedy policy, equal to the run's over 1,000 steps with resets; {path}.json says what it takes")
+    return 0

@@ -1,0 +1,188 @@
+"""Deployment: the greedy policy of a run as one function, with its hidden states as inputs and outputs.
+
+The function maps ``(observation, is_init, *states)`` of any number of rows to ``(action, *states after)``. It holds
+everything that the policy does to an observation, normalisation included, and needs neither recurl nor tensordict.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import torch
+from tensordict.nn import TensorDictSequential
+from torch import Tensor
+
+from recurl import __version__, specs
+from recurl.envs import EnvBase
+from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.trainers.config import RunConfig
+from recurl.trainers.environment import make_env
+from recurl.trainers.evaluate import load_agent
+from recurl.trainers.policy_step import VERIFIED_STEPS, Function, PolicyStep, verify
+from recurl.trainers.run_folder import RunFolder
+
+_ROWS = 4
+_SEED = 2_000_003
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+
+def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path:  # noqa: A002 - as on the command line
+    """Write the greedy policy of a run's newest checkpoint as a file, checked against the policy.
+
+    Beside it goes ``<file>.json``: names, shapes and dtypes of inputs and outputs, which output feeds which state, the
+    actions, and the environment. The file computes on the CPU (ONNX: wherever its runtime does).
+
+    Args:
+        folder: the run.
+        format: ``"torch"``, a ``torch.export`` program, which ``torch.export.load`` reads; or ``"onnx"``.
+        path: the file; by default ``policy.pt2`` or ``policy.onnx`` in the run's folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        ArgumentError: there is no such format, the run can't be read, or the file can't be written.
+        MissingDependencyError: ``"onnx"`` without the extra ``export``.
+        UnsupportedError: the function would not compute what the policy computes; no file is written.
+    """
+    if format not in _FORMATS:
+        raise ArgumentError(f"--format must be one of {', '.join(_FORMATS)}, got {format!r}.")
+    kind = _FORMATS[format]
+    kind.check()
+    path = folder.path / f"policy{kind.suffix}" if path is None else path
+    if path.suffix != kind.suffix:
+        raise ArgumentError(f"A file of format {format} must end with {kind.suffix}, got {path}: name another (--out).")
+    config, agent = load_agent(folder, device="cpu")
+    policy = PolicyStep(cast(TensorDictSequential, agent.actor)).eval().requires_grad_(False)
+    with make_env(config, _ROWS, policy=agent.actor) as env, TemporaryDirectory() as place:
+        env.set_seed(_SEED)
+        trial = Path(place) / path.name
+        kind.write(policy, policy.arguments(env.reset()), trial)
+        verify(kind.read(trial), policy, env)
+        about = {"format": format, "file": path.name, **describe(config, policy, env)}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(trial, path)
+            path.with_name(path.name + ".json").write_text(json.dumps(about, indent=2) + "\n")
+        except OSError as error:
+            raise ArgumentError(f"{path} can't be written ({error.strerror}): name another with --out.") from error
+    return path
+
+
+def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, Any]:
+    """Return what a user of the function must know, as plain values: see :func:`export_run`."""
+    arguments = policy.arguments(env.reset())
+    with torch.no_grad():
+        results = policy(*arguments)
+    return {
+        "recurl": __version__,
+        "torch": torch.__version__,
+        "algorithm": config.algorithm,
+        "cell": config.cell,
+        "env": config.env,
+        "env_arguments": config.env_arguments,
+        "inputs": [_tensor(name, value) for name, value in zip(policy.inputs, arguments, strict=True)],
+        "outputs": [_tensor(name, value) for name, value in zip(policy.outputs, results, strict=True)],
+        "states": dict(zip(policy.inputs[len(policy.observations) + 1 :], policy.outputs[1:], strict=True)),
+        "action": _action(env.action_spec_unbatched),
+        "verified_steps": VERIFIED_STEPS,
+    }
+
+
+def _tensor(name: str, value: Tensor) -> dict[str, Any]:
+    return {"name": name, "shape": ["batch", *value.shape[1:]], "dtype": str(value.dtype).removeprefix("torch.")}
+
+
+def _action(spec: specs.TensorSpec) -> dict[str, Any]:
+    if isinstance(spec, specs.Categorical):
+        return {"kind": "categorical", "n": spec.n}
+    bounded = cast(specs.Bounded, spec)
+    return {"kind": "box", "low": bounded.low.tolist(), "high": bounded.high.tolist()}
+
+
+@contextmanager
+def _quietly() -> Generator[None]:
+    """Hold back what torch's exporters say about themselves."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _program(policy: PolicyStep, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    with _quietly(), torch.no_grad():
+        return torch.export.export(policy, example, dynamic_shapes=(tuple({0: batch} for _ in example),), strict=False)
+
+
+def _write_torch(policy: PolicyStep, example: tuple[Tensor, ...], path: Path) -> None:
+    with _quietly():
+        torch.export.save(_program(policy, example), path)
+
+
+def _read_torch(path: Path) -> Function:
+    function = torch.export.load(path).module()
+    return lambda arguments: function(*arguments)
+
+
+def _write_onnx(policy: PolicyStep, example: tuple[Tensor, ...], path: Path) -> None:
+    onnx = importlib.import_module("torch.onnx")
+    with _quietly():
+        written = onnx.export(
+            _program(policy, example),
+            input_names=policy.inputs,
+            output_names=policy.outputs,
+            dynamo=True,
+            verbose=False,
+        )
+        for value in (*written.model.graph.inputs, *written.model.graph.outputs):
+            value.shape[0] = "batch"
+        written.save(path, external_data=False)
+
+
+def _read_onnx(path: Path) -> Function:
+    session = importlib.import_module("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+
+    def function(arguments: Sequence[Tensor]) -> list[Tensor]:
+        feed = {name: value.contiguous().numpy() for name, value in zip(names, arguments, strict=True)}
+        return [torch.from_numpy(result) for result in session.run(None, feed)]
+
+    return function
+
+
+def _check_onnx() -> None:
+    for package in _ONNX:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise MissingDependencyError(f"{package} is not installed: pip install 'recurl[export]'") from error
+
+
+@dataclass(frozen=True)
+class _Format:
+    suffix: str
+    check: Callable[[], None]
+    write: Callable[[PolicyStep, tuple[Tensor, ...], Path], None]
+    read: Callable[[Path], Function]
+
+
+_FORMATS = {
+    "torch": _Format(".pt2", lambda: None, _write_torch, _read_torch),
+    "onnx": _Format(".onnx", _check_onnx, _write_onnx, _read_onnx),
+}

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup train test check bench docs clean
+.PHONY: setup train test check bench docs wheel clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,13 @@ bench: setup  ## the benchmark tables of benchmarks/results
 
 docs: setup
 	@echo "The documentation is README.md and docs/*.md; examples in docstrings run in make test."
+
+wheel: setup  ## the wheel, tried in an environment of its own that holds nothing else
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation
+	$(PYTHON) -m venv build/fresh
+	build/fresh/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "$$(echo dist/*.whl)[train]"
+	cd build && fresh/bin/recurl doctor && fresh/bin/python ../examples/ppo.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

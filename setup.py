@@ -10,10 +10,12 @@ import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 HEADERS = ("recurl_cpu.h", "kernels.h", "kernels.inc", "products.inc", "simd.inc", "sums.inc")
 SOURCES = Path("src/recurl/recurrence/cpu/src")
+LIBRARY = "librecurl_cpu.so"
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-pthread"]
 X86_FLAGS = {
     "avx2.cpp": ["-mavx2", "-mfma"],
@@ -40,6 +42,16 @@ class BuildLibrary(build_ext):
         return str(Path(*fullname.split("."))) + ".so"
 
 
+class Wheel(bdist_wheel):
+    """A wheel for every Python; with the library for this platform, without it for any."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """The same for every Python, as no part of it is compiled against one."""
+        platform_tag = super().get_tag()[2]
+        built = any(Path(self.bdist_dir).rglob(LIBRARY))
+        return "py3", "none", platform_tag if built else "any"
+
+
 setup(
     ext_modules=[
         Extension(
@@ -50,5 +62,5 @@ setup(
             optional=True,
         )
     ],
-    cmdclass={"build_ext": BuildLibrary},
+    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": Wheel},
 )

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import cast
+from typing import NoReturn
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurl.errors import UsageError
+from recurl.entries import Entries, leaves
+from recurl.errors import ArgumentError, UsageError
 from recurl.keys import TRAJ_IDS
 
 _Key = tuple[str, ...]
-
-
-def _leaves(tensordict: TensorDictBase, prefix: _Key = ()) -> Iterator[tuple[_Key, Tensor]]:
-    for name, value in tensordict.items():
-        if isinstance(value, Tensor):
-            yield (*prefix, name), value
-        else:
-            yield from _leaves(cast(TensorDictBase, value), (*prefix, name))
 
 
 class BatchWriter:
@@ -37,38 +29,44 @@ class BatchWriter:
         self._time = len(batch_size)
         self._device = device
         self._batch = TensorDict({}, self._shape, device=device)
-        self._slots: dict[_Key, tuple[Tensor, ...]] = {}
+        self._keys: list[_Key] = []
+        self._shapes: list[torch.Size] = []
+        self._slots: list[tuple[Tensor, ...]] = []
 
-    def write(self, step: int, tensordict: TensorDictBase, traj_ids: Tensor) -> None:
+    def write(self, step: int, tensordict: TensorDictBase | Entries, traj_ids: Tensor) -> None:
         """Copy one step's entries, and its trajectory ids ``[*B]``, into place.
 
         Raises:
+            ArgumentError: an entry doesn't begin with the batch size.
             UsageError: the step has other entries than the first one had.
         """
+        found = dict(leaves(tensordict))
         if not self._slots:
-            self._allocate(tensordict, traj_ids)
-        count = 1
-        for key, value in _leaves(tensordict):
-            slot = self._slots.get(key)
-            if slot is None or slot[step].shape != value.shape:
-                self._refuse(step, tensordict)
-            else:
-                slot[step].copy_(value)
-                count += 1
-        if count != len(self._slots):
-            self._refuse(step, tensordict)
-        self._slots[TRAJ_IDS][step].copy_(traj_ids)
+            self._allocate({**found, TRAJ_IDS: traj_ids})
+        found[TRAJ_IDS] = traj_ids
+        values = [found[key] for key in self._keys if key in found]
+        if len(found) != len(values) or [value.shape for value in values] != self._shapes:
+            self._refuse(step, found)
+        torch._foreach_copy_(self._slots[step], values)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage] - no other name
 
-    def _allocate(self, tensordict: TensorDictBase, traj_ids: Tensor) -> None:
-        for key, value in (*_leaves(tensordict), (TRAJ_IDS, traj_ids)):
-            rest = value.shape[self._time :]
-            memory = torch.empty((*self._shape, *rest), dtype=value.dtype, device=self._device or value.device)
-            self._batch.set(key, memory)
-            self._slots[key] = memory.unbind(self._time)
+    def _allocate(self, found: dict[_Key, Tensor]) -> None:
+        memory: list[Tensor] = []
+        for key, value in found.items():
+            if value.shape[: self._time] != self._shape[:-1]:
+                raise ArgumentError(
+                    f"Every entry of a step must begin with the environment's batch size {list(self._shape[:-1])}; "
+                    f"{key} has shape {list(value.shape)}."
+                )
+            shape = (*self._shape, *value.shape[self._time :])
+            memory.append(torch.empty(shape, dtype=value.dtype, device=self._device or value.device))
+            self._batch.set(key, memory[-1])
+        self._keys = list(found)
+        self._slots = list(zip(*(whole.unbind(self._time) for whole in memory), strict=True))
+        self._shapes = [slot.shape for slot in self._slots[0]]
 
-    def _refuse(self, step: int, tensordict: TensorDictBase) -> None:
-        found = {key: tuple(value.shape) for key, value in _leaves(tensordict)}
-        expected = {key: tuple(slots[0].shape) for key, slots in self._slots.items() if key != TRAJ_IDS}
+    def _refuse(self, step: int, tensors: dict[_Key, Tensor]) -> NoReturn:
+        found = {key: value.shape for key, value in tensors.items()}
+        expected = dict(zip(self._keys, self._shapes, strict=True))
         differ = sorted(str(key) for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
         raise UsageError(
             f"Every step must write the same entries with the same shapes; step {step} differs from the first in "

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from recurl.entries import leaves, like, takes_entries, unmarked
 from recurl.envs.rollout import Policy, rollout
 from recurl.envs.utils import policy_transforms
 from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError, UsageError
@@ -173,6 +174,7 @@ class EnvBase(metaclass=_EnvMeta):
             self.set_seed(seed)
         return self._root(tensordict)
 
+    @takes_entries
     def _root(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         mask = reset_mask(tensordict)
         if tensordict is None or mask is None:
@@ -184,12 +186,13 @@ class EnvBase(metaclass=_EnvMeta):
         root = (tensordict.copy() if self._nested else tensordict).exclude(RESET, NEXT)
         if mask.any():
             fresh = self._reset(tensordict)
-            for key in fresh.keys(True, True) if self._nested else fresh.keys():
-                root.set(key, merge_reset(mask, fresh[key], root, key))
+            for key, value in leaves(fresh):
+                root.set(key, merge_reset(mask, value, root, key))
         for key in _DONE_KEYS:
             root.set(key, fill_reset(mask, False, root, key, (1,), torch.bool))
         return root
 
+    @takes_entries
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Make one step and return ``tensordict`` with ``"next"`` filled: observations, reward, done flags, states.
 
@@ -223,6 +226,7 @@ class EnvBase(metaclass=_EnvMeta):
                 "root still holds the old ones: go on from step_mdp(tensordict), or use env.step_and_maybe_reset."
             )
 
+    @takes_entries
     def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return ``next`` after the action, with what the policy already wrote there."""
         after = self._step(tensordict)
@@ -232,13 +236,15 @@ class EnvBase(metaclass=_EnvMeta):
             after.update({key: value for key, value in tensordict[NEXT].items() if key not in after})
         return after
 
+    @takes_entries
     def carry(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the root that follows a step: ``next``'s observations, states and done flags (shared, not copied)."""
         after = tensordict[NEXT]
         if self._nested:
-            return TensorDict({key: after[key] for key in self._carried}, self.batch_size, device=self.device)
+            return like(after, {key: after[key] for key in self._carried}, self.batch_size, self.device)
         return after.exclude(*[key for key, _ in after.items() if key not in self._carried])
 
+    @takes_entries
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the root ``tensordict`` with its done rows reset."""
         done = tensordict[DONE]
@@ -253,6 +259,7 @@ class EnvBase(metaclass=_EnvMeta):
         tensordict = self.step(tensordict)
         return tensordict, self.maybe_reset(self.carry(tensordict))
 
+    @takes_entries
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Return ``tensordict`` (a new one when None) with a random action, from torch's global generator."""
         if tensordict is None:
@@ -302,9 +309,7 @@ class EnvBase(metaclass=_EnvMeta):
             torch.Size([2, 5, 1])
         """
         if break_when_any_done and break_when_all_done:
-            raise ArgumentError(
-                "break_when_all_done=True needs break_when_any_done=False: the first done row stops it."
-            )
+            raise ArgumentError("break_when_all_done=True needs break_when_any_done=False: any done row stops it.")
         if auto_reset == (tensordict is not None):
             raise ArgumentError("Give the root to start from as tensordict together with auto_reset=False, or neither.")
         return rollout(
@@ -319,6 +324,13 @@ class EnvBase(metaclass=_EnvMeta):
         )
 
     # -- the rest
+
+    def needs_tensordict(self) -> str | None:
+        """Say which part of this environment needs a TensorDict at every step, or return None if none does.
+
+        Where none does, and the policy can be lowered too, a collector makes none.
+        """
+        return unmarked(self, "step", "carry", "maybe_reset", "rand_action", "_next", "_root", "_reset", "_step")
 
     def append_transform(self, transform: Transform) -> EnvBase:
         """Return this environment wrapped in a ``TransformedEnv`` with ``transform``."""

@@ -8,8 +8,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
+from recurl.entries import like, takes_entries
 from recurl.envs import gym_state
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_spaces import ActionReader, ObservationReader
@@ -80,6 +81,7 @@ class GymWrapper(EnvBase):
         """The Gymnasium environment."""
         return self._env
 
+    @takes_entries
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get(RESET, None)
         if mask is not None and self.batch_size:
@@ -90,8 +92,9 @@ class GymWrapper(EnvBase):
             observation, _ = self._env.reset(seed=self._seed)
             self._seed = None
             self._closed_rows = np.zeros_like(self._closed_rows)
-        return self._tensordict(self._observations.read(observation))
+        return like(tensordict, self._observations.read(observation), self.batch_size, self.device)
 
+    @takes_entries
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._closed_rows.any():
             raise UsageError(
@@ -108,10 +111,7 @@ class GymWrapper(EnvBase):
         entries[TERMINATED] = torch.from_numpy(terminated)
         entries[TRUNCATED] = torch.from_numpy(truncated)
         entries[DONE] = torch.from_numpy(done.copy())
-        return self._tensordict(entries)
-
-    def _tensordict(self, entries: dict[Any, torch.Tensor]) -> TensorDict:
-        return TensorDict(entries, self.batch_size, device=self.device)
+        return like(tensordict, entries, self.batch_size, self.device)
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed

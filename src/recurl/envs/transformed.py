@@ -6,6 +6,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from recurl.entries import takes_entries, unmarked
 from recurl.envs.base import EnvBase
 from recurl.errors import ArgumentTypeError
 from recurl.keys import REWARD
@@ -65,17 +66,27 @@ class TransformedEnv(EnvBase, wraps=True):
         self._observation, self._state, self._done = observation, state, done
         self._plan_carry()
 
+    @takes_entries
     def _root(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         return self.transform._reset(tensordict, self.base_env._root(tensordict))  # type: ignore[reportPrivateUsage] # the hook
 
+    @takes_entries
     def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self.transform._step(tensordict, self.base_env._next(tensordict))  # type: ignore[reportPrivateUsage] # the hook
 
+    @takes_entries
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         return self._root(tensordict)
 
+    @takes_entries
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self._next(tensordict)
+
+    def needs_tensordict(self) -> str | None:
+        """Say which part needs TensorDicts at every step: of the base environment or a transform; None if none."""
+        own = super().needs_tensordict() or self.base_env.needs_tensordict()
+        reasons = [own, *(unmarked(transform, "_reset", "_step") for transform in self.transform)]
+        return next((reason for reason in reasons if reason), None)
 
     def _set_seed(self, seed: int) -> None:
         self.base_env.set_seed(seed)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from tensordict import TensorDictBase
 from tensordict.nn import (
+    CompositeDistribution,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
@@ -16,36 +17,68 @@ from tensordict.nn import (
 from torch import distributions as d
 from torch import nn
 
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
+from recurl.entries import Entries
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError, UsageError
 from recurl.keys import ACTION, OBSERVATION, NestedKey, normalize_key
-from recurl.mode import ExplorationType
+from recurl.mode import ExplorationType, exploration_type
 
-__all__ = ["ActorValueOperator", "ProbabilisticActor", "ValueOperator"]
+__all__ = ["ActorValueOperator", "ProbabilisticActor", "Sampler", "SamplingSequence", "ValueOperator"]
 
 _Keys = NestedKey | Sequence[NestedKey]
+_GENERATORS = ("_generator", "_generator_key")
+_JOINT = ("sample_and_log_prob", "rsample_and_log_prob")
 _STATE_VALUE = "state_value"
 _STATE_ACTION_VALUE = "state_action_value"
-_SCALE_HINT = (
+SCALE_HINT = (
     "A network with a single output needs a NormalParamExtractor behind it, which splits the last dimension into a "
     "location and a positive scale: nn.Sequential(MLP(..., out_features=2 * action_dim), NormalParamExtractor())."
 )
 
 
-class _Sampler(ProbabilisticTensorDictModule):
+class Sampler(ProbabilisticTensorDictModule):
     """The last link of an actor: names what is missing when a parameter of the distribution isn't there."""
 
     def get_dist(self, tensordict: TensorDictBase) -> d.Distribution:
+        """Return the distribution of the parameters in ``tensordict``."""
         missing = [key for key in self.in_keys if tensordict.get(key, None) is None]
         if missing:
             raise MissingKeyError(
                 f"The distribution {_name_of(self.distribution_class)} needs the entries {list(self.in_keys)}, but "
                 f"{missing} are neither written by the actor's module nor in the batch, which has "
-                f"{sorted(map(str, tensordict.keys()))}. {_SCALE_HINT}"
+                f"{sorted(map(str, tensordict.keys()))}. {SCALE_HINT}"
             )
         return super().get_dist(tensordict)
 
+    def lowered(self) -> Callable[[Entries], None]:
+        """Return a function of ``Entries`` that writes what :meth:`forward` writes, for the exploration type in force.
 
-class _Policy(ProbabilisticTensorDictSequential):
+        Raises:
+            UnsupportedError: the distribution, or how it is to be sampled, is none of the common ones.
+        """
+        kind = exploration_type() or self.default_interaction_type
+        distribution: Any = self.distribution_class
+        own = self.num_samples is not None or any(getattr(self, name, None) is not None for name in _GENERATORS)
+        if own or not isinstance(distribution, type) or issubclass(distribution, CompositeDistribution):
+            raise UnsupportedError(f"the sampler of {_name_of(distribution)} draws several samples or entries")
+        determined = kind is ExplorationType.DETERMINISTIC and hasattr(distribution, "deterministic_sample")
+        if kind is not ExplorationType.RANDOM and not determined:
+            raise UnsupportedError(f"{_name_of(distribution)} under {kind} is left to tensordict")
+        if any(hasattr(distribution, name) for name in _JOINT):
+            raise UnsupportedError(f"{_name_of(distribution)} draws a sample together with its log-probability")
+        action = normalize_key(self.out_keys[0])
+        log_prob = normalize_key(self.log_prob_key) if self.return_log_prob else None
+
+        def draw(entries: Entries) -> None:
+            dist: Any = self.get_dist(cast(Any, entries))
+            value = dist.deterministic_sample if determined else dist.rsample() if dist.has_rsample else dist.sample()
+            entries.set(action, value)
+            if log_prob is not None:
+                entries.set(log_prob, dist.log_prob(value))
+
+        return draw
+
+
+class SamplingSequence(ProbabilisticTensorDictSequential):
     """A flat sequence with a sampler at its end, which explains a network that gives no scale."""
 
     # Objectives may run the modules of this sequence one by one.
@@ -68,7 +101,7 @@ class _Policy(ProbabilisticTensorDictSequential):
             raise
 
 
-class ProbabilisticActor(_Policy):
+class ProbabilisticActor(SamplingSequence):
     """A policy: a module that writes the parameters of a distribution, and a sampler of actions.
 
     Args:
@@ -124,7 +157,7 @@ class ProbabilisticActor(_Policy):
                 "wrap it, TensorDictModule(net, in_keys=[...], out_keys=[...])."
             )
         out = _out_keys(out_keys, spec)
-        sampler = _Sampler(
+        sampler = Sampler(
             dict(in_keys) if isinstance(in_keys, Mapping) else _as_list(in_keys),  # type: ignore[arg-type] # tensordict's key type
             out,  # type: ignore[arg-type] # tensordict's own, invariant key type
             distribution_class=distribution_class,  # type: ignore[arg-type] # a function does as well
@@ -194,7 +227,7 @@ class ActorValueOperator(TensorDictSequential):
         common, actor, _ = self.module
         if isinstance(actor, ProbabilisticTensorDictSequential):
             # Flat, because tensordict's get_dist doesn't open a nested sequence.
-            return _Policy(common, *cast(Any, actor.module))  # type: ignore[arg-type] # a ModuleList forgets types
+            return SamplingSequence(common, *cast(Any, actor.module))  # type: ignore[arg-type] # a ModuleList forgets types
         return TensorDictSequential(common, actor)
 
     def get_value_operator(self) -> TensorDictSequential:
@@ -226,4 +259,4 @@ def _name_of(distribution: object) -> str:
 def explain_missing_scale(error: RuntimeError) -> None:
     """Raise a UsageError that names NormalParamExtractor if ``error`` is tensordict's about missing outputs."""
     if "more out_keys than tensors" in str(error):
-        raise UsageError(f"A module of the actor gave fewer tensors than it has out_keys. {_SCALE_HINT}") from error
+        raise UsageError(f"A module of the actor gave fewer tensors than it has out_keys. {SCALE_HINT}") from error

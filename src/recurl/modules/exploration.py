@@ -10,6 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.nn import functional as F
 
+from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import ACTION, NestedKey, normalize_key
 from recurl.mode import ExplorationType, exploration_type
@@ -79,6 +80,7 @@ class EGreedyModule(TensorDictModuleBase):
         fall = (self.eps_init - self.eps_end) * (frames / self.annealing_num_steps)
         self.eps.copy_(torch.maximum(self.eps - fall, self.eps_end))
 
+    @takes_entries
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replace actions in ``tensordict``, and return it."""
         if exploration_type() not in (ExplorationType.RANDOM, None):

@@ -10,6 +10,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import ACTION, OBSERVATION, NestedKey, normalize_key
 from recurl.specs import Categorical, Composite, OneHot, TensorSpec
@@ -68,6 +69,7 @@ class QValueModule(TensorDictModuleBase):
         self.in_keys = cast(Any, [self.action_value_key])
         self.out_keys = cast(Any, keys)
 
+    @takes_entries
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the choice into ``tensordict`` and return it."""
         values = cast(Tensor | None, tensordict.get(self.action_value_key, None))

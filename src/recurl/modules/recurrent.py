@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn, Self, cast
 
 import torch
@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.entries import Entries, takes_entries
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key
 from recurl.mode import recurrent_mode
@@ -30,6 +31,7 @@ class RecurrentModule(TensorDictModuleBase):
 
     child_name: ClassVar[str]
     default_state_keys: ClassVar[tuple[str, ...]]
+    primer_type: Callable[..., Any] = TensorDictPrimer  # makes the primer from specs by key
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class RecurrentModule(TensorDictModuleBase):
             "Write: with recurl.modules.set_recurrent_mode(True): ..."
         )
 
+    @takes_entries
     def forward(
         self, tensordict: TensorDictBase | Tensor | None = None, *tensors: Tensor, **named: Tensor
     ) -> TensorDictBase | tuple[Tensor, ...]:
@@ -95,7 +98,7 @@ class RecurrentModule(TensorDictModuleBase):
         Returns:
             ``tensordict``, or for tensors the outputs in the order of ``out_keys``.
         """
-        if not isinstance(tensordict, TensorDictBase):
+        if not isinstance(tensordict, Entries | TensorDictBase):
             first = () if tensordict is None else (tensordict,)
             tensordict = self._gather((*first, *tensors), named)
             self.forward(tensordict)
@@ -278,7 +281,7 @@ class RecurrentModule(TensorDictModuleBase):
                     f"use the out key {next_key(key)!r}."
                 )
         slots = net.num_layers * net.num_directions
-        return TensorDictPrimer(
+        return self.primer_type(
             {
                 key: Unbounded(shape=(slots, size), dtype=net.dtype)
                 for key, size in zip(self.state_keys, net.state_sizes, strict=True)

@@ -8,6 +8,7 @@ from typing import NoReturn
 import torch
 from tensordict import TensorDictBase
 
+from recurl.entries import takes_entries
 from recurl.errors import ArgumentTypeError, UnsupportedError
 from recurl.keys import RESET, NestedKey
 from recurl.specs import Composite
@@ -39,6 +40,7 @@ class Transform:
         """Return the spec of ``done``, ``terminated`` and ``truncated``."""
         return done_spec
 
+    @takes_entries
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Return the root after a reset.
 
@@ -48,6 +50,7 @@ class Transform:
         """
         return tensordict_reset
 
+    @takes_entries
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Return the ``next`` of a step, from the root that was stepped and the ``next`` made so far."""
         return next_tensordict
@@ -59,7 +62,10 @@ class Transform:
             UnsupportedError: always.
         """
         name = type(self).__name__
-        raise UnsupportedError(f"{name} acts inside an environment only: use TransformedEnv(env, {name}(...)).")
+        raise UnsupportedError(
+            f"{name} acts inside an environment of recurl.envs only: use TransformedEnv(env, {name}(...)). In TorchRL's "
+            "environments use policies that recurl.interop.for_torchrl(policy) has prepared, and TorchRL's transforms."
+        )
 
     __call__ = forward
 
@@ -125,11 +131,13 @@ class Compose(Transform):
             done_spec = part.transform_done_spec(done_spec)
         return done_spec
 
+    @takes_entries
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         for part in self._parts:
             tensordict_reset = part._reset(tensordict, tensordict_reset)
         return tensordict_reset
 
+    @takes_entries
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for part in self._parts:
             next_tensordict = part._step(tensordict, next_tensordict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 
+from recurl.entries import takes_entries
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, IS_INIT
 from recurl.specs import Binary, Composite
@@ -45,6 +46,7 @@ class InitTracker(Transform):
         spec.set(self.init_key, Binary((*spec.shape, 1), device=spec.device))
         return spec
 
+    @takes_entries
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         mask = reset_mask(tensordict)
         if mask is None:
@@ -53,6 +55,7 @@ class InitTracker(Transform):
             flag = tensordict_reset[self.init_key] | mask if self.init_key in tensordict_reset else mask.clone()
         return tensordict_reset.set(self.init_key, flag)
 
+    @takes_entries
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict.set(self.init_key, torch.zeros_like(next_tensordict[DONE]))
 

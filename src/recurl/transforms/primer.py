@@ -7,6 +7,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.keys import NestedKey
 from recurl.specs import Composite, TensorSpec
@@ -87,6 +88,7 @@ class TensorDictPrimer(Transform):
             target.set(key, spec)
         return target
 
+    @takes_entries
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         mask = reset_mask(tensordict)
         batch = tensordict_reset.batch_size
@@ -100,6 +102,7 @@ class TensorDictPrimer(Transform):
             tensordict_reset.set(key, value)
         return tensordict_reset
 
+    @takes_entries
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for key, _ in self._specs:
             if key not in next_tensordict:

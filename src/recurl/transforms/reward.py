@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDictBase
 
+from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import REWARD
 from recurl.specs import Composite, Unbounded
@@ -46,12 +47,14 @@ class RewardSum(Transform):
             spec.set(key, Unbounded(*spec.shape, 1, device=spec.device, dtype=torch.float32))
         return spec
 
+    @takes_entries
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         mask = reset_mask(tensordict)
         for key in self.out_keys:
             tensordict_reset.set(key, fill_reset(mask, 0.0, tensordict_reset, key, (1,), torch.float32))
         return tensordict_reset
 
+    @takes_entries
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             if out_key not in tensordict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 
+from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import DONE, TRUNCATED
 from recurl.specs import Binary, Bounded, Composite
@@ -64,6 +65,7 @@ class StepCounter(Transform):
         spec.set(self.truncated_key, Binary((*spec.shape, 1), device=spec.device))
         return spec
 
+    @takes_entries
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         mask = reset_mask(tensordict)
         entries = [(self.step_count_key, torch.int64)]
@@ -73,6 +75,7 @@ class StepCounter(Transform):
             tensordict_reset.set(key, fill_reset(mask, 0, tensordict_reset, key, (1,), dtype))
         return tensordict_reset
 
+    @takes_entries
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         if self.step_count_key not in tensordict:
             raise MissingKeyError(

@@ -1,0 +1,152 @@
+"""A dict of tensors that stands in for a TensorDict where one is made, filled and dropped at every step.
+
+Setting an entry of a TensorDict costs microseconds, more than the arithmetic of a small policy. The parts of recurl
+that run at every step ask little of it: get, set, membership, the batch size. Code that asks for no more than
+:class:`Entries` answers is marked with :func:`takes_entries`; what overrides it loses the mark, and the whole falls
+back to TensorDicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, TypeVar, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from recurl.keys import NestedKey
+
+__all__ = ["Entries", "leaves", "like", "takes_entries", "unmarked"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_MARK = "_recurl_takes_entries"
+
+
+class Entries(dict[Any, Any]):
+    """Tensors by name, and nested ``Entries``: the part of TensorDict's interface that a step needs.
+
+    Nothing is checked or copied when an entry is set; a tuple is a path.
+
+    Args:
+        entries: names (or paths) to tensors.
+        batch_size: leading dimensions of all of them.
+        device: where they are; None where that is not said.
+
+    Example:
+        >>> step = Entries({"observation": torch.zeros(2, 3)}, torch.Size([2]))
+        >>> step.set(("next", "reward"), torch.ones(2, 1)).get(("next", "reward")).shape
+        torch.Size([2, 1])
+        >>> ("next", "done") in step, step.get("missing", None)
+        (False, None)
+        >>> step.to_tensordict().batch_size
+        torch.Size([2])
+    """
+
+    __slots__ = ("batch_size", "device")
+
+    def __init__(self, entries: Mapping[Any, Any], batch_size: torch.Size, device: torch.device | None = None) -> None:
+        super().__init__(entries)
+        self.batch_size = batch_size
+        self.device = device
+
+    @classmethod
+    def of(cls, tensordict: TensorDictBase) -> Entries:
+        """Return the entries of ``tensordict``, its tensors shared."""
+        entries = {
+            name: value if isinstance(value, Tensor) else cls.of(cast(TensorDictBase, value))
+            for name, value in tensordict.items()
+        }
+        return cls(entries, tensordict.batch_size, tensordict.device)
+
+    def to_tensordict(self) -> TensorDict:
+        """Return a TensorDict of the same tensors."""
+        entries = {name: value.to_tensordict() if isinstance(value, Entries) else value for name, value in self.items()}
+        return TensorDict(entries, self.batch_size, device=self.device)
+
+    @property
+    def ndim(self) -> int:
+        """Number of batch dimensions."""
+        return len(self.batch_size)
+
+    def get(self, key: NestedKey, default: Any = None) -> Any:
+        """Return an entry, or ``default``."""
+        if type(key) is not tuple:
+            return super().get(key, default)
+        value: Any = self
+        for name in key:
+            value = dict.get(value, name)
+            if value is None:
+                return default
+        return value
+
+    def __getitem__(self, key: NestedKey) -> Any:
+        if type(key) is not tuple:
+            return super().__getitem__(key)
+        value: Any = self
+        for name in key:
+            value = dict.__getitem__(value, name)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key) is not None if type(key) is tuple else super().__contains__(key)
+
+    def set(self, key: NestedKey, value: Any) -> Self:
+        """Set an entry and return this; a path makes what is missing on the way."""
+        if type(key) is not tuple:
+            self[key] = value
+            return self
+        inner: Entries = self
+        for name in key[:-1]:
+            found = dict.get(inner, name)
+            if found is None:
+                inner[name] = found = Entries({}, self.batch_size, self.device)
+            inner = found
+        inner[key[-1]] = value
+        return self
+
+    def exclude(self, *names: str) -> Entries:
+        """Return these entries without some; the tensors are shared."""
+        return Entries({k: v for k, v in self.items() if k not in names}, self.batch_size, self.device)
+
+    def copy(self) -> Entries:
+        """Return these entries, nested ones too; the tensors are shared."""
+        entries = {name: value.copy() if isinstance(value, Entries) else value for name, value in self.items()}
+        return Entries(entries, self.batch_size, self.device)
+
+
+def leaves(
+    tensordict: TensorDictBase | Entries, prefix: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yield the path and the tensor of every entry, nested ones included."""
+    for name, value in tensordict.items():
+        if isinstance(value, Tensor):
+            yield (*prefix, name), value
+        else:
+            yield from leaves(cast(TensorDictBase, value), (*prefix, name))
+
+
+def like(
+    given: TensorDictBase | None, entries: Mapping[Any, Tensor], batch_size: torch.Size, device: torch.device | None
+) -> Any:
+    """Return ``entries`` on ``device`` as ``given`` is: as ``Entries``, or else as a TensorDict."""
+    if not isinstance(given, Entries):
+        return TensorDict(dict(entries), batch_size, device=device)
+    out = Entries({}, batch_size, device)
+    for key, value in entries.items():
+        out.set(key, value if device is None or value.device == device else value.to(device))
+    return out
+
+
+def takes_entries(function: _F) -> _F:
+    """Mark a method: where it takes a TensorDict, :class:`Entries` do as well, with the same result."""
+    setattr(function, _MARK, True)
+    return function
+
+
+def unmarked(instance: object, *methods: str) -> str | None:
+    """Say which of ``methods`` needs a TensorDict, or return None if none does."""
+    for name in methods:
+        if name in vars(instance) or not getattr(getattr(type(instance), name), _MARK, False):
+            return f"{type(instance).__name__}.{name} needs a TensorDict"
+    return None

@@ -76,7 +76,7 @@ class RunConfig:
     """Where the networks live, such as cpu or cuda."""
     threads: int = 1
     """CPU threads of torch (at this size more of them only cost)."""
-    checkpoint_every: int = 20
+    checkpoint_every: int = 50
     """Updates between two checkpoints."""
     stop_return: float | None = None
     """End the run once the mean return of the last 20 episodes reaches this."""

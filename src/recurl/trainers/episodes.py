@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,8 +27,9 @@ class EpisodeStats:
     """
 
     def __init__(self, num_envs: int) -> None:
-        self._return = torch.zeros(num_envs, dtype=torch.float64)
-        self._length = torch.zeros(num_envs, dtype=torch.int64)
+        # Of the episodes that go on.
+        self._return = np.zeros(num_envs)
+        self._length = np.zeros(num_envs, dtype=np.int64)
         self.episodes = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
@@ -39,19 +41,15 @@ class EpisodeStats:
             reward: unscaled rewards ``[B, T]``.
             done: bool ``[B, T]``, true at the last step of an episode.
         """
-        rewards, dones = reward.cpu().double().T, done.cpu().T
-        for reward_t, done_t in zip(rewards, dones, strict=True):
-            self._return += reward_t
-            self._length += 1
-            if done_t.any():
-                self._finish(done_t)
-
-    def _finish(self, done: Tensor) -> None:
-        self.returns.extend(self._return[done].tolist())
-        self.lengths.extend(self._length[done].tolist())
-        self.episodes += int(done.sum())
-        self._return[done] = 0
-        self._length[done] = 0
+        rewards, dones = reward.cpu().double().numpy(), done.cpu().numpy()
+        begin = np.zeros(len(rewards), dtype=np.int64)  # of the episode that a row is in
+        for step, row in np.argwhere(dones.T):
+            self.returns.append(float(self._return[row] + rewards[row, begin[row] : step + 1].sum()))
+            self.lengths.append(int(self._length[row] + step + 1 - begin[row]))
+            self.episodes += 1
+            self._return[row], self._length[row], begin[row] = 0.0, 0, step + 1
+        self._return += [row[first:].sum() for row, first in zip(rewards, begin, strict=True)]
+        self._length += rewards.shape[1] - begin
 
     @property
     def mean_return(self) -> float:
@@ -70,8 +68,8 @@ class EpisodeStats:
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
         return {
-            "return": self._return.clone(),
-            "length": self._length.clone(),
+            "return": torch.from_numpy(self._return.copy()),
+            "length": torch.from_numpy(self._length.copy()),
             "episodes": self.episodes,
             "returns": list(self.returns),
             "lengths": list(self.lengths),
@@ -79,8 +77,8 @@ class EpisodeStats:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
-        self._return.copy_(state["return"])
-        self._length.copy_(state["length"])
+        self._return = state["return"].numpy().copy()
+        self._length = state["length"].numpy().copy()
         self.episodes = state["episodes"]
         self.returns = deque(state["returns"], maxlen=WINDOW)
         self.lengths = deque(state["lengths"], maxlen=WINDOW)

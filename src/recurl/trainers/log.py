@@ -7,7 +7,7 @@ import io
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from recurl.errors import ArgumentError
 
@@ -73,15 +73,22 @@ class Events:
     """
 
     def __init__(self, folder: Path, *, purge_step: int | None = None) -> None:
-        # Imported where it is used: it takes a quarter of the time that torch takes.
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+        # Imported where it is used, and without torch's writer around it, which takes an event per number.
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
 
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
+        events, summaries = cast(Any, event_pb2), cast(Any, summary_pb2)  # their classes are made when imported
+        self._event, self._summary = events.Event, summaries.Summary
+        self._writer = EventFileWriter(str(folder))
+        if purge_step is not None:
+            log = events.SessionLog(status=events.SessionLog.START)
+            self._writer.add_event(self._event(wall_time=time.time(), step=purge_step, session_log=log))
 
     def write(self, row: Row) -> None:
         """Add every entry of a row at its ``env_steps``."""
-        for name, value in row.items():
-            self._writer.add_scalar(name, value, int(row["env_steps"]))
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in row.items()]
+        summary, step = self._summary(value=values), int(row["env_steps"])
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
         """Write out what is pending."""

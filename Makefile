@@ -12,6 +12,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/recurl/recurren
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchrl -c constraints.txt  # asks for tensordict 0.14
 	touch $(STAMP)
 
 train: setup  ## train a memory policy on masked CartPole and show the result

@@ -4,6 +4,12 @@ The recurrent mode belongs to the thread, and inside asyncio to the task. Thread
 ``torch.compile`` can read and guard on an attribute of such an object, also where it compiles only a part of the code
 that stands inside a ``with set_recurrent_mode(...)`` block. Tasks of one thread keep it in a ``ContextVar``, which
 ``torch.compile`` can't trace: a compiled module that is called from several tasks at once sees the thread's mode.
+
+TorchRL has a switch of the same name, which its losses set. A program that uses both libraries must not have two
+switches that disagree, or a recurrent module would in silence read a batch of sequences as single steps. So once the
+program has imported TorchRL, blocks of either library hold for the modules of both, and the innermost block decides
+(TorchRL's ``set_recurrent_mode(None)`` leaves recurl's mode as it is). recurl itself never imports TorchRL. In compiled
+code a block of recurl goes before any block of TorchRL, whose switch is shared by all threads there.
 """
 
 from __future__ import annotations
@@ -11,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from tensordict.nn import InteractionType as ExplorationType
@@ -34,13 +41,22 @@ __all__ = [
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NAMES = {"recurrent": True, "sequential": False}
-_Stack = tuple[bool | None, ...]
-_task_stack: ContextVar[_Stack] = ContextVar("recurl_recurrent_modes", default=(None,))
+_TORCHRL = "torchrl.modules"
+
+
+class _Block(NamedTuple):
+    mode: bool | None
+    torchrl: Any = None  # TorchRL's own block, entered along with this one
+
+
+_Stack = tuple[_Block, ...]
+_OUTSIDE: _Stack = (_Block(None),)
+_task_stack: ContextVar[_Stack] = ContextVar("recurl_recurrent_modes", default=_OUTSIDE)
 
 
 class _Modes:
     def __init__(self) -> None:
-        self.stack: _Stack = (None,)
+        self.stack: _Stack = _OUTSIDE
 
 
 class _Thread(threading.local):
@@ -54,7 +70,25 @@ _thread = _Thread()
 
 def recurrent_mode() -> bool | None:
     """Return the active override: True (recurrent), False (sequential) or None (modules use their default)."""
-    return _current()[-1]
+    mode = _current()[-1].mode
+    if mode is not None and torch.compiler.is_compiling():
+        return mode
+    torchrl = sys.modules.get(_TORCHRL)
+    theirs = None if torchrl is None else torchrl.recurrent_mode()
+    return mode if theirs is None else theirs
+
+
+def _enter_torchrl(mode: bool | None) -> Any:
+    """Enter a block of TorchRL too, where its modules would else run in another mode; return it."""
+    torchrl = None if torch.compiler.is_compiling() else sys.modules.get(_TORCHRL)
+    if torchrl is None:
+        return None
+    theirs = torchrl.recurrent_mode()
+    if theirs == mode or (theirs is None and mode is False):
+        return None
+    block = torchrl.set_recurrent_mode(mode)
+    block.__enter__()
+    return block
 
 
 def _current() -> _Stack:
@@ -96,12 +130,15 @@ class set_recurrent_mode:
         self.mode = _parse(mode)
 
     def __enter__(self) -> None:
-        _store((*_current(), self.mode))
+        _store((*_current(), _Block(self.mode, _enter_torchrl(self.mode))))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _store(_current()[:-1])
+        stack = _current()
+        if stack[-1].torchrl is not None:
+            stack[-1].torchrl.__exit__(kind, error, trace)
+        _store(stack[:-1])
 
     def __call__(self, function: _F) -> _F:
         """Decorate ``function`` (or generator function): the mode holds while its body runs."""

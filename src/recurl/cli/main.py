@@ -12,6 +12,7 @@ from recurl.errors import ArgumentError, MissingDependencyError, RecurlError
 
 _EXTRA = ("tyro", "rich")
 _ALGORITHMS = ("ppo", "dqn", "r2d2")
+_SIMPLE = ("evaluate", "export", "doctor")
 _USAGE = f"""\
 recurl {__version__}: recurrent reinforcement learning for PyTorch
 
@@ -21,6 +22,7 @@ recurl {__version__}: recurrent reinforcement learning for PyTorch
   recurl train --resume RUN        go on with a run that was stopped
   recurl evaluate RUN              play greedy episodes with a trained policy
   recurl export RUN                write a trained policy as a torch or ONNX file that runs without recurl
+  recurl bench rnn                 time every recurrent backend on this machine, on your own shapes
   recurl doctor                    what runs on this machine; with a policy or a run: is its memory wired right?
 """
 
@@ -58,14 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _choose(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
     name, rest = arguments[0], arguments[1:]
-    if name == "evaluate":
-        return _load("evaluate", "evaluate_command"), rest
-    if name == "export":
-        return _load("export", "export_command"), rest
-    if name == "doctor":
-        return _load("doctor", "doctor_command"), rest
+    if name in _SIMPLE:
+        return _load(name, f"{name}_command"), rest
+    if name == "bench":
+        if rest[:1] != ["rnn"]:
+            raise ArgumentError(f"There is no benchmark {' '.join(rest[:1])!r}: use recurl bench rnn.")
+        return _load("bench", "bench_rnn_command"), rest[1:]
     if name != "train":
-        raise ArgumentError(f"There is no command {name!r}: use train, evaluate, export or doctor (recurl --help).")
+        raise ArgumentError(
+            f"There is no command {name!r}: use train, evaluate, export, bench or doctor (recurl --help)."
+        )
     if rest and rest[0] in _ALGORITHMS:
         return _load("train", f"train_{rest[0]}_command"), rest[1:]
     if rest and not rest[0].startswith("-"):

@@ -6,10 +6,13 @@ from recurl.diagnostics.marks import check_is_init, check_traj_ids
 from recurl.diagnostics.memory import check_feedback, check_memory, check_reset
 from recurl.diagnostics.replay import check_gradient, check_leak, check_mode, check_replay
 from recurl.diagnostics.result import CheckResult
+from recurl.diagnostics.rnn_timing import RNNCase, RNNTime, take_turns, time_rnn
 from recurl.diagnostics.wiring import check_primers, check_state_keys, check_tracker, check_wiring
 
 __all__ = [
     "CheckResult",
+    "RNNCase",
+    "RNNTime",
     "check_batch",
     "check_feed_forward",
     "check_feedback",
@@ -26,4 +29,6 @@ __all__ = [
     "check_traj_ids",
     "check_wiring",
     "machine_report",
+    "take_turns",
+    "time_rnn",
 ]

@@ -21,7 +21,7 @@ def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = Non
     Raises:
         ArgumentError: there is no such environment or device, or the environment refuses its arguments.
     """
-    _check_device(config.device)
+    check_device(config.device)
     try:
         return GymEnv(
             config.env,
@@ -39,7 +39,12 @@ def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = Non
         ) from error
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Refuse a device that can't be used.
+
+    Raises:
+        ArgumentError: torch can't put a tensor there.
+    """
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch says it with either

@@ -1,0 +1,268 @@
+"""How fast each backend trains a recurrent module of given sizes on this machine."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from recurl.errors import ArgumentError, RecurlError
+from recurl.modules import GRU, LSTM, GRUModule, LSTMModule, set_recurrent_mode
+from recurl.precision import MODES
+from recurl.recurrence import BACKENDS
+
+PRECISIONS = (*MODES, "bf16")
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+_CELLS = {"lstm": (LSTM, LSTMModule, ("h", "c")), "gru": (GRU, GRUModule, ("h",))}
+_SLOW = "reference"
+
+Step = Callable[[], list[Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RNNCase:
+    """A recurrent module and a batch for it.
+
+    Raises:
+        ArgumentError: a size is not positive, or a name is unknown.
+    """
+
+    cell: str = "lstm"
+    """``"lstm"`` or ``"gru"``."""
+    input_size: int = 64
+    """I."""
+    hidden_size: int = 64
+    """H."""
+    num_layers: int = 1
+    """L."""
+    batch: int = 32
+    """Rows."""
+    time: int = 128
+    """Steps of each row."""
+    mean_segment: int | None = None
+    """Mean steps between two resets, at random places; None: no resets."""
+    dtype: str = "float32"
+    """``"float32"``, ``"float64"`` or ``"bfloat16"``, of parameters and data."""
+    precision: str = "auto"
+    """Of the recurrent products in float32, see ``recurrent_matmul_precision``; ``"bf16"``: bfloat16 operands."""
+    device: str = "cpu"
+    """Where it runs."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "input_size", "num_layers", "batch", "time"):
+            _positive(name, getattr(self, name))
+        if self.mean_segment is not None:
+            _positive("mean_segment", self.mean_segment)
+        for name, known in (("cell", tuple(_CELLS)), ("dtype", tuple(_DTYPES)), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise ArgumentError(f"--{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
+
+    def __str__(self) -> str:
+        layers = f", {self.num_layers} layers" if self.num_layers > 1 else ""
+        resets = "no resets" if self.mean_segment is None else f"a reset every {self.mean_segment}"
+        return f"{self.cell} {self.input_size}>{self.hidden_size}{layers}, {self.batch} x {self.time}, {resets}"
+
+
+@dataclass(frozen=True)
+class RNNTime:
+    """What was measured of one backend.
+
+    Example:
+        >>> RNNTime(RNNCase(batch=10, time=100), "loop", (2.0, 1.0, 9.0)).tokens_per_s
+        500000.0
+    """
+
+    case: RNNCase
+    backend: str
+    times_ms: tuple[float, ...] = ()
+    """Milliseconds (wall) of forward and backward, one per repeat; empty if it can't run."""
+    peak_mb: float | None = None
+    """Most MiB allocated on top of parameters and batch; CUDA only."""
+    error: float = math.nan
+    """Largest relative error (Frobenius) of features and gradients, against the step loop in float64."""
+    reason: str | None = None
+    """Why it can't run."""
+
+    @property
+    def median_ms(self) -> float:
+        """Median time, milliseconds."""
+        return statistics.median(self.times_ms)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens (steps of a row) trained on per second."""
+        return self.case.batch * self.case.time / self.median_ms * 1e3
+
+
+def timed_backends() -> tuple[str, ...]:
+    """The backends worth timing: all but the slow reference.
+
+    Example:
+        >>> "loop" in timed_backends(), "reference" in timed_backends()
+        (True, False)
+    """
+    return tuple(name for name in BACKENDS.names if name not in ("auto", "fastest", _SLOW))
+
+
+def time_rnn(case: RNNCase, backends: Sequence[str] = (), *, repeats: int = 20, seconds: float = 30.0) -> list[RNNTime]:
+    """Time forward and backward (gradients of input and weights) of a module in recurrent mode.
+
+    All backends hold the same parameters and get the same batch, with its boundaries computed anew every time, as a new
+    minibatch needs. Each runs twice before it counts; then they take turns.
+
+    Args:
+        case: what is timed.
+        backends: names of backends; all but ``"reference"`` by default.
+        repeats: turns of each backend.
+        seconds: no new turn after this many seconds.
+
+    Returns:
+        The fastest first; then those that can't run, with the reason.
+
+    Raises:
+        ArgumentError: an argument can't be used.
+
+    Example:
+        >>> first, *_ = time_rnn(RNNCase(hidden_size=8, batch=2, time=10), repeats=2)
+        >>> first.reason is None, len(first.times_ms), first.error < 1e-5
+        (True, 2, True)
+    """
+    _positive("repeats", repeats)
+    net, data = _net(case), _Data(case)
+    exact = _exact(case, net, data)
+    ready: dict[str, Step] = {}
+    results: dict[str, RNNTime] = {}
+    for name in backends or timed_backends():
+        try:
+            step = _step(case, net, data, name)
+            error = max(map(_error, step(), exact))
+            peak = _peak(step, case.device)
+        except (RecurlError, RuntimeError) as refused:
+            results[name] = RNNTime(case, name, reason=_one_line(refused))
+            continue
+        ready[name], results[name] = step, RNNTime(case, name, peak_mb=peak, error=error)
+    del exact
+    for name, times in take_turns(ready, repeats, seconds, sync=case.device != "cpu").items():
+        seen = results[name]
+        results[name] = RNNTime(case, name, tuple(1e3 * time for time in times), seen.peak_mb, seen.error)
+    return sorted(results.values(), key=lambda result: result.median_ms if result.times_ms else float("inf"))
+
+
+def take_turns(
+    calls: Mapping[str, Callable[[], object]],
+    repeats: int,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    sync: bool = False,
+) -> dict[str, list[float]]:
+    """Return the seconds that each call takes, one round after the other, so that a busy machine slows all alike.
+
+    Args:
+        calls: what is timed, by name.
+        repeats: rounds.
+        seconds: no new round after this many seconds.
+        clock: what is read before and after a call.
+        sync: wait for the accelerator before reading the clock.
+
+    Example:
+        >>> {name: len(times) for name, times in take_turns({"a": int, "b": float}, 3, 1.0).items()}
+        {'a': 3, 'b': 3}
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        for name, call in calls.items():
+            if sync:
+                torch.accelerator.synchronize()
+            start = clock()
+            call()
+            if sync:
+                torch.accelerator.synchronize()
+            times[name].append(clock() - start)
+        if time.perf_counter() - begin > seconds:
+            break
+    return times
+
+
+class _Data:
+    """The batch of a case, and the gradient of the features."""
+
+    def __init__(self, case: RNNCase) -> None:
+        generator = torch.Generator().manual_seed(0)
+        shape = (case.batch, case.time)
+
+        def normal(*sizes: int) -> Tensor:
+            return torch.randn(*shape, *sizes, generator=generator).to(case.device, _DTYPES[case.dtype])
+
+        self.x = normal(case.input_size)
+        self.states = {name: normal(case.num_layers, case.hidden_size) * 0.3 for name in _CELLS[case.cell][2]}
+        rate = 0.0 if case.mean_segment is None else 1 / case.mean_segment
+        self.is_init = (torch.rand(*shape, 1, generator=generator) < rate).to(case.device)
+        self.gradient = normal(case.hidden_size)
+
+
+def _net(case: RNNCase) -> LSTM | GRU:
+    return _CELLS[case.cell][0](case.input_size, case.hidden_size, case.num_layers).to(case.device, _DTYPES[case.dtype])
+
+
+def _step(case: RNNCase, net: LSTM | GRU, data: _Data, backend: str) -> Step:
+    """A function that returns features and the gradients of input and weights."""
+    _, kind, states = _CELLS[case.cell]
+    low = case.precision == "bf16"
+    options: dict[str, Any] = {case.cell: net}
+    module = kind(
+        **options,
+        in_keys=["x", *states],
+        out_keys=["y", *(("next", name) for name in states)],
+        recurrent_backend=backend,
+        recurrent_compute_dtype=torch.bfloat16 if low else torch.float32,
+        recurrent_matmul_precision="auto" if low else case.precision,
+    )
+    x, gradient = data.x.to(net.dtype).detach().requires_grad_(), data.gradient.to(net.dtype)
+    stored = {name: state.to(net.dtype) for name, state in data.states.items()}
+    inputs = [x, *net.parameters()]
+
+    def step() -> list[Tensor]:
+        batch = TensorDict({"x": x, "is_init": data.is_init.clone(), **stored}, x.shape[:2])
+        with set_recurrent_mode(True):
+            features = cast(Tensor, module(batch).get("y"))
+        return [features.detach(), *torch.autograd.grad(features, inputs, gradient)]
+
+    return step
+
+
+def _exact(case: RNNCase, net: LSTM | GRU, data: _Data) -> list[Tensor]:
+    return _step(replace(case, precision="ieee"), copy.deepcopy(net).double(), data, "loop")()
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+def _peak(step: Step, device: str) -> float | None:
+    if torch.device(device).type != "cuda":
+        step()
+        return None
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text.partition("can't run this call: ")[2] or text
+
+
+def _positive(name: str, value: int) -> None:
+    if value <= 0:
+        raise ArgumentError(f"--{name.replace('_', '-')} must be positive, got {value}.")

@@ -1,0 +1,55 @@
+import csv
+
+import pytest
+import torch
+
+from recurl.cli import main
+
+SMALL = ["bench", "rnn", "--device", "cpu", "--hidden-size", "8", "--batch", "2", "--repeats", "2", "--threads", "1"]
+
+
+def test_bench_rnn_shows_and_writes(tmp_path, capsys):
+    threads = torch.get_num_threads()
+    more = ["--cell", "lstm", "gru", "--time", "5", "9", "--mean-segment", "0", "--backends", "loop", "pad", "triton"]
+    assert main([*SMALL, *more, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert torch.get_num_threads() == threads
+    assert said.count("the fastest") == 4
+    assert said.count("triton can't run: it needs an NVIDIA GPU") == 4
+    assert "gru 8>8, 2 x 9, no resets" in said
+    with (tmp_path / "out" / "rnn.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    for row in rows:
+        assert (row["median_ms"] == "") == (row["reason"] != "") == (row["backend"] == "triton")
+    assert [row["time"] for row in rows[:6]] == ["5"] * 3 + ["9"] * 3
+    assert (tmp_path / "out" / "rnn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_that_can_run(tmp_path, capsys):
+    assert main([*SMALL, "--backends", "triton", "--out", str(tmp_path)]) == 0
+    assert "the fastest" not in capsys.readouterr().out
+    assert (tmp_path / "rnn.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("bench", "There is no benchmark '': use recurl bench rnn"),
+        ("bench learning", "There is no benchmark 'learning'"),
+        ("bench rnn --cell rnn", "--cell"),
+        ("bench rnn --hidden-size 0", "--hidden-size must be positive, got 0"),
+        ("bench rnn --mean-segment -1", "--mean-segment must be positive, got -1"),
+        ("bench rnn --threads 0", "--threads must be positive, got 0"),
+        ("bench rnn --repeats 0", "--repeats must be positive, got 0"),
+        ("bench rnn --backends fast", "--backends must be of auto, fastest, "),
+        ("bench rnn --device abacus", "--device abacus can't be used"),
+        ("bench rnn --time 2 --batch 1 --repeats 1 --backends loop --out {tmp}/file/x", "--out"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, capsys, arguments, words):
+    (tmp_path / "file").write_text("")
+    assert main(arguments.format(tmp=tmp_path).split()) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert words in said

@@ -1,0 +1,82 @@
+import math
+
+import pytest
+
+from recurl.diagnostics import RNNCase, RNNTime, take_turns, time_rnn
+from recurl.diagnostics.rnn_timing import _Data, timed_backends
+from recurl.errors import ArgumentError
+from recurl.recurrence import record_backends
+
+SMALL = {"hidden_size": 8, "input_size": 5, "batch": 3, "time": 7}
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("float64", 1e-12), ("bfloat16", 5e-2)])
+def test_every_backend_is_measured_and_right(cell, dtype, limit):
+    case = RNNCase(cell=cell, num_layers=2, mean_segment=3, dtype=dtype, **SMALL)
+    with record_backends() as ran:
+        results = time_rnn(case, ["loop", "pad", "reference"], repeats=3)
+    assert {result.backend for result in results} == {"loop", "pad", "reference"} <= set(ran)
+    assert all(len(result.times_ms) == 3 and result.error <= limit for result in results)
+    medians = [result.median_ms for result in results]
+    assert medians == sorted(medians)
+    assert all(result.peak_mb is None and result.reason is None for result in results)
+    assert results[0].tokens_per_s == pytest.approx(21 / medians[0] * 1e3)
+
+
+def test_what_cannot_run_stands_last_with_its_reason():
+    results = time_rnn(RNNCase(**SMALL), ["triton", "loop"], repeats=1)
+    assert [result.backend for result in results] == ["loop", "triton"]
+    assert "NVIDIA GPU" in results[1].reason
+    assert results[1].times_ms == ()
+    assert math.isnan(results[1].error)
+    (refused,) = time_rnn(RNNCase(precision="bf16", **SMALL), ["pad"], repeats=1)
+    assert "computes in the dtype of the weights" in refused.reason
+
+
+def test_all_backends_but_the_reference_by_default():
+    results = time_rnn(RNNCase(**SMALL), repeats=1)
+    assert {result.backend for result in results} == set(timed_backends())
+    assert "reference" not in timed_backends()
+    assert {"pad", "loop", "cpu", "triton"} <= set(timed_backends())
+
+
+@pytest.mark.parametrize(("mean", "rate"), [(None, 0.0), (5, 0.2), (1, 1.0)])
+def test_resets_come_at_the_rate_that_is_asked_for(mean, rate):
+    flags = _Data(RNNCase(hidden_size=1, input_size=1, batch=100, time=100, mean_segment=mean)).is_init
+    assert flags.float().mean().item() == pytest.approx(rate, abs=0.02)
+
+
+def test_a_case_reads_like_a_sentence():
+    assert str(RNNCase(mean_segment=5)) == "lstm 64>64, 32 x 128, a reset every 5"
+    assert str(RNNCase(num_layers=2)) == "lstm 64>64, 2 layers, 32 x 128, no resets"
+
+
+def test_turns_are_taken_and_time_runs_out():
+    order, clock = [], iter(range(100))
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    assert take_turns(calls, 2, 60, clock=lambda: float(next(clock))) == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
+    assert order == ["a", "b", "a", "b"]
+    assert take_turns(calls, 50, 0.0).keys() == {"a", "b"}
+    assert len(order) == 6
+
+
+def test_median():
+    assert RNNTime(RNNCase(), "loop", (3.0, 1.0, 2.0)).median_ms == 2.0
+
+
+@pytest.mark.parametrize("name", ["input_size", "hidden_size", "num_layers", "batch", "time", "mean_segment"])
+def test_sizes_must_be_positive(name):
+    with pytest.raises(ArgumentError, match=f"--{name.replace('_', '-')} must be positive, got 0"):
+        RNNCase(**{name: 0})
+
+
+@pytest.mark.parametrize("name", ["cell", "dtype", "precision"])
+def test_names_must_be_known(name):
+    with pytest.raises(ArgumentError, match=rf"--{name} must be one of .*, got 'odd'"):
+        RNNCase(**{name: "odd"})
+
+
+def test_repeats_must_be_positive():
+    with pytest.raises(ArgumentError, match="--repeats must be positive, got 0"):
+        time_rnn(RNNCase(**SMALL), repeats=0)

@@ -2,9 +2,9 @@
 
 Every system collects and learns in a process of its own, with the same environment physics, sizes and numbers (8
 environments x 128 steps, LSTM 64, 4 epochs x 4 minibatches, one thread); peers/README.md says how, and how to install
-the peers. Systems take turns within each repetition, so that a slower spell of the machine hits all of them. What
-counts is the CPU time of the process per environment step; ratios are medians of the ratios within a repetition. A
-system that can't run is named with its reason and left out. Usage::
+the peers. All are started and warmed up first; then they take turns, a second or so each, so that a slow spell of the
+machine hits all of them. What counts is the CPU time of the process per environment step; ratios are medians of the
+ratios within a round. A system that can't run is named with its reason and left out. Usage::
 
     python benchmarks/bench_ppo.py                               # masked CartPole
     python benchmarks/bench_ppo.py --python pufferlib=/tmp/p/bin/python peers=/tmp/q/bin/python
@@ -25,7 +25,10 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,11 +40,9 @@ import matplotlib.pyplot as plt
 
 import recurl
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 SPEED, SOLVED = HERE / "results" / "ppo.csv", HERE / "results" / "ppo_solved.csv"
 PICTURE = HERE.parent / "docs" / "ppo_speed.png"
-SMALLEST = 8192
-"""Environment steps that are measured at least; twice as many for a system that is fast."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class System:
     variant: str = "default"
     python: str = "peers"
     faster: int = 1
-    """How many times more steps are measured."""
+    """How many times more steps a round has."""
 
 
 SYSTEMS = {
@@ -71,13 +72,17 @@ def main() -> None:
     options = parse()
     if options.profile:
         for rows in options.num_envs:
-            subprocess.run([*command("recurl", rows, options), "--profile", f"--top={options.top}"], check=True)
+            sampled = [f"--profile={options.steps * 8}", f"--top={options.top}"]
+            subprocess.run([*command("recurl", rows, options), *sampled], check=True)
         return
     check_tests()
     for rows in options.num_envs:
-        found = measure(rows, options)
-        for row in solved_rows(found, rows, options) if options.solve else speed_rows(found, rows, options):
-            append(SOLVED if options.solve else SPEED, row)
+        if options.solve:
+            for row in solve(rows, options):
+                append(SOLVED, row)
+        else:
+            for row in speed(rows, options):
+                append(SPEED, row)
     if not options.solve:
         draw()
 
@@ -88,8 +93,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--num-envs", type=int, nargs="+", default=[8])
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PATH", help="interpreters of peers, pufferlib")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=SMALLEST, help="environment steps measured, of fast systems more")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds; with --solve: seeds")
+    parser.add_argument("--steps", type=int, default=2048, help="environment steps of a round; of fast systems 4 x")
     parser.add_argument("--warmup", type=int, default=2048, help="environment steps before")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--solve", type=int, default=0, help="train until solved, at most so many steps")
@@ -110,16 +115,14 @@ def check_tests() -> None:
 
 
 def command(name: str, rows: int, options: argparse.Namespace, seed: int = 0) -> list[str]:
-    """The command line that measures one system once."""
+    """The command line that starts one system."""
     system = SYSTEMS[name]
     python = options.python.get(system.python, sys.executable)
-    batch = rows * 128
     values = {
         "task": options.task,
         "variant": system.variant,
         "num-envs": rows,
-        "steps": max(options.steps * system.faster, 2 * batch),
-        "warmup": max(options.warmup, batch),
+        "warmup": max(options.warmup, rows * 128),
         "threads": options.threads,
         "solve": options.solve,
         "seed": seed,
@@ -127,69 +130,111 @@ def command(name: str, rows: int, options: argparse.Namespace, seed: int = 0) ->
     return [python, str(HERE / "peers" / system.script), *(f"--{key}={value}" for key, value in values.items())]
 
 
-def measure(rows: int, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Run all systems in turn, ``repeats`` times; return what each printed."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in options.systems}
-    for repeat in range(options.repeats):
-        for name in list(found):
-            line = run_once(command(name, rows, options, seed=repeat), options.threads)
-            if isinstance(line, str):
-                print(f"{name} is left out: {line}", flush=True)
-                del found[name]
-                continue
-            found[name].append(line)
-            show = {key: line[key] for key in line if key not in ("parameters", "versions")}
-            print(f"{time.strftime('%H:%M:%S')} {name:13s} {json.dumps(show)}", flush=True)
-    return found
+class Peer:
+    """A system in a process of its own, which does what it is told and waits in between."""
+
+    def __init__(self, name: str, rows: int, options: argparse.Namespace, seed: int = 0) -> None:
+        self.name, self.faster = name, SYSTEMS[name].faster
+        self._folder = tempfile.TemporaryDirectory()  # some leave things where they are started
+        self._errors = Path(self._folder.name, "errors.txt")
+        threads = str(options.threads)
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                command(name, rows, options, seed),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=self._folder.name,
+                env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            )
+
+    def answer(self) -> dict[str, Any] | None:
+        """Wait for its next line; None where it has ended, and why is printed."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        reason = (self._errors.read_text().strip().splitlines() or ["no word"])[-1]
+        print(f"{self.name} is left out: {reason}", flush=True)
+        return None
+
+    def measure(self, what: str, steps: int) -> dict[str, Any] | None:
+        """Let it collect or train."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what} {steps * self.faster}\n")
+        self._process.stdin.flush()
+        return self.answer()
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+        self._folder.cleanup()
 
 
-def run_once(line: list[str], threads: int) -> dict[str, Any] | str:
-    """Return what a peer measured, or why it couldn't."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def per_step(line: dict[str, Any], what: str, clock: str = "cpu") -> float:
-    """Microseconds per environment step."""
-    return line[f"{what}_{clock}_s"] / line[f"{what}_steps"] * 1e6
-
-
-def speed_rows(
-    found: dict[str, list[dict[str, Any]]], rows: int, options: argparse.Namespace
-) -> list[dict[str, object]]:
-    """One row per system: medians, and the ratio to recurl."""
-    out: list[dict[str, object]] = []
-    for name, lines in found.items():
-        row = about(name, lines, options) | {"num_envs": rows, "steps": lines[0]["train_steps"]}
-        for what in ("train", "collect"):
-            times = sorted(per_step(line, what) for line in lines)
-            row[f"{what}_us"] = round(statistics.median(times), 1)
-            row[f"{what}_us_min"] = round(times[0], 1)
-            row[f"{what}_wall_us"] = round(statistics.median(per_step(line, what, "wall") for line in lines), 1)
-            own = found.get("recurl", [])
-            ratios = [per_step(line, what) / per_step(mine, what) for line, mine in zip(lines, own, strict=False)]
-            row[f"{what}_us_over_recurl"] = round(statistics.median(ratios), 2) if ratios else ""
-        out.append(row)
-    return out
-
-
-def solved_rows(
-    found: dict[str, list[dict[str, Any]]], rows: int, options: argparse.Namespace
-) -> list[dict[str, object]]:
-    """One row per run."""
+def speed(rows: int, options: argparse.Namespace) -> list[dict[str, object]]:
+    """Measure all systems side by side; one row per system."""
+    peers: dict[str, Peer] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for name in options.systems:
+        peer = Peer(name, rows, options)
+        words = peer.answer()
+        if words is None:
+            peer.close()
+        else:
+            peers[name], facts[name] = peer, words
+    times: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for turn in range(options.repeats):
+        for what in ("collect", "train"):
+            for name, peer in peers.items():
+                found = peer.measure(what, options.steps)
+                if found is None:
+                    sys.exit(f"{name} ended while measured.")
+                for clock in ("cpu", "wall"):
+                    times[name, what, clock].append(found[f"{clock}_s"] / found["steps"] * 1e6)
+            now = ", ".join(f"{name} {times[name, what, 'cpu'][-1]:.1f}" for name in peers)
+            print(f"round {turn + 1}, {what}, CPU us per step: {now}", flush=True)
+    for peer in peers.values():
+        peer.close()
     return [
-        about(name, [line], options)
-        | {"num_envs": rows, "seed": seed, "solved": line["solved"], "steps": line["train_steps"]}
-        | {"cpu_s": round(line["train_cpu_s"], 1), "wall_s": round(line["train_wall_s"], 1)}
-        for name, lines in found.items()
-        for seed, line in enumerate(lines)
+        about(name, facts[name], options)
+        | {"num_envs": rows, "rounds": options.repeats, "steps_per_round": options.steps * peer.faster}
+        | {entry: value for what in ("train", "collect") for entry, value in summary(times, name, what).items()}
+        for name, peer in peers.items()
     ]
 
 
-def about(name: str, lines: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, object]:
+def summary(times: dict[tuple[str, str, str], list[float]], name: str, what: str) -> dict[str, object]:
+    """Medians over the rounds, and of the ratios to recurl within each."""
+    cpu, own = times[name, what, "cpu"], times.get(("recurl", what, "cpu"), [])
+    ratios = [mine / theirs for mine, theirs in zip(own, cpu, strict=False)]
+    return {
+        f"{what}_us": round(statistics.median(cpu), 1),
+        f"{what}_us_min": round(min(cpu), 1),
+        f"{what}_wall_us": round(statistics.median(times[name, what, "wall"]), 1),
+        f"{what}_recurl_over_it": round(statistics.median(ratios), 3) if ratios else "",
+    }
+
+
+def solve(rows: int, options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Train every system until solved, with every seed; one row per run."""
+    for seed in range(options.repeats):
+        for name in options.systems:
+            peer = Peer(name, rows, options, seed)
+            found = peer.answer()
+            peer.close()
+            if found is not None:
+                yield about(name, found, options) | {
+                    "num_envs": rows,
+                    "seed": seed,
+                    "solved": found["solved"],
+                    "steps": found["steps"],
+                    "cpu_s": round(found["cpu_s"], 1),
+                    "wall_s": round(found["wall_s"], 1),
+                }
+
+
+def about(name: str, words: dict[str, Any], options: argparse.Namespace) -> dict[str, object]:
     """What the numbers depend on."""
     git = ["git", "-C", str(Path(recurl.__file__).parent), "describe", "--always", "--dirty"]
     return {
@@ -199,9 +244,8 @@ def about(name: str, lines: list[dict[str, Any]], options: argparse.Namespace) -
         "threads": options.threads,
         "task": f"masked-{options.task}" if options.task != "r2d2" else "masked-cartpole-r2d2",
         "system": name,
-        "versions": " ".join(f"{package} {version}" for package, version in lines[0]["versions"].items()),
-        "parameters": lines[0]["parameters"],
-        "repeats": len(lines),
+        "versions": " ".join(f"{package} {version}" for package, version in words["versions"].items()),
+        "parameters": words["parameters"],
     }
 
 

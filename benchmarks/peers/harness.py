@@ -1,4 +1,7 @@
-"""What every peer is run with: the same options, the same environments, the same clock, one line of JSON.
+"""What every peer is run with: the same options, environments and clock.
+
+A peer warms up and says what it is in one line of JSON; then it does and times what standard input asks for, such as
+``collect 2048`` or ``train 8192`` (environment steps), in a line of JSON each, until there is no more.
 
 Needs gymnasium and NumPy alone, of any version that a peer may ask for, since each peer has its own interpreter.
 """
@@ -7,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -54,7 +58,6 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--epochs", type=int, default=4)
     options.add_argument("--minibatches", type=int, default=4)
     options.add_argument("--learning-rate", type=float, default=1e-3)
-    options.add_argument("--steps", type=int, default=8192, help="environment steps to measure")
     options.add_argument("--warmup", type=int, default=2048, help="environment steps before")
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--seed", type=int, default=0)
@@ -112,15 +115,41 @@ class Environments:
 
 
 def run(options: argparse.Namespace, make: Callable[[argparse.Namespace], System]) -> None:
-    """Measure what is asked for, and print it."""
+    """Warm up, then measure what standard input asks for; or train until solved."""
     np.random.seed(options.seed)  # noqa: NPY002 - the generator that peers draw from
     system = make(options)
-    report(_solve(system, options) if options.solve else _speed(system, options), system.parameters, system.versions)
+    if options.solve:
+        say(_solve(system, options) | about(system.parameters, system.versions))
+        return
+    steps = 0
+    while steps < options.warmup:
+        steps += system.collect()
+        system.learn()
+    say(about(system.parameters, system.versions))
+    while (order := next_order()) is not None:
+        what, wanted = order
+        steps, watch = 0, Stopwatch()
+        while steps < wanted:
+            steps += system.collect()
+            if what == "train":
+                system.learn()
+        say(watch.read(steps))
 
 
-def report(found: dict[str, Any], parameters: int, versions: dict[str, str]) -> None:
-    """Print the line."""
-    print(json.dumps({**found, "parameters": parameters, "versions": {"gymnasium": gymnasium.__version__, **versions}}))
+def about(parameters: int, versions: dict[str, str]) -> dict[str, Any]:
+    """What a peer says of itself."""
+    return {"parameters": parameters, "versions": {"gymnasium": gymnasium.__version__, **versions}}
+
+
+def say(found: dict[str, Any]) -> None:
+    """Print a line of JSON."""
+    print(json.dumps(found), flush=True)
+
+
+def next_order() -> tuple[str, int] | None:
+    """Wait for ``collect STEPS`` or ``train STEPS``; None at the end."""
+    line = sys.stdin.readline().split()
+    return (line[0], int(line[1])) if line else None
 
 
 class Stopwatch:
@@ -129,27 +158,13 @@ class Stopwatch:
     def __init__(self) -> None:
         self._cpu, self._wall = time.process_time(), time.perf_counter()
 
-    def read(self, name: str, steps: int) -> dict[str, float]:
-        """Return the entries of one measurement of ``steps`` environment steps."""
-        cpu, wall = time.process_time() - self._cpu, time.perf_counter() - self._wall
-        return {f"{name}_steps": steps, f"{name}_cpu_s": cpu, f"{name}_wall_s": wall}
-
-
-def _speed(system: System, options: argparse.Namespace) -> dict[str, float]:
-    """Time the collection of some batches, then as many with learning."""
-    steps = 0
-    while steps < options.warmup:
-        steps += system.collect()
-        system.learn()
-    found: dict[str, float] = {}
-    for name, learns in (("collect", False), ("train", True)):
-        steps, watch = 0, Stopwatch()
-        while steps < options.steps:
-            steps += system.collect()
-            if learns:
-                system.learn()
-        found |= watch.read(name, steps)
-    return found
+    def read(self, steps: int) -> dict[str, float]:
+        """Return the times of ``steps`` environment steps."""
+        return {
+            "steps": steps,
+            "cpu_s": time.process_time() - self._cpu,
+            "wall_s": time.perf_counter() - self._wall,
+        }
 
 
 def _solve(system: System, options: argparse.Namespace) -> dict[str, float | bool]:
@@ -162,4 +177,4 @@ def _solve(system: System, options: argparse.Namespace) -> dict[str, float | boo
             returns.append(value)
             best = max(best, sum(returns) / WINDOW if len(returns) == WINDOW else best)
         system.learn()
-    return {**watch.read("train", steps), "solved": best >= SOLVED}
+    return {**watch.read(steps), "solved": best >= SOLVED}

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import tensordict
 import torch
-from harness import SOLVED, Masked, Stopwatch, parser, report
+from harness import SOLVED, Masked, Stopwatch, about, next_order, parser, say
 from rich.console import Console
 from stages import STAGES, StageSampler
 
@@ -20,26 +20,25 @@ from recurl.trainers import DQN, PPO, PPOConfig, R2D2Config, RunConfig, RunFolde
 
 gymnasium.register("MaskedPendulum-v1", lambda: Masked("pendulum", []))
 ENVS = {"cartpole": "recurl/MaskedCartPole-v1", "pendulum": "MaskedPendulum-v1", "r2d2": "recurl/MaskedCartPole-v1"}
-ANNEALED_OVER = 150_000
 
 
 def main() -> None:
     options = parser()
-    options.add_argument("--profile", action="store_true", help="print the CPU time of every stage of training")
-    options.add_argument("--top", type=int, default=0, help="lines of code to show for each stage")
+    options.add_argument("--profile", type=int, default=0, help="sample so many steps of training, stage by stage")
+    options.add_argument("--top", type=int, default=0, help="lines of code to show for each stage of a profile")
     chosen = options.parse_args()
-    if chosen.profile:
+    if chosen.solve:
+        say(solve(chosen) | described(configure(chosen)))
+    elif chosen.profile:
         profile(chosen)
-    elif chosen.solve:
-        report(solve(chosen), *about(configure(chosen)))
     else:
-        report(collection(chosen) | training(chosen), *about(configure(chosen)))
+        serve(chosen)
 
 
 def configure(options: argparse.Namespace, **changes: Any) -> RunConfig:
     """The run's options: those of the trainers, where peers don't fix them."""
     common: dict[str, Any] = {"env": ENVS[options.task], "hidden_size": options.hidden_size, "seed": options.seed}
-    common |= {"total_steps": max(ANNEALED_OVER, 3 * (options.warmup + options.steps)), "threads": options.threads}
+    common |= {"total_steps": 10**8, "threads": options.threads}
     if options.task == "r2d2":
         return R2D2Config(**(common | changes))
     common |= {"num_envs": options.num_envs, "rollout_steps": options.rollout_steps, "epochs": options.epochs}
@@ -47,65 +46,54 @@ def configure(options: argparse.Namespace, **changes: Any) -> RunConfig:
     return PPOConfig(**(common | changes))
 
 
-def about(config: RunConfig) -> tuple[int, dict[str, str]]:
-    """The number of parameters, and what recurl stands on."""
-    learner = make(config)
-    learner.close()
-    versions = {"recurl": recurl.__version__, "torch": torch.__version__, "tensordict": tensordict.__version__}
-    return sum(parameter.numel() for parameter in learner.agent.actor.parameters()), versions
-
-
 def make(config: RunConfig) -> PPO | DQN:
     return PPO(config) if isinstance(config, PPOConfig) else DQN(config)
 
 
-def collection(options: argparse.Namespace) -> dict[str, float]:
-    """Time collection alone."""
-    learner = make(configure(options))
-    while learner.env_steps < options.warmup:
-        learner.learn(learner.collect())
-    before, watch = learner.env_steps, Stopwatch()
-    while learner.env_steps < before + options.steps:
-        learner.collect()
-    found = watch.read("collect", learner.env_steps - before)
+def described(config: RunConfig) -> dict[str, Any]:
+    """What recurl says of itself."""
+    learner = make(config)
     learner.close()
-    return found
+    parameters = sum(parameter.numel() for parameter in learner.agent.parameters())
+    return about(
+        parameters, {"recurl": recurl.__version__, "torch": torch.__version__, "tensordict": tensordict.__version__}
+    )
 
 
-def training(options: argparse.Namespace) -> dict[str, float]:
-    """Time training."""
-    watch = Stopwatch()
-    found: dict[str, float] = {}
-
-    def begin() -> None:
-        nonlocal watch
-        watch = Stopwatch()
-
-    def end(steps: int) -> None:
-        nonlocal found
-        found = watch.read("train", steps)
-
-    train(options, begin, end)
-    return found
-
-
-def train(options: argparse.Namespace, begin: Callable[[], None], end: Callable[[int], None]) -> None:
-    """Train; call ``begin`` after the warm-up, and ``end`` with the steps made since, before the run is closed."""
+def serve(options: argparse.Namespace) -> None:
+    """Time what is asked for: collection by a learner of its own, training inside a run that waits in between."""
     config = configure(options)
-    batch = config.frames_per_batch
-    first = -(-options.warmup // batch)
-    last = first - (-options.steps // batch)
-    updates = 0
+    collector = make(config)
+    while collector.env_steps < options.warmup:
+        collector.learn(collector.collect())
+    wanted, steps, watch = options.warmup, 0, Stopwatch()
+    warm = False
 
     def after_update() -> bool:
-        nonlocal updates
-        updates += 1
-        if updates == first:
-            begin()
-        elif updates == last:
-            end((last - first) * batch)
-        return updates >= last
+        nonlocal wanted, steps, watch, warm
+        steps += config.frames_per_batch
+        if steps < wanted:
+            return False
+        say(watch.read(steps) if warm else described(config))
+        warm = True
+        while (order := next_order()) is not None and order[0] == "collect":
+            say(collect(collector, order[1]))
+        wanted, steps, watch = order[1] if order else 0, 0, Stopwatch()
+        return order is None
 
+    train(config, after_update)
+    collector.close()
+
+
+def collect(learner: PPO | DQN, steps: int) -> dict[str, float]:
+    before, watch = learner.env_steps, Stopwatch()
+    while learner.env_steps < before + steps:
+        learner.collect()
+    return watch.read(learner.env_steps - before)
+
+
+def train(config: RunConfig, after_update: Callable[[], bool]) -> None:
+    """Train until ``after_update`` returns True."""
     with tempfile.TemporaryDirectory() as name:
         trainer = start(config, Path(name))
         trainer.run(after_update)
@@ -124,28 +112,33 @@ def solve(options: argparse.Namespace) -> dict[str, float | bool]:
         trainer = start(configure(options, total_steps=options.solve, stop_return=SOLVED), Path(name))
         outcome = trainer.run()
         trainer.close()
-    times = {"train_steps": outcome.env_steps, "train_cpu_s": outcome.cpu_s, "train_wall_s": outcome.wall_s}
+    times = {"steps": outcome.env_steps, "cpu_s": outcome.cpu_s, "wall_s": outcome.wall_s}
     return {**times, "solved": outcome.status == "solved"}
 
 
 def profile(options: argparse.Namespace) -> None:
     """Print the CPU time of every stage of training."""
-    sampler, found = StageSampler(), {}
-    watch = Stopwatch()
+    config, sampler = configure(options), StageSampler()
+    watch, updates = Stopwatch(), 0
+    first = -(-options.warmup // config.frames_per_batch)
+    last = first - (-options.profile // config.frames_per_batch)
+    found: dict[str, float] = {}
 
-    def begin() -> None:
-        nonlocal watch
-        watch = Stopwatch()
-        sampler.start()
+    def after_update() -> bool:
+        nonlocal watch, updates
+        updates += 1
+        if updates == first:
+            watch = Stopwatch()
+            sampler.start()
+        elif updates == last:
+            sampler.stop()
+            found.update(watch.read((last - first) * config.frames_per_batch))
+        return updates == last
 
-    def end(steps: int) -> None:
-        sampler.stop()
-        found.update(watch.read("train", steps))
-
-    train(options, begin, end)
-    steps, total = found["train_steps"], sum(sampler.seconds.values())
-    print(f"{options.task}, {options.num_envs} environments, {steps} steps: CPU per environment step")
-    print(f"{'all':16s} {found['train_cpu_s'] / steps * 1e6:8.1f} us")
+    train(config, after_update)
+    steps, total = found["steps"], sum(sampler.seconds.values())
+    print(f"{options.task}, {config.num_envs} environments, {steps} steps: CPU per environment step")
+    print(f"{'all':16s} {found['cpu_s'] / steps * 1e6:8.1f} us")
     for stage in STAGES:
         part = sampler.seconds[stage]
         print(f"{stage:16s} {part / steps * 1e6:8.1f} us {part / total:7.1%}")

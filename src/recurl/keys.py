@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 from recurl.errors import ArgumentTypeError
 
@@ -46,6 +47,26 @@ def _flatten(key: object) -> list[str]:
     if isinstance(key, tuple) and key:
         return [part for item in key for part in _flatten(item)]  # pyright: ignore[reportUnknownVariableType] - narrowing object to tuple
     raise ArgumentTypeError(f"A key must be a non-empty string or a tuple of such, got {key!r}.")
+
+
+def shared_state(modules: Iterable[Any]) -> NestedKey | None:
+    """Return a key under which two of ``modules`` keep a recurrent state, or None.
+
+    Args:
+        modules: modules of one or several networks; those without ``state_keys`` have no states.
+
+    Example:
+        >>> from recurl.modules import GRUModule
+        >>> first, second = (GRUModule(2, 3, in_key="observation", out_key="features") for _ in range(2))
+        >>> print(shared_state([first, first]), shared_state([first, second]))
+        None recurrent_state
+    """
+    owners: dict[NestedKey, Any] = {}
+    for module in modules:
+        for key in getattr(module, "state_keys", ()):
+            if owners.setdefault(key, module) is not module:
+                return key
+    return None
 
 
 def next_key(key: NestedKey) -> tuple[str, ...]:

@@ -9,7 +9,19 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from recurl.errors import ArgumentError, MissingKeyError, WiringError
-from recurl.keys import ACTION, DONE, IS_INIT, NEXT, REWARD, TERMINATED, TRUNCATED, NestedKey, next_key, normalize_key
+from recurl.keys import (
+    ACTION,
+    DONE,
+    IS_INIT,
+    NEXT,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    NestedKey,
+    next_key,
+    normalize_key,
+    shared_state,
+)
 from recurl.mode import ExplorationType, exploration_type, set_exploration_type
 from recurl.transforms import InitTracker, Transform
 
@@ -92,12 +104,19 @@ def check_policy_wiring(policy: Any, env: EnvBase) -> None:
 
     Raises:
         MissingKeyError: the policy reads ``is_init``, which only an ``InitTracker`` writes.
-        WiringError: a state is not fed back.
+        WiringError: a state is not fed back, or belongs to two modules.
     """
     if IS_INIT in _keys(policy, "in_keys") and not _declares(env, IS_INIT):
         raise MissingKeyError(
             "The policy reads 'is_init', which the environment does not write: append an InitTracker "
             "(env.append_transform(InitTracker())), or construct the environment with policy=."
+        )
+    shared = shared_state(_recurrent_modules(policy))
+    if shared is not None:
+        raise WiringError(
+            f"Each recurrent module of a policy must have states of its own, but two keep theirs under {shared!r} and "
+            "would overwrite each other's: give one of them other keys, in_keys=[value, 'its_state', ...] and "
+            "out_keys=[features, ('next', 'its_state'), ...]."
         )
     missing = unfed_states(policy, env)
     if missing:

@@ -12,7 +12,7 @@ from torch import distributions as d
 from torch.nn import functional as F
 
 from recurl.errors import ArgumentError, UsageError
-from recurl.keys import MASK, TRAJ_IDS, normalize_key
+from recurl.keys import MASK, TRAJ_IDS, normalize_key, shared_state
 from recurl.objectives.common import (
     LossModule,
     common_prefix,
@@ -40,6 +40,16 @@ class _Batch(NamedTuple):
     target: Tensor
     old_value: Tensor | None
     mask: Tensor | None
+
+
+def _check_states(actor: TensorDictModuleBase, critic: TensorDictModuleBase) -> None:
+    shared = shared_state([*actor.modules(), *critic.modules()])
+    if shared is not None:
+        raise ArgumentError(
+            f"Actor and critic have a recurrent module each, but both keep their states under {shared!r}: one would "
+            "start from the states of the other. Share the module (ActorValueOperator), or give one other keys, "
+            "in_keys=[value, 'its_state', ...] and out_keys=[features, ('next', 'its_state'), ...]."
+        )
 
 
 class ClipPPOLoss(LossModule):
@@ -79,7 +89,8 @@ class ClipPPOLoss(LossModule):
     by the values (0 when the targets are all the same).
 
     Raises:
-        ArgumentError: an option out of range; an actor without a sampler or with several actions.
+        ArgumentError: an option out of range; an actor without a sampler or with several actions; two recurrent
+            modules that keep their states under the same keys.
         MissingKeyError: an entry is missing.
         UsageError: the stored log-probability requires gradients.
 
@@ -119,6 +130,7 @@ class ClipPPOLoss(LossModule):
             raise ArgumentError(f"loss_critic_type must be one of {sorted(_DISTANCES)}, got {loss_critic_type!r}.")
         if clip_value < 0:
             raise ArgumentError(f"clip_value must be True, False or a positive number, got {clip_value}.")
+        _check_states(actor_network, critic_network)
         self.actor_network = actor_network
         self.critic_network = critic_network
         self.clip_epsilon = clip_epsilon

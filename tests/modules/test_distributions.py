@@ -163,3 +163,38 @@ def test_normal_param_extractor_splits_the_last_dimension():
     loc, scale = NormalParamExtractor()(torch.randn(5, 6))
     assert loc.shape == scale.shape == (5, 3)
     assert (scale > 0).all()
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 3), (2, 3, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_choices_are_those_of_multinomial(shape, dtype):
+    logits = 3 * torch.randn(shape, dtype=dtype)
+    dist = Categorical(logits=logits)
+    torch.manual_seed(4)
+    ours, after = dist.sample(), torch.rand(1)
+    torch.manual_seed(4)
+    assert torch.equal(ours, d.Categorical(logits=logits).sample())
+    assert torch.equal(after, torch.rand(1))
+    assert torch.equal(dist.log_prob(ours), d.Categorical(logits=logits).log_prob(ours))
+    assert dist.sample((6,)).shape == (6, *shape[:-1])
+
+
+def test_choices_occur_as_often_as_they_are_probable():
+    probs = torch.tensor([0.5, 0.3, 0.2, 0.0])
+    choices = Categorical(probs=probs.expand(200_000, 4)).sample()
+    share = choices.bincount(minlength=4) / len(choices)
+    assert share[3] == 0
+    torch.testing.assert_close(share, probs, rtol=0, atol=5e-3)  # 4.5 standard deviations
+
+
+def test_a_log_prob_broadcasts_as_in_torch():
+    logits = torch.randn(3, 4)
+    value = torch.tensor([[1], [2]])
+    expected = d.Categorical(logits=logits).log_prob(value)
+    assert torch.equal(Categorical(logits=logits).log_prob(value), expected)
+    assert torch.equal(Categorical(logits=logits).log_prob(value.int()), expected)
+
+
+def test_a_choice_among_nan_is_refused():
+    with pytest.raises(ArgumentError, match=r"got NaN in the distribution of \[2\] choices"):
+        Categorical(logits=torch.tensor([[0.0, 1.0], [0.0, torch.nan]])).sample()

@@ -14,6 +14,7 @@ from torch import distributions as d
 from torch.nn import functional as F
 
 from recurl.errors import ArgumentError
+from recurl.recurrence.boundaries import is_functorch_active
 
 __all__ = ["Categorical", "NormalParamExtractor", "OneHotCategorical", "TanhNormal"]
 
@@ -51,6 +52,33 @@ class Categorical(d.Categorical):
             logits = (torch.log(probs) if logits is None else logits).masked_fill(~mask, -torch.inf)  # type: ignore[arg-type] # one of the two is given
             probs = None
         super().__init__(probs=probs, logits=logits, validate_args=False)
+
+    def sample(self, sample_shape: _Shape = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
+        """Draw choices, ``[*sample_shape, *B]`` int64: those that ``torch.multinomial`` draws.
+
+        One choice each is drawn as there, the largest of ``probs / exponential noise``, for less than its checks cost.
+
+        Raises:
+            ArgumentError: a probability is NaN (looked for on the CPU; elsewhere the device reports it).
+        """
+        probs: Any = self.probs
+        if len(sample_shape) or probs.device.type != "cpu" or torch.compiler.is_compiling() or is_functorch_active():
+            return super().sample(torch.Size(sample_shape))
+        with torch.no_grad():
+            largest, choice = torch.div(probs, torch.empty_like(probs).exponential_()).max(-1)
+            if math.isnan(largest.sum().item()):
+                raise ArgumentError(
+                    f"The probabilities must be numbers, got NaN in the distribution of {list(choice.shape)} choices: "
+                    "look for a loss that diverged, or NaN in the observations."
+                )
+        return choice
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """``[*B]``, the log-probability of the choices ``value``, ``[*B]`` of any dtype."""
+        logits: Any = self.logits
+        if value.dtype != torch.int64 or value.shape != logits.shape[:-1]:
+            return super().log_prob(value)
+        return logits.gather(-1, value.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
         """``[*B]``, in nats; choices of probability zero count nothing."""

@@ -17,7 +17,7 @@ from tensordict.nn import (
 from torch import distributions as d
 from torch import nn
 
-from recurl.entries import Entries
+from recurl.entries import Entries, takes_entries
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError, UsageError
 from recurl.keys import ACTION, OBSERVATION, NestedKey, normalize_key
 from recurl.mode import ExplorationType, exploration_type
@@ -38,6 +38,7 @@ SCALE_HINT = (
 class Sampler(ProbabilisticTensorDictModule):
     """The last link of an actor: names what is missing when a parameter of the distribution isn't there."""
 
+    @takes_entries
     def get_dist(self, tensordict: TensorDictBase) -> d.Distribution:
         """Return the distribution of the parameters in ``tensordict``."""
         missing = [key for key in self.in_keys if tensordict.get(key, None) is None]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor
 
+from recurl.entries import Entries, leaves
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import NestedKey
 from recurl.mode import set_recurrent_mode
 
 __all__ = [
+    "Batch",
     "LossModule",
     "common_prefix",
     "entry",
@@ -26,34 +28,39 @@ __all__ = [
     "subset",
 ]
 
+Batch: TypeAlias = TensorDictBase | Entries
+
 _SEQUENCE_FORWARDS = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
 
 
 class LossModule(TensorDictModuleBase):
     """Base of all losses: a module from a batch of sequences to a TensorDict of scalars.
 
-    ``forward`` enters recurrent mode itself, so recurrent modules read the batch as sequences (its last batch
-    dimension is time) whatever the mode outside. It never writes into the batch. Subclasses implement ``losses`` and
-    set ``in_keys`` (all that is read: select these to keep minibatches small) and ``out_keys``.
+    ``forward`` and ``tensors`` enter recurrent mode themselves, so recurrent modules read the batch as sequences (its
+    last batch dimension is time) whatever the mode outside. They never write into the batch. Subclasses implement
+    ``losses`` and set ``in_keys`` (all that is read: select these to keep minibatches small) and ``out_keys``.
     """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the losses of a batch ``[T]`` or ``[*B, T]`` as a TensorDict of scalars."""
-        with set_recurrent_mode(True):
-            return self.losses(tensordict)
+        return TensorDict(self.tensors(tensordict), [])
 
-    def losses(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def tensors(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the same losses by name; the batch may also be ``Entries``, as ``SequenceMinibatches`` makes them."""
+        with set_recurrent_mode(True):
+            return self.losses(batch)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the losses; called in recurrent mode."""
         raise NotImplementedError
 
 
-def entry(tensordict: TensorDictBase, key: NestedKey, advice: str) -> Tensor:
+def entry(tensordict: Batch, key: NestedKey, advice: str) -> Tensor:
     """Return the entry ``key``, or raise a MissingKeyError that ends with ``advice``."""
     value = tensordict.get(key, None)
     if value is None:
-        raise MissingKeyError(
-            f"The batch needs an entry {key!r}, but has {sorted(map(str, tensordict.keys(True, True)))}. {advice}"
-        )
+        found = sorted(str(path[0] if len(path) == 1 else path) for path, _ in leaves(tensordict))
+        raise MissingKeyError(f"The batch needs an entry {key!r}, but has {found}. {advice}")
     return cast(Tensor, value)
 
 

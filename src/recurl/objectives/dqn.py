@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.nn import functional as F
 
 from recurl.errors import ArgumentError
 from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, NestedKey, normalize_key
-from recurl.objectives.common import LossModule, entry, masked_mean, per_token
+from recurl.objectives.common import Batch, LossModule, entry, masked_mean, per_token
 from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
 from recurl.objectives.targets import target_of
 from recurl.objectives.value.functional import inverse_value_rescaling, n_step_return, value_rescaling
@@ -74,6 +73,7 @@ class DQNLoss(LossModule):
         MissingKeyError: an entry is missing, or the network reads one that doesn't exist under ``"next"``.
 
     Example:
+        >>> from tensordict import TensorDict
         >>> from tensordict.nn import TensorDictModule
         >>> net = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["action_value"])
         >>> loss = DQNLoss(net, gamma=0.9, n_steps=2, double_dqn=True)
@@ -127,32 +127,35 @@ class DQNLoss(LossModule):
         self.in_keys = cast(Any, list(dict.fromkeys([*self._online.in_keys, *own])))
         self.out_keys = ["loss", *_ERROR_KEYS]
 
-    def losses(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def not_lowered(self) -> str | None:
+        """Say why the networks run on TensorDicts, module by module, or None where they run as calls on tensors."""
+        return self._online.not_lowered() or self._target.not_lowered()
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the loss; called in recurrent mode."""
-        sequences, shape = Sequences.read(tensordict), tensordict.batch_size
-        run = self._online.run(tensordict, sequences)
+        sequences, shape = Sequences.read(batch), batch.batch_size
+        run = self._online.run(batch, sequences)
         values = cast(Tensor, run.get(self._online.out_key))
-        chosen = _chosen(values, entry(tensordict, ACTION, "The policy writes it during collection."))
+        chosen = _chosen(values, entry(batch, ACTION, "The policy writes it during collection."))
         with torch.no_grad():
-            target = self._targets(tensordict, sequences, run)
-        weight = tensordict.get(_WEIGHT, None)
+            target = self._targets(batch, sequences, run)
+        weight = batch.get(_WEIGHT, None)
         distance = self._distance(chosen, target, reduction="none")
         if weight is not None:
             distance = distance * per_token(_WEIGHT, cast(Tensor, weight), shape)
         error = (target - chosen.detach()).abs()
         if sequences.mask is not None:
             error = error.masked_fill(~sequences.mask, 0.0)
-        out = {
+        return {
             "loss": masked_mean(distance, sequences.mask),
             "td_error": error.unsqueeze(-1),
             "q_value": masked_mean(chosen.detach(), sequences.mask),
             "q_target": masked_mean(target, sequences.mask),
         }
-        return TensorDict(out, [])
 
-    def _targets(self, tensordict: TensorDictBase, sequences: Sequences, run: TensorDictBase) -> Tensor:
+    def _targets(self, batch: Batch, sequences: Sequences, run: Batch) -> Tensor:
         """What the values of the actions taken should be, ``[*B, T]``; ``run`` is the network's pass over the batch."""
-        following = self._following(tensordict, sequences, run)
+        following = self._following(batch, sequences, run)
         if self.value_rescaling:
             following = inverse_value_rescaling(following)
         target = n_step_return(
@@ -160,26 +163,26 @@ class DQNLoss(LossModule):
         )
         return value_rescaling(target) if self.value_rescaling else target
 
-    def _following(self, tensordict: TensorDictBase, sequences: Sequences, run: TensorDictBase) -> Tensor:
+    def _following(self, batch: Batch, sequences: Sequences, run: Batch) -> Tensor:
         """The value of every next observation, ``[*B, T]``, as the networks give it."""
-        own = self._online.following(tensordict, sequences, run) if self._uses_own else None
+        own = self._online.following(batch, sequences, run) if self._uses_own else None
         if self._target is self._online:
             assert own is not None
             return own.amax(-1)
-        batch = self._for_target(tensordict)
-        values = self._target.following(batch, sequences, self._target.run(batch, sequences))
+        slow = self._for_target(batch)
+        values = self._target.following(slow, sequences, self._target.run(slow, sequences))
         if own is None:
             return values.amax(-1)
         return values.gather(-1, own.argmax(-1, keepdim=True)).squeeze(-1)
 
-    def _for_target(self, tensordict: TensorDictBase) -> TensorDictBase:
-        own = {key: value for key, at in self.target_states.items() if (value := tensordict.get(at, None)) is not None}
+    def _for_target(self, batch: Batch) -> Batch:
+        own = {key: value for key, at in self.target_states.items() if (value := batch.get(at, None)) is not None}
         if not own:
-            return tensordict
-        batch = tensordict.copy()
+            return batch
+        slow = batch.copy()
         for key, value in own.items():
-            batch.set(key, value)
-        return batch
+            slow.set(key, value)
+        return slow
 
 
 def _chosen(values: Tensor, action: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch import distributions as d
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import MASK, TRAJ_IDS, normalize_key, shared_state
 from recurl.objectives.common import (
+    Batch,
     LossModule,
     common_prefix,
     entry,
@@ -21,8 +21,8 @@ from recurl.objectives.common import (
     modules_in_order,
     per_token,
     standardized,
-    subset,
 )
+from recurl.objectives.lowered import LoweredNetwork, distribution_of, inputs_of, not_lowered
 
 __all__ = ["ClipPPOLoss"]
 
@@ -31,7 +31,7 @@ _DISTANCES = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
 _RUN_GAE = "Run the advantage estimator on the whole batch before cutting it into minibatches: batch = GAE(...)(batch)."
 
 
-class _Batch(NamedTuple):
+class _Data(NamedTuple):
     """What the losses read besides the networks' inputs, one number per token, ``[*B, T]`` each but the action."""
 
     action: Tensor
@@ -95,6 +95,7 @@ class ClipPPOLoss(LossModule):
         UsageError: the stored log-probability requires gradients.
 
     Example:
+        >>> from tensordict import TensorDict
         >>> from tensordict.nn import ProbabilisticTensorDictModule as Sampler
         >>> from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
         >>> from torch.distributions import Categorical
@@ -152,8 +153,8 @@ class ClipPPOLoss(LossModule):
                 f"{type(sampler).__name__} with actions {actions}."
             )
         shared = common_prefix(actor, critic)
-        # A tuple hides the modules from nn.Module, which already knows them as parts of the two networks.
-        self._modules_of = (actor[:shared], actor[shared:], critic[shared:], sampler)
+        self._networks = tuple(map(LoweredNetwork, (actor[:shared], actor[shared:], critic[shared:])))
+        self._sampler = (sampler,)  # a tuple hides it from nn.Module, which already knows it as a part of the actor
         self._action_key = normalize_key(actions[0])
         self._log_prob_key = normalize_key(cast(Any, sampler).log_prob_key)
         self._network_keys = list(
@@ -170,64 +171,62 @@ class ClipPPOLoss(LossModule):
             *("entropy", "kl_approx", "clip_fraction", "ESS", "max_ratio", "mean_ratio", "explained_variance"),
         ]
 
-    def losses(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Compute the losses; called in recurrent mode."""
-        batch = self._read(tensordict)
-        dist, value = self._run_networks(tensordict)
-        out = self._policy_losses(dist, batch)
-        out["loss_critic"] = self.critic_coeff * self._critic_loss(value, batch)
-        out["explained_variance"] = _explained_variance(value.detach(), batch.target, batch.mask)
-        return TensorDict({key: out[key] for key in self.out_keys}, [])
+    def not_lowered(self) -> str | None:
+        """Say why the networks run on TensorDicts, module by module, or None where they run as calls on tensors."""
+        return not_lowered(self._networks)
 
-    def _read(self, tensordict: TensorDictBase) -> _Batch:
-        shape = tensordict.batch_size
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the losses; called in recurrent mode."""
+        data = self._read(batch)
+        dist, value = self._run_networks(batch)
+        out = self._policy_losses(dist, data)
+        out["loss_critic"] = self.critic_coeff * self._critic_loss(value, data)
+        out["explained_variance"] = _explained_variance(value.detach(), data.target, data.mask)
+        return {key: out[key] for key in self.out_keys}
+
+    def _read(self, batch: Batch) -> _Data:
+        shape = batch.batch_size
         log_prob = entry(
-            tensordict, self._log_prob_key, "Build the actor with return_log_prob=True, so that collection stores it."
+            batch, self._log_prob_key, "Build the actor with return_log_prob=True, so that collection stores it."
         )
         if log_prob.requires_grad:
             raise UsageError(
                 f"The stored {self._log_prob_key!r} must not require gradients: collect under torch.no_grad(), or "
                 "detach it."
             )
-        old_value = entry(tensordict, _VALUE, _RUN_GAE) if self.clip_value else None
-        mask = cast(Tensor | None, tensordict.get(MASK, None))
-        batch = _Batch(
-            entry(tensordict, self._action_key, "The actor writes it during collection."),
+        old_value = entry(batch, _VALUE, _RUN_GAE) if self.clip_value else None
+        mask = cast(Tensor | None, batch.get(MASK, None))
+        data = _Data(
+            entry(batch, self._action_key, "The actor writes it during collection."),
             _sum_events(log_prob, shape),
-            per_token(_ADVANTAGE, entry(tensordict, _ADVANTAGE, _RUN_GAE), shape),
-            per_token(_TARGET, entry(tensordict, _TARGET, _RUN_GAE), shape),
+            per_token(_ADVANTAGE, entry(batch, _ADVANTAGE, _RUN_GAE), shape),
+            per_token(_TARGET, entry(batch, _TARGET, _RUN_GAE), shape),
             None if old_value is None else per_token(_VALUE, old_value, shape),
             None if mask is None else per_token(MASK, mask, shape),
         )
         if self.normalize_advantage:
-            return batch._replace(advantage=standardized(batch.advantage, batch.mask))
-        return batch
+            return data._replace(advantage=standardized(data.advantage, data.mask))
+        return data
 
-    def _run_networks(self, tensordict: TensorDictBase) -> tuple[d.Distribution, Tensor]:
+    def _run_networks(self, batch: Batch) -> tuple[d.Distribution, Tensor]:
         """The current distribution of actions, and the current values ``[*B, T]``."""
-        trunk, actor, critic, sampler = self._modules_of
-        run: TensorDictBase = subset(tensordict, self._network_keys)
-        for module in trunk:
-            run = module(run)
-        branch: TensorDictBase = run.copy() if critic else run
-        for module in actor:
-            run = module(run)
-        for module in critic:
-            branch = module(branch)
-        value = per_token(_VALUE, entry(branch, _VALUE, "The critic must write it."), tensordict.batch_size)
-        return cast(Any, sampler).get_dist(run), value
+        trunk, actor, critic = self._networks
+        run = trunk(inputs_of(batch, self._network_keys, self._networks))
+        branch = critic(run.copy() if critic.modules else run)
+        value = per_token(_VALUE, entry(branch, _VALUE, "The critic must write it."), batch.batch_size)
+        return distribution_of(self._sampler[0], actor(run)), value
 
-    def _policy_losses(self, dist: d.Distribution, batch: _Batch) -> dict[str, Tensor]:
-        shape = batch.advantage.shape
-        log_ratio = _sum_events(dist.log_prob(batch.action), shape) - batch.log_prob
+    def _policy_losses(self, dist: d.Distribution, data: _Data) -> dict[str, Tensor]:
+        shape = data.advantage.shape
+        log_ratio = _sum_events(dist.log_prob(data.action), shape) - data.log_prob
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon)
-        gain = torch.minimum(ratio * batch.advantage, clipped * batch.advantage)
-        entropy = masked_mean(_sum_events(dist.entropy(), shape), batch.mask)
-        out = {"loss_objective": -masked_mean(gain, batch.mask), "entropy": entropy.detach()}
+        gain = torch.minimum(ratio * data.advantage, clipped * data.advantage)
+        entropy = masked_mean(_sum_events(dist.entropy(), shape), data.mask)
+        out = {"loss_objective": -masked_mean(gain, data.mask), "entropy": entropy.detach()}
         if self.entropy_bonus:
             out["loss_entropy"] = -self.entropy_coeff * entropy
-        return out | self._ratio_metrics(log_ratio.detach(), ratio.detach(), batch.mask)
+        return out | self._ratio_metrics(log_ratio.detach(), ratio.detach(), data.mask)
 
     def _ratio_metrics(self, log_ratio: Tensor, ratio: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         outside = (ratio - 1.0).abs() > self.clip_epsilon
@@ -240,12 +239,12 @@ class ClipPPOLoss(LossModule):
             "mean_ratio": mean,
         }
 
-    def _critic_loss(self, value: Tensor, batch: _Batch) -> Tensor:
-        loss = self._distance(value, batch.target, reduction="none")
-        if batch.old_value is not None:
-            near = batch.old_value + (value - batch.old_value).clamp(-self.clip_value, self.clip_value)
-            loss = torch.maximum(loss, self._distance(near, batch.target, reduction="none"))
-        return masked_mean(loss, batch.mask)
+    def _critic_loss(self, value: Tensor, data: _Data) -> Tensor:
+        loss = self._distance(value, data.target, reduction="none")
+        if data.old_value is not None:
+            near = data.old_value + (value - data.old_value).clamp(-self.clip_value, self.clip_value)
+            loss = torch.maximum(loss, self._distance(near, data.target, reduction="none"))
+        return masked_mean(loss, data.mask)
 
 
 def _sum_events(values: Tensor, batch_shape: torch.Size) -> Tensor:

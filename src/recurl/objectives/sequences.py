@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 import torch
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.entries import Entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import DONE, IS_INIT, MASK, REWARD, TERMINATED, TRAJ_IDS, NestedKey, next_key, normalize_key
 from recurl.mode import set_recurrent_mode
-from recurl.objectives.common import entry, from_entries, per_token, subset
+from recurl.objectives import lowered
+from recurl.objectives.common import Batch, entry, modules_in_order, per_token
+from recurl.objectives.lowered import LoweredNetwork, inputs_of, made
 from recurl.recurrence.boundaries import Boundaries
 
 __all__ = ["SEQUENCE_KEYS", "Sequences", "Unroll"]
@@ -40,7 +42,7 @@ class Sequences(NamedTuple):
     mask: Tensor | None
 
     @classmethod
-    def read(cls, tensordict: TensorDictBase) -> Sequences:
+    def read(cls, batch: Batch) -> Sequences:
         """Read the sequences of a batch ``[T]`` or ``[*B, T]``, time last.
 
         One ends at a row's end, at ``done``, before ``is_init``, and where trajectory ids or the mask change.
@@ -49,12 +51,12 @@ class Sequences(NamedTuple):
             ArgumentError: the batch has no time dimension, or time is not its last; an entry has another shape.
             MissingKeyError: reward or a done flag is missing.
         """
-        _check_time(tensordict)
-        shape = tensordict.batch_size
-        reward, done, terminated = (per_token(key, entry(tensordict, key, _FROM_ENV), shape) for key in SEQUENCE_KEYS)
-        mask = tensordict.get(MASK, None)
+        _check_time(batch)
+        shape = batch.batch_size
+        reward, done, terminated = (per_token(key, entry(batch, key, _FROM_ENV), shape) for key in SEQUENCE_KEYS)
+        mask = batch.get(MASK, None)
         mask = None if mask is None else per_token(MASK, cast(Tensor, mask), shape)
-        starts = _starts(tensordict, done | terminated, mask)
+        starts = _starts(batch, done | terminated, mask)
         ends = starts.reshape(-1).roll(-1).reshape(shape)  # a row's first token is a start, so its last is an end
         return cls(reward, terminated, starts, ends, mask)
 
@@ -78,39 +80,43 @@ class Unroll:
         written = {normalize_key(key) for key in network.out_keys}
         if out_key not in written:
             raise ArgumentError(f"The network must write {out_key!r}, but its out_keys are {network.out_keys}.")
-        self.network = network
+        self._network = LoweredNetwork(modules_in_order(network), network)
         self.out_key = out_key
         self._keys = [normalize_key(key) for key in network.in_keys]
         self.states = [key for key in self._keys if next_key(key) in written]
         self._observed = [key for key in self._keys if key != IS_INIT and key not in self.states]
         self.in_keys: list[NestedKey] = [*self._keys, *map(next_key, self._observed)]
 
-    def run(self, tensordict: TensorDictBase, sequences: Sequences) -> TensorDictBase:
+    def run(self, batch: Batch, sequences: Sequences) -> Batch:
         """Run the network over the batch in recurrent mode; return what it read and wrote, a new TensorDict.
 
         Raises:
             MissingKeyError: an observation has no counterpart under ``"next"``.
         """
         for key in self._observed:
-            if tensordict.get(next_key(key), None) is None:
+            if batch.get(next_key(key), None) is None:
                 raise MissingKeyError(
                     f"The network reads {key!r}, but the batch has no {next_key(key)!r}, so the value of the last "
                     "observations of a trajectory can't be computed. Pass the whole chain as value_network, trunk "
                     "included: from observations, which exist under 'next', to the value."
                 )
-        run = subset(tensordict, [*self._keys, TRAJ_IDS])
+        run = inputs_of(batch, [*self._keys, TRAJ_IDS], [self._network])
         if IS_INIT in self._keys:
             run.set(IS_INIT, sequences.starts.unsqueeze(-1))
         with set_recurrent_mode(True):
-            return self.network(run)
+            return self._network(run)
 
-    def following(self, tensordict: TensorDictBase, sequences: Sequences, run: TensorDictBase) -> Tensor:
+    def not_lowered(self) -> str | None:
+        """Say why the network runs on TensorDicts, or None where it runs as calls on tensors."""
+        return lowered.not_lowered([self._network])
+
+    def following(self, batch: Batch, sequences: Sequences, run: Batch) -> Tensor:
         """Return the output for the true next observation of every token, 0 where terminated: ``[*B, T, ...]``.
 
         Inside a sequence it is the output of the next token. At an end the network makes one step, from the state that
         ``run`` (of :meth:`run`) has just computed, never a stored one.
         """
-        output, shape = cast(Tensor, run.get(self.out_key)), tensordict.batch_size
+        output, shape = cast(Tensor, run.get(self.out_key)), batch.batch_size
         inner = output.shape[len(shape) :]
         flat = output.reshape(-1, *inner)
 
@@ -122,44 +128,44 @@ class Unroll:
         if steps.device.type in _GATHERED_ON:
             where = steps.nonzero().squeeze(-1)
             if where.numel():
-                shifted = shifted.index_put((where,), self._step(tensordict, run, where))
+                shifted = shifted.index_put((where,), self._step(batch, run, where))
             return shifted.reshape(output.shape)
         # Elsewhere the number of ends is not known without waiting for the device: step from every token.
-        return torch.where(spread(steps), self._step(tensordict, run, None), shifted).reshape(output.shape)
+        return torch.where(spread(steps), self._step(batch, run, None), shifted).reshape(output.shape)
 
-    def _step(self, tensordict: TensorDictBase, run: TensorDictBase, where: Tensor | None) -> Tensor:
+    def _step(self, batch: Batch, run: Batch, where: Tensor | None) -> Tensor:
         """The output for the next observation of the tokens ``where`` (of all, when None), flat."""
-        lead = tensordict.batch_dims
+        lead = batch.ndim
 
-        def pick(source: TensorDictBase, key: tuple[str, ...]) -> Tensor:
+        def pick(source: Batch, key: tuple[str, ...]) -> Tensor:
             flat = cast(Tensor, source.get(key)).flatten(0, lead - 1)
             return flat if where is None else flat.index_select(0, where)
 
-        entries: dict[NestedKey, Tensor] = {key: pick(tensordict, next_key(key)) for key in self._observed}
+        entries: dict[NestedKey, Tensor] = {key: pick(batch, next_key(key)) for key in self._observed}
         entries |= {key: pick(run, next_key(key)) for key in self.states}
-        count = tensordict.numel() if where is None else where.shape[0]
+        count = batch.batch_size.numel() if where is None else where.shape[0]
         if IS_INIT in self._keys:
             device = cast(Any, run.get(self.out_key)).device
             entries[IS_INIT] = torch.zeros(count, 1, dtype=torch.bool, device=device)
-        step = from_entries(entries, torch.Size([count]), run.device)
+        step = made(entries, torch.Size([count]), run.device, [self._network])
         with set_recurrent_mode(False):
-            return cast(Tensor, self.network(step).get(self.out_key))
+            return cast(Tensor, self._network(step).get(self.out_key))
 
 
-def _check_time(tensordict: TensorDictBase) -> None:
-    if tensordict.batch_dims == 0:
+def _check_time(batch: Batch) -> None:
+    if batch.ndim == 0:
         raise ArgumentError("A batch must have a time dimension, [T] or [*B, T], got one of shape [].")
-    names = tensordict.names
+    names = [] if isinstance(batch, Entries) else batch.names
     if "time" in names and names[-1] != "time":
         raise ArgumentError(f"Time must be the last dimension of the batch, got dimensions named {names}.")
 
 
-def _starts(tensordict: TensorDictBase, done: Tensor, mask: Tensor | None) -> Tensor:
+def _starts(batch: Batch, done: Tensor, mask: Tensor | None) -> Tensor:
     """Bool ``[*B, T]``: tokens that don't continue the one before."""
-    shape = tensordict.batch_size
-    is_init = tensordict.get(IS_INIT, None)
+    shape = batch.batch_size
+    is_init = batch.get(IS_INIT, None)
     after_done = done.reshape(-1).roll(1).reshape(shape)  # rows start anyway: what wraps around changes nothing
     flags = after_done if is_init is None else after_done | per_token(IS_INIT, cast(Tensor, is_init), shape)
     if mask is not None:
         flags = flags | (mask != mask.reshape(-1).roll(1).reshape(shape))
-    return Boundaries.from_is_init(flags, tensordict.get(TRAJ_IDS, None), shape).starts.reshape(shape)
+    return Boundaries.from_is_init(flags, batch.get(TRAJ_IDS, None), shape).starts.reshape(shape)

@@ -137,6 +137,14 @@ class Boundaries:
         starts = starts[:num_tokens] | _row_starts(torch.Size([num_tokens]), starts.device)
         return cls(starts, (num_tokens,))
 
+    def remember(self, is_init: Tensor, traj_ids: Tensor | None = None) -> None:
+        """Have :func:`boundaries_of` return this for ``is_init`` and ``traj_ids``, from which it has been computed.
+
+        For parts of a batch whose boundaries are cut from those of the whole. Does nothing where that keeps nothing.
+        """
+        if _is_kept(is_init, traj_ids):
+            _cache[is_init] = (is_init._version, self.batch_shape, traj_ids, _version_of(traj_ids), self)
+
     @property
     def num_tokens(self) -> int:
         """N."""
@@ -265,10 +273,8 @@ def boundaries_of(is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequenc
     anything while a CUDA graph is captured: replays must compute it again from the tensors' new contents.
     """
     shape = torch.Size(batch_shape)
-    sources = (is_init,) if traj_ids is None else (is_init, traj_ids)
-    if _is_transformed() or any(source.is_inference() for source in sources) or _is_capturing(is_init):
+    if not _is_kept(is_init, traj_ids):
         return Boundaries.from_is_init(is_init, traj_ids, shape)
-    traj_version = 0 if traj_ids is None else traj_ids._version
     entry: _Entry | None = _cache.get(is_init)
     if entry is not None:
         version, kept_shape, kept_ids, kept_version, boundaries = entry
@@ -276,12 +282,22 @@ def boundaries_of(is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequenc
             version == is_init._version
             and kept_shape == shape
             and kept_ids is traj_ids
-            and kept_version == traj_version
+            and kept_version == _version_of(traj_ids)
         ):
             return boundaries
     boundaries = Boundaries.from_is_init(is_init, traj_ids, shape)
-    _cache[is_init] = (is_init._version, shape, traj_ids, traj_version, boundaries)
+    boundaries.remember(is_init, traj_ids)
     return boundaries
+
+
+def _is_kept(is_init: Tensor, traj_ids: Tensor | None) -> bool:
+    """Whether edits of the sources would be noticed."""
+    inference = is_init.is_inference() or (traj_ids is not None and traj_ids.is_inference())
+    return not (_is_transformed() or inference or _is_capturing(is_init))
+
+
+def _version_of(traj_ids: Tensor | None) -> int:
+    return 0 if traj_ids is None else traj_ids._version
 
 
 def _is_transformed() -> bool:

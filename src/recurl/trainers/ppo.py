@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 
 from recurl.collectors import Collector
 from recurl.data import SequenceMinibatches
+from recurl.entries import Entries
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
 from recurl.modules import RewardScaler
@@ -88,7 +89,10 @@ class PPO:
         data = batch.select(*self.loss.in_keys, strict=False)
         minibatches = SequenceMinibatches(data, self.config.minibatches, self.config.sequence_length)
         seen = [
-            value for _ in range(self.config.epochs) for minibatch in minibatches for value in self._step(minibatch)
+            value
+            for _ in range(self.config.epochs)
+            for minibatch in minibatches.entries()
+            for value in self._step(minibatch)
         ]
         if self.agent.norm is not None:
             flat = self.agent.flat
@@ -104,8 +108,8 @@ class PPO:
         self.loss.entropy_coeff = self.config.entropy_coeff * fraction
         return fraction
 
-    def _step(self, minibatch: TensorDictBase) -> list[torch.Tensor]:
-        losses = self.loss(minibatch)
+    def _step(self, minibatch: Entries) -> list[torch.Tensor]:
+        losses = self.loss.tensors(minibatch)
         norm = self.optimizer(cast(torch.Tensor, sum(losses[name] for name in _LOSSES)))
         return [*(losses[name].detach() for name in (*_LOSSES, *_DIAGNOSTICS)), norm]
 

@@ -106,6 +106,10 @@ class GAE(TensorDictModuleBase):
         tensordict.set(next_key(_VALUE), next_value.unsqueeze(-1))
         return tensordict
 
+    def not_lowered(self) -> str | None:
+        """Say why the critic runs on TensorDicts, module by module, or None where it runs as calls on tensors."""
+        return None if self._unroll is None else self._unroll.not_lowered()
+
     def _values(self, tensordict: TensorDictBase, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """V of every observation and of every next one, ``[*B, T]`` each."""
         shape = tensordict.batch_size

@@ -30,6 +30,7 @@ check: setup  ## what CI runs: lint, types, layering, tests
 
 bench: setup  ## the benchmark tables of benchmarks/results
 	$(BIN)/python benchmarks/bench_rnn_cpu.py
+	$(BIN)/python benchmarks/bench_step.py
 	$(BIN)/python benchmarks/bench_learning.py
 	$(BIN)/python benchmarks/bench_slice_sampling.py
 

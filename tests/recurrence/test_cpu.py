@@ -349,5 +349,5 @@ def test_unknown_instruction_set_is_refused_by_the_library() -> None:
 def test_out_of_memory_is_an_error() -> None:
     arguments = library.Arguments()
     arguments.numbers(hidden=2**46, outputs=1, inputs=1)
-    with pytest.raises(MemoryError, match=r"no memory for packed weights"):
+    with pytest.raises(MemoryError, match=r"no memory to work in"):
         arguments.call("forward")

@@ -157,10 +157,15 @@ class RecurrentNet(nn.Module):
         width = self.output_size * self.num_directions
         return dropout_masks(self.num_layers, (tokens, width), self.dropout, self.weight)
 
-    def step(self, x: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One step: x ``[B, I]``, states ``[B, L, ...]`` -> features ``[B, P or H]``, states after."""
+    def step(
+        self, x: Tensor, states: tuple[Tensor, ...] | None, is_init: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step: x ``[B, I]``, states ``[B, L, ...]`` -> features ``[B, P or H]``, states after.
+
+        States that are None, and rows where ``is_init`` (``[B]`` or ``[B, 1]``) is true, count as zero.
+        """
         masks = self.draw_masks(x.shape[0])
-        return step_stack(self.cell, self.layer_weights(), x, states, masks, fused=not self.python_based)
+        return step_stack(self.cell, self.layer_weights(), x, states, masks, not self.python_based, is_init)
 
     def support(self, options: Options) -> Support:
         """What this network needs of a backend."""

@@ -137,13 +137,8 @@ class RecurrentModule(TensorDictModuleBase):
                 "Run it on whole sequences, inside set_recurrent_mode(True)."
             )
         x, is_init, *stored = self._inputs(tensordict)
-        x, is_init = _flat(x, batch), is_init.reshape(math.prod(batch), 1, 1)
-        if stored:
-            states = tuple(_flat(state, batch).masked_fill(is_init, 0) for state in stored)
-        else:
-            shape = (x.shape[0], net.num_layers)
-            states = tuple(torch.zeros(*shape, size, dtype=x.dtype, device=x.device) for size in net.state_sizes)
-        features, after = net.step(x, states)
+        states = tuple(_flat(state, batch) for state in stored) or None
+        features, after = net.step(_flat(x, batch), states, _flat(is_init, batch))
         return self._unflatten(batch, features, after)
 
     def _sequence(self, tensordict: TensorDictBase) -> tuple[Tensor, list[Tensor]]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recurl.recurrence.backend import DEFAULT_OPTIONS, Backend, LayerCall, Options
-from recurl.recurrence.boundaries import Boundaries
+from recurl.recurrence.boundaries import Boundaries, is_functorch_active
 from recurl.recurrence.cells import Cell, LayerWeights, States
 from recurl.recurrence.cpu.step import can_step
 from recurl.recurrence.cpu.step import step as cpu_step
@@ -81,6 +81,8 @@ def run_stack(
             after.append(final)
         features = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
     if len(after) == 1:
+        if not torch.is_grad_enabled():  # else autograd refuses what would change features and states at once
+            features = features.clone()
         return features, tuple(state.unsqueeze(1) for state in after[0])
     return features, tuple(torch.stack(state, 1) for state in zip(*after, strict=True))
 
@@ -114,32 +116,44 @@ def step_stack(
     cell: Cell,
     weights: Weights,
     x: Tensor,
-    states: States,
+    states: States | None,
     masks: Sequence[Tensor] | None = None,
     fused: bool = True,
+    is_init: Tensor | None = None,
 ) -> tuple[Tensor, States]:
     """Run one step of all layers (one direction): x ``[B, I]``, states ``[B, L, ...]`` -> features, states after.
 
-    With ``fused``, by the cpu backend's or ATen's cell kernels; otherwise from the definition. Under autocast as
-    :func:`run_stack`.
+    Args:
+        cell: the cell.
+        weights: by layer, of one direction.
+        x: input ``[B, I]``.
+        states: ``[B, L, P or H]`` (and ``[B, L, H]``), or None for zeros.
+        masks: what :func:`dropout_masks` returns for ``[B, P or H]``.
+        fused: by the cpu backend's or ATen's cell kernels; otherwise from the definition.
+        is_init: bool ``[B]`` or ``[B, 1]``: rows that start from zero, whatever ``states`` hold.
+
+    Under autocast as :func:`run_stack`.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = weights[0][0].w_ih.dtype
         with torch.autocast(x.device.type, enabled=False):
-            cast = tuple(state.to(dtype) for state in states)
-            return step_stack(cell, weights, x.to(dtype), cast, masks, fused)
+            cast = None if states is None else tuple(state.to(dtype) for state in states)
+            return step_stack(cell, weights, x.to(dtype), cast, masks, fused, is_init)
+    if fused and masks is None and can_step():
+        result = cpu_step(cell, weights, x, states, is_init)
+        if result is not None:
+            return result
+    if states is None:
+        states = tuple(x.new_zeros(x.shape[0], len(weights), size) for size in weights[0][0].state_sizes(cell))
+    elif is_init is not None:
+        states = tuple(state.masked_fill(is_init.reshape(-1, 1, 1), 0) for state in states)
+    kernel = fused and (torch.compiler.is_compiling() or not is_functorch_active())  # which can't map ATen's
     after: list[States] = []
     features = x
     for depth, (layer,) in enumerate(weights):
         if depth and masks is not None:
             features = features * masks[depth - 1]
-        before = tuple(state[:, depth] for state in states)
-        if fused and can_step(layer, features):
-            final = cpu_step(cell, layer, features, before)
-        else:
-            final = (layer.fast_step if fused else layer.step)(cell, features, before)
-        after.append(final)
-        features = final[0]
-    if len(after) == 1:
-        return features, tuple(state.unsqueeze(1) for state in after[0])
+        step = layer.fast_step if kernel else layer.step
+        after.append(step(cell, features, tuple(state[:, depth] for state in states)))
+        features = after[-1][0]
     return features, tuple(torch.stack(state, 1) for state in zip(*after, strict=True))

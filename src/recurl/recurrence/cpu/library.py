@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,7 @@ LIBRARY = Path(__file__).with_name("librecurl_cpu.so")
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 """In the order of ``enum recurl_isa``, slowest first."""
 
-_ABI = 3
+_ABI = 4
 _HOW = "Install a C++ compiler (g++ or clang++), then install recurl again: pip install --force-reinstall --no-deps"
 
 
@@ -42,19 +43,6 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("grad_gates", "grad_output", "h_before")),
         *((name, ctypes.c_void_p) for name in ("grad_x", "grad_h0", "grad_c0")),
         *((name, ctypes.c_void_p) for name in ("grad_w_ih", "grad_w_hh", "grad_b_ih", "grad_b_hh", "grad_w_hr")),
-    )
-
-
-class Step(ctypes.Structure):
-    """``recurl_step``: field for field as in ``src/recurl_cpu.h``."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("cell", "dtype", "isa", "rows", "hidden")),
-        *((name, ctypes.c_void_p) for name in ("x_gates", "h_gates", "h")),
-        ("h_stride", ctypes.c_int64),
-        ("c", ctypes.c_void_p),
-        ("c_stride", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("h_after", "c_after")),
     )
 
 
@@ -89,11 +77,15 @@ class Arguments:
 
     def call(self, function: str) -> None:
         """Run ``recurl_cpu_<function>`` on the layer, without the interpreter's lock."""
-        status = getattr(load(), f"recurl_cpu_{function}")(ctypes.byref(self.layer))
-        if status == 1:
-            raise MemoryError("The cpu backend got no memory for packed weights.")
-        if status != 0:
-            raise UnsupportedError("The cpu backend was asked for an instruction set that this processor lacks.")
+        check(getattr(load(), f"recurl_cpu_{function}")(ctypes.byref(self.layer)))
+
+
+def check(status: int) -> None:
+    """Raise what a function of the library reports by its ``enum recurl_status``."""
+    if status == 1:
+        raise MemoryError("The cpu backend got no memory to work in.")
+    if status != 0:
+        raise UnsupportedError("The cpu backend was asked for an instruction set that this processor lacks.")
 
 
 @cache
@@ -114,6 +106,14 @@ def missing() -> str | None:
 def load() -> ctypes.CDLL:
     """Load the library; only after :func:`missing` has returned None."""
     return ctypes.CDLL(str(LIBRARY))
+
+
+@cache
+def step_function() -> Callable[[bytes, bytes], int]:
+    """Return ``recurl_cpu_step``, to be called with the bytes of a recurl_step and of its layers."""
+    function = load().recurl_cpu_step
+    function.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+    return function
 
 
 @cache

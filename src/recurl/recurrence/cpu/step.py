@@ -1,57 +1,114 @@
-"""One step of a few rows, as in an environment: two products by torch, all the rest in one call of the library."""
+"""One step of a whole stack, as in an environment, in one call of the library.
+
+Nothing is kept between calls: the library reads the weights where they lie, so an edit of them, by whatever way, counts
+at once.
+"""
 
 from __future__ import annotations
 
-import ctypes
+import struct
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recurl.recurrence.boundaries import is_functorch_active
 from recurl.recurrence.cells import Cell, LayerWeights, States
-from recurl.recurrence.cpu.library import Step, instruction_sets, load
+from recurl.recurrence.cpu.library import check, instruction_sets, step_function
 
 _CELLS = {"lstm": 0, "gru": 1}
 _DTYPES = {torch.float32: 0, torch.float64: 1}
+NUMBERS = 21  # of recurl_step
+NUMBERS_OF_WEIGHTS = 5  # of recurl_step_weights
+_STEP = struct.Struct(f"{NUMBERS}q")
+_PLAIN = (Tensor, nn.Parameter)
+_NO_STATE = (0, 0, 0)
 
 
-def can_step(weights: LayerWeights, x: Tensor) -> bool:
-    """Whether :func:`step` serves: on the CPU, without gradients, tracing, transforms or projection; and built."""
+def can_step() -> bool:
+    """Whether :func:`step` may be asked: the library is there, and nothing follows what torch does.
+
+    Autograd, what traces, what transforms and what counts torch's operations would not see the library.
+    """
     return (
         not torch.is_grad_enabled()
-        and x.device.type == "cpu"
-        and x.dtype in _DTYPES
-        and weights.w_hr is None
         and not torch.compiler.is_compiling()
         and not is_functorch_active()
+        and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportPrivateUsage] - has no public name
+        and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - documented under this name
         and bool(instruction_sets())
     )
 
 
-def step(cell: Cell, weights: LayerWeights, x: Tensor, states: States) -> States:
-    """Return the states ``[B, H]`` after x ``[B, I]``."""
-    w = weights
-    x_gates, h_gates = _product(w.b_ih, x, w.w_ih), _product(w.b_hh, states[0], w.w_hh)
-    before = [state if state.stride(1) == 1 else state.contiguous() for state in states]
-    after = tuple(torch.empty(state.shape, dtype=x.dtype) for state in states)
-    pointers = [(state.data_ptr(), state.stride(0)) for state in before] + [(None, 0)]
-    results = [state.data_ptr() for state in after] + [None]
-    rows, hidden = after[0].shape
-    arguments = Step(
-        _CELLS[cell.name],
-        _DTYPES[x.dtype],
-        len(instruction_sets()) - 1,
-        rows,
-        hidden,
-        x_gates.data_ptr(),
-        h_gates.data_ptr(),
-        *pointers[0],
-        *pointers[1],
-        *results[:2],
-    )
-    load().recurl_cpu_step(ctypes.byref(arguments))
-    return after
+def step(
+    cell: Cell,
+    layers: Sequence[Sequence[LayerWeights]],
+    x: Tensor,
+    states: States | None,
+    is_init: Tensor | None,
+) -> tuple[Tensor, States] | None:
+    """Return what :func:`recurl.recurrence.step_stack` returns, or None where the tensors are not for the library.
+
+    They must be plain tensors on the CPU in one of the kernels' dtypes, and fit each other.
+    """
+    (rows, inputs), dtype, depth = x.shape, x.dtype, len(layers)
+    w_hh = layers[0][0].w_hh
+    hidden, outputs = w_hh.shape[0] // cell.num_gates, w_hh.shape[1]
+    sizes = (outputs, hidden)[: len(cell.state_names)]
+    weights = _weights(cell, layers, dtype, inputs)
+    if weights is None or not _fits(x, dtype, (rows, inputs)):
+        return None
+    numbers = [_CELLS[cell.name], _DTYPES[dtype], len(instruction_sets()) - 1, torch.get_num_threads()]
+    x = _unit_stride(x)
+    numbers += rows, depth, inputs, hidden, outputs, x.data_ptr(), x.stride(0)
+    if is_init is not None:
+        if is_init.dtype is not torch.bool or not is_init.is_cpu or is_init.numel() != rows:
+            return None
+        is_init = is_init.contiguous()
+    numbers.append(0 if is_init is None else is_init.data_ptr())
+    before: list[Tensor] = []  # kept until the call is over
+    for size, state in zip(sizes, states or (None, None), strict=False):
+        if state is None:
+            numbers += _NO_STATE
+            continue
+        if not _fits(state, dtype, (rows, depth, size)):
+            return None
+        before.append(_unit_stride(state))
+        numbers += before[-1].data_ptr(), *before[-1].stride()[:2]
+    if len(sizes) == 1:
+        numbers += _NO_STATE
+    features = x.new_empty(rows, outputs)
+    after = tuple(x.new_empty(rows, depth, size) for size in sizes)
+    numbers += features.data_ptr(), after[0].data_ptr(), after[-1].data_ptr()
+    check(step_function()(_STEP.pack(*numbers), weights))
+    return features, after
 
 
-def _product(bias: Tensor | None, x: Tensor, w: Tensor) -> Tensor:
-    return torch.mm(x, w.t()) if bias is None else torch.addmm(bias, x, w.t())
+def _fits(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    return type(tensor) in _PLAIN and tensor.dtype is dtype and tensor.is_cpu and tensor.shape == shape
+
+
+def _unit_stride(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _weights(cell: Cell, layers: Sequence[Sequence[LayerWeights]], dtype: torch.dtype, inputs: int) -> bytes | None:
+    """The array of recurl_step_weights, or None where a weight is not for the library."""
+    if dtype not in _DTYPES:
+        return None
+    rows, outputs = layers[0][0].w_hh.shape
+    hidden, projects = rows // cell.num_gates, len(cell.state_names) > 1
+    pointers: list[int] = []
+    for (w,) in layers:
+        if outputs != hidden if w.w_hr is None else not projects:
+            return None
+        shapes = ((rows, inputs), (rows, outputs), (rows,), (rows,), (outputs, hidden))
+        for tensor, shape in zip((w.w_ih, w.w_hh, w.b_ih, w.b_hh, w.w_hr), shapes, strict=True):
+            if tensor is None:
+                pointers.append(0)
+            elif _fits(tensor, dtype, shape) and tensor.is_contiguous():
+                pointers.append(tensor.data_ptr())
+            else:
+                return None
+        inputs = outputs
+    return struct.pack(f"{len(pointers)}q", *pointers)

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -36,6 +37,16 @@ const Kernels* kernels_of(int64_t isa, int64_t dtype) {
     case RECURL_AVX2: return avx2_kernels(dtype);
     default: return portable_kernels(dtype);
   }
+}
+
+int64_t useful_threads(int64_t threads, double work) {
+  return std::max<int64_t>(1, int64_t(std::min(double(threads), work / kWorkPerThread)));
+}
+
+constexpr int64_t kAlign = 64;
+
+char* aligned(char* memory) {
+  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory) + kAlign - 1) / kAlign * kAlign);
 }
 
 // Calls work(job, worker) for jobs 0 to count - 1, each once, on up to `threads` threads.
@@ -103,8 +114,7 @@ class Run {
         gates_(layer.cell == RECURL_GRU ? 3 * layer.hidden : 4 * layer.hidden),
         roll_(layer.cell == RECURL_GRU ? 2 * layer.hidden : 0) {
     const double work = double(layer.tokens) * double(gates_) * double(layer.inputs + layer.outputs);
-    const double useful = std::max(1.0, work / kWorkPerThread);
-    threads = std::max<int64_t>(1, int64_t(std::min(double(layer.threads), useful)));
+    threads = useful_threads(layer.threads, work);
     weights.bias = allocate(4 * layer.hidden);
     kernels->bias(&layer, weights.bias);
     const int64_t zeros = std::max({layer.hidden, layer.outputs, layer.inputs});
@@ -183,11 +193,9 @@ class Run {
   // Zeros.
   void* allocate(int64_t elements) {
     memory_.emplace_back(elements * size_ + kAlign);
-    const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.back().data());
-    return reinterpret_cast<void*>((address + kAlign - 1) / kAlign * kAlign);
+    return aligned(memory_.back().data());
   }
 
-  static constexpr int64_t kAlign = 64;
   int64_t size_, gates_, roll_;
   std::vector<std::vector<char>> memory_;
 };
@@ -233,11 +241,28 @@ void backward(const recurl_layer& layer) {
   run.weight_gradients();
 }
 
+// Rows that one thread takes at once: whole vectors of them, in every build.
+constexpr int64_t kStepRows = 64;
+
+void step(const recurl_step& step, const recurl_step_weights* layers) {
+  const Kernels* kernels = kernels_of(step.isa, step.dtype);
+  const int64_t gates = step.cell == RECURL_GRU ? 3 : 4, deeper = (step.layers - 1) * step.outputs;
+  const double weights = double(gates * step.hidden) * double(step.inputs + deeper + step.layers * step.outputs);
+  const int64_t threads = useful_threads(step.threads, double(step.rows) * weights);
+  const int64_t elements = kernels->step_scratch(&step), size = elements * (step.dtype == RECURL_FLOAT64 ? 8 : 4);
+  const std::unique_ptr<char[]> memory(new char[size * threads + kAlign]);
+  char* scratch = aligned(memory.get());
+  parallel(threads, (step.rows + kStepRows - 1) / kStepRows, [&](int64_t job, int64_t worker) {
+    const int64_t end = std::min(step.rows, (job + 1) * kStepRows);
+    kernels->step(&step, layers, job * kStepRows, end, scratch + worker * size);
+  });
+}
+
 template <class Job>
-int guarded(const recurl_layer* layer, const Job& job) {
-  if (!recurl_cpu_has(layer->isa)) return RECURL_BAD_ARGUMENT;
+int guarded(int64_t isa, const Job& job) {
+  if (!recurl_cpu_has(isa)) return RECURL_BAD_ARGUMENT;
   try {
-    job(*layer);
+    job();
   } catch (const std::exception&) {  // nothing here throws but for want of memory
     return RECURL_NO_MEMORY;
   }
@@ -249,11 +274,15 @@ int guarded(const recurl_layer* layer, const Job& job) {
 
 int64_t recurl_cpu_abi(void) { return RECURL_CPU_ABI; }
 int recurl_cpu_has(int64_t isa) { return recurl::kernels_of(isa, RECURL_FLOAT32) != nullptr; }
-int recurl_cpu_forward(const recurl_layer* layer) { return recurl::guarded(layer, recurl::forward); }
-int recurl_cpu_gates(const recurl_layer* layer) { return recurl::guarded(layer, recurl::gates); }
-int recurl_cpu_backward(const recurl_layer* layer) { return recurl::guarded(layer, recurl::backward); }
-int recurl_cpu_step(const recurl_step* step) {
-  if (!recurl_cpu_has(step->isa)) return RECURL_BAD_ARGUMENT;
-  recurl::kernels_of(step->isa, step->dtype)->step(step);
-  return RECURL_OK;
+int recurl_cpu_forward(const recurl_layer* layer) {
+  return recurl::guarded(layer->isa, [&] { recurl::forward(*layer); });
+}
+int recurl_cpu_gates(const recurl_layer* layer) {
+  return recurl::guarded(layer->isa, [&] { recurl::gates(*layer); });
+}
+int recurl_cpu_backward(const recurl_layer* layer) {
+  return recurl::guarded(layer->isa, [&] { recurl::backward(*layer); });
+}
+int recurl_cpu_step(const recurl_step* step, const recurl_step_weights* layers) {
+  return recurl::guarded(step->isa, [&] { recurl::step(*step, layers); });
 }

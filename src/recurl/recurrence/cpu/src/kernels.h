@@ -55,8 +55,9 @@ struct Kernels {
   void (*forward_tile)(const recurl_layer* layer, const Weights* weights, const Tile* tile);
   // scratch: kMaxTileRows * (P + 2 H) elements.
   void (*backward_tile)(const recurl_layer* layer, const Weights* weights, const Tile* tile, void* scratch);
-  // The pointwise part of one step.
-  void (*step)(const recurl_step* step);
+  // One step of rows begin to end. scratch: step_scratch elements.
+  int64_t (*step_scratch)(const recurl_step* step);
+  void (*step)(const recurl_step* step, const recurl_step_weights* layers, int64_t begin, int64_t end, void* scratch);
   // How many units of work such a sum is cut into, each with all tokens.
   int64_t (*outer_units)(const Outer* job);
   // Units begin to end. scratch: outer_scratch elements.

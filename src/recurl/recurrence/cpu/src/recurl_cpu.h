@@ -14,7 +14,7 @@
 #endif
 
 // Raised whenever recurl_layer or a function below changes; the loader refuses a library of another version.
-#define RECURL_CPU_ABI 3
+#define RECURL_CPU_ABI 4
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
 enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1 };
@@ -71,18 +71,26 @@ RECURL_EXPORT int recurl_cpu_gates(const recurl_layer* layer);
 // Fills everything marked "backward only".
 RECURL_EXPORT int recurl_cpu_backward(const recurl_layer* layer);
 
-// One step of B rows without projection, given both products, each [B, G H] with its bias, in torch.nn's gate order.
+// Weights of one layer of a step, as in recurl_layer.
+typedef struct recurl_step_weights {
+  const void *w_ih, *w_hh, *b_ih, *b_hh, *w_hr;
+} recurl_step_weights;
+
+// One step of B rows through L layers in one direction.
 typedef struct recurl_step {
-  int64_t cell, dtype, isa;
-  int64_t rows, hidden;
-  const void *x_gates, *h_gates;  // contiguous
-  const void* h;                  // [B, H]
-  int64_t h_stride;
-  const void* c;  // [B, H], LSTM only
-  int64_t c_stride;
-  void *h_after, *c_after;  // [B, H], contiguous
+  int64_t cell, dtype, isa, threads;
+  int64_t rows, layers, inputs, hidden, outputs;
+  const void* x;  // [B, I]
+  int64_t x_stride;
+  const uint8_t* is_init;  // [B], nonzero where the states count as zero and aren't read; or null
+  const void* h;           // [B, L, P], or null for states of zero
+  int64_t h_stride, h_layer_stride;
+  const void* c;  // [B, L, H], LSTM only
+  int64_t c_stride, c_layer_stride;
+  void* features;           // [B, P], contiguous like the next two: h of the last layer
+  void *h_after, *c_after;  // [B, L, P], [B, L, H]
 } recurl_step;
-RECURL_EXPORT int recurl_cpu_step(const recurl_step* step);
+RECURL_EXPORT int recurl_cpu_step(const recurl_step* step, const recurl_step_weights* layers);
 
 #ifdef __cplusplus
 }

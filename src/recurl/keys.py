@@ -17,6 +17,8 @@ NEXT = "next"
 OBSERVATION = "observation"
 RESET = "_reset"
 REWARD = "reward"
+STORED = ("collector", "stored")
+"""Beside each entry that a sample changes, what is stored: ``is_init`` as collected is at ``(*STORED, "is_init")``."""
 TERMINATED = "terminated"
 TRAJ_IDS = ("collector", "traj_ids")
 TRUNCATED = "truncated"

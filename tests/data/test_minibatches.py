@@ -57,6 +57,7 @@ def check_minibatch(part, batch, steps, slice_len):
     assert marks[~continues].all(), "a discontinuity without a mark"
     slice_start = (token % steps) % (slice_len or steps) == 0
     assert torch.equal(marks, own | slice_start), "a mark inside a sequence"
+    assert torch.equal(part["collector", "stored", "is_init"].reshape(-1), own)
     torch.testing.assert_close(part["state"], flat["state"][token])
     torch.testing.assert_close(part["next", "reward"], flat["next", "reward"][token])
 

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.data.replay_buffers.marks import mark_starts
 from recurl.entries import Entries, leaves
 from recurl.errors import ArgumentError
 from recurl.keys import IS_INIT, TRAJ_IDS
@@ -35,7 +36,8 @@ class SequenceMinibatches:
         generator: CPU generator of the shuffling; None takes torch's default.
 
     Yields:
-        flat TensorDicts ``[M]`` with the entries of the batch, and ``"is_init"`` (``[M, 1]`` when the batch has none).
+        flat TensorDicts ``[M]`` with the entries of the batch, and ``"is_init"`` (``[M, 1]`` when the batch has none);
+        as in samples of a buffer, the flag as it was collected is at ``("collector", "stored", "is_init")``.
 
     Raises:
         ArgumentError: the batch has no time dimension, ``slice_len`` or ``num_minibatches`` is not positive, or there
@@ -106,9 +108,7 @@ class SequenceMinibatches:
         sizes = [int(part.sum()) for part in lengths.tensor_split(self._num_minibatches)]
         device = _device_of(self._flat)
         epoch = self._flat[index.to(device, non_blocking=True)]
-        mark = mark.to(device, non_blocking=True)
-        is_init = cast(Tensor | None, epoch.get(IS_INIT, None))
-        epoch.set(IS_INIT, mark.unsqueeze(-1) if is_init is None else is_init | mark.reshape(is_init.shape))
+        mark_starts(epoch, mark)
         return epoch, sizes
 
 

@@ -9,14 +9,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.keys import DONE, IS_INIT, MASK, NestedKey
+from recurl.keys import DONE, IS_INIT, MASK, STORED, NestedKey
 
-__all__ = ["INDEX", "PRIORITY_WEIGHT", "STORED", "WRITE_STEP", "mark_ends", "mark_starts", "restore"]
+__all__ = ["INDEX", "PRIORITY_WEIGHT", "WRITE_STEP", "mark_ends", "mark_starts", "restore"]
 
 INDEX = "index"
 PRIORITY_WEIGHT = "priority_weight"
-STORED = ("collector", "stored")
-"""Beside each entry that a sample changes, what is stored: ``is_init`` as collected is at ``(*STORED, "is_init")``."""
 WRITE_STEP: NestedKey = ("collector", "write_step")
 
 

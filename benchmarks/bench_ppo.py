@@ -166,9 +166,15 @@ class Peer:
         self._process.stdin.flush()
         return self.answer()
 
+    def end(self) -> None:
+        """Tell it that there is no more to do."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
     def close(self) -> None:
-        """End it."""
-        self._process.communicate()
+        """Wait for its end."""
+        self.end()
+        self._process.wait()
         self._folder.cleanup()
 
 
@@ -194,6 +200,8 @@ def speed(rows: int, options: argparse.Namespace) -> list[dict[str, object]]:
                     times[name, what, clock].append(found[f"{clock}_s"] / found["steps"] * 1e6)
             now = ", ".join(f"{name} {times[name, what, 'cpu'][-1]:.1f}" for name in peers)
             print(f"round {turn + 1}, {what}, CPU us per step: {now}", flush=True)
+    for peer in peers.values():
+        peer.end()
     for peer in peers.values():
         peer.close()
     return [

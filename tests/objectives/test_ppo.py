@@ -5,7 +5,7 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
 from torch.nn import functional as F
 
-from recurl.data import SequenceMinibatches
+from recurl.data import LazyTensorStorage, SequenceMinibatches, TensorDictReplayBuffer
 from recurl.envs import GymEnv
 from recurl.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.mode import recurrent_mode, set_recurrent_mode
@@ -305,8 +305,24 @@ def test_options_out_of_range(arguments, text):
 
 def test_actor_must_sample_one_action():
     agent = make_agent("none", True)
-    with pytest.raises(ArgumentError, match="must end with a sampler"):
+    with pytest.raises(ArgumentError, match=r"must end with a sampler .* this one is a TensorDict"):
         ClipPPOLoss(agent.critic, agent.critic)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_sequences_cut_out_of_episodes_need_their_states(cell):
+    agent = make_agent(cell, False)
+    batch = prepared(agent)
+    loss = ClipPPOLoss(agent.actor, agent.critic)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(48), batch_size=8)
+    buffer.extend(batch.reshape(-1))
+    states = [key for key in batch if key not in ("next", "is_init") and batch[key].ndim == 4]
+    assert len(states) == (4 if cell == "lstm" else 2)
+    for cut in (*SequenceMinibatches(batch, 2, slice_len=4), buffer.sample()):
+        loss(cut)
+        for state in states:
+            with pytest.raises(MissingKeyError, match=f"middle of episodes, but the states .*{state}.* to start"):
+                loss(cut.exclude(state))
 
 
 def test_critic_must_write_its_value():

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from recurl.entries import Entries, leaves
 from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import NestedKey
+from recurl.keys import IS_INIT, STORED, NestedKey, next_key, normalize_key
 from recurl.mode import set_recurrent_mode
 
 __all__ = [
     "Batch",
     "LossModule",
+    "check_states",
     "common_prefix",
     "entry",
     "from_entries",
@@ -25,6 +26,7 @@ __all__ = [
     "modules_in_order",
     "per_token",
     "standardized",
+    "states_of",
     "subset",
 ]
 
@@ -62,6 +64,27 @@ def entry(tensordict: Batch, key: NestedKey, advice: str) -> Tensor:
         found = sorted(str(path[0] if len(path) == 1 else path) for path, _ in leaves(tensordict))
         raise MissingKeyError(f"The batch needs an entry {key!r}, but has {found}. {advice}")
     return cast(Tensor, value)
+
+
+def states_of(network: TensorDictModuleBase) -> list[NestedKey]:
+    """Return the recurrent states of ``network``: what it reads at the root and writes under ``"next"``."""
+    written = {normalize_key(key) for key in network.out_keys}
+    return [key for key in map(normalize_key, network.in_keys) if next_key(key) in written]
+
+
+def check_states(batch: Batch, states: Iterable[NestedKey]) -> None:
+    """Refuse sequences that begin in the middle of episodes without the recurrent ``states`` to start from.
+
+    Raises:
+        MissingKeyError: ``batch`` was cut into sequences, by a buffer or by ``SequenceMinibatches``, and lacks a state.
+    """
+    missing = [key for key in states if batch.get(key, None) is None]
+    if missing and batch.get((*STORED, IS_INIT), None) is not None:
+        raise MissingKeyError(
+            f"The sequences of this batch begin in the middle of episodes, but the states {missing} to start from are "
+            "not in it, so a network would forget what came before. Keep them in the batch; those of a critic come "
+            "from collection with it: Collector(env, TensorDictSequential(actor, critic), ...)."
+        )
 
 
 def per_token(key: NestedKey, value: Tensor, batch_shape: torch.Size) -> Tensor:

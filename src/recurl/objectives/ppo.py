@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch import distributions as d
-from torch.nn import functional as F
 
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import MASK, TRAJ_IDS, normalize_key, shared_state
 from recurl.objectives.common import (
     Batch,
     LossModule,
+    check_states,
     common_prefix,
     entry,
     masked_mean,
     modules_in_order,
     per_token,
     standardized,
+    states_of,
 )
 from recurl.objectives.lowered import LoweredNetwork, distribution_of, inputs_of, not_lowered
+from recurl.objectives.surrogate import DISTANCES, Data, Surrogate
 
 __all__ = ["ClipPPOLoss"]
 
 _ADVANTAGE, _TARGET, _VALUE = "advantage", "value_target", "state_value"
-_DISTANCES = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
 _RUN_GAE = "Run the advantage estimator on the whole batch before cutting it into minibatches: batch = GAE(...)(batch)."
-
-
-class _Data(NamedTuple):
-    """What the losses read besides the networks' inputs, one number per token, ``[*B, T]`` each but the action."""
-
-    action: Tensor
-    log_prob: Tensor
-    advantage: Tensor
-    target: Tensor
-    old_value: Tensor | None
-    mask: Tensor | None
-
-
-def _check_states(actor: TensorDictModuleBase, critic: TensorDictModuleBase) -> None:
-    shared = shared_state([*actor.modules(), *critic.modules()])
-    if shared is not None:
-        raise ArgumentError(
-            f"Actor and critic have a recurrent module each, but both keep their states under {shared!r}: one would "
-            "start from the states of the other. Share the module (ActorValueOperator), or give one other keys, "
-            "in_keys=[value, 'its_state', ...] and out_keys=[features, ('next', 'its_state'), ...]."
-        )
 
 
 class ClipPPOLoss(LossModule):
@@ -91,7 +71,7 @@ class ClipPPOLoss(LossModule):
     Raises:
         ArgumentError: an option out of range; an actor without a sampler or with several actions; two recurrent
             modules that keep their states under the same keys.
-        MissingKeyError: an entry is missing.
+        MissingKeyError: an entry is missing, or a state that sequences cut out of episodes start from.
         UsageError: the stored log-probability requires gradients.
 
     Example:
@@ -127,8 +107,8 @@ class ClipPPOLoss(LossModule):
         super().__init__()
         if not 0.0 < clip_epsilon < 1.0:
             raise ArgumentError(f"clip_epsilon must be in (0, 1), got {clip_epsilon}.")
-        if loss_critic_type not in _DISTANCES:
-            raise ArgumentError(f"loss_critic_type must be one of {sorted(_DISTANCES)}, got {loss_critic_type!r}.")
+        if loss_critic_type not in DISTANCES:
+            raise ArgumentError(f"loss_critic_type must be one of {sorted(DISTANCES)}, got {loss_critic_type!r}.")
         if clip_value < 0:
             raise ArgumentError(f"clip_value must be True, False or a positive number, got {clip_value}.")
         _check_states(actor_network, critic_network)
@@ -140,7 +120,7 @@ class ClipPPOLoss(LossModule):
         self.critic_coeff = critic_coeff
         self.normalize_advantage = normalize_advantage
         self.clip_value = clip_epsilon if clip_value is True else float(clip_value)
-        self._distance = _DISTANCES[loss_critic_type]
+        self._distance = loss_critic_type
         self._plan()
 
     def _plan(self) -> None:
@@ -148,9 +128,11 @@ class ClipPPOLoss(LossModule):
         critic = modules_in_order(self.critic_network)
         actions = getattr(sampler, "dist_sample_keys", None)
         if actions is None or len(actions) != 1:
+            given = f"is a {type(sampler).__name__}" if actions is None else f"samples {actions}"
             raise ArgumentError(
-                "The actor must end with a sampler of one action, as ProbabilisticActor does; its last module is "
-                f"{type(sampler).__name__} with actions {actions}."
+                "PPO needs probabilities of actions, so the actor must end with a sampler of one action, as "
+                "ProbabilisticActor(module, ..., distribution_class=..., return_log_prob=True) does; the last module "
+                f"of this one {given}."
             )
         shared = common_prefix(actor, critic)
         self._networks = tuple(map(LoweredNetwork, (actor[:shared], actor[shared:], critic[shared:])))
@@ -162,6 +144,8 @@ class ClipPPOLoss(LossModule):
                 normalize_key(key) for key in (*self.actor_network.in_keys, *self.critic_network.in_keys, TRAJ_IDS)
             )
         )
+        networks = (self.actor_network, self.critic_network)
+        self._states = list(dict.fromkeys(key for network in networks for key in states_of(network)))
         own = [self._action_key, self._log_prob_key, _ADVANTAGE, _TARGET, *([_VALUE] if self.clip_value else []), MASK]
         self.in_keys = cast(Any, [*self._network_keys, *own])
         self.out_keys = [
@@ -177,14 +161,24 @@ class ClipPPOLoss(LossModule):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the losses; called in recurrent mode."""
+        check_states(batch, self._states)
         data = self._read(batch)
         dist, value = self._run_networks(batch)
-        out = self._policy_losses(dist, data)
-        out["loss_critic"] = self.critic_coeff * self._critic_loss(value, data)
+        shape = batch.batch_size
+        surrogate = Surrogate(self.clip_epsilon, self.clip_value, self._distance)
+        terms = surrogate(_sum_events(dist.log_prob(data.action), shape), value, data)
+        out = {"loss_objective": -terms.gain, "loss_critic": self.critic_coeff * terms.distance}
+        entropy_counts = self.entropy_bonus and self.entropy_coeff != 0.0
+        with torch.set_grad_enabled(entropy_counts and torch.is_grad_enabled()):
+            entropy = masked_mean(_sum_events(dist.entropy(), shape), data.mask)
+        if self.entropy_bonus:
+            out["loss_entropy"] = -self.entropy_coeff * entropy
+        out["entropy"] = entropy.detach()
+        out |= self._ratio_metrics(terms.log_ratio, terms.ratio, data.mask)
         out["explained_variance"] = _explained_variance(value.detach(), data.target, data.mask)
         return {key: out[key] for key in self.out_keys}
 
-    def _read(self, batch: Batch) -> _Data:
+    def _read(self, batch: Batch) -> Data:
         shape = batch.batch_size
         log_prob = entry(
             batch, self._log_prob_key, "Build the actor with return_log_prob=True, so that collection stores it."
@@ -196,7 +190,7 @@ class ClipPPOLoss(LossModule):
             )
         old_value = entry(batch, _VALUE, _RUN_GAE) if self.clip_value else None
         mask = cast(Tensor | None, batch.get(MASK, None))
-        data = _Data(
+        data = Data(
             entry(batch, self._action_key, "The actor writes it during collection."),
             _sum_events(log_prob, shape),
             per_token(_ADVANTAGE, entry(batch, _ADVANTAGE, _RUN_GAE), shape),
@@ -216,18 +210,6 @@ class ClipPPOLoss(LossModule):
         value = per_token(_VALUE, entry(branch, _VALUE, "The critic must write it."), batch.batch_size)
         return distribution_of(self._sampler[0], actor(run)), value
 
-    def _policy_losses(self, dist: d.Distribution, data: _Data) -> dict[str, Tensor]:
-        shape = data.advantage.shape
-        log_ratio = _sum_events(dist.log_prob(data.action), shape) - data.log_prob
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon)
-        gain = torch.minimum(ratio * data.advantage, clipped * data.advantage)
-        entropy = masked_mean(_sum_events(dist.entropy(), shape), data.mask)
-        out = {"loss_objective": -masked_mean(gain, data.mask), "entropy": entropy.detach()}
-        if self.entropy_bonus:
-            out["loss_entropy"] = -self.entropy_coeff * entropy
-        return out | self._ratio_metrics(log_ratio.detach(), ratio.detach(), data.mask)
-
     def _ratio_metrics(self, log_ratio: Tensor, ratio: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         outside = (ratio - 1.0).abs() > self.clip_epsilon
         mean, mean_square = masked_mean(ratio, mask), masked_mean(ratio.square(), mask)
@@ -239,12 +221,15 @@ class ClipPPOLoss(LossModule):
             "mean_ratio": mean,
         }
 
-    def _critic_loss(self, value: Tensor, data: _Data) -> Tensor:
-        loss = self._distance(value, data.target, reduction="none")
-        if data.old_value is not None:
-            near = data.old_value + (value - data.old_value).clamp(-self.clip_value, self.clip_value)
-            loss = torch.maximum(loss, self._distance(near, data.target, reduction="none"))
-        return masked_mean(loss, data.mask)
+
+def _check_states(actor: TensorDictModuleBase, critic: TensorDictModuleBase) -> None:
+    shared = shared_state([*actor.modules(), *critic.modules()])
+    if shared is not None:
+        raise ArgumentError(
+            f"Actor and critic have a recurrent module each, but both keep their states under {shared!r}: one would "
+            "start from the states of the other. Share the module (ActorValueOperator), or give one other keys, "
+            "in_keys=[value, 'its_state', ...] and out_keys=[features, ('next', 'its_state'), ...]."
+        )
 
 
 def _sum_events(values: Tensor, batch_shape: torch.Size) -> Tensor:

@@ -13,7 +13,7 @@ from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import DONE, IS_INIT, MASK, REWARD, TERMINATED, TRAJ_IDS, NestedKey, next_key, normalize_key
 from recurl.mode import set_recurrent_mode
 from recurl.objectives import lowered
-from recurl.objectives.common import Batch, entry, modules_in_order, per_token
+from recurl.objectives.common import Batch, entry, modules_in_order, per_token, states_of
 from recurl.objectives.lowered import LoweredNetwork, inputs_of, made
 from recurl.recurrence.boundaries import Boundaries
 
@@ -83,7 +83,7 @@ class Unroll:
         self._network = LoweredNetwork(modules_in_order(network), network)
         self.out_key = out_key
         self._keys = [normalize_key(key) for key in network.in_keys]
-        self.states = [key for key in self._keys if next_key(key) in written]
+        self.states = states_of(network)
         self._observed = [key for key in self._keys if key != IS_INIT and key not in self.states]
         self.in_keys: list[NestedKey] = [*self._keys, *map(next_key, self._observed)]
 

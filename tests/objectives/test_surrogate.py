@@ -1,0 +1,62 @@
+import pytest
+import torch
+
+from recurl.autograd import first_derivatives_do
+from recurl.objectives.surrogate import Data, Surrogate
+
+OPTIONS = [("l2", 0.0), ("l1", 0.3), ("smooth_l1", 0.0), ("smooth_l1", 0.3)]
+
+
+def make(distance, clip_value, mask):
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 8, dtype=torch.float64)
+    old_value = x[5] if clip_value else None
+    data = Data(x[0], x[0], x[1], x[2], old_value, torch.rand(3, 8) < 0.6 if mask else None)
+    return Surrogate(0.2, clip_value, distance), data, (x[0] + 0.3 * x[3]).requires_grad_(), x[4].requires_grad_()
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize(("distance", "clip_value"), OPTIONS)
+def test_derivatives_are_those_of_torch(distance, clip_value, mask):
+    surrogate, data, log_prob, value = make(distance, clip_value, mask)
+    ours, theirs = surrogate(log_prob, value, data), surrogate.means(log_prob, value, data)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert not ours.ratio.requires_grad
+    found, expected = (
+        torch.autograd.grad(3 * terms.gain + 2 * terms.distance, (log_prob, value)) for terms in (ours, theirs)
+    )
+    assert found[0].count_nonzero() < 24, "nothing is clipped"
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+
+
+def test_one_loss_alone():
+    surrogate, data, log_prob, value = make("l2", 0.0, False)
+    terms = surrogate(log_prob, value, data)
+    assert torch.autograd.grad(terms.gain, (log_prob, value), allow_unused=True, retain_graph=True)[1] is None
+    assert torch.autograd.grad(terms.distance, (log_prob, value), allow_unused=True)[0] is None
+    assert not surrogate(log_prob.detach(), value.detach(), data).gain.requires_grad
+
+
+@pytest.mark.parametrize(("distance", "clip_value"), OPTIONS)
+def test_second_derivatives(distance, clip_value):
+    surrogate, data, log_prob, value = make(distance, clip_value, True)
+    assert torch.autograd.gradgradcheck(lambda *x: surrogate(*x, data)[:2], (log_prob, value))
+    (slope,) = torch.autograd.grad(surrogate(log_prob, value, data).gain, log_prob, create_graph=True)
+    assert slope.requires_grad
+
+
+def test_torch_func_and_compile_derive_for_themselves():
+    surrogate, data, log_prob, value = make("l2", 0.0, False)
+
+    def loss(log_prob, value):
+        assert not first_derivatives_do()
+        terms = surrogate(log_prob, value, data)
+        return terms.gain + terms.distance
+
+    expected = torch.autograd.grad(sum(surrogate.means(log_prob, value, data)[:2]), (log_prob, value))
+    for a, b in zip(torch.func.grad(loss, (0, 1))(log_prob.detach(), value.detach()), expected, strict=True):
+        torch.testing.assert_close(a, b)
+    compiled = torch.compile(lambda *x: sum(surrogate(*x, data)[:2]), backend="aot_eager", fullgraph=True)
+    for a, b in zip(torch.autograd.grad(compiled(log_prob, value), (log_prob, value)), expected, strict=True):
+        torch.testing.assert_close(a, b)

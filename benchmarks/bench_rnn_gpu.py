@@ -142,7 +142,7 @@ def busy(function: Callable[[], object], repeat: int = 5) -> tuple[float, dict[s
         torch.cuda.synchronize()
     events = prof.key_averages()
     walks = {
-        event.key[:1] if "resident" not in event.key else event.key[9]: event.self_device_time_total / repeat / 1e3
+        "forward" if "forward" in event.key else "backward": event.self_device_time_total / repeat / 1e3
         for event in events
         if event.key.endswith("ward_kernel")
     }
@@ -199,7 +199,7 @@ def time_case(cell: str, hidden: int, rows: int, length: int, rate: float, preci
         step()
         peak = (torch.cuda.max_memory_allocated() - before) / 2**20
         row = {**problem, "what": precision, "busy": total, "wall": wall(step), "graph": graphed(step), "MB": peak}
-        table.append({**row, "forward": walks.get("f", 0.0), "backward": walks.get("b", 0.0)})
+        table.append({**row, "forward": walks.get("forward", 0.0), "backward": walks.get("backward", 0.0)})
     for row in table:
         print(" ".join(f"{k}={v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()), flush=True)
     return table

@@ -12,14 +12,14 @@ import torch
 from recurl.recurrence import GRU, LSTM, Options, Support
 from recurl.recurrence.triton import TritonKernels
 from recurl.recurrence.triton import backend as backend_module
-from recurl.recurrence.triton.config import resident_for, tile_for
-from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.config import Resident, Wide, chosen_for, tile_for
 
 ROOT = Path(__file__).parents[2]
 ERRORS = {"ieee": 2e-6, "recompute": 2e-6, "layers": 2e-6, "group": 2e-6, "tf32x3": 5e-6, "tf32": 2e-3, "saved": 0}
 CHECKS = {f"{cell} {name}": limit for cell in ("lstm", "gru") for name, limit in ERRORS.items()} | {
     "bounds": 0,
-    "sums": 1e-6,
+    "arranged": 1e-6,
+    "packed": 0,
     "lstm projection": 2e-6,
     "lstm projection recompute": 2e-6,
     "lstm projection saved": 0,
@@ -37,6 +37,9 @@ PLAIN = [
     "pointwise,previous,lstm,60,ieee",
     "pointwise,gates,gru,60,tf32",
     "pointwise,sums,gru,60,tf32",
+    "pointwise,arrange,gru,60,tf32",
+    "pointwise,restore,lstm,60,tf32",
+    "pointwise,pack,gru,300,tf32",
 ]
 RESIDENT = [
     f"resident,{direction},{cell},{hidden},{precision}"
@@ -44,7 +47,13 @@ RESIDENT = [
     for cell in ("lstm", "gru")
     for hidden, precision in ((20, "tf32"), (64, "tf32"), (128, "tf32"), (100, "bf16"), (256, "tf32"), (200, "bf16"))
 ]
-COMPILED = {"80": (PLAIN, 163 * 1024), "90": ([*PLAIN, *RESIDENT], 227 * 1024)}
+WIDE = [
+    "wide,forward,lstm,512,tf32",
+    "wide,forward,gru,300,bf16",
+    "wide,backward,lstm,512,tf32",
+    "wide,backward,gru,1024,tf32",
+]
+COMPILED = {"80": (PLAIN, 163 * 1024), "90": ([*PLAIN, *RESIDENT, *WIDE], 227 * 1024)}
 
 
 def run(module: str, *arguments: str, **environment: str) -> dict[str, list[str]]:
@@ -90,26 +99,27 @@ def test_a_group_holds_all_units(direction: str) -> None:
                 assert tile.block_k >= hidden or not tile.resident
 
 
-def test_resident_kernels_serve_what_was_measured() -> None:
-    assert resident_for((9, 0), "lstm", 100, "tf32") is not None
-    for capability, hidden, precision in (((8, 0), 64, "tf32"), ((9, 0), 513, "tf32"), ((9, 0), 64, "ieee")):
-        assert resident_for(capability, "lstm", hidden, precision) is None
+def kinds(cell: str, hidden: int, precision: str, rows: int, processors: int = 132) -> tuple[type, type] | None:
+    chosen = chosen_for((9, 0), processors, cell, hidden, precision, rows)
+    assert chosen is None or chosen.width >= hidden
+    return None if chosen is None else (type(chosen.forward), type(chosen.backward))
 
 
-@pytest.mark.parametrize("lstm", [True, False])
-@pytest.mark.parametrize(("width", "interleaved"), [(5, False), (5, True), (16, True)])
-def test_layout_restores_what_it_arranged(lstm: bool, width: int, interleaved: bool) -> None:
-    layout = Layout(lstm, 5, width, interleaved)
-    rows = torch.randn(layout.num_gates * 5, 3)
-    arranged = layout.arrange(rows)
-    assert arranged.shape == (layout.num_gates * width, 3)
-    assert torch.equal(layout.restore_input(arranged), rows)
-    hidden_part = arranged if lstm else arranged.roll(-width, 0)
-    assert torch.equal(layout.restore_hidden(hidden_part), rows)
-    assert torch.isclose(arranged.abs().sum(), rows.abs().sum())
-    unit = arranged.view(width, 4, 3)[3] if lstm and interleaved else None
-    if unit is not None:
-        assert torch.equal(unit, rows.view(4, 5, 3)[:, 3])
+def test_gluon_kernels_serve_what_was_measured() -> None:
+    assert kinds("lstm", 100, "tf32", 4096) == (Resident, Resident)
+    assert kinds("gru", 256, "tf32", 64) == (Resident, Resident)
+    assert kinds("gru", 256, "tf32", 512) == (Wide, Wide)
+    assert kinds("lstm", 512, "tf32", 1) == (Wide, Wide)
+    assert kinds("gru", 1000, "bf16", 1) == (Wide, Wide)
+    for rows, units in ((64, 16), (512, 32)):
+        chosen = chosen_for((9, 0), 132, "lstm", 512, "tf32", rows)
+        assert chosen is not None
+        assert isinstance(chosen.forward, Wide)
+        assert chosen.forward.units == units
+    assert kinds("lstm", 64, "ieee", 64) is None
+    assert kinds("gru", 256, "tf32", 1, processors=3) is None
+    assert kinds("gru", 1024, "tf32", 1, processors=16) is None
+    assert chosen_for((8, 0), 108, "lstm", 64, "tf32", 64) is None
 
 
 def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,15 +128,10 @@ def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "it needs an NVIDIA GPU, the tensors are on cpu" in (
         kernels.unsupported(Support(LSTM, torch.device("cpu"))) or ""
     )
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((7, 5), 40))
     assert "this GPU has 7.5" in (kernels.unsupported(Support(LSTM, cuda)) or "")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132))
     assert "got torch.float64" in (kernels.unsupported(Support(GRU, cuda, torch.float64)) or "")
-
-    class Properties:
-        multi_processor_count = 132
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
     assert "hidden_size=16384 is too large" in (kernels.unsupported(Support(LSTM, cuda, hidden_size=16384)) or "")
     assert kernels.unsupported(Support(LSTM, cuda, hidden_size=1024, options=Options(True, "tf32"))) is None
 

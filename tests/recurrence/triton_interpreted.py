@@ -7,11 +7,14 @@ and which is decided when it is defined.
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 
 from recurl.recurrence import CELLS, Backend, Boundaries, KernelBackend, LayerCall, Options, ReferenceBackend, run_stack
-from recurl.recurrence.triton import TritonKernels, launch
+from recurl.recurrence.triton import TritonKernels, launch, weights
 from recurl.recurrence.triton.config import Tile
+from recurl.recurrence.triton.layout import Layout
 
 from .contract import Case, relative_error
 
@@ -72,12 +75,52 @@ def bounds_error() -> int:
         expected = [next((p for p in places if p >= s * share), tokens) for s in range(slots + 1)]
         wrong += launch.slot_bounds(boundaries, slots).tolist() != expected
         assert launch.slot_bounds(boundaries, slots) is launch.slot_bounds(boundaries, slots)
+    wrong += [launch.share_for(*case) for case in ((64, 33, 32), (131072, 2112, 32), (100, 7, 64))] != [2, 64, 15]
     return wrong
 
 
-def sums_error() -> float:
-    values = torch.randn(9001, 52, generator=torch.Generator().manual_seed(0))
-    return relative_error(launch.column_sums(values), values.double().sum(0))
+def arranged_error() -> float:
+    """Weights and biases arranged and their gradients restored, against the columns that a layout lists."""
+    worst = 0.0
+    generator = torch.Generator().manual_seed(0)
+    for lstm, width, interleaved in product((True, False), (5, 16), (True, False)):
+        layout = Layout(lstm, 5, width, interleaved)
+        gates = layout.num_gates
+        w, b_ih, b_hh = (torch.randn(gates * 5, *shape, generator=generator) for shape in ((3,), (), ()))
+        into, hidden = (torch.tensor(layout.columns(hidden_part)) for hidden_part in (False, True))
+        weight, bias = weights.arranged(w, layout, torch.float32, (b_ih, b_hh))
+        added = b_hh if lstm else torch.where(torch.arange(gates * 5) < 10, b_hh, 0)
+        for found, natural in ((weight, w), (bias, b_ih + added)):
+            padded = natural.new_zeros(gates, width, *natural.shape[1:])
+            padded[:, :5] = natural.view(gates, 5, *natural.shape[1:])
+            worst = max(worst, relative_error(found, padded.flatten(0, 1)[into]))
+        grad_gates = torch.randn(300, 4 * width, generator=generator)
+        sums = grad_gates.double().sum(0)
+        to_hidden = torch.randn(gates * width, 4, generator=generator)
+        restored = weights.restored(grad_gates, weight, to_hidden, layout, True)
+        products = (weight, to_hidden, sums[: gates * width], sums[-gates * width :])
+        for found, value, order in zip(restored, products, (into, hidden, into, hidden), strict=True):
+            by_gate = torch.empty_like(value).index_copy(0, order, value).view(gates, width, *value.shape[1:])
+            worst = max(worst, relative_error(found, by_gate[:, :5].flatten(0, 1)))
+    return worst
+
+
+def packed_differs() -> int:
+    """Recurrent weights for the wide kernels, against the definition."""
+    wrong = 0
+    for lstm, direction in product((True, False), ("forward", "backward")):
+        layout = Layout(lstm, 100, 128, True)
+        gates = layout.num_gates
+        w = torch.randn(gates * 100, 100).bfloat16().float()
+        padded = torch.zeros(gates, 128, 128)
+        padded[:, :100, :100] = w.view(gates, 100, 100)
+        if direction == "backward":
+            expected = padded.permute(2, 0, 1)
+        else:
+            pairs = padded[: gates // 2 * 2].view(-1, 2, 16, 8, 128).transpose(1, 2)
+            expected = torch.cat([pairs.flatten(), padded[gates // 2 * 2 :].flatten()])
+        wrong += not torch.equal(weights.packed(direction, w, layout, torch.float32), expected.flatten())
+    return wrong
 
 
 def group_error(cell: str) -> float:
@@ -106,7 +149,8 @@ def saved_differs(cell: str, projection: int) -> int:
 def main() -> None:
     ieee, tf32 = Options(), Options(precision="tf32")
     print("bounds:", bounds_error())
-    print("sums:", sums_error())
+    print("arranged:", arranged_error())
+    print("packed:", packed_differs())
     for cell in ("lstm", "gru"):
         print(f"{cell} ieee:", worst_error(cell, ieee, poison=True, shape=(2, 9)))
         print(f"{cell} recompute:", worst_error(cell, Options(recompute=True), bias=False, shape=(2, 9)))

@@ -11,21 +11,23 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from recurl.recurrence.triton import backward, forward, walk
-from recurl.recurrence.triton import resident_backward as gluon_backward
-from recurl.recurrence.triton import resident_forward as gluon_forward
-from recurl.recurrence.triton.config import padded, resident_for, tile_for
+from recurl.recurrence.triton import arrange, backward, forward, walk
+from recurl.recurrence.triton import gluon_launch as launches
+from recurl.recurrence.triton.config import Resident, Wide, chosen_for, padded, tile_for
+from recurl.recurrence.triton.layout import Layout
 
 POINTERS = {"bounds": "*i64", "starts": "*u8", "flags": "*i32"}
-INTEGERS = re.compile(r".*_(row|column|begin|end)$|tokens|share|total|columns")
+INTEGERS = re.compile(r".*_(row|column|begin|end)$|tokens|share|total|programs|.*columns")
 
 
 def signature(names: list[str], constants: dict[str, object], types: dict[str, str]) -> dict[str, str]:
@@ -77,36 +79,33 @@ def plain(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSo
     return source, {"num_warps": tile.warps, "num_stages": 1, "launch_cooperative_grid": tile.members > 1}
 
 
-def resident(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
-    config, width = resident_for((9, 0), cell, hidden, precision), padded(hidden)
-    assert config is not None
-    units = width // config.members
-    module = {"forward": gluon_forward, "backward": gluon_backward}[direction]
-    kernel = getattr(module, f"resident_{direction}_kernel")
+def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
+    """A Gluon kernel as it is launched for a batch of few rows (``resident``) or of many (``wide``)."""
+    chosen = chosen_for((9, 0), 132, cell, hidden, precision, {"resident": 1, "wide": 512}[kind])
+    assert chosen is not None
+    config: Resident | Wide = getattr(chosen, direction)
+    assert isinstance(config, {"resident": Resident, "wide": Wide}[kind])
+    layout = Layout(cell == "lstm", hidden, chosen.width, interleaved=True)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    grid = launches.grid_for(direction, config, layout, processors=132, tokens=2**20)
+    options = grid.constants(dtype)
     constants, types = walk_constants(direction, cell, hidden, precision)
-    constants |= {
-        "WIDTH": width,
-        "BITS": 16 if precision == "bf16" else 32,
-        "ROWS": config.rows,
-        "WARPS": units // 16,
-        "UNITS": units,
-        "MEMBERS": config.members,
-        "SHARED_GATES": getattr(config, f"{direction}_shared"),
-        **({"AHEAD": config.ahead} if direction == "forward" else {}),
-    }
-    types = signature(kernel.arg_names, constants, types)
+    types |= {"weights": types["buffer"]}
+    constants |= {name: value for name, value in options.items() if name in grid.kernel.arg_names}
+    types = signature(grid.kernel.arg_names, constants, types)
     aligned = [["tt.divisibility", 16]]
-    attributes = {(i,): aligned for i, name in enumerate(kernel.arg_names) if types[name].startswith("*")}
-    return GluonASTSource(kernel, types, constants, attributes), {
-        "num_warps": units // 16,
-        "launch_cooperative_grid": config.members > 1,
+    attributes = {(i,): aligned for i, name in enumerate(grid.kernel.arg_names) if types[name].startswith("*")}
+    return GluonASTSource(grid.kernel, types, constants, attributes), {
+        name: value for name, value in options.items() if name not in constants
     }
 
 
 def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
-    kernel = getattr(walk, f"{name}_kernel")
-    every = {"HIDDEN": hidden, "WIDTH": padded(hidden), "LSTM": cell == "lstm", "INTERLEAVED": True, "BLOCK": 1024}
-    every |= {"ROWS": 32, "COLUMNS": 128}
+    kernel = getattr(arrange if name in ("arrange", "restore", "pack") else walk, f"{name}_kernel")
+    block, rows = {"arrange": (128, 8), "pack": (64, 64), "restore": (256, 1)}.get(name, (1024, 32))
+    every = {"HIDDEN": hidden, "WIDTH": padded(hidden), "LSTM": cell == "lstm", "INTERLEAVED": True, "BLOCK": block}
+    every |= {"ROWS": rows, "COLUMNS": 128, "GATES": 4 if cell == "lstm" else 3, "FORWARD": True}
+    every |= {"IN_BIAS": True, "HIDDEN_BIAS": True, "PRECISION": precision}
     constants = {key: value for key, value in every.items() if key in kernel.arg_names}
     types = signature(kernel.arg_names, constants, {"gates": "*fp16", "before": "*bf16"})
     return ASTSource(kernel, types, constants, {}), {"num_warps": 4}
@@ -116,9 +115,8 @@ def main() -> None:
     capability = int(sys.argv[1])
     for case in sys.argv[2:]:
         kind, name, cell, hidden, precision = case.split(",")
-        source, options = {"plain": plain, "resident": resident, "pointwise": pointwise}[kind](
-            name, cell, int(hidden), precision
-        )
+        make = {"plain": plain, "pointwise": pointwise}.get(kind) or partial(on_chip, kind)
+        source, options = make(name, cell, int(hidden), precision)
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         print(f"{case}:", *resources(compiled.asm["cubin"]), compiled.metadata.shared, flush=True)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
 from recurl.recurrence.ops import Gradients
-from recurl.recurrence.triton.config import Tile, padded, resident_for, tile_for
+from recurl.recurrence.triton.config import Tile, chosen_for, tile_for
 from recurl.recurrence.triton.layer import Layer
 from recurl.recurrence.triton.layout import Layout
 
@@ -42,13 +42,12 @@ class TritonKernels:
         device = support.device
         if device.type != "cuda" or torch.version.hip is not None:
             return f"it needs an NVIDIA GPU, the tensors are on {device}; use 'loop' or 'auto'"
-        capability = torch.cuda.get_device_capability(device)
+        capability, processors = _hardware(device)
         if capability < _OLDEST_CAPABILITY:
             return f"it needs compute capability 8.0 or newer, this GPU has {capability[0]}.{capability[1]}; use 'loop'"
         if support.dtype not in _DTYPES:
             return f"it computes in float32 and bfloat16, got {support.dtype}; use 'loop'"
         tile = self.tile_for("forward", support.hidden_size, support.cell.num_gates, "bf16")
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
         if tile.members > processors:
             largest = processors * tile.units
             return f"hidden_size={support.hidden_size} is too large: this GPU holds {largest} units; use 'loop'"
@@ -96,12 +95,19 @@ class TritonKernels:
         hidden, num_gates = call.weights.w_hh.shape[0] // call.cell.num_gates, call.cell.num_gates
         lowest = torch.bfloat16 in (call.x.dtype, call.options.compute_dtype)
         precision = "bf16" if lowest else call.options.precision
-        resident = None
+        chosen = None
         if call.x.device.type == "cuda":
-            capability = torch.cuda.get_device_capability(call.x.device)
-            resident = resident_for(capability, call.cell.name, hidden, precision)
-        layout = Layout(num_gates == 4, hidden, padded(hidden) if resident else hidden, resident is not None)
-        return Layer(call, layout, precision, resident, self.tile_for)
+            capability, processors = _hardware(call.x.device)
+            rows = call.boundaries.num_tokens // call.boundaries.batch_shape[-1]
+            chosen = chosen_for(capability, processors, call.cell.name, hidden, precision, rows)
+        layout = Layout(num_gates == 4, hidden, chosen.width if chosen else hidden, chosen is not None)
+        return Layer(call, layout, precision, chosen, self.tile_for)
+
+
+@cache
+def _hardware(device: torch.device) -> tuple[tuple[int, int], int]:
+    properties = torch.cuda.get_device_properties(device)
+    return (properties.major, properties.minor), properties.multi_processor_count
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
 
 _ROWS = 16
 
@@ -66,6 +69,7 @@ class Resident:
         programs: per multiprocessor.
         members: programs of a group; together they hold all hidden units.
         rows: slots that a group walks together.
+        across: warps that share these slots; each has 16 units.
     """
 
     forward_shared: int
@@ -74,6 +78,31 @@ class Resident:
     programs: int
     members: int = 1
     rows: int = 8
+    across: int = 1
+
+    def members_for(self, width: int) -> int:
+        """Programs of a group."""
+        return self.members
+
+
+@dataclass(frozen=True)
+class Wide:
+    """How the Gluon kernels with a product per step are cut.
+
+    Attributes:
+        rows: slots that a group walks together; one warp for 16 of them.
+        units: hidden units of one program.
+        stages: blocks of operands on their way or in use.
+    """
+
+    rows: int
+    units: int
+    stages: int
+    programs: ClassVar[int] = 1
+
+    def members_for(self, width: int) -> int:
+        """Programs of a group."""
+        return width // self.units
 
 
 # By cell, W and bits of an operand (tf32 counts as 32): as many weights in registers as go in without spilling.
@@ -86,30 +115,71 @@ _RESIDENT = {
     ("gru", 128, 32): Resident(1, 2, 1, 1),
     ("gru", 64, 16): Resident(0, 2, 0, 2),
     ("gru", 128, 16): Resident(0, 2, 1, 1),
-    ("lstm", 256, 32): Resident(4, 2, 4, 1, 8, 16),
-    ("gru", 256, 32): Resident(3, 2, 3, 1, 8, 16),
-    ("lstm", 256, 16): Resident(4, 1, 4, 1, 8, 16),
-    ("gru", 256, 16): Resident(3, 2, 3, 1, 8, 16),
-    ("gru", 512, 32): Resident(3, 1, 3, 1, 32, 16),
-    ("lstm", 512, 16): Resident(4, 1, 4, 1, 16, 16),
-    ("gru", 512, 16): Resident(3, 1, 3, 1, 16, 16),
+    ("lstm", 256, 32): Resident(4, 2, 4, 1, 8, 16, 2),
+    ("gru", 256, 32): Resident(3, 2, 3, 1, 4, 8),
+    ("lstm", 256, 16): Resident(4, 1, 4, 1, 8, 16, 2),
+    ("gru", 256, 16): Resident(3, 2, 3, 1, 8, 16, 2),
+    ("gru", 512, 32): Resident(3, 1, 3, 1, 32, 16, 2),
+    ("lstm", 512, 16): Resident(4, 1, 4, 1, 16, 16, 2),
+    ("gru", 512, 16): Resident(3, 1, 3, 1, 8, 8),
 }
 _SMALL = Resident(0, 2, 0, 4)
-_RESIDENT_CAPABILITY = (9, 0)
-_RESIDENT_BITS = {"tf32": 32, "bf16": 16}
+_WIDE_MULTIPLE = 64  # of which W is one in the wide kernels
+_GLUON_CAPABILITY = (9, 0)
+_GLUON_BITS = {"tf32": 32, "bf16": 16}
 
 
-def resident_for(capability: tuple[int, int], cell: str, hidden: int, precision: str) -> Resident | None:
+@dataclass(frozen=True)
+class Chosen:
+    """The Gluon kernels of one layer.
+
+    Attributes:
+        width: W, the padded number of units.
+        forward: how the forward walk runs.
+        backward: how the backward walk runs.
+    """
+
+    width: int
+    forward: Resident | Wide
+    backward: Resident | Wide
+
+
+@lru_cache(maxsize=256)
+def chosen_for(
+    capability: tuple[int, int], processors: int, cell: str, hidden: int, precision: str, batch_rows: int
+) -> Chosen | None:
     """Return how the Gluon kernels run a layer, or None where the plain ones serve.
+
+    The resident ones are quicker per step, the wide ones walk more rows at once.
 
     Args:
         capability: of the GPU.
+        processors: its multiprocessors.
         cell: its name.
         hidden: H.
         precision: of the recurrent products.
+        batch_rows: rows of the batch, each at least one segment.
     """
-    bits = _RESIDENT_BITS.get(precision)
-    if bits is None or capability != _RESIDENT_CAPABILITY:
+    bits = _GLUON_BITS.get(precision)
+    if bits is None or capability != _GLUON_CAPABILITY:
         return None
     width = padded(hidden)
-    return _SMALL if width <= 32 else _RESIDENT.get((cell, width, bits))
+    resident = _SMALL if width <= 32 else _RESIDENT.get((cell, width, bits))
+    if resident is not None:
+        groups = processors // resident.members
+        if resident.members == 1 or batch_rows <= groups * resident.rows:
+            return Chosen(width, resident, resident) if groups else None
+    width = -(-hidden // _WIDE_MULTIPLE) * _WIDE_MULTIPLE
+    tiles = next(tiles for largest, tiles in _WIDE.items() if width <= largest)
+    fitting = [pair for pair in tiles if pair[0].members_for(width) <= processors]
+    enough = [pair for pair in fitting if batch_rows <= processors // pair[0].members_for(width) * pair[0].rows]
+    best = (enough or fitting[-1:])[:1]
+    return Chosen(width, *best[0]) if best else None
+
+
+# Forward and backward, by the largest W: the first that walks all rows of the batch at once, else the last.
+_WIDE = {
+    256: ((Wide(64, 16, 8), Wide(64, 16, 8)),),
+    512: ((Wide(64, 16, 8), Wide(64, 16, 8)), (Wide(64, 32, 8), Wide(64, 32, 8))),
+    math.inf: ((Wide(64, 16, 8), Wide(64, 16, 8)), (Wide(128, 32, 6), Wide(128, 32, 8))),
+}

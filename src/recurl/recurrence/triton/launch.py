@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,17 +20,31 @@ from recurl.recurrence.triton.layout import Layout
 _ALL_STEPS = 2**31 - 1
 _BLOCK = 1024
 _INTERPRETED_PROCESSORS = 4
-_SUMMED_ROWS, _SUMMED_COLUMNS, _SUMMING_PROGRAMS = 32, 128, 264
 
 _plans: WeakKeyDictionary[Boundaries, dict[int, Tensor]] = WeakKeyDictionary()
 
 
-def groups_for(members: int, rows: int, device: torch.device, tokens: int) -> int:
+@cache
+def processors_of(device: torch.device) -> int:
+    """How many multiprocessors ``device`` has; a small number where kernels are interpreted."""
+    if device.type != "cuda":
+        return _INTERPRETED_PROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def groups_for(members: int, rows: int, processors: int, tokens: int) -> int:
     """How many groups of ``members`` programs are on the chip at once and of use for ``tokens`` tokens."""
-    processors = _INTERPRETED_PROCESSORS
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
     return max(1, min(processors // members, -(-tokens // rows)))
+
+
+def share_for(tokens: int, slots: int, length: int) -> int:
+    """Tokens per slot: N / slots rounded up, and up to a multiple of the rows' ``length`` where that adds little.
+
+    A slot of whole rows ends where its share ends; any other walks on to the end of a row.
+    """
+    share = -(-tokens // slots)
+    whole_rows = -(-share // length) * length
+    return whole_rows if 8 * whole_rows <= 9 * share else share
 
 
 def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
@@ -42,11 +57,10 @@ def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
     bounds = plans.get(slots)
     if bounds is None:
         tokens = boundaries.num_tokens
+        share = share_for(tokens, slots, boundaries.batch_shape[-1])
         bounds = torch.empty(slots + 1, dtype=torch.int64, device=boundaries.device)
         with on(boundaries.device):
-            start(walk.bounds_kernel, slots + 1)(
-                flags_of(boundaries), bounds, tokens, -(-tokens // slots), BLOCK=_BLOCK, num_warps=4
-            )
+            start(walk.bounds_kernel, slots + 1)(flags_of(boundaries), bounds, tokens, share, BLOCK=_BLOCK, num_warps=4)
         plans[slots] = bounds
     return bounds
 
@@ -116,7 +130,7 @@ def run_forward(
     """The forward walk. Returns the states after every token and the gates, kept in dtype ``keep`` (None: not)."""
     tokens, hidden, lstm = input_gates.shape[0], w_hh.shape[1], len(stored) == 2
     device = input_gates.device
-    groups = groups_for(tile.members, tile.rows, device, tokens)
+    groups = groups_for(tile.members, tile.rows, processors_of(device), tokens)
     bounds = slot_bounds(boundaries, groups * tile.rows)
     after = tuple(torch.empty(tokens, hidden, dtype=torch.float32, device=device) for _ in stored)
     gates = torch.empty(tokens if keep else 0, 4 * hidden, dtype=keep or torch.float32, device=device)
@@ -147,7 +161,7 @@ def run_backward(
     """The backward walk. Returns the gradients of the gates and, with ``to_stored``, of the last stored state."""
     tokens, hidden, lstm = gates.shape[0], w_hh.shape[1], len(stored) == 2
     device = gates.device
-    groups = groups_for(tile.members, tile.rows, device, tokens)
+    groups = groups_for(tile.members, tile.rows, processors_of(device), tokens)
     bounds = slot_bounds(boundaries, groups * tile.rows)
     grad_gates = torch.empty(tokens, 4 * hidden, dtype=dtype, device=device)
     grad_stored = torch.zeros(tokens if to_stored else 0, hidden, dtype=torch.float32, device=device)
@@ -162,17 +176,6 @@ def run_backward(
     constants = {"HIDDEN": hidden, "LSTM": lstm, "TO_STORED": to_stored, "PRECISION": precision}
     _launch(backward.backward_kernel, arguments, constants, tile, groups, bounds)
     return grad_gates, grad_stored
-
-
-def column_sums(values: Tensor) -> Tensor:
-    """Sum a contiguous ``[N, C]`` over N in float32: ATen's reduction is three times slower on so tall a matrix."""
-    tokens, columns = values.shape
-    share = max(_SUMMED_ROWS, -(-tokens // _SUMMING_PROGRAMS))
-    sums = torch.empty(-(-tokens // share), columns, dtype=torch.float32, device=values.device)
-    launch = start(walk.sums_kernel, sums.shape[0], -(-columns // _SUMMED_COLUMNS))
-    with on(values.device):
-        launch(values, sums, tokens, share, columns, ROWS=_SUMMED_ROWS, COLUMNS=_SUMMED_COLUMNS, num_warps=4)
-    return sums.sum(0)
 
 
 def start(kernel: Any, *programs: int) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from recurl.recurrence.backend import LayerCall
 from recurl.recurrence.cells import States
 from recurl.recurrence.ops import Gradients
-from recurl.recurrence.triton.config import Resident, Tile
+from recurl.recurrence.triton.config import Chosen, Tile
 from recurl.recurrence.triton.layout import Layout
 
 
@@ -34,14 +34,14 @@ class Layer:
         call: the call.
         layout: of the gates.
         precision: of the recurrent products.
-        resident: how the Gluon kernels run it, or None: the plain ones do.
+        chosen: how the Gluon kernels run it, or None: the plain ones do.
         tile_for: the table of the plain kernels.
     """
 
     call: LayerCall
     layout: Layout
     precision: str
-    resident: Resident | None
+    chosen: Chosen | None
     tile_for: Callable[[str, int, int, str], Tile]
 
     @property
@@ -66,11 +66,12 @@ class Layer:
 
     @property
     def initial(self) -> States:
-        """The stored states that the kernels read."""
+        """The stored states that the kernels read, float32."""
+        states = tuple(state.float() for state in self.call.states)
         if self.call.weights.w_hr is None:
-            return self.call.states
-        zero = torch.zeros(1, 1, dtype=self.call.states[1].dtype, device=self.call.x.device)
-        return zero.expand(self.call.x.shape[0], self.layout.hidden), self.call.states[1]
+            return states
+        zero = torch.zeros(1, 1, dtype=torch.float32, device=self.call.x.device)
+        return zero.expand(self.call.x.shape[0], self.layout.hidden), states[1]
 
     def hidden_bias(self) -> Tensor:
         """float32 ``[H]``: a GRU's hidden bias of n."""
@@ -81,26 +82,21 @@ class Layer:
 
     def input_gates(self, with_stored: bool = True) -> Tensor:
         """Input product with every bias that enters the gates by addition, ``[N, G * W]`` as the layout says."""
-        call, w, arrange = self.call, self.call.weights, self.layout.arrange
-        bias = w.b_ih
-        if bias is not None and w.b_hh is not None:
-            bias = bias + (
-                w.b_hh if self.layout.lstm else F.pad(w.b_hh[: -self.layout.hidden], (0, self.layout.hidden))
-            )
-        bias = None if bias is None else arrange(bias.to(self.dtype))
-        gates = F.linear(call.x.to(self.dtype), arrange(w.w_ih.to(self.dtype)), bias)
+        call, w = self.call, self.call.weights
+        weight, bias = _module("weights").arranged(w.w_ih, self.layout, self.dtype, (w.b_ih, w.b_hh))
+        gates = F.linear(call.x.to(self.dtype), weight, bias if bias.shape[0] else None)
         if w.w_hr is not None and with_stored:
             first = torch.where(call.boundaries.starts.unsqueeze(1), call.states[0], 0).to(self.dtype)
-            gates = gates.addmm_(first, arrange(w.w_hh.to(self.dtype)).t())
+            gates = gates.addmm_(first, self._arranged(w.w_hh).t())
         return gates
 
     def walk_forward(self, keep: bool) -> tuple[States, Tensor]:
         """States after every token (before projection) and, with ``keep``, the gates."""
         boundaries = self.call.boundaries
         gates, bias, weight = self.input_gates(), self.hidden_bias(), self.recurrent_weight
-        if self.resident is not None:
-            run = _module("resident").run_forward
-            return run(gates, bias, weight, self.initial, boundaries, self.layout, self.resident, keep)
+        if self.chosen is not None:
+            run = _module("gluon_launch").run_forward
+            return run(gates, bias, weight, self.initial, boundaries, self.layout, self.chosen.forward, keep)
         tile = self.tile_for("forward", self.layout.hidden, self.layout.num_gates, self.precision)
         kept = self.kept_dtype if keep else None
         run = _module("launch").run_forward
@@ -110,9 +106,9 @@ class Layer:
         """Gradients of the gates and, with ``to_stored``, the pointwise part of that of the last stored state."""
         boundaries, weight = self.call.boundaries, self.recurrent_weight
         state = (grads, gates, weight, self.initial, after, boundaries)
-        if self.resident is not None:
-            run = _module("resident").run_backward
-            return run(*state, self.layout, self.resident, self.dtype, to_stored)
+        if self.chosen is not None:
+            run = _module("gluon_launch").run_backward
+            return run(*state, self.layout, self.chosen.backward, self.dtype, to_stored)
         tile = self.tile_for("backward", self.layout.hidden, self.layout.num_gates, self.precision)
         return _module("launch").run_backward(*state, tile, self.precision, self.dtype, to_stored)
 
@@ -149,26 +145,29 @@ class Layer:
         call, w, layout = self.call, self.call.weights, self.layout
         columns = layout.num_gates * layout.width
         to_input, to_hidden = grad_gates[:, :columns], grad_gates[:, -columns:]
-        total = _module("launch").column_sums(grad_gates) if needs[3] or needs[4] else grad_gates[:0]
         # W_hh times the gradient: the gradient of h before each token, wanted where the walk doesn't carry it.
         back = to_hidden @ self._hidden_weight() if needs[5] or needs[6] else grad_gates[:0]
+        to_w_ih = to_input.t() @ call.x.to(self.dtype) if needs[1] else None
+        to_w_hh = to_hidden.t() @ before if needs[2] else None
         found = (
-            to_input @ layout.arrange(w.w_ih.to(self.dtype)) if needs[0] else None,
-            layout.restore_input(to_input.t() @ call.x.to(self.dtype)) if needs[1] else None,
-            layout.restore_hidden(to_hidden.t() @ before) if needs[2] else None,
-            layout.restore_input(total[:columns]) if needs[3] else None,
-            layout.restore_hidden(total[-columns:]) if needs[4] else None,
+            to_input @ self._arranged(w.w_ih) if needs[0] else None,
+            *_module("weights").restored(grad_gates, to_w_ih, to_w_hh, layout, needs[3] or needs[4]),
             self._to_projection(back, grad_h, unprojected) if needs[5] else None,
             *self._to_states(back, grad_stored, needs),
         )
         like = (call.x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, w.w_hr, *call.states)
-        pairs = zip(found, like, strict=True)
-        return tuple(None if value is None or at is None else value.to(at.dtype) for value, at in pairs)
+        wanted = zip(found, like, needs, strict=True)
+        return tuple(
+            value.to(at.dtype) if need and value is not None and at is not None else None for value, at, need in wanted
+        )
 
     def _hidden_weight(self) -> Tensor:
         """W_hh in the order of the hidden part of the gradients, padded: ``[G * W, P or H]``."""
-        arranged = self.layout.arrange(self.call.weights.w_hh.to(self.dtype))
+        arranged = self._arranged(self.call.weights.w_hh)
         return arranged if self.layout.lstm else arranged.roll(-self.layout.width, 0)
+
+    def _arranged(self, w: Tensor) -> Tensor:
+        return _module("weights").arranged(w, self.layout, self.dtype, (None, None))[0]
 
     def _to_states(self, back: Tensor, grad_stored: Tensor, needs: tuple[bool, ...]) -> Gradients:
         starts = self.call.boundaries.starts.unsqueeze(1)

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -35,29 +30,6 @@ class Layout:
         """G."""
         return 4 if self.lstm else 3
 
-    def arrange(self, rows: Tensor) -> Tensor:
-        """Bring ``[G * H, ...]`` in the order of torch.nn into the order of the input product, ``[G * W, ...]``."""
-        if self._is_natural:
-            return rows
-        if self.width != self.hidden:
-            by_gate = rows.reshape(self.num_gates, self.hidden, -1)
-            padded = F.pad(by_gate, (0, 0, 0, self.width - self.hidden))
-            rows = padded.reshape(self.num_gates * self.width, *rows.shape[1:])
-        return rows.index_select(0, _order(self, False, rows.device))
-
-    def restore_input(self, rows: Tensor) -> Tensor:
-        """Undo :meth:`arrange`: ``[G * W, ...]`` in the order of the input product to ``[G * H, ...]``."""
-        return rows if self._is_natural else rows.index_select(0, _places(self, False, rows.device))
-
-    def restore_hidden(self, rows: Tensor) -> Tensor:
-        """Bring ``[G * W, ...]`` in the order of the hidden part of the gradients to that of torch.nn."""
-        natural = self._is_natural or (not self.lstm and not self.interleaved and self.width == self.hidden)
-        return rows if natural else rows.index_select(0, _places(self, True, rows.device))
-
-    @property
-    def _is_natural(self) -> bool:
-        return self.lstm and not self.interleaved and self.width == self.hidden
-
     def columns(self, hidden_part: bool) -> list[int]:
         """For each column the row of ``[G * W]`` in the order of torch.nn (gate-major) that stands there."""
         w = self.width
@@ -71,16 +43,3 @@ class Layout:
 
 def _mixed(gates: list[list[int]]) -> list[int]:
     return [row for unit in zip(*gates, strict=True) for row in unit]
-
-
-@lru_cache(maxsize=64)
-def _order(layout: Layout, hidden_part: bool, device: torch.device) -> Tensor:
-    return torch.tensor(layout.columns(hidden_part), device=device)
-
-
-@lru_cache(maxsize=64)
-def _places(layout: Layout, hidden_part: bool, device: torch.device) -> Tensor:
-    order = torch.tensor(layout.columns(hidden_part))
-    place = torch.empty_like(order)
-    place[order] = torch.arange(order.shape[0])
-    return place.view(layout.num_gates, layout.width)[:, : layout.hidden].reshape(-1).to(device)

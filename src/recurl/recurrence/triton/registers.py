@@ -1,6 +1,6 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201
+# ruff: noqa: ANN001, ANN201, PLR0913
 # Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
 """Pieces of the Gluon kernels that come down to single machine instructions."""
 
@@ -94,29 +94,37 @@ barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed between T
 
 
 @gluon.jit
-def meet(flag, arrivals):
-    """Wait until every program of a group has come here; see ``parts.meet``."""
+def arrive(flag):
+    """Tell the group that what this program has written may be read."""
     barrier()
     gl.atomic_add(flag, 1, sem="release", scope="gpu")
-    while gl.atomic_add(flag, 0, sem="acquire", scope="gpu") < arrivals:
-        pass
-    barrier()
 
 
 @gluon.jit
-def publish(buffer, slots, units, WIDTH: gl.constexpr, values):
-    """Write a program's columns of ``[ROWS, WIDTH]`` for the others of its group; values ``[UNITS, ROWS]``."""
-    gl.store(buffer + slots[None, :] * WIDTH + units[:, None], values)
+def wait(flag, arrivals):
+    """Wait until ``flag`` counts ``arrivals``; what those programs wrote before they arrived is visible after."""
+    asm: gl.constexpr = """{ .reg .pred early;
+        again: ld.acquire.gpu.global.s32 $0, [$1];
+        setp.lt.s32 early, $0, $2;
+        @early bra again; }"""
+    gl.inline_asm_elementwise(asm, "=r,l,r,~{memory}", [flag, arrivals], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def collect(buffer, page, ROWS: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr):
-    """Start to bring what the group published into shared memory, past the first-level cache."""
-    VECTOR: gl.constexpr = 128 // buffer.dtype.element_ty.primitive_bitwidth
-    WIDE: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [WARPS, 1], [1, 0])
+def publish(buffer, slot, unit, STRIDE: gl.constexpr, values):
+    """Write a program's columns of ``[slots, STRIDE]`` for the others of its group."""
+    gl.store(buffer + slot * STRIDE + unit, values)
+
+
+@gluon.jit
+def collect(source, page, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr):
+    """Start to bring ``[ROWS, COLUMNS]`` of a matrix of STRIDE columns into shared memory, past the first cache."""
+    VECTOR: gl.constexpr = 128 // source.dtype.element_ty.primitive_bitwidth
+    ACROSS: gl.constexpr = min(32, COLUMNS // VECTOR)
+    WIDE: gl.constexpr = gl.BlockedLayout([1, VECTOR], [32 // ACROSS, ACROSS], [WARPS, 1], [1, 0])
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))[:, None]
-    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, WIDE))[None, :]
-    async_copy.async_copy_global_to_shared(page, buffer + row * WIDTH + column, cache_modifier=".cg")
+    column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, WIDE))[None, :]
+    async_copy.async_copy_global_to_shared(page, source + row * STRIDE + column, cache_modifier=".cg")
 
 
 @gluon.jit
@@ -125,3 +133,74 @@ def collected():
     async_copy.commit_group()
     async_copy.wait_group(0)
     barrier()
+
+
+@gluon.jit
+def fetch(input_gates, token, unit, inside, WIDTH: gl.constexpr, LSTM: gl.constexpr, BITS: gl.constexpr):
+    """The input gates of one step, as packed words: LSTM (i, f), (g, o); GRU (r, z), n."""
+    if LSTM:
+        at = token * (2 * WIDTH) + 2 * unit
+        first = load_two(input_gates, at, inside, BITS)
+        second = load_two(input_gates, at + 1, inside, BITS)
+    else:
+        row = input_gates + token * (3 * WIDTH)
+        first = load_two(row + WIDTH, unit, inside, BITS)
+        second = gl.load(row + unit, mask=inside, other=0.0)
+    return first, second
+
+
+@gluon.jit
+def lstm_step(a0, a1, a2, a3, c):
+    """i, f, g, o, the new c and the new h, from the gates before their nonlinearities and c."""
+    g0 = sigmoid(a0)
+    g1 = sigmoid(a1)
+    g2 = tanh(a2)
+    g3 = sigmoid(a3)
+    c = g1 * c + g0 * g2
+    return g0, g1, g2, g3, c, g3 * tanh(c)
+
+
+@gluon.jit
+def gru_step(a0, a1, x, hidden, h):
+    """r, z, n, n's hidden product as it is kept, and the new h."""
+    g0 = sigmoid(a0)
+    g1 = sigmoid(a1)
+    g2 = tanh(x + g0 * hidden)
+    g3 = gl.minimum(gl.maximum(hidden, -65504.0), 65504.0)  # the one kept value that has no bound
+    return g0, g1, g2, g3, g2 + g1 * (h - g2)
+
+
+@gluon.jit
+def lstm_back(g0, g1, g2, g3, c, before, dh, dc):
+    """Gradients of i, f, g, o before their nonlinearities, and of the c before; dc is that of c, dh that of h."""
+    tanh_c = tanh(c)
+    dc += dh * g3 * (1.0 - tanh_c * tanh_c)
+    d0 = dc * g2 * g0 * (1.0 - g0)
+    d1 = dc * before * g1 * (1.0 - g1)
+    d2 = dc * g0 * (1.0 - g2 * g2)
+    d3 = dh * tanh_c * g3 * (1.0 - g3)
+    return d0, d1, d2, d3, dc * g1
+
+
+@gluon.jit
+def gru_back(g0, g1, g2, g3, before, dh):
+    """Gradients of r, z, n's hidden part and its input part, and the part of h's that bypasses the products."""
+    dn = dh * (1.0 - g1) * (1.0 - g2 * g2)
+    d0 = dn * g3 * g0 * (1.0 - g0)
+    d1 = dh * (before - g2) * g1 * (1.0 - g1)
+    return d0, d1, dn * g0, dn, dh * g1
+
+
+@gluon.jit
+def store_gradients(
+    grad_gates, token, unit, inside, d0, d1, d2, d3, WIDTH: gl.constexpr, LSTM: gl.constexpr, BITS: gl.constexpr
+):
+    """Write the gradients of one step's gates: LSTM i, f, g, o; GRU r, z, n's hidden part, n's input part."""
+    if LSTM:
+        store_two(grad_gates, token * (2 * WIDTH) + 2 * unit, inside, d0, d1, BITS)
+        store_two(grad_gates, token * (2 * WIDTH) + 2 * unit + 1, inside, d2, d3, BITS)
+    else:
+        row = grad_gates + token * (4 * WIDTH)
+        store_two(row + WIDTH, unit, inside, d0, d1, BITS)
+        gl.store(row + unit, d3.to(grad_gates.dtype.element_ty), mask=inside)
+        gl.store(row + 3 * WIDTH + unit, d2.to(grad_gates.dtype.element_ty), mask=inside)

@@ -10,7 +10,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from recurl.recurrence.triton.registers import collect, collected, four_of, meet, operand, publish, store_two, tanh
+from recurl.recurrence.triton.registers import (
+    arrive,
+    collect,
+    collected,
+    four_of,
+    gru_back,
+    lstm_back,
+    operand,
+    publish,
+    store_gradients,
+    wait,
+)
 from recurl.recurrence.triton.resident_forward import weights
 
 
@@ -42,6 +53,7 @@ def resident_backward_kernel(
     BITS: gl.constexpr,
     ROWS: gl.constexpr,
     WARPS: gl.constexpr,
+    ACROSS: gl.constexpr,
     UNITS: gl.constexpr,
     MEMBERS: gl.constexpr,
     SHARED_GATES: gl.constexpr,
@@ -53,7 +65,7 @@ def resident_backward_kernel(
     part ``[WIDTH]``. What a step reads is fetched one step ahead.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
-    L: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8])
+    L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS // ACROSS, ACROSS], [16, 8])
     LW: gl.constexpr = gl.DotOperandLayout(0, L, 32 // BITS)
     LD: gl.constexpr = gl.DotOperandLayout(1, L, 32 // BITS)
     group = gl.program_id(0) // MEMBERS
@@ -137,23 +149,10 @@ def resident_backward_kernel(
         g0, g1, g2, g3 = four_of(packed)
         before = gl.where(first[None, :], held, earlier)
         total = dh.to(gl.float32) + back
-        place = j[:, None]
-        inside = active[None, :] & (j < WIDTH)[:, None]
         if LSTM:
-            tanh_c = tanh(state)
-            total_c = dc + carried + total * g3 * (1.0 - tanh_c * tanh_c)
-            d0 = total_c * g2 * g0 * (1.0 - g0)
-            d1 = total_c * before * g1 * (1.0 - g1)
-            d2 = total_c * g0 * (1.0 - g2 * g2)
-            d3 = total * tanh_c * g3 * (1.0 - g3)
-            carried = total_c * g1
+            d0, d1, d2, d3, carried = lstm_back(g0, g1, g2, g3, state, before, total, dc + carried)
         else:
-            total += carried
-            dn = total * (1.0 - g1) * (1.0 - g2 * g2)
-            d0 = dn * g3 * g0 * (1.0 - g0)
-            d1 = total * (before - g2) * g1 * (1.0 - g1)
-            d2 = dn * g0
-            carried = total * g1
+            d0, d1, d2, d3, carried = gru_back(g0, g1, g2, g3, before, total + carried)
         if MEMBERS == 1:
             exchange0.permute((1, 0)).store(operand(d0, BITS))
             exchange1.permute((1, 0)).store(operand(d1, BITS))
@@ -163,28 +162,23 @@ def resident_backward_kernel(
         else:
             lane = gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
             mail = buffer + (2 * group + step % 2) * (4 * ROWS * WIDTH)
-            publish(mail, lane, j, WIDTH, operand(d0, BITS))
-            publish(mail + ROWS * WIDTH, lane, j, WIDTH, operand(d1, BITS))
-            publish(mail + 2 * ROWS * WIDTH, lane, j, WIDTH, operand(d2, BITS))
+            publish(mail, lane[None, :], j[:, None], WIDTH, operand(d0, BITS))
+            publish(mail + ROWS * WIDTH, lane[None, :], j[:, None], WIDTH, operand(d1, BITS))
+            publish(mail + 2 * ROWS * WIDTH, lane[None, :], j[:, None], WIDTH, operand(d2, BITS))
             if LSTM:
-                publish(mail + 3 * ROWS * WIDTH, lane, j, WIDTH, operand(d3, BITS))
+                publish(mail + 3 * ROWS * WIDTH, lane[None, :], j[:, None], WIDTH, operand(d3, BITS))
+            arrive(flags + group)
         if TO_STORED:
             gl.store(grad_stored + token[None, :] * HIDDEN + j[:, None], carried, mask=(first & active)[None, :] & real)
-        if LSTM:
-            store_two(grad_gates, token[None, :] * (2 * WIDTH) + 2 * place, inside, d0, d1, BITS)
-            store_two(grad_gates, token[None, :] * (2 * WIDTH) + 2 * place + 1, inside, d2, d3, BITS)
-        else:
-            row = grad_gates + token * (4 * WIDTH)
-            store_two((row + WIDTH)[None, :], place, inside, d0, d1, BITS)
-            gl.store(row[None, :] + place, dn.to(grad_gates.dtype.element_ty), mask=inside)
-            gl.store((row + 3 * WIDTH)[None, :] + place, d2.to(grad_gates.dtype.element_ty), mask=inside)
+        inside = active[None, :] & (j < WIDTH)[:, None]
+        store_gradients(grad_gates, token[None, :], j[:, None], inside, d0, d1, d2, d3, WIDTH, LSTM, BITS)
         if MEMBERS > 1:
-            meet(flags + group, (step + 1) * MEMBERS)
-            collect(mail, exchange0, ROWS, WIDTH, WARPS)
-            collect(mail + ROWS * WIDTH, exchange1, ROWS, WIDTH, WARPS)
-            collect(mail + 2 * ROWS * WIDTH, exchange2, ROWS, WIDTH, WARPS)
+            wait(flags + group, (step + 1) * MEMBERS)
+            collect(mail, exchange0, ROWS, WIDTH, WIDTH, WARPS)
+            collect(mail + ROWS * WIDTH, exchange1, ROWS, WIDTH, WIDTH, WARPS)
+            collect(mail + 2 * ROWS * WIDTH, exchange2, ROWS, WIDTH, WIDTH, WARPS)
             if LSTM:
-                collect(mail + 3 * ROWS * WIDTH, exchange3, ROWS, WIDTH, WARPS)
+                collect(mail + 3 * ROWS * WIDTH, exchange3, ROWS, WIDTH, WIDTH, WARPS)
             collected()
         if HELD <= 0:
             w0 = page0.load(LW)

@@ -1,6 +1,6 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915
+# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915
 # Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
 """The forward recurrence in Gluon for H <= 128: one program owns its slots, recurrent weights stay in registers."""
 
@@ -11,16 +11,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from recurl.recurrence.triton.registers import (
+    arrive,
     collect,
     collected,
-    load_two,
-    meet,
+    fetch,
+    gru_step,
+    lstm_step,
     operand,
     publish,
-    sigmoid,
     store_gates,
-    tanh,
     two_of,
+    wait,
 )
 
 
@@ -29,21 +30,6 @@ def weights(w_hh, row, column, gate: gl.constexpr, HIDDEN: gl.constexpr, BITS: g
     """W[gate][row, column], padded with zeros, as an operand."""
     at = w_hh + (gate * HIDDEN + row) * HIDDEN + column
     return operand(gl.load(at, mask=(row < HIDDEN) & (column < HIDDEN), other=0.0), BITS)
-
-
-@gluon.jit
-def _fetch(input_gates, token, active, j, WIDTH: gl.constexpr, LSTM: gl.constexpr, BITS: gl.constexpr):
-    # The input gates of one step, as packed words: LSTM (i, f), (g, o); GRU (r, z), n.
-    inside = active[None, :] & (j[:, None] < WIDTH)
-    if LSTM:
-        at = token[None, :] * (2 * WIDTH) + 2 * j[:, None]
-        first = load_two(input_gates, at, inside, BITS)
-        second = load_two(input_gates, at + 1, inside, BITS)
-    else:
-        row = input_gates + token * (3 * WIDTH)
-        first = load_two((row + WIDTH)[None, :], j[:, None], inside, BITS)
-        second = gl.load(row[None, :] + j[:, None], mask=inside, other=0.0)
-    return first, second
 
 
 @gluon.jit
@@ -71,6 +57,7 @@ def resident_forward_kernel(
     BITS: gl.constexpr,
     ROWS: gl.constexpr,
     WARPS: gl.constexpr,
+    ACROSS: gl.constexpr,
     UNITS: gl.constexpr,
     MEMBERS: gl.constexpr,
     SHARED_GATES: gl.constexpr,
@@ -86,7 +73,7 @@ def resident_forward_kernel(
     The last SHARED_GATES gates keep their weights in shared memory, for want of registers.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
-    L: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8])
+    L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS // ACROSS, ACROSS], [16, 8])
     LW: gl.constexpr = gl.DotOperandLayout(0, L, 32 // BITS)
     LH: gl.constexpr = gl.DotOperandLayout(1, L, 32 // BITS)
     group = gl.program_id(0) // MEMBERS
@@ -130,17 +117,21 @@ def resident_forward_kernel(
     else:
         lane = gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
         buffer += group * (2 * ROWS * WIDTH)
-        publish(buffer, lane, j, WIDTH, operand(h, BITS))
-        meet(flags + group, MEMBERS)
-        collect(buffer, exchange.index(0), ROWS, WIDTH, WARPS)
+        publish(buffer, lane[None, :], j[:, None], WIDTH, operand(h, BITS))
+        arrive(flags + group)
+        wait(flags + group, MEMBERS)
+        collect(buffer, exchange.index(0), ROWS, WIDTH, WIDTH, WARPS)
         collected()
-    x0, x1 = _fetch(input_gates, begin, some, j, WIDTH, LSTM, BITS)
+    padded = (j < WIDTH)[:, None]
+    unit = j[:, None]
+    x0, x1 = fetch(input_gates, begin[None, :], unit, some[None, :] & padded, WIDTH, LSTM, BITS)
     if AHEAD == 2:
-        y0, y1 = _fetch(input_gates, begin + 1, length > 1, j, WIDTH, LSTM, BITS)
+        y0, y1 = fetch(input_gates, (begin + 1)[None, :], unit, (length > 1)[None, :] & padded, WIDTH, LSTM, BITS)
     for step in range(steps):
         token = begin + step
         ahead = step + 2 < length
-        z0, z1 = _fetch(input_gates, token + AHEAD, step + AHEAD < length, j, WIDTH, LSTM, BITS)
+        inside = (step + AHEAD < length)[None, :] & padded
+        z0, z1 = fetch(input_gates, (token + AHEAD)[None, :], unit, inside, WIDTH, LSTM, BITS)
         flag = gl.load(starts + token + 2, mask=ahead, other=0)
         again = first[None, :] & real
         next_h = gl.load(stored_h + (token + 1)[None, :] * h_row + j[:, None] * h_column, mask=again, other=0.0)
@@ -164,18 +155,11 @@ def resident_forward_kernel(
         a2 = mma_v2(w2, b, a2, input_precision="tf32")
         a0 = mma_v2(w0, b, a0, input_precision="tf32")
         a1 = mma_v2(w1, b, a1, input_precision="tf32")
-        g0 = sigmoid(a0)
-        g1 = sigmoid(a1)
         if LSTM:
-            g2 = tanh(a2)
-            g3 = sigmoid(a3)
-            c = g1 * c + g0 * g2
+            g0, g1, g2, g3, c, h = lstm_step(a0, a1, a2, a3, c)
             out_c = c
-            h = g3 * tanh(c)
         else:
-            g2 = tanh(x1.to(gl.float32) + g0 * a2)
-            g3 = gl.minimum(gl.maximum(a2, -65504.0), 65504.0)  # the one kept value that has no bound
-            h = g2 + g1 * (h - g2)
+            g0, g1, g2, g3, h = gru_step(a0, a1, x1.to(gl.float32), a2, h)
         out_h = h
         h = gl.where(first[None, :], next_h.to(gl.float32), h)
         if LSTM:
@@ -183,17 +167,18 @@ def resident_forward_kernel(
         if MEMBERS == 1:
             exchange.index((step + 1) % 2).permute((1, 0)).store(operand(h, BITS))
         else:
-            publish(buffer + ((step + 1) % 2) * (ROWS * WIDTH), lane, j, WIDTH, operand(h, BITS))
+            publish(buffer + ((step + 1) % 2) * (ROWS * WIDTH), lane[None, :], unit, WIDTH, operand(h, BITS))
+            arrive(flags + group)
         active = (step < length)[None, :]
         out = token[None, :] * HIDDEN + j[:, None]
         gl.store(after_h + out, out_h, mask=active & real)
         if LSTM:
             gl.store(after_c + out, out_c, mask=active & real)
         if KEEP:
-            store_gates(gates, token[None, :] * WIDTH + j[:, None], active & (j < WIDTH)[:, None], g0, g1, g2, g3)
+            store_gates(gates, token[None, :] * WIDTH + j[:, None], active & padded, g0, g1, g2, g3)
         if MEMBERS > 1:
-            meet(flags + group, (step + 2) * MEMBERS)
-            collect(buffer + ((step + 1) % 2) * (ROWS * WIDTH), exchange.index(0), ROWS, WIDTH, WARPS)
+            wait(flags + group, (step + 2) * MEMBERS)
+            collect(buffer + ((step + 1) % 2) * (ROWS * WIDTH), exchange.index(0), ROWS, WIDTH, WIDTH, WARPS)
             collected()
         if AHEAD == 2:
             x0 = y0

@@ -1,0 +1,142 @@
+"""Launches of the Gluon kernels: from tensors to tensors. Imported only where Triton is installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl.recurrence.boundaries import Boundaries
+from recurl.recurrence.cells import States
+from recurl.recurrence.triton.config import Resident, Wide
+from recurl.recurrence.triton.launch import flags_of, groups_for, on, processors_of, slot_bounds, start
+from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.resident_backward import resident_backward_kernel
+from recurl.recurrence.triton.resident_forward import resident_forward_kernel
+from recurl.recurrence.triton.weights import packed
+from recurl.recurrence.triton.wide_backward import wide_backward_kernel
+from recurl.recurrence.triton.wide_forward import wide_forward_kernel
+
+
+def run_forward(
+    input_gates: Tensor,
+    b_hn: Tensor,
+    w_hh: Tensor,
+    stored: States,
+    boundaries: Boundaries,
+    layout: Layout,
+    config: Resident | Wide,
+    keep: bool,
+) -> tuple[States, Tensor]:
+    """The forward walk. Returns the states after every token and, with ``keep``, the gates in float16."""
+    tokens, device = input_gates.shape[0], input_gates.device
+    grid = grid_for("forward", config, layout, processors_of(device), tokens)
+    after = tuple(torch.empty(tokens, layout.hidden, dtype=torch.float32, device=device) for _ in stored)
+    gates = torch.empty(tokens if keep else 0, 4 * layout.width, dtype=torch.float16, device=device)
+    with on(device):
+        start(grid.kernel, grid.groups * grid.members)(
+            *(input_gates, b_hn, grid.weights(w_hh, input_gates.dtype)),
+            *(stored[0], stored[0].stride(0), stored[0].stride(1)),
+            *(stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
+            *(flags_of(boundaries), slot_bounds(boundaries, grid.groups * config.rows), after[0], after[-1], gates),
+            *grid.mail(2, input_gates),
+            LSTM=layout.lstm,
+            KEEP=keep,
+            **grid.constants(input_gates.dtype),
+        )
+    return after, gates
+
+
+def run_backward(
+    grads: States,
+    gates: Tensor,
+    w_hh: Tensor,
+    stored: States,
+    after: States,
+    boundaries: Boundaries,
+    layout: Layout,
+    config: Resident | Wide,
+    dtype: torch.dtype,
+    to_stored: bool,
+) -> tuple[Tensor, Tensor]:
+    """The backward walk. Returns the gradients of the gates and, with ``to_stored``, of the last stored state."""
+    tokens, device = gates.shape[0], gates.device
+    grid = grid_for("backward", config, layout, processors_of(device), tokens)
+    grad_gates = torch.empty(tokens, 4 * layout.width, dtype=dtype, device=device)
+    grad_stored = torch.zeros(tokens if to_stored else 0, layout.hidden, dtype=torch.float32, device=device)
+    with on(device):
+        start(grid.kernel, grid.groups * grid.members)(
+            *(grads[0], grads[0].stride(0), grads[0].stride(1)),
+            *(grads[-1], grads[-1].stride(0), grads[-1].stride(1)),
+            *(gates, grid.weights(w_hh, dtype), stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
+            *(after[0], after[-1], flags_of(boundaries), slot_bounds(boundaries, grid.groups * config.rows)),
+            *(grad_gates, grad_stored),
+            *grid.mail(8, grad_gates),
+            LSTM=layout.lstm,
+            TO_STORED=to_stored,
+            **grid.constants(dtype),
+        )
+    return grad_gates, grad_stored
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One launch: the kernel, its groups and what depends on the kind of kernel."""
+
+    kernel: Any
+    direction: str
+    config: Resident | Wide
+    layout: Layout
+    groups: int
+    members: int
+
+    def weights(self, w_hh: Tensor, dtype: torch.dtype) -> Tensor:
+        """The recurrent weights as the kernel reads them."""
+        return w_hh if isinstance(self.config, Resident) else packed(self.direction, w_hh, self.layout, dtype)
+
+    def mail(self, turns: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the programs of a group leave values for each other, and their arrivals."""
+        if self.members == 1:
+            return like, like  # neither read nor written
+        mail = like.new_empty(self.groups, turns, self.config.rows, self.layout.width)
+        return mail, torch.zeros(self.groups, dtype=torch.int32, device=like.device)
+
+    def constants(self, dtype: torch.dtype) -> dict[str, Any]:
+        """Compile-time arguments and launch options."""
+        config, units = self.config, self.layout.width // self.members
+        constants: dict[str, Any] = {
+            "HIDDEN": self.layout.hidden,
+            "WIDTH": self.layout.width,
+            "BITS": 8 * dtype.itemsize,
+            "ROWS": config.rows,
+            "UNITS": units,
+        }
+        if isinstance(config, Wide):
+            warps = config.rows // 16
+            constants["STAGES"] = config.stages
+        else:
+            warps = units // 16 * config.across
+            constants["ACROSS"] = config.across
+            constants["MEMBERS"] = self.members
+            constants["SHARED_GATES"] = getattr(config, f"{self.direction}_shared")
+            if self.direction == "forward":
+                constants["AHEAD"] = config.ahead
+        # Programs of a group wait for each other: all of them must be on the chip at once.
+        together = {"launch_cooperative_grid": True} if self.members > 1 else {}
+        return {**constants, "WARPS": warps, "num_warps": warps, **together}
+
+
+@lru_cache(maxsize=256)
+def grid_for(direction: str, config: Resident | Wide, layout: Layout, processors: int, tokens: int) -> Grid:
+    """The launch of a walk over ``tokens`` tokens on a GPU of ``processors`` multiprocessors."""
+    members = config.members_for(layout.width)
+    kernel = (_RESIDENT if isinstance(config, Resident) else _WIDE)[direction]
+    groups = groups_for(members, config.rows, processors, tokens) * config.programs
+    return Grid(kernel, direction, config, layout, groups, members)
+
+
+_RESIDENT = {"forward": resident_forward_kernel, "backward": resident_backward_kernel}
+_WIDE = {"forward": wide_forward_kernel, "backward": wide_backward_kernel}

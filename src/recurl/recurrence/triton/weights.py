@@ -1,0 +1,107 @@
+"""Launches that bring weights into the order of the kernels, and their gradients back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl.recurrence.cells import States
+from recurl.recurrence.ops import Gradients
+from recurl.recurrence.triton import arrange, walk
+from recurl.recurrence.triton.launch import on, start
+from recurl.recurrence.triton.layout import Layout
+
+_ARRANGED_ROWS, _ARRANGED_COLUMNS, _RESTORED_COLUMNS = 8, 128, 256
+_PACKED = 64
+_SUMMED_ROWS, _SUMMED_COLUMNS, _SUMMING_PROGRAMS = 32, 128, 264
+
+
+def arranged(w: Tensor, layout: Layout, dtype: torch.dtype, biases: tuple[Tensor | None, Tensor | None]) -> States:
+    """Weights ``[G * H, I]`` in the order of the input product, ``[G * W, I]``, and the sum of the biases ``[G * W]``.
+
+    Without any bias the second is empty. A GRU's b_hn is left out: it enters inside the reset gate.
+    """
+    rows, columns = layout.num_gates * layout.width, w.shape[1]
+    in_bias, hidden_bias = (bias is not None for bias in biases)
+    weight = torch.empty(rows, columns, dtype=dtype, device=w.device)
+    bias = torch.empty(rows if in_bias or hidden_bias else 0, dtype=dtype, device=w.device)
+    with on(w.device):
+        start(arrange.arrange_kernel, -(-rows // _ARRANGED_ROWS))(
+            *(w.contiguous(), *(w if b is None else b.contiguous() for b in biases), weight, bias),
+            columns,
+            **_layout_constants(layout),
+            IN_BIAS=in_bias,
+            HIDDEN_BIAS=hidden_bias,
+            ROWS=_ARRANGED_ROWS,
+            BLOCK=_ARRANGED_COLUMNS,
+            num_warps=4,
+        )
+    return weight, bias
+
+
+def restored(
+    grad_gates: Tensor, to_w_ih: Tensor | None, to_w_hh: Tensor | None, layout: Layout, biases: bool
+) -> Gradients:
+    """Gradients of w_ih, w_hh, b_ih and b_hh in the order of torch.nn, float32, as far as they are asked for.
+
+    Args:
+        grad_gates: gradients of the gates ``[N, 4 * W]``, summed for the biases in float32: ATen's reduction is three
+            times slower on so tall a matrix.
+        to_w_ih: the product ``[G * W, I]`` in the order of the input product, or None.
+        to_w_hh: the product ``[G * W, H]`` in the order of the hidden product, or None.
+        layout: of them.
+        biases: whether the gradients of the biases are wanted.
+    """
+    tokens, columns = grad_gates.shape
+    rows, device = layout.num_gates * layout.hidden, grad_gates.device
+    share = max(_SUMMED_ROWS, -(-tokens // _SUMMING_PROGRAMS))
+    sums = torch.empty(-(-tokens // share) if biases else 0, columns, dtype=torch.float32, device=device)
+    found = tuple(
+        None if value is None else torch.empty(rows, value.shape[1], dtype=torch.float32, device=device)
+        for value in (to_w_ih, to_w_hh)
+    )
+    b_ih, b_hh = torch.empty(2, rows if biases else 0, dtype=torch.float32, device=device)
+    with on(device):
+        if biases:
+            launch = start(walk.sums_kernel, sums.shape[0], -(-columns // _SUMMED_COLUMNS))
+            launch(grad_gates, sums, tokens, share, columns, ROWS=_SUMMED_ROWS, COLUMNS=_SUMMED_COLUMNS, num_warps=4)
+        start(arrange.restore_kernel, rows)(
+            *(sums if value is None else value for value in (to_w_ih, to_w_hh, *found)),
+            *(sums, b_ih, b_hh),
+            sums.shape[0],
+            *(0 if value is None else value.shape[1] for value in found),
+            **_layout_constants(layout),
+            BLOCK=_RESTORED_COLUMNS,
+            num_warps=4,
+        )
+    return *found, *((b_ih, b_hh) if biases else (None, None))
+
+
+def packed(direction: str, w_hh: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """The recurrent weights ``[G * H, H]`` as the wide kernels read them, flat; see ``arrange.pack_kernel``."""
+    width, gates = layout.width, layout.num_gates
+    found = torch.empty(gates * width * width, dtype=dtype, device=w_hh.device)
+    with on(w_hh.device):
+        start(arrange.pack_kernel, gates, width // _PACKED, width // _PACKED)(
+            w_hh,
+            found,
+            HIDDEN=layout.hidden,
+            WIDTH=width,
+            GATES=gates,
+            FORWARD=direction == "forward",
+            PRECISION="tf32" if dtype == torch.float32 else "bf16",
+            BLOCK=_PACKED,
+            num_warps=4,
+        )
+    return found
+
+
+def _layout_constants(layout: Layout) -> dict[str, Any]:
+    return {
+        "HIDDEN": layout.hidden,
+        "WIDTH": layout.width,
+        "LSTM": layout.lstm,
+        "INTERLEAVED": layout.interleaved,
+    }

@@ -1,0 +1,139 @@
+# pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0913, PLR0915
+# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+"""The forward recurrence in Gluon for many rows or many units: a matrix product per step, tiles of rows and units."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from recurl.recurrence.triton.registers import (
+    arrive,
+    fetch,
+    gru_step,
+    lstm_step,
+    operand,
+    publish,
+    store_gates,
+    two_of,
+    wait,
+)
+from recurl.recurrence.triton.wide_product import bring_weights, multiply
+
+
+@gluon.jit
+def _two_gates(pair, ROWS: gl.constexpr, UNITS: gl.constexpr, L: gl.constexpr):
+    # [ROWS, 2 * UNITS], eight columns of either gate in turn, as two [ROWS, UNITS]: no value changes its thread.
+    first, second = gl.split(pair.reshape([ROWS, UNITS // 8, 2, 8]).permute((0, 1, 3, 2)))
+    first = gl.convert_layout(first.reshape([ROWS, UNITS]), L, assert_trivial=True)
+    return first, gl.convert_layout(second.reshape([ROWS, UNITS]), L, assert_trivial=True)
+
+
+@gluon.jit
+def wide_forward_kernel(
+    input_gates,
+    b_hn,
+    weights,
+    stored_h,
+    h_row,
+    h_column,
+    stored_c,
+    c_row,
+    c_column,
+    starts,
+    bounds,
+    after_h,
+    after_c,
+    gates,
+    buffer,
+    flags,
+    HIDDEN: gl.constexpr,
+    WIDTH: gl.constexpr,
+    LSTM: gl.constexpr,
+    KEEP: gl.constexpr,
+    BITS: gl.constexpr,
+    ROWS: gl.constexpr,
+    UNITS: gl.constexpr,
+    STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """Walk ROWS slots with the programs of a group; see ``resident_forward.resident_forward_kernel``.
+
+    Differences: ``weights`` ``[G * WIDTH, WIDTH]`` are rounded and stand as ``walk.pack_forward_kernel`` leaves them;
+    neither they nor h stay on the chip, both stream through STAGES pages of shared memory. Gates are [slots, units].
+    """
+    KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
+    MEMBERS: gl.constexpr = WIDTH // UNITS
+    COLUMNS: gl.constexpr = 1024 // BITS
+    SECOND: gl.constexpr = 2 * UNITS if LSTM else UNITS
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, UNITS, 256 // BITS])
+    LP: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 2 * UNITS, 256 // BITS])
+    PAGE: gl.constexpr = gl.NVMMASharedLayout(128, BITS)
+    group = gl.program_id(0) // MEMBERS
+    member = gl.program_id(0) % MEMBERS
+    row_pages = gl.allocate_shared_memory(KIND, [STAGES, ROWS, COLUMNS], PAGE)
+    pages = gl.allocate_shared_memory(KIND, [STAGES, 2 * UNITS, COLUMNS], PAGE)
+    other_pages = gl.allocate_shared_memory(KIND, [STAGES, SECOND, COLUMNS], PAGE)
+    other = weights + (2 * WIDTH + member * SECOND) * WIDTH
+    weights += member * (2 * UNITS * WIDTH)
+    buffer += group * (2 * ROWS * WIDTH)
+    flags += group
+    j = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(0, L))
+    unit = j[None, :]
+    real = unit < HIDDEN
+    lane = gl.arange(0, ROWS, layout=gl.SliceLayout(1, L))
+    begin = gl.load(bounds + group * ROWS + lane)
+    length = (gl.load(bounds + group * ROWS + lane + 1) - begin).to(gl.int32)
+    steps = gl.max(length, 0)
+    if LSTM == 0:
+        bias = gl.load(b_hn + j, mask=j < HIDDEN, other=0.0)
+    some = (length > 0)[:, None]
+    first = (gl.load(starts + begin + 1, mask=length > 1, other=0) != 0) & (length > 1)
+    h = gl.load(stored_h + begin[:, None] * h_row + unit * h_column, mask=some & real, other=0.0).to(gl.float32)
+    if LSTM:
+        c = gl.load(stored_c + begin[:, None] * c_row + unit * c_column, mask=some & real, other=0.0).to(gl.float32)
+    publish(buffer, lane[:, None], unit, WIDTH, operand(h, BITS))
+    arrive(flags)
+    for block in gl.static_range(STAGES - 2):
+        bring_weights(weights, other, pages, other_pages, block, COLUMNS, WIDTH, WARPS)
+    x0, x1 = fetch(input_gates, begin[:, None], unit, some, WIDTH, LSTM, BITS)
+    wait(flags, MEMBERS)
+    for step in range(steps):
+        token = (begin + step)[:, None]
+        active = (step < length)[:, None]
+        zero = gl.zeros([ROWS, 2 * UNITS], gl.float32, LP)
+        other_zero = gl.zeros([ROWS, SECOND], gl.float32, LP if LSTM else L)
+        rows = buffer + (step % 2) * (ROWS * WIDTH)
+        pair, rest = multiply(
+            rows, weights, other, row_pages, pages, other_pages, zero, other_zero, COLUMNS, WIDTH, WARPS
+        )
+        again = first[:, None] & real
+        next_h = gl.load(stored_h + (token + 1) * h_row + unit * h_column, mask=again, other=0.0).to(gl.float32)
+        a0, a1 = _two_gates(pair, ROWS, UNITS, L)
+        i0, i1 = two_of(x0, BITS)
+        if LSTM:
+            next_c = gl.load(stored_c + (token + 1) * c_row + unit * c_column, mask=again, other=0.0).to(gl.float32)
+            a2, a3 = _two_gates(rest, ROWS, UNITS, L)
+            i2, i3 = two_of(x1, BITS)
+            g0, g1, g2, g3, out_c, out_h = lstm_step(a0 + i0, a1 + i1, a2 + i2, a3 + i3, c)
+            c = gl.where(first[:, None], next_c, out_c)
+        else:
+            g0, g1, g2, g3, out_h = gru_step(a0 + i0, a1 + i1, x1.to(gl.float32), rest + bias[None, :], h)
+        h = gl.where(first[:, None], next_h, out_h)
+        publish(buffer + ((step + 1) % 2) * (ROWS * WIDTH), lane[:, None], unit, WIDTH, operand(h, BITS))
+        arrive(flags)
+        for block in gl.static_range(STAGES - 2):
+            bring_weights(weights, other, pages, other_pages, block, COLUMNS, WIDTH, WARPS)
+        gl.store(after_h + token * HIDDEN + unit, out_h, mask=active & real)
+        if LSTM:
+            gl.store(after_c + token * HIDDEN + unit, out_c, mask=active & real)
+        if KEEP:
+            store_gates(gates, token * WIDTH + unit, active, g0, g1, g2, g3)
+        ahead = step + 1 < length
+        x0, x1 = fetch(input_gates, token + 1, unit, ahead[:, None], WIDTH, LSTM, BITS)
+        first = (gl.load(starts + begin + step + 2, mask=step + 2 < length, other=0) != 0) & (step + 2 < length)
+        wait(flags, (step + 2) * MEMBERS)
+    async_copy.wait_group(0)

@@ -1,0 +1,77 @@
+# pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
+# ruff: noqa: ANN001, ANN201, PLR0913
+# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+"""The product of one step of the wide kernels: both operands stream from the second-level cache."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from recurl.recurrence.triton.registers import collect
+
+
+@gluon.jit
+def bring_weights(
+    weights, other, pages, other_pages, block, COLUMNS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr
+):
+    """Start to copy block ``block`` of a program's weights, and of the ``other`` ones if there are any."""
+    page = block % pages.shape[0]
+    collect(weights + block * COLUMNS, pages.index(page), pages.shape[1], COLUMNS, STRIDE, WARPS)
+    if other_pages is not None:
+        collect(other + block * COLUMNS, other_pages.index(page), other_pages.shape[1], COLUMNS, STRIDE, WARPS)
+
+
+@gluon.jit
+def multiply(
+    rows,
+    weights,
+    other,
+    row_pages,
+    pages,
+    other_pages,
+    acc,
+    other_acc,
+    COLUMNS: gl.constexpr,
+    STRIDE: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """Return ``acc + rows @ weights.T`` and the same with ``other``, over STRIDE columns, COLUMNS at a time.
+
+    The first ``pages.shape[0] - 2`` blocks of the weights must be on their way (:func:`bring_weights`).
+    """
+    STAGES: gl.constexpr = pages.shape[0]
+    PRODUCTS: gl.constexpr = 1 if other_pages is None else 2
+    BLOCKS: gl.constexpr = STRIDE // COLUMNS
+    for block in gl.static_range(STAGES - 2):
+        collect(rows + block * COLUMNS, row_pages.index(block), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
+        async_copy.commit_group()
+    acc = warpgroup_mma_init(acc)
+    other_acc = warpgroup_mma_init(other_acc)
+    for block in range(BLOCKS):
+        acc, other_acc = warpgroup_mma_wait(PRODUCTS, deps=(acc, other_acc))
+        async_copy.wait_group(STAGES - 3)
+        fence_async_shared()
+        page = block % STAGES
+        a = row_pages.index(page)
+        acc = warpgroup_mma(a, pages.index(page).permute((1, 0)), acc, is_async=True)
+        if PRODUCTS == 2:
+            b = other_pages.index(page).permute((1, 0))
+            other_acc = warpgroup_mma(a, b, other_acc, is_async=True)
+        else:
+            other_acc = warpgroup_mma_init(other_acc)
+        later = block + STAGES - 2
+        if later < BLOCKS:
+            page = later % STAGES
+            collect(rows + later * COLUMNS, row_pages.index(page), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
+            bring_weights(weights, other, pages, other_pages, later, COLUMNS, STRIDE, WARPS)
+        async_copy.commit_group()
+    return warpgroup_mma_wait(0, deps=(acc, other_acc))

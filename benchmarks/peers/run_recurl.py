@@ -119,26 +119,23 @@ def solve(options: argparse.Namespace) -> dict[str, float | bool]:
 def profile(options: argparse.Namespace) -> None:
     """Print the CPU time of every stage of training."""
     config, sampler = configure(options), StageSampler()
-    watch, updates = Stopwatch(), 0
+    updates = 0
     first = -(-options.warmup // config.frames_per_batch)
     last = first - (-options.profile // config.frames_per_batch)
-    found: dict[str, float] = {}
 
     def after_update() -> bool:
-        nonlocal watch, updates
+        nonlocal updates
         updates += 1
         if updates == first:
-            watch = Stopwatch()
             sampler.start()
         elif updates == last:
             sampler.stop()
-            found.update(watch.read((last - first) * config.frames_per_batch))
         return updates == last
 
     train(config, after_update)
-    steps, total = found["steps"], sum(sampler.seconds.values())
+    steps, total = (last - first) * config.frames_per_batch, sum(sampler.seconds.values())
     print(f"{options.task}, {config.num_envs} environments, {steps} steps: CPU per environment step")
-    print(f"{'all':16s} {found['cpu_s'] / steps * 1e6:8.1f} us")
+    print(f"{'all':16s} {total / steps * 1e6:8.1f} us")
     for stage in STAGES:
         part = sampler.seconds[stage]
         print(f"{stage:16s} {part / steps * 1e6:8.1f} us {part / total:7.1%}")

@@ -3,8 +3,8 @@
 What is timed is what a policy costs per environment step: one call of the module on a TensorDict of B rows, without
 gradients, which reads value, states and ``is_init`` and writes features and states. torch.nn is called on tensors; it
 knows no resets, and there are none. All hold the same Parameters; before, their results are compared with float64, and
-nothing is printed where they differ. The clock is CPU time of the process, one thread; implementations take turns. torchrl is
-the extra ``peers``; without it, ratios to it stay empty. Usage::
+nothing is printed where they differ. The clock is CPU time of the process, one thread; implementations take turns.
+torchrl is the extra ``peers``; without it, ratios to it stay empty. Usage::
 
     python benchmarks/bench_step.py                       # the whole table, about a minute
     python benchmarks/bench_step.py --cells gru --batch 1

@@ -102,9 +102,13 @@ class Collector(CollectorBase):
         storing_device: torch.device | str | None = None,
         exploration_type: ExplorationType = ExplorationType.RANDOM,
     ) -> None:
-        env = create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn()
-        if not isinstance(env, EnvBase):  # pyright: ignore[reportUnnecessaryIsInstance] - users
-            raise ArgumentTypeError(f"create_env_fn must be, or make, an environment of recurl; got {env!r}.")
+        given: Any = create_env_fn
+        env: Any = given() if callable(given) and not isinstance(given, EnvBase) else given
+        if not isinstance(env, EnvBase):
+            raise ArgumentTypeError(
+                f"create_env_fn must be, or make, an environment of recurl; got {env!r}. Make one of an id with "
+                "GymEnv(id), of a Gymnasium environment with GymWrapper(env)."
+            )
         if max_frames_per_traj is not None:
             env = env.append_transform(StepCounter(max_steps=max_frames_per_traj))
         if policy is not None and auto_register_policy_transforms:
@@ -300,6 +304,11 @@ def _check_policy(policy: Policy | None, env: EnvBase, init_random_frames: int) 
     if policy is None:
         return
     modules = recurrent_modules(policy) if isinstance(policy, nn.Module) else []
+    if isinstance(policy, nn.Module) and type(policy).forward.__module__.startswith("torch.nn.modules"):
+        raise ArgumentTypeError(
+            f"A policy must read and write a TensorDict, but a {type(policy).__name__} takes tensors: wrap it, "
+            "TensorDictModule(net, in_keys=['observation'], out_keys=['action'])."
+        )
     if any(module.net.bidirectional for module in modules):
         raise WiringError("A bidirectional module can't step in an environment: use it on whole sequences only.")
     check_policy_wiring(policy, env)

@@ -21,6 +21,20 @@ from recurl.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED
 __all__ = ["GymEnv", "GymWrapper"]
 
 
+_RESET = ("observation", "info")
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
+
+
+def _parts(result: Any, method: str, names: tuple[str, ...]) -> Any:
+    if isinstance(result, tuple) and len(result) == len(names):  # pyright: ignore[reportUnknownArgumentType]
+        return result  # pyright: ignore[reportUnknownVariableType]
+    got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__  # pyright: ignore[reportUnknownArgumentType]
+    raise UsageError(
+        f"{method}() of a Gymnasium environment must return ({', '.join(names)}), got {got}: port an environment of "
+        "the old Gym API first."
+    )
+
+
 class GymWrapper(EnvBase):
     """A Gymnasium environment, or vector environment, as an environment of recurl.
 
@@ -86,13 +100,15 @@ class GymWrapper(EnvBase):
         mask = None if tensordict is None else tensordict.get(RESET, None)
         if mask is not None and self.batch_size:
             rows = mask.cpu().numpy().reshape(self.batch_size)
-            observation, _ = self._env.reset(options={"reset_mask": rows.copy()})
+            observation, _ = _parts(self._env.reset(options={"reset_mask": rows.copy()}), "reset", _RESET)
             self._closed_rows = self._closed_rows & ~rows[:, None]
         else:
-            observation, _ = self._env.reset(seed=self._seed)
+            observation, _ = _parts(self._env.reset(seed=self._seed), "reset", _RESET)
             self._seed = None
             self._closed_rows = np.zeros_like(self._closed_rows)
-        return like(tensordict, self._observations.read(observation), self.batch_size, self.device)
+        entries = self._observations.read(observation)
+        self._observations.check(entries, self.batch_size)
+        return like(tensordict, entries, self.batch_size, self.device)
 
     @takes_entries
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -101,7 +117,8 @@ class GymWrapper(EnvBase):
                 f"Rows {np.flatnonzero(self._closed_rows)} are done: reset them before the next step "
                 "(env.maybe_reset, or env.step_and_maybe_reset)."
             )
-        observation, reward, terminated, truncated, _ = self._env.step(self._actions.read(tensordict[ACTION]))
+        outcome = self._env.step(self._actions.read(tensordict[ACTION]))
+        observation, reward, terminated, truncated, _ = _parts(outcome, "step", _STEP)
         shape = self._closed_rows.shape
         terminated = np.array(terminated, dtype=np.bool_).reshape(shape)
         truncated = np.array(truncated, dtype=np.bool_).reshape(shape)

@@ -40,6 +40,17 @@ class ObservationReader:
             self.spec.set(key, _observation_spec(leaf))
             self._leaves.append((key, path, _observation_read(leaf)))
 
+    def check(self, entries: dict[NestedKey, torch.Tensor], batch_size: Sequence[int]) -> None:
+        """Refuse entries that :meth:`read` made of an observation that is not in the space."""
+        for key, value in entries.items():
+            spec = cast(TensorSpec, self.spec[key])
+            if value.shape != (*batch_size, *spec.shape) or value.dtype != spec.dtype:
+                raise ArgumentError(
+                    f"An observation must fit the observation space: {key!r} must be {spec.dtype} of shape "
+                    f"{[*batch_size, *spec.shape]}, got {value.dtype} of shape {list(value.shape)}. Correct the "
+                    "environment's observation_space, or what its reset() returns."
+                )
+
     def read(self, observation: Any) -> dict[NestedKey, torch.Tensor]:
         """Return the entries of ``observation``, from one environment or batched along the first dimension."""
         entries: dict[NestedKey, torch.Tensor] = {}

@@ -332,6 +332,7 @@ def creators(num_workers: int, create_env_fn: Any) -> list[Callable[[], Any]]:
     for function in functions:
         if not callable(function):
             raise ArgumentTypeError(
-                f"create_env_fn must be callable, or callables, that make environments: {function!r}."
+                f"create_env_fn must be callable, or callables, that make environments, got {function!r}: each worker "
+                "makes its own. Pass a function, such as EnvCreator(lambda: GymEnv('CartPole-v1'))."
             )
     return functions

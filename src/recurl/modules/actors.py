@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -122,7 +123,7 @@ class ProbabilisticActor(SamplingSequence):
 
     Raises:
         ArgumentTypeError: ``module`` is not a TensorDict module.
-        ArgumentError: an out key is not in ``spec``.
+        ArgumentError: an out key is not in ``spec``; the distribution can't be made from such parameters.
         UsageError: when called, ``module`` gave one tensor where a location and a scale are expected.
         MissingKeyError: when called, a parameter of the distribution is missing.
 
@@ -157,6 +158,7 @@ class ProbabilisticActor(SamplingSequence):
                 f"ProbabilisticActor needs a TensorDict module that writes {in_keys!r}, got {type(module).__name__}: "
                 "wrap it, TensorDictModule(net, in_keys=[...], out_keys=[...])."
             )
+        _check_parameters(distribution_class, in_keys, distribution_kwargs or {})
         out = _out_keys(out_keys, spec)
         sampler = Sampler(
             dict(in_keys) if isinstance(in_keys, Mapping) else _as_list(in_keys),  # type: ignore[arg-type] # tensordict's key type
@@ -168,6 +170,21 @@ class ProbabilisticActor(SamplingSequence):
         )
         super().__init__(module, sampler)
         self.spec = spec
+
+
+def _check_parameters(
+    distribution: Callable[..., d.Distribution], in_keys: _Keys | Mapping[str, NestedKey], more: Mapping[str, Any]
+) -> None:
+    """Refuse parameters that ``distribution`` does not take, and a lack of those that it needs."""
+    keys = in_keys if isinstance(in_keys, Mapping) else _as_list(in_keys)
+    names = [key if isinstance(key, str) else key[-1] for key in keys]
+    try:
+        inspect.signature(distribution).bind(**dict.fromkeys([*names, *more]))
+    except TypeError as error:
+        raise ArgumentError(
+            f"The parameters of {_name_of(distribution)} must be named after its arguments, and none may lack; got "
+            f"{names}: {error}. Rename them with in_keys={{argument: entry}}. {SCALE_HINT}"
+        ) from error
 
 
 class ValueOperator(TensorDictModule):

@@ -98,6 +98,11 @@ class RecurrentModule(TensorDictModuleBase):
         Returns:
             ``tensordict``, or for tensors the outputs in the order of ``out_keys``.
         """
+        if getattr(tensordict, "is_locked", False):
+            raise UsageError(
+                f"A module writes its outputs {self.out_keys} into the TensorDict, but this one is locked: unlock it "
+                "with .unlock_(), or pass a shallow copy, .copy()."
+            )
         if not isinstance(tensordict, Entries | TensorDictBase):
             first = () if tensordict is None else (tensordict,)
             tensordict = self._gather((*first, *tensors), named)
@@ -182,12 +187,16 @@ class RecurrentModule(TensorDictModuleBase):
         key, net = self.in_keys[0], self.net
         value = tensordict.get(key, None)
         if value is None:
-            raise MissingKeyError(f"The input {key!r} is missing; the TensorDict holds {_names(tensordict)}.")
+            raise MissingKeyError(
+                f"The input {key!r} is missing; the TensorDict holds {_names(tensordict)}. Name the entry to read with "
+                "in_key=, or as the first of in_keys=."
+            )
         expected = torch.Size([*tensordict.batch_size, net.input_size])
         if value.shape != expected:
             raise ArgumentError(
                 f"The input {key!r} must have the batch size and then input_size: {list(expected)}, "
-                f"got {list(value.shape)}."
+                f"got {list(value.shape)}. Give the module another input_size, the TensorDict another batch_size, or "
+                "reshape the entry."
             )
         weight = net.weight
         if value.dtype != weight.dtype or value.device != weight.device:

@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.nn import functional as F
 
-from recurl.errors import ArgumentError
+from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, NestedKey, normalize_key
 from recurl.objectives.common import Batch, LossModule, entry, masked_mean, per_token
 from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
@@ -113,6 +113,11 @@ class DQNLoss(LossModule):
         self.double_dqn = double_dqn
         self.value_rescaling = value_rescaling
         self._distance = _DISTANCES[loss_function]
+        if not isinstance(value_network, TensorDictModuleBase):  # type: ignore[reportUnnecessaryIsInstance] # users
+            raise ArgumentTypeError(
+                f"The value network must read and write a TensorDict, got {type(value_network).__name__}: wrap it in a "
+                "QValueActor."
+            )
         values_key = normalize_key(getattr(value_network, "action_value_key", "action_value"))
         self._online = self._target = Unroll(value_network, values_key)
         if delay_value:

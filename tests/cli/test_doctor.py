@@ -73,7 +73,7 @@ def test_good_wiring(arguments: str, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["doctor", *arguments.split()]) == 0
     said = capsys.readouterr().out
     assert "FAIL" not in said
-    assert said.splitlines()[-1] == "all 13 checks passed"
+    assert said.splitlines()[-1] == "all 14 checks passed"
 
 
 def test_bad_wiring(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from recurl.diagnostics import (
     check_feed_forward,
     check_primers,
     check_state_keys,
+    check_stepping,
     check_tracker,
     check_wiring,
 )
@@ -46,6 +47,7 @@ def test_healthy_policies_pass(cell: str, rows: int | None, backend: str) -> Non
         "tracker",
         "primers",
         "collection",
+        "stepping",
         "is_init",
         "traj_ids",
         "mode",
@@ -394,3 +396,13 @@ def test_too_few_steps() -> None:
 def test_the_text_of_a_result() -> None:
     assert str(CheckResult("reset", True, "seen")) == "ok    reset        seen"
     assert str(CheckResult("reset", False, "seen", "do")) == "FAIL  reset        seen\n      fix: do"
+
+
+def test_stepping_on_plain_tensors_is_told_and_what_prevents_it() -> None:
+    policy = make_policy("gru")
+    env = wired(policy, 2)
+    assert check_stepping(policy, env).detail == "on plain tensors"
+    policy.register_forward_hook(lambda *_: None)
+    result = check_stepping(policy, env)
+    assert result.passed
+    assert result.detail.startswith("on TensorDicts, which is slower: TensorDictSequential has hooks")

@@ -1,6 +1,6 @@
 """Collection of experience: batches of interaction with the policy's states carried, wired by itself."""
 
-from recurl.collectors.collector import Collector
+from recurl.collectors.collector import Collector, why_not_lowered
 from recurl.collectors.multi import MultiAsyncCollector, MultiSyncCollector
 
-__all__ = ["Collector", "MultiAsyncCollector", "MultiSyncCollector"]
+__all__ = ["Collector", "MultiAsyncCollector", "MultiSyncCollector", "why_not_lowered"]

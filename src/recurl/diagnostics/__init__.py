@@ -7,7 +7,7 @@ from recurl.diagnostics.memory import check_feedback, check_memory, check_reset
 from recurl.diagnostics.replay import check_gradient, check_leak, check_mode, check_replay
 from recurl.diagnostics.result import CheckResult
 from recurl.diagnostics.rnn_timing import RNNCase, RNNTime, take_turns, time_rnn
-from recurl.diagnostics.wiring import check_primers, check_state_keys, check_tracker, check_wiring
+from recurl.diagnostics.wiring import check_primers, check_state_keys, check_stepping, check_tracker, check_wiring
 
 __all__ = [
     "CheckResult",
@@ -25,6 +25,7 @@ __all__ = [
     "check_replay",
     "check_reset",
     "check_state_keys",
+    "check_stepping",
     "check_tracker",
     "check_traj_ids",
     "check_wiring",

@@ -7,6 +7,7 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
+from recurl.collectors import why_not_lowered
 from recurl.diagnostics.batch import check_batch, check_feed_forward
 from recurl.diagnostics.collection import collect
 from recurl.diagnostics.experiment import PRIMER, REWIRE, TRACKER, evaluating, flags_of, has, require_next_key
@@ -16,6 +17,7 @@ from recurl.envs import Compose, EnvBase, TransformedEnv
 from recurl.envs.utils import policy_transforms
 from recurl.errors import ArgumentError, RecurlError
 from recurl.keys import NestedKey
+from recurl.mode import ExplorationType, set_exploration_type
 from recurl.specs import TensorSpec
 
 
@@ -108,7 +110,7 @@ def check_wiring(
             (not to ``env`` itself).
 
     Returns:
-        One result per check: ``state_keys``, ``tracker``, ``primers``, ``collection``, and those of
+        One result per check: ``state_keys``, ``tracker``, ``primers``, ``collection``, ``stepping``, and those of
         :func:`check_batch`. For a policy without recurrent states, one result that says so.
 
     Raises:
@@ -139,7 +141,7 @@ def check_wiring(
             return [check_feed_forward(policy, root)]
         results = [check_state_keys(policy), check_tracker(env), check_primers(policy, env)]
         batches: list[TensorDict] = []
-        results.append(_check_collection(policy, env, steps, batches))
+        results += [_check_collection(policy, env, steps, batches), check_stepping(policy, env)]
         return results + [result for batch in batches for result in check_batch(policy, batch)]
 
 
@@ -149,6 +151,14 @@ def _wired(policy: Any, env: EnvBase) -> EnvBase:
         return TransformedEnv(env, Compose(*missing)) if missing else env
     except RecurlError:
         return env  # two states of one name, or one that isn't written under "next": check_state_keys says so
+
+
+@check("stepping")
+def check_stepping(policy: Any, env: EnvBase) -> str:
+    """Say whether a collector steps ``policy`` in ``env`` on plain tensors, or why on TensorDicts, which is slower."""
+    with set_exploration_type(ExplorationType.RANDOM):
+        reason = why_not_lowered(policy, env)
+    return "on plain tensors" if reason is None else f"on TensorDicts, which is slower: {reason}"
 
 
 @check("collection")

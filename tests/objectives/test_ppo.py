@@ -305,7 +305,7 @@ def test_options_out_of_range(arguments, text):
 
 def test_actor_must_sample_one_action():
     agent = make_agent("none", True)
-    with pytest.raises(ArgumentError, match=r"must end with a sampler .* this one is a TensorDict"):
+    with pytest.raises(ArgumentError, match=r"must end with a sampler .* this one is a ValueOperator"):
         ClipPPOLoss(agent.critic, agent.critic)
 
 
@@ -316,7 +316,7 @@ def test_sequences_cut_out_of_episodes_need_their_states(cell):
     loss = ClipPPOLoss(agent.actor, agent.critic)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(48), batch_size=8)
     buffer.extend(batch.reshape(-1))
-    states = [key for key in batch if key not in ("next", "is_init") and batch[key].ndim == 4]
+    states = [key for key in agent.step.in_keys if ("next", key) in agent.step.out_keys]
     assert len(states) == (4 if cell == "lstm" else 2)
     for cut in (*SequenceMinibatches(batch, 2, slice_len=4), buffer.sample()):
         loss(cut)

@@ -16,24 +16,41 @@ def net():
 def test_equals_adam_behind_clipped_gradients(max_norm):
     ours, theirs = net(), net()
     step = GradientStep(ours.parameters(), learning_rate=0.1, max_norm=max_norm, eps=1e-5)
-    adam = torch.optim.Adam(theirs.parameters(), lr=0.1, eps=1e-5)
+    adam = torch.optim.Adam(theirs.parameters(), lr=0.1, eps=1e-5, fused=True)
     for _ in range(5):
         x = torch.randn(7, 3, dtype=torch.float64)
         norm = step(ours(x).square().mean())
         adam.zero_grad()
         theirs(x).square().mean().backward()
-        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(theirs.parameters(), max_norm))
+        assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs.parameters(), max_norm))
         adam.step()
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+            assert torch.equal(a, b)
+    assert str(step.state_dict()) == str(adam.state_dict())
 
 
 def test_gradients_do_not_add_up_and_unused_parameters_stay():
-    weight, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    step = GradientStep([weight, unused], learning_rate=0.1, max_norm=1.0)
+    weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    step = GradientStep([weight, other], learning_rate=0.1, max_norm=1.0)
     norms = [step((weight * 2).sum()) for _ in range(3)]
     assert torch.stack(norms).tolist() == pytest.approx([8**0.5] * 3)
-    assert unused.tolist() == [1.0, 1.0]
+    assert other.tolist() == [1.0, 1.0]
+    for _ in range(2):
+        step((weight + other).sum())
+    before = other.clone()
+    step((weight * 2).sum())
+    assert torch.equal(other, before)
+    assert [state["step"].item() for state in step.optimizer.state.values()] == [6.0, 2.0]
+
+
+def test_parameters_of_several_dtypes():
+    """No single kernel does: torch's own step."""
+    weights = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+    step = GradientStep(weights, learning_rate=0.1, max_norm=1.0)
+    assert not step.optimizer.param_groups[0]["fused"]
+    for _ in range(2):
+        step(sum(weight.sum() for weight in weights))
+    assert [weight.tolist() for weight in weights] == [pytest.approx([0.8, 0.8])] * 2
 
 
 def test_a_saved_state_goes_on_bit_for_bit():

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+_kernels: Any = torch  # those of torch.optim and torch.nn.utils have no public names
+
+
+class _State(NamedTuple):
+    """The optimiser's state, one tensor per parameter."""
+
+    means: list[Tensor]
+    squares: list[Tensor]
+    steps: list[Tensor]
+
 
 class GradientStep:
     """Adam behind a bound on the norm of the gradient.
 
-    The optimiser runs as one kernel over all parameters (``fused=True``) where they are floating point and on the CPU
-    or a CUDA device.
+    Where the parameters are of one floating-point dtype, on the CPU or one CUDA device, the optimiser runs as one
+    kernel over all of them (``fused=True``), called without the optimiser's own bookkeeping.
 
     Args:
         parameters: what is trained.
@@ -37,17 +47,56 @@ class GradientStep:
     ) -> None:
         self._parameters = list(parameters)
         self._max_norm = max_norm
-        fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in self._parameters)
-        self.optimizer = torch.optim.Adam(self._parameters, lr=learning_rate, eps=eps, fused=fused)
+        kinds = {(p.device, p.dtype) for p in self._parameters}
+        self._fused = len(kinds) == 1 and all(d.type in ("cpu", "cuda") and t.is_floating_point for d, t in kinds)
+        self._state: _State | None = None
+        self.optimizer = torch.optim.Adam(self._parameters, lr=learning_rate, eps=eps, fused=self._fused)
 
     def __call__(self, loss: Tensor) -> Tensor:
         """Step down the gradient of ``loss``; return the gradient's norm before it was scaled, a scalar."""
         for parameter in self._parameters:
             parameter.grad = None
         loss.backward()
-        norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if self._fused and len(grads) == len(self._parameters) and self._known():
+            return self._step(grads)
+        norm = get_total_norm(grads)
         clip_grads_with_norm_(self._parameters, self._max_norm, norm)
         self.optimizer.step()
+        return norm
+
+    def _known(self) -> bool:
+        """Whether the optimiser has a state for every parameter, as it has after a first step or from a checkpoint."""
+        if self._state is None:
+            states = [self.optimizer.state.get(parameter) for parameter in self._parameters]
+            if not all(states):
+                return False
+            columns = ([cast(Any, state)[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+            self._state = _State(*columns)
+        return True
+
+    @torch.no_grad()
+    def _step(self, grads: list[Tensor]) -> Tensor:
+        """The same operations, without what stands around them."""
+        group, state = self.optimizer.param_groups[0], cast(_State, self._state)
+        norm = torch.linalg.vector_norm(torch.stack(_kernels._foreach_norm(grads)))
+        _kernels._foreach_mul_(grads, (self._max_norm / (norm + 1e-6)).clamp(max=1.0))
+        _kernels._foreach_add_(state.steps, 1.0)
+        _kernels._fused_adam_(
+            self._parameters,
+            grads,
+            state.means,
+            state.squares,
+            [],
+            state.steps,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=0.0,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
         return norm
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -62,3 +111,4 @@ class GradientStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
         self.optimizer.load_state_dict(state)
+        self._state = None

@@ -216,9 +216,9 @@ class ActorValueOperator(TensorDictSequential):
     """A trunk that a policy head and a value head share.
 
     Args:
-        common: module that writes the features both heads read, for instance an LSTM.
-        actor: policy head, usually a :class:`ProbabilisticActor` on the features.
-        value: value head, usually a :class:`ValueOperator` on the features.
+        common_operator: module that writes the features both heads read, for instance an LSTM.
+        policy_operator: policy head, usually a :class:`ProbabilisticActor` on the features.
+        value_operator: value head, usually a :class:`ValueOperator` on the features.
 
     The two operators below hold the *same* trunk: what one trains, the other sees, and a loss that gets both runs it
     once.
@@ -237,8 +237,13 @@ class ActorValueOperator(TensorDictSequential):
         (True, False)
     """
 
-    def __init__(self, common: TensorDictModuleBase, actor: TensorDictModuleBase, value: TensorDictModuleBase) -> None:
-        super().__init__(common, actor, value)
+    def __init__(
+        self,
+        common_operator: TensorDictModuleBase,
+        policy_operator: TensorDictModuleBase,
+        value_operator: TensorDictModuleBase,
+    ) -> None:
+        super().__init__(common_operator, policy_operator, value_operator)
 
     def get_policy_operator(self) -> TensorDictSequential:
         """Return trunk and policy head as one policy."""

@@ -189,7 +189,7 @@ def test_the_batch_follows_weights_hooks_and_modes_changed_between_batches() -> 
     handle = policy.register_forward_hook(lambda *args: seen.append(args))
     collector._collect()
     assert len(seen) == 40
-    assert collector.not_lowered == "ProbabilisticActor has hooks, selected out_keys or a forward of its own"
+    assert collector.not_lowered == "ProbabilisticActor has hooks"
     handle.remove()
     collector._collect()
     assert collector.not_lowered is None
@@ -225,8 +225,8 @@ def actor(net: Mod, **options: object) -> ProbabilisticActor:
         (lambda: TransformedEnv(cartpole(), Doubling()), None, {}, "Doubling._step needs a TensorDict"),
         (lambda: OwnStep("recurl/MaskedCartPole-v1", num_envs=3), None, {}, "OwnStep._step needs a TensorDict"),
         (cartpole, lambda td: td.set("action", torch.zeros(3, dtype=torch.int64)), {}, "function is no"),
-        (cartpole, actor(head(OwnModule)), {}, "OwnModule.forward needs a TensorDict"),
-        (cartpole, actor(head(method="forward")), {}, "TensorDictModule has inplace, method or a dict of in_keys"),
+        (cartpole, actor(head(OwnModule)), {}, "OwnModule has a forward of its own"),
+        (cartpole, actor(head(method="forward")), {}, "TensorDictModule has inplace, method"),
         (cartpole, actor(Mod(nn.Linear(2, 1), {"input": "observation"}, ["logits"])), {}, "a dict of in_keys"),
         (cartpole, actor(head()), {"init_random_frames": 1000}, "the first 1000 frames have random actions"),
         (cartpole, actor(head()), {"exploration_type": ExplorationType.MODE}, "Categorical under mode"),

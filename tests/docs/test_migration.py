@@ -1,0 +1,165 @@
+"""What docs/migrating_from_torchrl.md says of names, arguments and errors is so."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+
+from recurl.collectors import Collector
+from recurl.data import SequenceMinibatches, SliceSampler
+from recurl.envs import Compose, GymEnv, InitTracker, TensorDictPrimer, TransformedEnv
+from recurl.errors import RecurlError
+from recurl.modules import (
+    MLP,
+    LSTMModule,
+    NormalParamExtractor,
+    ProbabilisticActor,
+    TanhNormal,
+    ValueOperator,
+    set_recurrent_mode,
+)
+from recurl.objectives import ClipPPOLoss, DQNLoss
+from recurl.objectives.value import GAE
+
+PAGE = (Path(__file__).parents[2] / "docs" / "migrating_from_torchrl.md").read_text()
+
+
+def rows(section: str) -> list[list[str]]:
+    """The cells of the table below a heading."""
+    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+@pytest.mark.parametrize("row", rows("Import paths"), ids=lambda row: row[0])
+def test_import_paths(row: list[str]) -> None:
+    for module in quoted(row[0]):
+        for name in quoted(row[1]):
+            assert hasattr(importlib.import_module(module), name), name
+
+
+@pytest.mark.parametrize("function", [GAE, SliceSampler, DQNLoss, Collector])
+def test_absent_arguments_are_absent(function: Callable[..., Any]) -> None:
+    absent = {name for row in rows("Absent") if f"`{function.__name__}`" in row[0] for name in quoted(row[0])}
+    assert absent.isdisjoint(inspect.signature(function).parameters)
+
+
+def memory(name: str = "rs", out: str = "memory", **options: Any) -> LSTMModule:
+    states = [f"{name}_h", f"{name}_c"]
+    out_keys = [out, *(("next", key) for key in states)]
+    return LSTMModule(3, 8, in_keys=["observation", *states], out_keys=out_keys, **options)
+
+
+def policy_of(module: LSTMModule) -> TensorDictSequential:
+    return TensorDictSequential(module, TensorDictModule(nn.Linear(8, 1), in_keys=["memory"], out_keys=["action"]))
+
+
+def actor_of(*net: nn.Module) -> ProbabilisticActor:
+    head = TensorDictModule(nn.Sequential(MLP(8, 2), *net), in_keys=["memory"], out_keys=["loc", "scale"])
+    return ProbabilisticActor(
+        TensorDictSequential(memory(), head),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
+
+
+def critic_of(name: str) -> TensorDictSequential:
+    return TensorDictSequential(memory(name, "value"), ValueOperator(nn.Linear(8, 1), in_keys=["value"]))
+
+
+def steps(count: int = 4, **entries: torch.Tensor) -> TensorDict:
+    is_init = torch.zeros(count, 1, dtype=torch.bool)
+    return TensorDict({"observation": torch.randn(count, 3), "is_init": is_init, **entries}, [count])
+
+
+def sequences(module: LSTMModule, batch: TensorDict) -> None:
+    with set_recurrent_mode(True):
+        module(batch)
+
+
+def pendulum(*transforms: Any) -> TransformedEnv:
+    return TransformedEnv(GymEnv("Pendulum-v1"), Compose(InitTracker(), *transforms))
+
+
+def step_without_step_mdp() -> None:
+    module = memory()
+    policy, env = policy_of(module), pendulum(module.make_tensordict_primer())
+    td = env.reset()
+    for _ in range(2):
+        td = env.step(policy(td))
+
+
+def a_critic_that_did_not_collect() -> None:
+    actor, critic = actor_of(NormalParamExtractor()), critic_of("critic_rs")
+    (batch,) = list(Collector(GymEnv("Pendulum-v1"), actor, frames_per_batch=16, total_frames=16))
+    batch = GAE(0.99, 0.95, critic)(batch)
+    for minibatch in SequenceMinibatches(batch, 2, slice_len=1):
+        ClipPPOLoss(actor, critic)(minibatch)
+
+
+def iterate_after_shutdown() -> None:
+    collector = Collector(GymEnv("Pendulum-v1"), policy_of(memory()), frames_per_batch=4, total_frames=8)
+    next(iter(collector))
+    collector.shutdown()
+    next(iter(collector))
+
+
+def primer_of_ones() -> TensorDictPrimer:
+    return TensorDictPrimer(memory().make_tensordict_primer().primers, default_value=1.0)
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "`module.set_recurrent_mode()`": lambda: memory().set_recurrent_mode(),
+    "`module.recurrent_mode = True`": lambda: setattr(memory(), "recurrent_mode", True),
+    "`td = env.step(policy(td))` in a loop": step_without_step_mdp,
+    "a head without a scale": lambda: list(
+        Collector(GymEnv("Pendulum-v1"), actor_of(), frames_per_batch=4, total_frames=4)
+    ),
+    "`ClipPPOLoss` with a deterministic policy": lambda: ClipPPOLoss(policy_of(memory()), critic_of("critic_rs")),
+    "minibatches for a critic that did not collect": a_critic_that_did_not_collect,
+    "actor and critic with the same state keys": lambda: ClipPPOLoss(actor_of(NormalParamExtractor()), critic_of("rs")),
+    "iterating a collector after `shutdown()`": iterate_after_shutdown,
+    "no `InitTracker`, no collector to add it": lambda: GymEnv("Pendulum-v1").rollout(2, policy_of(memory())),
+    "no primer, no collector to add it": lambda: pendulum().rollout(2, policy_of(memory())),
+    "a primer with a value other than zero": lambda: Collector(
+        pendulum(primer_of_ones()), policy_of(memory()), frames_per_batch=4
+    ),
+    "a single step in recurrent mode": lambda: sequences(memory(), steps()[0]),
+    "`is_init` of floats": lambda: memory()(steps(is_init=torch.zeros(4, 1))),
+    "a batch without `is_init`": lambda: memory()(steps().exclude("is_init")),
+    "one of two states": lambda: memory()(steps(rs_h=torch.zeros(4, 1, 8))),
+    "options beside a wrapped `lstm=`": lambda: LSTMModule(
+        lstm=nn.LSTM(3, 8, batch_first=True), num_layers=2, in_key="observation", out_key="memory"
+    ),
+    '`recurrent_recompute="full"` with `"pad"`': lambda: memory(recurrent_recompute="full"),
+    'tensors on the CPU with `"triton"`': lambda: sequences(memory(recurrent_backend="triton"), steps()),
+    "`end_key` beside `traj_key` in `SliceSampler`": lambda: SliceSampler(
+        slice_len=2, traj_key=("collector", "traj_ids"), end_key=("next", "done")
+    ),
+}
+
+
+@pytest.mark.parametrize("row", rows("What raises"), ids=lambda row: row[0])
+def test_what_raises(row: list[str]) -> None:
+    (text,) = quoted(row[1])
+    with pytest.raises(RecurlError, match=re.escape(text)):
+        CASES[row[0]]()
+
+
+def test_every_case_is_on_the_page() -> None:
+    assert [row[0] for row in rows("What raises")] == list(CASES)

@@ -40,6 +40,17 @@ def test_tanh_normal_bounds_per_component():
     torch.testing.assert_close(dist.deterministic_sample[0], torch.tensor([0.0, 2.5]))
 
 
+def test_entropy_of_tanh_normal_has_gradients_after_inference_mode():
+    loc = torch.zeros(3, dtype=torch.float64)
+    with torch.inference_mode():
+        expected = TanhNormal(loc, torch.ones(3, dtype=torch.float64)).entropy()
+    scale = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    entropy = TanhNormal(loc, scale).entropy()
+    entropy.backward()
+    assert entropy.item() == expected.item()
+    assert scale.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_tanh_normal_is_finite_on_the_bounds(dtype):
     loc = torch.tensor([[30.0], [-30.0], [0.0]], dtype=dtype, requires_grad=True)

@@ -6,6 +6,7 @@ from recurl.errors import ArgumentError
 from recurl.trainers import PPOConfig
 
 ENV = "recurl/RepeatPrevious-v0"
+GRAPH = {"cuda_graph": True, "device": "cuda"}
 
 
 def test_survives_json():
@@ -30,6 +31,10 @@ def test_env_arguments_are_literals_or_text():
         ({"env_kwargs": ("k",)}, "--env-kwargs takes name=value, such as k=8, got 'k'"),
         ({"minibatches": 64}, "--minibatches must not exceed the 32 sequences"),
         ({"total_steps": 1000}, "--total-steps must cover one batch of 1024 steps"),
+        ({"cuda_graph": True}, "--cuda-graph needs --device cuda, got cpu"),
+        ({**GRAPH, "backend": "pad"}, "--cuda-graph needs --backend fastest or triton.* got pad"),
+        ({**GRAPH, "sequence_length": 48}, "minibatches of the same size: .* got 48 for 128, and 4"),
+        ({**GRAPH, "minibatches": 5}, "--minibatches the 32 sequences of a batch; got 32 for 128, and 5"),
     ],
 )
 def test_options_that_cannot_be_used(options, message):
@@ -48,6 +53,11 @@ def test_options_that_cannot_be_used(options, message):
 def test_dicts_that_cannot_be_read(values, message):
     with pytest.raises(ArgumentError, match=message):
         PPOConfig.from_dict(values)
+
+
+def test_cuda_graphs_fit_equal_minibatches():
+    assert PPOConfig(env=ENV, **GRAPH).cuda_graph
+    assert PPOConfig(env=ENV, **GRAPH, cell="none", backend="pad").cuda_graph
 
 
 def test_counts():

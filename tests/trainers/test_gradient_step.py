@@ -65,3 +65,20 @@ def test_a_saved_state_goes_on_bit_for_bit():
         optimizer.set_learning_rate(0.05)
         optimizer(model(x).square().mean())
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_a_capturable_step_is_the_same_and_its_rate_stays_one_tensor():
+    plain, captured = net(), net()
+    first = GradientStep(plain.parameters(), learning_rate=0.1, max_norm=1.0)
+    second = GradientStep(captured.parameters(), learning_rate=0.1, max_norm=1.0, capturable=True)
+    second.load_state_dict(copy.deepcopy(second.state_dict()))
+    rate = second.optimizer.param_groups[0]["lr"]
+    x = torch.randn(7, 3, dtype=torch.float64)
+    for learning_rate in (0.1, 0.05):
+        first.set_learning_rate(learning_rate)
+        second.set_learning_rate(learning_rate)
+        first(plain(x).square().mean())
+        second(captured(x).square().mean())
+    assert second.optimizer.param_groups[0]["lr"] is rate
+    for a, b in zip(plain.parameters(), captured.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)  # the rate is a float32 tensor

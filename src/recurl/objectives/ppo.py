@@ -51,7 +51,8 @@ class ClipPPOLoss(LossModule):
         critic_network: critic, from observations (and states) to ``"state_value"``.
         clip_epsilon: bound of the ratio's distance from 1.
         entropy_bonus: include ``loss_entropy``.
-        entropy_coeff: its coefficient; may be assigned between updates.
+        entropy_coeff: its coefficient; may be assigned between updates. A scalar tensor on the device may be filled
+            between the replays of a CUDA graph.
         critic_coeff: coefficient of ``loss_critic``.
         loss_critic_type: ``"smooth_l1"``, ``"l1"`` or ``"l2"``, the distance of value and target.
         normalize_advantage: shift and scale the advantage to mean 0 and standard deviation 1 in each minibatch.
@@ -98,7 +99,7 @@ class ClipPPOLoss(LossModule):
         *,
         clip_epsilon: float = 0.2,
         entropy_bonus: bool = True,
-        entropy_coeff: float = 0.01,
+        entropy_coeff: float | Tensor = 0.01,
         critic_coeff: float = 1.0,
         loss_critic_type: str = "smooth_l1",
         normalize_advantage: bool = False,
@@ -168,7 +169,8 @@ class ClipPPOLoss(LossModule):
         surrogate = Surrogate(self.clip_epsilon, self.clip_value, self._distance)
         terms = surrogate(_sum_events(dist.log_prob(data.action), shape), value, data)
         out = {"loss_objective": -terms.gain, "loss_critic": self.critic_coeff * terms.distance}
-        entropy_counts = self.entropy_bonus and self.entropy_coeff != 0.0
+        # A tensor's value is not asked for: that would wait for the device.
+        entropy_counts = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
         with torch.set_grad_enabled(entropy_counts and torch.is_grad_enabled()):
             entropy = masked_mean(_sum_events(dist.entropy(), shape), data.mask)
         if self.entropy_bonus:

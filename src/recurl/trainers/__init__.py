@@ -1,6 +1,7 @@
 """Training: PPO, DQN and R2D2, with and without memory; run folders, checkpoints, evaluation."""
 
 from recurl.trainers.config import PPOConfig, RunConfig
+from recurl.trainers.cuda_graph import CudaGraphStep
 from recurl.trainers.dqn import DQN
 from recurl.trainers.environment import make_env
 from recurl.trainers.evaluate import Evaluation, evaluate_policy, evaluate_run, load_agent
@@ -15,6 +16,7 @@ __all__ = [
     "DQN",
     "OPTIONS",
     "PPO",
+    "CudaGraphStep",
     "DQNConfig",
     "Evaluation",
     "Outcome",

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from recurl.errors import ArgumentError
 
 _CELLS = ("lstm", "gru", "none")
+_CAPTURABLE = ("fastest", "triton")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,15 +190,34 @@ class PPOConfig(RunConfig):
     """How far the probability ratio may leave 1 before its gradient is cut."""
     critic_coeff: float = 0.5
     """Weight of the value loss."""
+    cuda_graph: bool = False
+    """Run each gradient step as one CUDA graph (needs --device cuda, and minibatches of the same size)."""
 
     def check(self) -> None:
-        """Refuse more minibatches than sequences."""
+        """Refuse more minibatches than sequences, and a CUDA graph where there can't be one."""
         pieces = -(-self.rollout_steps // self.sequence_length)
         if self.minibatches > self.num_envs * pieces:
             raise ArgumentError(
                 f"--minibatches must not exceed the {self.num_envs * pieces} sequences of a batch "
                 f"({self.num_envs} environments x {pieces}), got {self.minibatches}: lower it, raise --num-envs "
                 "or lower --sequence-length."
+            )
+        if self.cuda_graph:
+            self._check_cuda_graph(self.num_envs * pieces)
+
+    def _check_cuda_graph(self, sequences: int) -> None:
+        if not self.device.startswith("cuda"):
+            raise ArgumentError(f"--cuda-graph needs --device cuda, got {self.device}.")
+        if self.cell != "none" and self.backend not in _CAPTURABLE:
+            raise ArgumentError(
+                f"--cuda-graph needs --backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got "
+                f"{self.backend}."
+            )
+        if self.rollout_steps % self.sequence_length or sequences % self.minibatches:
+            raise ArgumentError(
+                "--cuda-graph needs minibatches of the same size: --sequence-length must divide --rollout-steps, and "
+                f"--minibatches the {sequences} sequences of a batch; got {self.sequence_length} for "
+                f"{self.rollout_steps}, and {self.minibatches}."
             )
 
 

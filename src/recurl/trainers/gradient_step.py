@@ -31,6 +31,7 @@ class GradientStep:
         learning_rate: step size; see :meth:`set_learning_rate`.
         max_norm: largest norm of the gradient of all parameters together; a longer one is scaled down to it.
         eps: Adam's epsilon.
+        capturable: keep every number that changes on the device, so that a CUDA graph can hold the step.
 
     Example:
         >>> weight = nn.Parameter(torch.zeros(2))
@@ -43,14 +44,22 @@ class GradientStep:
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], *, learning_rate: float, max_norm: float, eps: float = 1e-8
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        learning_rate: float,
+        max_norm: float,
+        eps: float = 1e-8,
+        capturable: bool = False,
     ) -> None:
         self._parameters = list(parameters)
         self._max_norm = max_norm
         kinds = {(p.device, p.dtype) for p in self._parameters}
         self._fused = len(kinds) == 1 and all(d.type in ("cpu", "cuda") and t.is_floating_point for d, t in kinds)
         self._state: _State | None = None
-        self.optimizer = torch.optim.Adam(self._parameters, lr=learning_rate, eps=eps, fused=self._fused)
+        self._device = self._parameters[0].device if capturable else None
+        rate = torch.tensor(learning_rate, device=self._device) if capturable else learning_rate
+        self.optimizer = torch.optim.Adam(self._parameters, lr=rate, eps=eps, fused=self._fused, capturable=capturable)
 
     def __call__(self, loss: Tensor) -> Tensor:
         """Step down the gradient of ``loss``; return the gradient's norm before it was scaled, a scalar."""
@@ -102,7 +111,10 @@ class GradientStep:
     def set_learning_rate(self, learning_rate: float) -> None:
         """Take steps of another size from now on."""
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+            if self._device is None:
+                group["lr"] = learning_rate
+            else:
+                group["lr"].fill_(learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimiser's state."""
@@ -111,4 +123,7 @@ class GradientStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
         self.optimizer.load_state_dict(state)
+        if self._device is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.as_tensor(group["lr"], device=self._device)
         self._state = None

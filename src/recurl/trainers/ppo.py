@@ -17,6 +17,7 @@ from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
 from recurl.trainers.agent import Agent
 from recurl.trainers.config import PPOConfig
+from recurl.trainers.cuda_graph import CudaGraphStep
 from recurl.trainers.environment import make_env
 from recurl.trainers.gradient_step import GradientStep
 from recurl.trainers.seeding import seed_everything
@@ -60,8 +61,13 @@ class PPO:
             normalize_advantage=True,
         )
         self.optimizer = GradientStep(
-            self.agent.parameters(), learning_rate=config.learning_rate, max_norm=config.max_grad_norm, eps=1e-5
+            self.agent.parameters(),
+            learning_rate=config.learning_rate,
+            max_norm=config.max_grad_norm,
+            eps=1e-5,
+            capturable=config.cuda_graph,
         )
+        self._train = self._captured() if config.cuda_graph else self._step
         self.collector = Collector(
             env, self.agent.collect, frames_per_batch=config.frames_per_batch, device=config.device
         )
@@ -92,7 +98,7 @@ class PPO:
             value
             for _ in range(self.config.epochs)
             for minibatch in minibatches.entries()
-            for value in self._step(minibatch)
+            for value in self._train(minibatch)
         ]
         if self.agent.norm is not None:
             flat = self.agent.flat
@@ -105,8 +111,17 @@ class PPO:
         done = self.env_steps // self.config.frames_per_batch - 1
         fraction = 1 - done / self.config.updates if self.config.anneal else 1.0
         self.optimizer.set_learning_rate(self.config.learning_rate * fraction)
-        self.loss.entropy_coeff = self.config.entropy_coeff * fraction
+        if isinstance(self.loss.entropy_coeff, torch.Tensor):
+            self.loss.entropy_coeff.fill_(self.config.entropy_coeff * fraction)
+        else:
+            self.loss.entropy_coeff = self.config.entropy_coeff * fraction
         return fraction
+
+    def _captured(self) -> CudaGraphStep:
+        """The same step as a CUDA graph, in which the numbers that change are tensors."""
+        if self.config.entropy_coeff:
+            self.loss.entropy_coeff = torch.tensor(self.config.entropy_coeff, device=self.config.device)
+        return CudaGraphStep(lambda minibatch: torch.stack(self._step(minibatch)), self.agent, self.optimizer.optimizer)
 
     def _step(self, minibatch: Entries) -> list[torch.Tensor]:
         losses = self.loss.tensors(minibatch)

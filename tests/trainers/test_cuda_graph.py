@@ -6,10 +6,13 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import CudaGraphModule
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from recurl.data import SequenceMinibatches
 from recurl.entries import Entries, leaves
 from recurl.errors import ArgumentError, UsageError
 from recurl.trainers import PPO, CudaGraphStep, PPOConfig
+from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
 
 
 class Net(nn.Module):
@@ -84,6 +87,49 @@ def test_ppo_learns_the_same_in_captured_steps(anywhere):
     for plain, graphed in zip(*seen, strict=True):
         assert graphed == pytest.approx(plain, rel=1e-3, abs=1e-5)
     assert seen[0][0]["loss_entropy"] != pytest.approx(seen[0][1]["loss_entropy"], rel=0.1)  # annealed
+
+
+def test_a_captured_run_goes_on_from_a_checkpoint(anywhere, tmp_path):
+    config = PPOConfig(env="recurl/RepeatPrevious-v0", hidden_size=8, num_envs=4, rollout_steps=32, total_steps=384)
+    object.__setattr__(config, "cuda_graph", True)  # which a config refuses on a CPU
+    whole = PPO(config)
+    whole.learn(whole.collect())
+    path = save_checkpoint(tmp_path, 128, {"algorithm": whole.state_dict(), "rng": torch.get_rng_state()})
+    expected = [whole.learn(whole.collect()) for _ in range(2)]
+    whole.close()
+    resumed = PPO(config)
+    state = load_checkpoint(path)
+    resumed.load_state_dict(state["algorithm"])
+    torch.set_rng_state(state["rng"])
+    assert [resumed.learn(resumed.collect()) for _ in range(2)] == expected
+    resumed.close()
+
+
+class NeverWaits(TorchDispatchMode):
+    """Refuses what a CUDA graph can't hold: values read by Python, and shapes that depend on data."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function.overloadpacket not in (
+            torch.ops.aten._local_scalar_dense,
+            torch.ops.aten.nonzero,
+            torch.ops.aten.masked_select,
+        )
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
+def test_a_step_of_ppo_reads_nothing_back(anywhere, env):
+    config = PPOConfig(env=env, cell="none", hidden_size=8, num_envs=4, rollout_steps=32, entropy_coeff=0.1)
+    object.__setattr__(config, "cuda_graph", True)  # which a config refuses on a CPU
+    algorithm = PPO(config)
+    batch = algorithm.collect()
+    algorithm.learn(batch)
+    (minibatch,) = SequenceMinibatches(batch.select(*algorithm.loss.in_keys, strict=False), 1, 32).entries()
+    with NeverWaits():
+        algorithm._step(minibatch)
+    algorithm.close()
+    with pytest.raises(AssertionError), NeverWaits():
+        torch.ones(()).item()
 
 
 def test_needs_a_cuda_device():

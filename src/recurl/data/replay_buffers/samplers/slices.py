@@ -45,7 +45,10 @@ class SliceSize:
         part = self.num_slices or self.slice_len or 1
         if batch_size % part:
             name = "num_slices" if self.num_slices else "slice_len"
-            raise UsageError(f"The batch size must be a multiple of {name}={part}, got {batch_size}.")
+            raise UsageError(
+                f"The batch size must be a multiple of {name}={part}, got {batch_size}: take "
+                f"{batch_size + part - batch_size % part}, for instance."
+            )
         return (part, batch_size // part) if self.num_slices else (batch_size // part, part)
 
 

@@ -1,0 +1,54 @@
+"""Every mistake of the table raises what the table, and so the documentation, says."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recurl import errors
+from recurl.cli import main
+from tests.docs.mistakes import MISTAKES, PAGE, TABLE, page
+
+
+@pytest.fixture(scope="module")
+def prepared() -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(TABLE["setup"], namespace)
+    return namespace
+
+
+def titles(of: Callable[[str], bool]) -> list[Any]:
+    return [pytest.param(mistake, id=mistake["title"]) for mistake in MISTAKES if of(mistake["error"])]
+
+
+@pytest.mark.parametrize("mistake", titles(lambda error: error != "exit code 2"))
+def test_message(prepared: dict[str, Any], mistake: dict[str, str]) -> None:
+    kind = getattr(errors, mistake["error"], None) or getattr(builtins, mistake["error"])
+    with pytest.raises(kind) as caught:  # warnings are errors in all tests
+        exec(mistake["code"], dict(prepared))
+    assert type(caught.value) is kind
+    assert str(caught.value) == mistake["message"]
+
+
+@pytest.mark.parametrize("mistake", titles(lambda error: error == "exit code 2"))
+def test_message_of_the_command_line(
+    mistake: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(mistake["code"].split()[1:]) == 2
+    assert capsys.readouterr().err.strip() == mistake["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_are_enough_and_each_is_one_of_recurls_own() -> None:
+    assert len(MISTAKES) >= 40
+    known = {*vars(errors), "exit code 2", "UserWarning"}
+    assert {mistake["error"] for mistake in MISTAKES} <= known
+
+
+def test_the_page_shows_the_table() -> None:
+    assert PAGE.read_text() == page(), "write it anew: python -m tests.docs.mistakes"

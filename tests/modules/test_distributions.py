@@ -209,3 +209,37 @@ def test_a_log_prob_broadcasts_as_in_torch():
 def test_a_choice_among_nan_is_refused():
     with pytest.raises(ArgumentError, match=r"got NaN in the distribution of \[2\] choices"):
         Categorical(logits=torch.tensor([[0.0, 1.0], [0.0, torch.nan]])).sample()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", [Categorical, OneHotCategorical])
+def test_log_prob_and_entropy_together(kind, masked):
+    logits = torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(5, 3, 4) < 0.7
+    mask[..., 0] = True
+    dist = kind(logits=logits, mask=mask if masked else None)
+    value = dist.sample()
+    ours, theirs = dist.log_prob_and_entropy(value), (dist.log_prob(value), dist.entropy())
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    weights = torch.randn(2, 5, 3, dtype=torch.float64)
+    for terms in ((1, 1), (1, 0), (0, 1)):
+        found, expected = (
+            torch.autograd.grad(
+                sum(w * t for w, t in zip(terms, (x * weights).sum((1, 2)), strict=True)), logits, retain_graph=True
+            )[0]
+            for x in (torch.stack(ours), torch.stack(theirs))
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+    (alone,) = torch.autograd.grad(kind(logits=logits).log_prob_and_entropy(value)[0].sum(), logits)
+    torch.testing.assert_close(alone, torch.autograd.grad(kind(logits=logits).log_prob(value).sum(), logits)[0])
+    if not masked:
+        assert torch.autograd.gradgradcheck(lambda x: kind(logits=x).log_prob_and_entropy(value), logits)
+
+
+def test_log_prob_and_entropy_of_probabilities_and_of_other_shapes():
+    probs = torch.tensor([[0.25, 0.75]])
+    log_prob, entropy = Categorical(probs=probs).log_prob_and_entropy(torch.tensor([1]))
+    torch.testing.assert_close(log_prob, torch.tensor([0.75]).log())
+    torch.testing.assert_close(entropy, -(probs * probs.log()).sum(-1))
+    torch.testing.assert_close(Categorical(probs=probs).logits, probs.log())
+    assert Categorical(logits=probs).log_prob_and_entropy(torch.zeros(3, 1, dtype=torch.int64))[0].shape == (3, 1)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from tensordict.nn.distributions import NormalParamExtractor
 from torch import Tensor
 from torch import distributions as d
+from torch.distributions.utils import lazy_property, probs_to_logits
 from torch.nn import functional as F
 
+from recurl.autograd import differentiate_again, first_derivatives_do
 from recurl.errors import ArgumentError
-from recurl.recurrence.boundaries import is_functorch_active
 
 __all__ = ["Categorical", "NormalParamExtractor", "OneHotCategorical", "TanhNormal"]
 
@@ -43,6 +44,8 @@ class Categorical(d.Categorical):
         tensor([0.6931, 0.0000])
     """
 
+    _raw: Tensor | None = None
+
     def __init__(
         self, logits: Tensor | None = None, probs: Tensor | None = None, *, mask: Tensor | None = None
     ) -> None:
@@ -51,7 +54,18 @@ class Categorical(d.Categorical):
         if mask is not None:
             logits = (torch.log(probs) if logits is None else logits).masked_fill(~mask, -torch.inf)  # type: ignore[arg-type] # one of the two is given
             probs = None
-        super().__init__(probs=probs, logits=logits, validate_args=False)
+        if logits is None or logits.ndim == 0:
+            super().__init__(probs=probs, logits=logits, validate_args=False)
+            return
+        self._raw = self._param = logits
+        self._num_events = logits.shape[-1]
+        d.Distribution.__init__(self, logits.shape[:-1], validate_args=False)
+
+    @lazy_property
+    def logits(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride] - lazy, as torch's
+        """``[*B, n]``, the log-probabilities of all choices."""
+        raw = self._raw
+        return probs_to_logits(self.probs) if raw is None else _normalized(raw)
 
     def sample(self, sample_shape: _Shape = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
         """Draw choices, ``[*sample_shape, *B]`` int64: those that ``torch.multinomial`` draws.
@@ -62,7 +76,7 @@ class Categorical(d.Categorical):
             ArgumentError: a probability is NaN (looked for on the CPU; elsewhere the device reports it).
         """
         probs: Any = self.probs
-        if len(sample_shape) or probs.device.type != "cpu" or torch.compiler.is_compiling() or is_functorch_active():
+        if len(sample_shape) or probs.device.type != "cpu" or not first_derivatives_do():
             return super().sample(torch.Size(sample_shape))
         with torch.no_grad():
             largest, choice = torch.div(probs, torch.empty_like(probs).exponential_()).max(-1)
@@ -78,13 +92,21 @@ class Categorical(d.Categorical):
         logits: Any = self.logits
         if value.dtype != torch.int64 or value.shape != logits.shape[:-1]:
             return super().log_prob(value)
-        return logits.gather(-1, value.unsqueeze(-1)).squeeze(-1)
+        return _chosen(logits, value)
 
     def entropy(self) -> Tensor:
         """``[*B]``, in nats; choices of probability zero count nothing."""
-        log_probs: Any = self.logits
-        safe = torch.where(torch.isneginf(log_probs), torch.zeros_like(log_probs), log_probs)
-        return (log_probs.exp() * -safe).sum(-1)
+        return _entropy(self.logits)
+
+    def log_prob_and_entropy(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return :meth:`log_prob` of ``value`` and :meth:`entropy`, whose derivatives are then taken together."""
+        raw, index = self._raw, self._index(value)
+        if raw is None or index.dtype != torch.int64 or index.shape != raw.shape[:-1] or not first_derivatives_do():
+            return self.log_prob(value), self.entropy()
+        return cast("tuple[Tensor, Tensor]", _LogProbAndEntropy.apply(raw, index))
+
+    def _index(self, value: Tensor) -> Tensor:
+        return value
 
     @property
     def mode(self) -> Tensor:
@@ -95,6 +117,55 @@ class Categorical(d.Categorical):
     def deterministic_sample(self) -> Tensor:
         """The same as ``mode``."""
         return self.mode
+
+
+def _normalized(raw: Tensor) -> Tensor:
+    return raw - raw.logsumexp(-1, keepdim=True)
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    safe = torch.where(torch.isneginf(logits), torch.zeros_like(logits), logits)
+    return (logits.exp() * -safe).sum(-1)
+
+
+class _LogProbAndEntropy(torch.autograd.Function):
+    """(unnormalised logits ``[*B, n]``, choices ``[*B]``) -> log-probability and entropy, ``[*B]`` each."""
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        logits = _normalized(raw)
+        entropy = _entropy(logits)
+        ctx.save_for_backward(raw, index)
+        ctx.kept = (logits, entropy)
+        ctx.set_materialize_grads(False)
+        return _chosen(logits, index), entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
+        raw, index = ctx.saved_tensors
+        of_log_prob, of_entropy = grads
+        if torch.is_grad_enabled():  # these gradients may be differentiated again
+
+            def again(raw: Tensor) -> tuple[Tensor, Tensor]:
+                logits = _normalized(raw)
+                return _chosen(logits, index), _entropy(logits)
+
+            zeros = raw.new_zeros(index.shape)
+            return differentiate_again(again, [raw], [zeros if grad is None else grad for grad in grads])[0], None
+        logits, entropy = ctx.kept
+        gradient = torch.zeros_like(raw)
+        if of_log_prob is not None:
+            gradient.scatter_(-1, index.unsqueeze(-1), of_log_prob.unsqueeze(-1))
+            gradient.addcmul_(logits.exp(), of_log_prob.unsqueeze(-1), value=-1.0)
+        if of_entropy is not None:
+            # Choices of probability zero: 0 instead of 0 * -inf.
+            surprise = torch.nan_to_num(logits, nan=torch.nan, neginf=0.0) + entropy.unsqueeze(-1)
+            gradient.addcmul_(logits.exp() * surprise, of_entropy.unsqueeze(-1), value=-1.0)
+        return gradient, None
+
+
+def _chosen(logits: Tensor, index: Tensor) -> Tensor:
+    return logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
 class OneHotCategorical(Categorical):
@@ -116,7 +187,10 @@ class OneHotCategorical(Categorical):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """``[*B]``, the log-probability of the one-hot vectors ``value``, ``[*B, n]`` of any dtype."""
-        return super().log_prob(value.long().argmax(-1))
+        return super().log_prob(self._index(value))
+
+    def _index(self, value: Tensor) -> Tensor:
+        return value.long().argmax(-1)
 
     @property
     def mode(self) -> Tensor:

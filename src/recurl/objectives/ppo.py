@@ -167,12 +167,10 @@ class ClipPPOLoss(LossModule):
         dist, value = self._run_networks(batch)
         shape = batch.batch_size
         surrogate = Surrogate(self.clip_epsilon, self.clip_value, self._distance)
-        terms = surrogate(_sum_events(dist.log_prob(data.action), shape), value, data)
+        log_prob, entropy = self._log_prob_and_entropy(dist, data.action)
+        terms = surrogate(_sum_events(log_prob, shape), value, data)
         out = {"loss_objective": -terms.gain, "loss_critic": self.critic_coeff * terms.distance}
-        # A tensor's value is not asked for: that would wait for the device.
-        entropy_counts = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
-        with torch.set_grad_enabled(entropy_counts and torch.is_grad_enabled()):
-            entropy = masked_mean(_sum_events(dist.entropy(), shape), data.mask)
+        entropy = masked_mean(_sum_events(entropy, shape), data.mask)
         if self.entropy_bonus:
             out["loss_entropy"] = -self.entropy_coeff * entropy
         out["entropy"] = entropy.detach()
@@ -211,6 +209,18 @@ class ClipPPOLoss(LossModule):
         branch = critic(run.copy() if critic.modules else run)
         value = per_token(_VALUE, entry(branch, _VALUE, "The critic must write it."), batch.batch_size)
         return distribution_of(self._sampler[0], actor(run)), value
+
+    def _log_prob_and_entropy(self, dist: d.Distribution, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the action, and of the distribution: without gradient where the entropy has no weight."""
+        # A tensor's value is not asked for: that would wait for the device.
+        counts = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
+        together = getattr(dist, "log_prob_and_entropy", None)
+        if together is not None:
+            log_prob, entropy = together(action)
+            return log_prob, entropy if counts else entropy.detach()
+        with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
+            entropy = dist.entropy()
+        return dist.log_prob(action), entropy
 
     def _ratio_metrics(self, log_ratio: Tensor, ratio: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         outside = (ratio - 1.0).abs() > self.clip_epsilon

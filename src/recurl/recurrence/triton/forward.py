@@ -12,9 +12,9 @@ from recurl.recurrence.triton.parts import meet, operand, product, sigmoid, tanh
 
 
 @triton.jit
-def _weights(w_hh, k, u, inside, gate: tl.constexpr, HIDDEN: tl.constexpr, PRECISION: tl.constexpr):
+def _weights(w_hh, row, column, k, u, inside, gate: tl.constexpr, HIDDEN: tl.constexpr, PRECISION: tl.constexpr):
     # W[gate][u, k] as the right operand [k, u].
-    at = w_hh + (gate * HIDDEN + u)[None, :] * HIDDEN + k[:, None]
+    at = w_hh + k[:, None] * column + (gate * HIDDEN + u)[None, :] * row
     return operand(tl.load(at, mask=inside, other=0.0), PRECISION)
 
 
@@ -23,6 +23,8 @@ def forward_kernel(
     input_gates,
     b_hn,
     w_hh,
+    w_row,
+    w_column,
     stored_h,
     h_row,
     h_column,
@@ -55,7 +57,7 @@ def forward_kernel(
     Args (pointers unless said otherwise):
         input_gates: ``[N, G * H]``, input product, all biases but b_hn included, as :class:`Layout` says.
         b_hn: float32 ``[H]``, a GRU's hidden bias of n.
-        w_hh: float32 ``[G * H, H]``.
+        w_hh: float32 ``[G * H, H]`` with its strides (integers).
         stored_h, stored_c: stored states ``[N, H]`` with their strides (integers), read at segment starts only.
         starts: uint8 ``[N]``.
         bounds: int64 ``[slots + 1]``: the tokens of each slot.
@@ -78,11 +80,11 @@ def forward_kernel(
         bias = tl.load(b_hn + u, mask=u_in, other=0.0)
     if RESIDENT:  # one block of K: the weights stay on chip for the whole walk
         w_in = (k0 < HIDDEN)[:, None] & u_in[None, :]
-        w0 = _weights(w_hh, k0, u, w_in, 0, HIDDEN, PRECISION)
-        w1 = _weights(w_hh, k0, u, w_in, 1, HIDDEN, PRECISION)
-        w2 = _weights(w_hh, k0, u, w_in, 2, HIDDEN, PRECISION)
+        w0 = _weights(w_hh, w_row, w_column, k0, u, w_in, 0, HIDDEN, PRECISION)
+        w1 = _weights(w_hh, w_row, w_column, k0, u, w_in, 1, HIDDEN, PRECISION)
+        w2 = _weights(w_hh, w_row, w_column, k0, u, w_in, 2, HIDDEN, PRECISION)
         if LSTM:
-            w3 = _weights(w_hh, k0, u, w_in, 3, HIDDEN, PRECISION)
+            w3 = _weights(w_hh, w_row, w_column, k0, u, w_in, 3, HIDDEN, PRECISION)
     step = step_begin
     while step < steps:
         active = step < length
@@ -107,11 +109,11 @@ def forward_kernel(
             h = operand(h, PRECISION)
             if RESIDENT == 0:
                 w_in = (kk < HIDDEN)[:, None] & u_in[None, :]
-                w0 = _weights(w_hh, kk, u, w_in, 0, HIDDEN, PRECISION)
-                w1 = _weights(w_hh, kk, u, w_in, 1, HIDDEN, PRECISION)
-                w2 = _weights(w_hh, kk, u, w_in, 2, HIDDEN, PRECISION)
+                w0 = _weights(w_hh, w_row, w_column, kk, u, w_in, 0, HIDDEN, PRECISION)
+                w1 = _weights(w_hh, w_row, w_column, kk, u, w_in, 1, HIDDEN, PRECISION)
+                w2 = _weights(w_hh, w_row, w_column, kk, u, w_in, 2, HIDDEN, PRECISION)
                 if LSTM:
-                    w3 = _weights(w_hh, kk, u, w_in, 3, HIDDEN, PRECISION)
+                    w3 = _weights(w_hh, w_row, w_column, kk, u, w_in, 3, HIDDEN, PRECISION)
             a0 = product(h, w0, a0, PRECISION)
             a1 = product(h, w1, a1, PRECISION)
             a2 = product(h, w2, a2, PRECISION)

@@ -135,8 +135,10 @@ def run_forward(
     after = tuple(torch.empty(tokens, hidden, dtype=torch.float32, device=device) for _ in stored)
     gates = torch.empty(tokens if keep else 0, 4 * hidden, dtype=keep or torch.float32, device=device)
     flags = torch.zeros(groups, dtype=torch.int32, device=device)
+    if precision == "ieee":  # no tensor cores: threads read neighbouring units, which should be neighbours in memory
+        w_hh = w_hh.t().contiguous().t()
     arguments = (
-        *(input_gates, b_hn, w_hh),
+        *(input_gates, b_hn, w_hh, w_hh.stride(0), w_hh.stride(1)),
         *(stored[0], stored[0].stride(0), stored[0].stride(1)),
         *(stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
         *(flags_of(boundaries), bounds, after[0], after[-1], gates, flags),

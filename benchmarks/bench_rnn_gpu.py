@@ -1,138 +1,40 @@
-"""Recurrent layers on a GPU: accuracy first, then time beside cuDNN.
+"""Recurrent layers on a GPU beside cuDNN (torch.nn) and TorchRL: results/rnn_gpu_h200.csv and docs/rnn_gpu.png.
 
 Each row is one layer, forward and backward with all weight gradients, float32 storage: milliseconds of GPU time without
-host gaps (busy), wall time, and wall time of a captured CUDA graph. Errors are relative (Frobenius), against float64.
+host gaps (busy), wall time, wall time of a captured CUDA graph, and peak memory beside inputs and weights. TorchRL is
+timed where it is installed; its Triton kernels up to H = 128, since their tuning takes minutes above.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import sys
-from collections.abc import Callable
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from recurl.recurrence import BACKENDS, CELLS, Boundaries, LayerCall, LayerWeights, Options, Support
+from rnn_gpu_layer import DEVICE, Layer, Problem, guarded, options_of
 
-DEVICE = torch.device("cuda")
-GATES = {"ieee": 2e-6, "tf32x3": 5e-6, "tf32": 2e-3, "bf16": 1.5e-2}
-CASES = [
-    *[(cell, 64, 64, 512, p) for cell in ("gru", "lstm") for p in (0.0, 0.02)],
-    *[(cell, 64, 4096, 32, p) for cell in ("gru", "lstm") for p in (0.0, 0.02)],
-    *[(cell, 128, 512, 64, p) for cell in ("gru", "lstm") for p in (0.0, 0.02)],
-    *[(cell, 128, 64, 512, p) for cell in ("gru", "lstm") for p in (0.0, 0.02)],
-    *[("gru", 128, 1, 32768, p) for p in (0.02,)],
-    *[(cell, 256, 64, 512, p) for cell in ("gru", "lstm") for p in (0.0, 0.02)],
-    *[(cell, 256, 512, 64, p) for cell in ("gru", "lstm") for p in (0.0, 0.02)],
-    *[(cell, 512, 512, 64, p) for cell in ("gru", "lstm") for p in (0.0, 0.02)],
-    *[("lstm", 1024, 512, 64, p) for p in (0.0, 0.02)],
+ROOT = Path(__file__).parents[1]
+RESULTS, FIGURE = ROOT / "benchmarks/results/rnn_gpu_h200.csv", ROOT / "docs/rnn_gpu.png"
+SHAPES = [
+    *[(64, 64, 512), (64, 4096, 32), (128, 512, 64), (128, 64, 512), (256, 64, 512), (256, 512, 64)],
+    *[(512, 64, 512), (512, 512, 64), (1024, 512, 64)],
 ]
+FLAT = [Problem(cell, 128, 1, 32768, 0.02) for cell in ("gru", "lstm")]
+CASES = [*[Problem(cell, *shape, p) for shape in SHAPES for cell in ("gru", "lstm") for p in (0.0, 0.02)], *FLAT]
+TUNED_UNITS = 128
+Step = Callable[[], object]
 
 
-def options_of(precision: str, recompute: bool = False) -> Options:
-    if precision == "bf16":
-        return Options(recompute, "ieee", torch.bfloat16)
-    return Options(recompute, precision)
-
-
-class Layer:
-    """One layer on random data: H inputs, H units."""
-
-    def __init__(self, cell: str, hidden: int, rows: int, length: int, reset_rate: float, projection: int = 0) -> None:
-        generator = torch.Generator(DEVICE).manual_seed(0)
-        self.cell, self.hidden = CELLS[cell], hidden
-        tokens, width = rows * length, projection or hidden
-
-        def uniform(*shape: int) -> Tensor:
-            value = torch.rand(shape, generator=generator, device=DEVICE) * 2 - 1
-            return (value / hidden**0.5).requires_grad_()
-
-        gates = self.cell.num_gates * hidden
-        projected = uniform(projection, hidden) if projection else None
-        self.weights = LayerWeights(
-            uniform(gates, hidden), uniform(gates, width), uniform(gates), uniform(gates), projected
-        )
-        self.x = torch.randn(tokens, hidden, generator=generator, device=DEVICE).requires_grad_()
-        sizes = self.weights.state_sizes(self.cell)
-        self.states = tuple(torch.randn(tokens, size, generator=generator, device=DEVICE) * 0.5 for size in sizes)
-        is_init = torch.rand(rows, length, generator=generator, device=DEVICE) < reset_rate
-        self.boundaries = Boundaries.from_is_init(is_init)
-        self.grad = torch.randn(tokens, width, generator=generator, device=DEVICE)
-
-    def step(self, backend: str, options: Options, dtype: torch.dtype = torch.float32, stored: bool = False) -> dict:
-        """Features and all gradients; with ``stored`` also those of the stored states, in a loss on h and c."""
-
-        def convert(value: Tensor | None) -> Tensor | None:
-            return value if value is None or dtype == torch.float32 else value.detach().to(dtype).requires_grad_()
-
-        weights = LayerWeights(*(convert(value) for value in vars(self.weights).values()))
-        x, states = convert(self.x), tuple(convert(state) for state in self.states)
-        if stored:
-            states = tuple(state.detach().requires_grad_() for state in states)
-        support = Support(self.cell, DEVICE, dtype, self.hidden, 0, options)
-        call = LayerCall(self.cell, weights, x, states, self.boundaries, options)
-        features, after = BACKENDS.choose(backend, support).run(call)
-        names = {"x": x, **{name: value for name, value in vars(weights).items() if value is not None}}
-        names.update({f"state{k}": state for k, state in enumerate(states) if stored})
-        outputs, grads = [features], [self.grad.to(dtype)]
-        if stored:
-            outputs, grads = [features, *after[1:]], [self.grad.to(dtype), *(state.detach() for state in after[1:])]
-        found = torch.autograd.grad(outputs, list(names.values()), grads)
-        return {"y": features, **dict(zip(names, found, strict=True))}
-
-
-def check(cell: str, hidden: int, shape: tuple[int, int], precision: str, **more: object) -> bool:
-    """Compare with float64; print one line."""
-    recompute = bool(more.pop("recompute", False))
-    layer = Layer(cell, hidden, *shape, 0.05, **more)
-    with torch.no_grad():  # what is stored inside a segment must not be read
-        for state in layer.states:
-            state[~layer.boundaries.starts] = float("nan")
-    exact = layer.step("loop", Options(), torch.float64, stored=True)
-    options = options_of(precision, recompute)
-    found, again = (layer.step("triton", options, stored=True) for _ in range(2))
-    errors = {name: ((found[name] - exact[name]).norm() / exact[name].norm()).item() for name in exact}
-    worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else float("inf"))
-    same = all(torch.equal(found[name], again[name]) for name in found)
-    bias = ((found["y"].abs().mean() - exact["y"].abs().mean()).abs() / exact["y"].abs().mean()).item()
-    passed = errors[worst] <= GATES[precision] and same
-    what = f"{cell} {hidden} {shape} {precision} {'recompute ' if recompute else ''}{more or ''}"
-    print(f"{'ok  ' if passed else 'FAIL'} {what}: y {errors['y']:.1e}, worst {worst} {errors[worst]:.1e}, "
-          f"bias {bias:.0e}, same twice {same}", flush=True)  # fmt: skip
-    return passed
-
-
-def check_all() -> bool:
-    results = []
-    for cell in ("lstm", "gru"):
-        for precision in ("tf32", "bf16", "ieee", "tf32x3"):
-            sizes = (64, 128, 256, 512) if precision in ("tf32x3", "bf16") else (20, 64, 100, 128, 200, 256, 512)
-            results += [guarded(check, cell, hidden, (37, 29), precision) for hidden in sizes]
-        results.append(guarded(check, cell, 64, (7, 301), "tf32", recompute=True))
-        results.append(guarded(check, cell, 100, (7, 31), "tf32", recompute=True))
-        results.append(guarded(check, cell, 128, (1, 1), "tf32"))
-        results.append(guarded(check, cell, 1024, (64, 12), "tf32"))
-    for hidden in (64, 300):
-        results.append(guarded(check, "lstm", hidden, (9, 31), "tf32", projection=24))
-    print(f"{sum(results)} of {len(results)} checks passed", flush=True)
-    return all(results)
-
-
-def guarded(function: Callable[..., bool], *arguments: object, **more: object) -> bool:
-    try:
-        return function(*arguments, **more)
-    except Exception as error:  # noqa: BLE001 - the rest of a short lease must still run
-        print("FAIL", *arguments, more, type(error).__name__, str(error)[:300].replace("\n", " "), flush=True)
-        return False
-
-
-def busy(function: Callable[[], object], repeat: int = 5) -> tuple[float, dict[str, float]]:
-    """Milliseconds of GPU time per call, and of each recurrence kernel."""
+def busy(function: Step, repeat: int = 5) -> tuple[float, dict[str, float]]:
+    """Milliseconds of GPU time per call, and of each walk."""
     for _ in range(2):
         function()
     torch.cuda.synchronize()
@@ -144,12 +46,13 @@ def busy(function: Callable[[], object], repeat: int = 5) -> tuple[float, dict[s
     walks = {
         "forward" if "forward" in event.key else "backward": event.self_device_time_total / repeat / 1e3
         for event in events
-        if event.key.endswith("ward_kernel")
+        if event.key.endswith(("forward_kernel", "backward_kernel"))
     }
     return sum(event.self_device_time_total for event in events) / repeat / 1e3, walks
 
 
-def wall(function: Callable[[], object], repeat: int = 20) -> float:
+def wall(function: Step, repeat: int = 20) -> float:
+    """Median milliseconds of one call after another."""
     for _ in range(3):
         function()
     times = []
@@ -163,7 +66,18 @@ def wall(function: Callable[[], object], repeat: int = 20) -> float:
     return sorted(times)[repeat // 2]
 
 
-def graphed(function: Callable[[], object]) -> float:
+def peak(function: Step) -> float:
+    """MB at the peak of a call, beside what was allocated before it."""
+    function()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def graphed(function: Step) -> float:
+    """Milliseconds of wall time of a captured call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -176,56 +90,155 @@ def graphed(function: Callable[[], object]) -> float:
     return wall(graph.replay)
 
 
-def cudnn(layer: Layer, rows: int) -> Callable[[], object]:
-    kind = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[layer.cell.name]
-    module = kind(layer.hidden, layer.hidden, batch_first=True, device=DEVICE)
-    x = layer.x.detach().view(rows, -1, layer.hidden).requires_grad_()
-    grad = layer.grad.view_as(x)
+def cudnn(layer: Layer, problem: Problem, dtype: torch.dtype) -> Step:
+    """torch.nn's layer over whole rows: it knows no resets."""
+    kind = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[problem.cell]
+    module = kind(layer.hidden, layer.hidden, batch_first=True, device=DEVICE, dtype=dtype)
+    x = layer.x.detach().view(problem.rows, -1, layer.hidden).to(dtype).requires_grad_()
+    grad = layer.grad.view_as(x).to(dtype)
     return lambda: torch.autograd.grad(module(x)[0], [x, *module.parameters()], grad)
 
 
-def time_case(cell: str, hidden: int, rows: int, length: int, rate: float, precisions: list[str]) -> list[dict]:
-    layer = Layer(cell, hidden, rows, length, rate)
-    problem = {"cell": cell, "H": hidden, "B": rows, "T": length, "resets": rate}
-    table = []
-    if rate == 0.0:
-        total, _ = busy(cudnn(layer, rows))
-        table.append({**problem, "what": "cudnn", "busy": total, "wall": wall(cudnn(layer, rows))})
+def torchrl(layer: Layer, problem: Problem, backend: str) -> Step:
+    """TorchRL's module with zero states, as it is used."""
+    from tensordict import TensorDict  # noqa: PLC0415
+    from torchrl.modules import GRUModule, LSTMModule  # noqa: PLC0415
+
+    kind = {"lstm": LSTMModule, "gru": GRUModule}[problem.cell]
+    keys = ["h", "c"] if problem.cell == "lstm" else ["h"]
+    module = kind(
+        input_size=layer.hidden, hidden_size=layer.hidden, in_keys=["o", *keys], recurrent_backend=backend,
+        out_keys=["f", *[("next", key) for key in keys]], default_recurrent_mode=True, device=DEVICE,
+        recurrent_matmul_precision="tf32",
+    )  # fmt: skip
+    shape = (problem.rows, problem.length)
+    x, grad = (value.detach().view(*shape, layer.hidden) for value in (layer.x, layer.grad))
+    x.requires_grad_()
+    zero = torch.zeros(*shape, 1, layer.hidden, device=DEVICE)
+
+    def step() -> object:
+        data = TensorDict({"o": x, "is_init": layer.is_init[..., None], **dict.fromkeys(keys, zero)}, shape)
+        return torch.autograd.grad(module(data)["f"], [x, *module.parameters()], grad)
+
+    return step
+
+
+def steps_of(layer: Layer, problem: Problem, precisions: list[str]) -> Iterator[tuple[str, Callable[[], Step]]]:
+    """What is timed, by name, each to be made first."""
     for precision in precisions:
-        step = partial(layer.step, "triton", options_of(precision))
-        total, walks = busy(step)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        peak = (torch.cuda.max_memory_allocated() - before) / 2**20
-        row = {**problem, "what": precision, "busy": total, "wall": wall(step), "graph": graphed(step), "MB": peak}
-        table.append({**row, "forward": walks.get("forward", 0.0), "backward": walks.get("backward", 0.0)})
+        yield precision, partial(partial, layer.step, "triton", options_of(precision))
+    if problem.resets == 0.0:
+        yield "cudnn", partial(cudnn, layer, problem, torch.float32)
+        yield "cudnn-bf16", partial(cudnn, layer, problem, torch.bfloat16)
+    if importlib.util.find_spec("torchrl") is not None:
+        yield "torchrl-pad", partial(torchrl, layer, problem, "pad")
+        if problem.hidden <= TUNED_UNITS:
+            yield "torchrl-triton", partial(torchrl, layer, problem, "triton")
+
+
+def time_one(problem: Problem, name: str, make: Callable[[], Step], own: bool) -> dict[str, Any]:
+    """One row of the table."""
+    step = make()
+    total, walks = busy(step, 5 if own else 2)
+    row = {"cell": problem.cell, "H": problem.hidden, "B": problem.rows, "T": problem.length}
+    row |= {"resets": problem.resets, "what": name, "busy": total, "wall": wall(step, 20 if own else 5)}
+    row |= {"graph": graphed(step)} if own else {}
+    row |= {"MB": peak(step), **(walks if own else {})}
+    print(" ".join(f"{k}={v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()), flush=True)
+    return row
+
+
+def time_case(problem: Problem, precisions: list[str]) -> list[dict[str, Any]]:
+    """One row per implementation."""
+    layer = Layer(problem)
+    rows = [
+        guarded(time_one, problem, name, make, name in precisions)
+        for name, make in steps_of(layer, problem, precisions)
+    ]
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def best_of_peers(table: list[dict[str, str]], row: dict[str, str]) -> tuple[str, float]:
+    """The quickest other implementation that computes the same thing."""
+    same = [other for other in table if all(other[key] == row[key] for key in ("cell", "H", "B", "T", "resets"))]
+    peers = [
+        (other["what"], float(other["busy"])) for other in same if other["what"] not in ("tf32", "bf16", "cudnn-bf16")
+    ]
+    return min(peers, key=lambda peer: peer[1])
+
+
+def summary(table: list[dict[str, str]]) -> Iterator[str]:
+    """The rows of tf32 beside their best peer, as a Markdown table."""
+    yield "| layer, batch | resets | recurl | best peer | ratio |"
+    yield "|---|---|---|---|---|"
     for row in table:
-        print(" ".join(f"{k}={v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()), flush=True)
-    return table
+        if row["what"] == "tf32":
+            name, time = best_of_peers(table, row)
+            resets = "1/50" if float(row["resets"]) else "none"
+            yield (
+                f"| {row['cell'].upper()} {row['H']}, {row['B']}x{row['T']} | {resets} | {float(row['busy']):.2f} "
+                f"| {time:.2f} {name} | {time / float(row['busy']):.1f} |"
+            )
+
+
+def draw(table: list[dict[str, str]]) -> None:
+    """GPU time of every implementation, one group of bars per case."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    names = {
+        "tf32": "recurl",
+        "cudnn": "cuDNN (no resets only)",
+        "torchrl-pad": "TorchRL pad",
+        "torchrl-triton": "TorchRL Triton",
+    }
+    colors = ["#3f51b5", "#bdbdbd", "#ef6c00", "#fbc02d"]
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    for axes, cell in zip(figure.subplots(2, 1, sharey=True), ("gru", "lstm"), strict=True):
+        rows = [row for row in table if row["cell"] == cell]
+        cases = list(dict.fromkeys((row["H"], row["B"], row["T"], row["resets"]) for row in rows))
+        for number, (what, label) in enumerate(names.items()):
+            times = {
+                (row["H"], row["B"], row["T"], row["resets"]): float(row["busy"]) for row in rows if row["what"] == what
+            }
+            places = [place + 0.2 * number for place, case in enumerate(cases) if case in times]
+            heights = [times[case] for case in cases if case in times]
+            axes.bar(places, heights, 0.2, label=label, color=colors[number])
+        labels = [f"{h}\n{b}x{t}\n{'1/50' if float(p) else 'no'}" for h, b, t, p in cases]
+        axes.set_xticks([place + 0.3 for place in range(len(cases))], labels, fontsize=6)
+        axes.set_yscale("log")
+        axes.set_ylabel(f"{cell.upper()}: ms of GPU time")
+        axes.legend(fontsize=7, ncols=4, loc="upper left")
+    figure.supxlabel("hidden units, batch (rows x steps), resets per step", fontsize=8)
+    figure.savefig(FIGURE, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="check,time", help="check, time or both")
     parser.add_argument("--hidden", type=int, nargs="*", help="time these hidden sizes only")
     parser.add_argument("--precision", nargs="*", default=["tf32", "bf16"])
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--csv", type=Path, default=RESULTS)
+    parser.add_argument("--commit", default="", help="what to write into the column 'commit'")
+    parser.add_argument("--draw", action="store_true", help="time nothing: table and figure from the CSV")
     arguments = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    passed = check_all() if "check" in arguments.only else True
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    table: list[dict] = []
-    for case in CASES if "time" in arguments.only else []:
-        if not arguments.hidden or case[1] in arguments.hidden:
-            table += guarded(time_case, *case, arguments.precision) or []
-    if arguments.csv and table:
-        names = list(dict.fromkeys(name for row in table for name in row))
+    if not arguments.draw:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        versions = {"commit": arguments.commit, "device": torch.cuda.get_device_name()}
+        for package in ("torch", "triton", "torchrl"):
+            versions[package] = importlib.metadata.version(package) if importlib.util.find_spec(package) else ""
+        rows: list[dict[str, Any]] = []
+        for problem in CASES:
+            if not arguments.hidden or problem.hidden in arguments.hidden:
+                rows += time_case(problem, arguments.precision)
+        names = list(dict.fromkeys(name for row in rows for name in row))
         with arguments.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, names)
+            writer = csv.DictWriter(file, [*names, *versions])
             writer.writeheader()
-            writer.writerows(table)
-    sys.exit(not passed)
+            writer.writerows({**row, **versions} for row in rows)
+    with arguments.csv.open(newline="") as file:
+        table = list(csv.DictReader(file))
+    print(*summary(table), sep="\n")
+    if arguments.draw:
+        draw(table)
 
 
 if __name__ == "__main__":

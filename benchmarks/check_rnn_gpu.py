@@ -1,0 +1,174 @@
+"""Accuracy of the CUDA kernels against float64: relative (Frobenius) errors of features and every gradient.
+
+Every case must pass its precision's gate, or, where inputs saturate the gates, stay within three times the error of
+torch's own products in the same precision; and it must be bitwise the same twice. Also: rows in another order give the
+same bits, torch.compile makes one graph, a CUDA graph replays the step on other data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+
+import torch
+
+from recurl.recurrence import BACKENDS, Boundaries, LayerCall, Options, Support
+from rnn_gpu_layer import DEVICE, Layer, Problem, guarded, options_of
+
+GATES = {"ieee": 2e-6, "tf32x3": 5e-6, "tf32": 2e-3, "bf16": 1.5e-2}
+BIAS = 5e-5
+
+
+def errors_of(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {name: ((found[name] - value).norm() / value.norm()).item() for name, value in exact.items()}
+
+
+def agrees(problem: Problem, precision: str, recompute: bool = False) -> bool:
+    """Compare with float64; print one line."""
+    layer = Layer(problem)
+    with torch.no_grad():  # what is stored inside a segment must not be read
+        for state in layer.states:
+            state[~layer.boundaries.starts] = float("nan")
+    exact = layer.step("loop", Options(), torch.float64, stored=True)
+    options = options_of(precision, recompute)
+    found, again = (layer.step("triton", options, stored=True) for _ in range(2))
+    errors = errors_of(found, exact)
+    gates = dict.fromkeys(errors, GATES[precision])
+    if problem.scale != 1.0:
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        plain = layer.step("loop", Options(), torch.bfloat16 if precision == "bf16" else torch.float32, stored=True)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        for name, error in errors_of(plain, exact).items():
+            gates[name] = max(gates[name], 3 * error)
+    worst = max(errors, key=lambda name: errors[name] / gates[name] if errors[name] == errors[name] else float("inf"))
+    same = all(torch.equal(found[name], again[name]) for name in found)
+    bias = ((found["y"].abs().mean() - exact["y"].abs().mean()).abs() / exact["y"].abs().mean()).item()
+    passed = errors[worst] <= gates[worst] and same and (precision == "bf16" or problem.scale != 1.0 or bias <= BIAS)
+    what = " ".join(f"{value}" for value in asdict(problem).values())
+    what += f" {precision}{' recompute' if recompute else ''}: y {errors['y']:.1e}, worst {worst} {errors[worst]:.1e}"
+    what += f" of {gates[worst]:.1e}, bias {bias:.0e}, same twice {same}"
+    print("ok  " if passed else "FAIL", what, flush=True)
+    return passed
+
+
+def permutes(problem: Problem, precision: str) -> bool:
+    """Rows of the batch in another order give the same bits in that order."""
+    layer = Layer(problem)
+    order = torch.randperm(problem.rows, device=DEVICE)
+    support = Support(layer.cell, DEVICE, torch.float32, layer.hidden, 0, options_of(precision))
+    backend = BACKENDS.choose("triton", support)
+
+    def shuffled(value: torch.Tensor) -> torch.Tensor:
+        return value.view(problem.rows, problem.length, -1)[order].flatten(0, 1)
+
+    call = LayerCall(layer.cell, layer.weights, layer.x, layer.states, layer.boundaries, options_of(precision))
+    boundaries = Boundaries.from_is_init(layer.is_init[order])
+    states = tuple(shuffled(state) for state in layer.states)
+    with torch.no_grad():
+        y, _ = backend.run(call)
+        other, _ = backend.run(replace(call, x=shuffled(layer.x), states=states, boundaries=boundaries))
+    same = torch.equal(shuffled(y), other)
+    print(f"{'ok  ' if same else 'FAIL'} rows permuted: {problem.cell} {problem.hidden} {precision}", flush=True)
+    return same
+
+
+def captures(problem: Problem, precision: str) -> bool:
+    """A captured step, replayed on other inputs and resets, gives what an eager step gives."""
+    layer = Layer(problem)
+    step = partial(layer.step, "triton", options_of(precision), stored=True)
+    is_init = layer.is_init.clone()
+
+    def whole() -> dict[str, torch.Tensor]:
+        layer.boundaries = Boundaries.from_is_init(is_init)
+        return step()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        whole()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = whole()
+    with torch.no_grad():
+        layer.x.normal_()
+    is_init.copy_(torch.rand(is_init.shape, device=DEVICE) < 0.1)
+    is_init[:, 0] = True
+    graph.replay()
+    expected = whole()
+    same = all(torch.equal(captured[name], value) for name, value in expected.items())
+    print(f"{'ok  ' if same else 'FAIL'} CUDA graph: {problem.cell} {problem.hidden} {precision}", flush=True)
+    return same
+
+
+def compiles(cell: str, hidden: int) -> bool:
+    """A module under torch.compile is one graph and gives the gradients of eager mode."""
+    from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode  # noqa: PLC0415 - needs tensordict
+
+    torch.manual_seed(0)
+    kind = {"lstm": LSTMModule, "gru": GRUModule}[cell]
+    keys = {"in_key": "x", "out_key": "y", "recurrent_backend": "triton", "recurrent_matmul_precision": "tf32"}
+    module = kind(3, hidden, num_layers=2, device=DEVICE, **keys)
+    compiled = torch.compile(module, fullgraph=True)
+    x, is_init = torch.randn(4, 9, 3, device=DEVICE), torch.rand(4, 9, device=DEVICE) < 0.3
+    states = tuple(torch.randn(4, 9, 2, hidden, device=DEVICE) for _ in module.state_keys)
+    with set_recurrent_mode(True):
+        found, expected = (f(x, *states, is_init) for f in (compiled, module))
+    parameters = list(module.parameters())
+    gradients = [torch.autograd.grad(result[0].square().sum(), parameters) for result in (found, expected)]
+    worst = max(((a - b).norm() / b.norm()).item() for a, b in zip(*gradients, strict=True))
+    passed = worst <= GATES["tf32"]
+    print(f"{'ok  ' if passed else 'FAIL'} torch.compile: {cell} {hidden}, gradients {worst:.1e}", flush=True)
+    return passed
+
+
+def checks() -> list[Callable[[], object]]:
+    """Every check, as a function without arguments."""
+    found: list[Callable[[], object]] = []
+    for cell in ("lstm", "gru"):
+        for precision in GATES:
+            sizes = (64, 256) if precision in ("tf32x3", "ieee") else (20, 64, 100, 128, 200, 256, 300, 512)
+            found += [partial(agrees, Problem(cell, hidden, 37, 29, 0.05), precision) for hidden in sizes]
+        for hidden, rows, length in ((256, 300, 7), (512, 300, 7), (1024, 64, 12), (1024, 520, 3), (128, 1, 1)):
+            found += [partial(agrees, Problem(cell, hidden, rows, length, 0.05), "tf32")]
+        for hidden in (64, 256, 640):
+            found += [
+                partial(agrees, Problem(cell, hidden, 16, 33, 1.0), "tf32"),
+                partial(agrees, Problem(cell, hidden, 16, 33), "tf32"),
+                partial(agrees, Problem(cell, hidden, 16, 33, 0.05, scale=30.0), "tf32"),
+                partial(agrees, Problem(cell, hidden, 16, 33, 0.05, scale=30.0), "bf16"),
+                partial(permutes, Problem(cell, hidden, 300, 9, 0.05), "tf32"),
+                partial(captures, Problem(cell, hidden, 300, 9, 0.05), "tf32"),
+            ]
+        found += [
+            partial(agrees, Problem(cell, 64, 7, 301, 0.05), "tf32", recompute=True),
+            partial(agrees, Problem(cell, 100, 7, 31, 0.05), "tf32", recompute=True),
+            partial(agrees, Problem(cell, 600, 7, 31, 0.05), "tf32", recompute=True),
+            partial(compiles, cell, 64),
+            partial(compiles, cell, 300),
+        ]
+    found += [partial(agrees, Problem("lstm", hidden, 9, 31, 0.05, projection=24), "tf32") for hidden in (64, 300)]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="K N: every N-th check from the K-th")
+    parser.add_argument("--small", action="store_true", help="a few small cases, for compute-sanitizer")
+    arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    first, step = arguments.part
+    chosen = checks()[first::step]
+    if arguments.small:
+        sizes = ((64, 5), (256, 5), (256, 300), (320, 5))
+        chosen = [partial(agrees, Problem(cell, h, b, 3, 0.2), "tf32") for cell in ("lstm", "gru") for h, b in sizes]
+    results = [guarded(check) for check in chosen]
+    print(f"{sum(map(bool, results))} of {len(results)} checks passed", flush=True)
+    sys.exit(not all(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,3 +1,4 @@
+import gc
 import io
 import sys
 
@@ -47,6 +48,17 @@ def train(options, path, *, stop_after=None, resume=False):
     outcome = trainer.run(lambda: left is not None and next(left) == 0)
     trainer.close()
     return outcome, out.getvalue()
+
+
+def test_the_garbage_collector_leaves_out_what_existed_before_a_run(tmp_path):
+    options, folder = config(total_steps=128), RunFolder(tmp_path)
+    folder.create(options)
+    trainer = Trainer(options, folder, console=Console(file=io.StringIO()))
+    before, during = gc.get_freeze_count(), []
+    trainer.run(lambda: bool(during.append(gc.get_freeze_count())))
+    trainer.close()
+    assert all(count > before + 10_000 for count in during)
+    assert gc.get_freeze_count() == before
 
 
 def metrics(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import time
 from collections.abc import Callable
@@ -102,6 +103,8 @@ class Trainer:
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
         """Train until the end.
 
+        Meanwhile Python's garbage collector leaves out what existed before (``gc.freeze``).
+
         Args:
             should_stop: asked after every update; true saves a checkpoint and returns.
 
@@ -121,6 +124,7 @@ class Trainer:
             set_rng_state(self._rng)
         clock = _Clock(*self._times)
         stopped = False
+        gc.freeze()  # a full collection, every hundred updates or so, would walk all that was imported: 0.2 s
         try:
             while not (stopped or self._ended()):
                 row = self._iterate(clock)
@@ -131,6 +135,7 @@ class Trainer:
                 if stopped or self._ended() or self._rows % self.config.checkpoint_every == 0:
                     self._save(clock)
         finally:
+            gc.unfreeze()
             for sink in (display, metrics, events):
                 sink.close()
         outcome = self._outcome(clock, stopped=stopped)

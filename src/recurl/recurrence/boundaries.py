@@ -292,8 +292,10 @@ def boundaries_of(is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequenc
 
 def _is_kept(is_init: Tensor, traj_ids: Tensor | None) -> bool:
     """Whether edits of the sources would be noticed."""
+    if _is_transformed():  # first: torch.compile can't trace the rest
+        return False
     inference = is_init.is_inference() or (traj_ids is not None and traj_ids.is_inference())
-    return not (_is_transformed() or inference or _is_capturing(is_init))
+    return not (inference or _is_capturing(is_init))
 
 
 def _version_of(traj_ids: Tensor | None) -> int:

@@ -21,7 +21,7 @@ train: setup  ## train a memory policy on masked CartPole and show the result
 test: setup  ## all tests, doctests included
 	$(BIN)/pytest -n 2
 
-check: setup  ## what CI runs: lint, types, layering, tests
+check: setup docs  ## what CI runs: documentation, lint, types, layering, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -33,9 +33,11 @@ bench: setup  ## the benchmark tables of benchmarks/results
 	$(BIN)/python benchmarks/bench_step.py
 	$(BIN)/python benchmarks/bench_learning.py
 	$(BIN)/python benchmarks/bench_slice_sampling.py
+	$(BIN)/python benchmarks/bench_learning_curve.py
+	$(BIN)/python benchmarks/plots.py
 
-docs: setup
-	@echo "The documentation is README.md and docs/*.md; examples in docstrings run in make test."
+docs: setup  ## the documentation site, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 wheel: setup  ## the wheel, tried in an environment of its own that holds nothing else
 	rm -rf build dist

@@ -1,0 +1,103 @@
+"""Draws the figures of the documentation from results/*.csv into docs/figures: ``python benchmarks/plots.py``."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rcParams
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+FIGURES = ROOT / "docs" / "figures"
+COLORS = {"lstm": "#3f51b5", "gru": "#00897b", "none": "#9e9e9e"}
+NAMES = {"lstm": "LSTM", "gru": "GRU", "none": "no memory"}
+IMPLEMENTATIONS = {
+    "cpu": ("recurl, cpu", "#3f51b5"),
+    "loop": ("recurl, loop", "#9fa8da"),
+    "torchrl-pad": ("torchrl 0.14.1, pad", "#ef6c00"),
+    "torch.nn": ("torch.nn (no resets only)", "#bdbdbd"),
+}
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table of results."""
+    with (RESULTS / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def learning_curve() -> Figure:
+    """Masked CartPole with and without memory: mean and range over seeds."""
+    curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read("learning_curve.csv"):
+        curves[row["cell"]][int(row["env_steps"])].append(float(row["return_mean_20"]))
+    figure, axes = new_figure()
+    for cell, curve in curves.items():
+        steps = sorted(curve)
+        thousands = [step / 1000 for step in steps]
+        means = [sum(curve[step]) / len(curve[step]) for step in steps]
+        axes.plot(thousands, means, color=COLORS[cell], label=NAMES[cell])
+        low, high = ([choose(curve[step]) for step in steps] for choose in (min, max))
+        axes.fill_between(thousands, low, high, color=COLORS[cell], alpha=0.2, linewidth=0)
+    seeds = len(next(iter(curves["lstm"].values())))
+    axes.set(
+        xlabel="environment steps, thousands",
+        ylabel="return, mean of 20 episodes",
+        title=f"PPO on masked CartPole (velocities hidden), {seeds} seeds: mean and range",
+        ylim=(0, 520),
+    )
+    axes.legend(frameon=False)
+    return figure
+
+
+def recurrence_on_cpu(cell: str = "lstm", hidden: str = "128", tokens: str = "4096") -> Figure:
+    """Forward and backward of one layer over a batch with resets, beside its peers."""
+    times = {
+        (row["mean_segment"], row["implementation"]): float(row["median_ms"])
+        for row in read("rnn_cpu.csv")
+        if (row["cell"], row["H"], row["N"]) == (cell, hidden, tokens)
+    }
+    segments = sorted({segment for segment, _ in times}, key=int)
+    figure, axes = new_figure()
+    width = 0.8 / len(IMPLEMENTATIONS)
+    for place, (key, (label, color)) in enumerate(IMPLEMENTATIONS.items()):
+        at = [(index, times[segment, key]) for index, segment in enumerate(segments) if (segment, key) in times]
+        where = [index + (place - 1.5) * width for index, _ in at]
+        bars = axes.bar(where, [time for _, time in at], width, label=label, color=color)
+        axes.bar_label(bars, fmt="%.0f", fontsize=8)
+    axes.set_xticks(range(len(segments)))
+    axes.set_xticklabels(
+        ["no resets" if segment == segments[-1] else f"a reset every {segment} steps" for segment in segments]
+    )
+    axes.set(
+        ylabel="milliseconds of CPU time",
+        title=f"{cell.upper()}, {hidden} units, {tokens} steps, forward and backward, one thread",
+    )
+    axes.legend(frameon=False)
+    return figure
+
+
+def new_figure() -> tuple[Figure, Any]:
+    """Return a figure and its axes, in the style that all figures share."""
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def main() -> None:
+    """Draw all figures; the same data gives the same files."""
+    rcParams.update({"svg.hashsalt": "recurl", "svg.fonttype": "none", "font.family": "sans-serif"})
+    FIGURES.mkdir(exist_ok=True)
+    for draw in (learning_curve, recurrence_on_cpu):
+        FigureCanvasSVG(draw()).print_svg(FIGURES / f"{draw.__name__}.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

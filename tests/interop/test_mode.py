@@ -82,17 +82,16 @@ def test_recurl_does_not_import_torchrl() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_a_block_that_is_open_while_torchrl_is_imported_still_holds() -> None:
-    program = """
-import warnings
-warnings.simplefilter("ignore")
-from recurl.modules import recurrent_mode, set_recurrent_mode
-with set_recurrent_mode(True):
-    import torchrl.modules
-    assert recurrent_mode() is True
-    with torchrl.modules.set_recurrent_mode(False):
-        assert recurrent_mode() is False
-    assert recurrent_mode() is True
-assert recurrent_mode() is None
-"""
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+def test_a_block_that_is_open_while_torchrl_is_imported_still_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = set_recurrent_mode(True)
+    with monkeypatch.context() as before:
+        before.delitem(sys.modules, "torchrl.modules")
+        block.__enter__()
+    try:
+        assert recurrent_mode() is True
+        with torchrl.modules.set_recurrent_mode(False):
+            assert recurrent_mode() is False
+        assert recurrent_mode() is True
+    finally:
+        block.__exit__(None, None, None)
+    assert recurrent_mode() is None

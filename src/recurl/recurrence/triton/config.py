@@ -104,6 +104,13 @@ class Wide:
         """Programs of a group."""
         return width // self.units
 
+    def pages_for(self, columns: int, weights: int) -> int:
+        """How many pages the weights get: as many as there are blocks (``columns`` of ``weights`` rows), if they fit."""
+        held = 128 * (self.stages * self.rows + columns * weights)
+        return columns if held <= _SHARED_BYTES else self.stages
+
+
+_SHARED_BYTES = 224 * 1024  # of one program, less what a reduction needs
 
 # By cell, W and bits of an operand (tf32 counts as 32): as many weights in registers as go in without spilling.
 _RESIDENT = {

@@ -116,7 +116,11 @@ class Grid:
         }
         if isinstance(config, Wide):
             warps = config.rows // 16
+            gates = self.layout.num_gates
+            deep, wide = (1, gates) if self.direction == "forward" else (gates, 1)
+            blocks = deep * self.layout.width * dtype.itemsize // 128
             constants["STAGES"] = config.stages
+            constants["PAGES"] = config.pages_for(blocks, wide * config.units)
         else:
             warps = units // 16 * config.across
             constants["ACROSS"] = config.across

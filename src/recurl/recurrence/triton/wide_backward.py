@@ -20,7 +20,7 @@ from recurl.recurrence.triton.registers import (
     store_gradients,
     wait,
 )
-from recurl.recurrence.triton.wide_product import bring_weights, multiply
+from recurl.recurrence.triton.wide_product import bring_first, multiply
 
 
 @gluon.jit
@@ -52,6 +52,7 @@ def wide_backward_kernel(
     ROWS: gl.constexpr,
     UNITS: gl.constexpr,
     STAGES: gl.constexpr,
+    PAGES: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     """Walk ROWS slots from their last token to their first; see ``resident_backward.resident_backward_kernel``.
@@ -68,7 +69,7 @@ def wide_backward_kernel(
     group = gl.program_id(0) // MEMBERS
     member = gl.program_id(0) % MEMBERS
     row_pages = gl.allocate_shared_memory(KIND, [STAGES, ROWS, COLUMNS], PAGE)
-    pages = gl.allocate_shared_memory(KIND, [STAGES, UNITS, COLUMNS], PAGE)
+    pages = gl.allocate_shared_memory(KIND, [PAGES, UNITS, COLUMNS], PAGE)
     weights += member * (UNITS * STRIDE)
     buffer += group * (2 * ROWS * STRIDE)
     flags += group
@@ -116,8 +117,10 @@ def wide_backward_kernel(
         if LSTM:
             publish(mail + 3 * WIDTH, lane[:, None], unit, STRIDE, operand(gl.where(linked, d3, 0.0), BITS))
         arrive(flags)
-        for block in gl.static_range(STAGES - 2):
-            bring_weights(weights, weights, pages, None, block, COLUMNS, STRIDE, WARPS)
+        if step == 0:
+            bring_first(weights, weights, pages, None, COLUMNS, STRIDE, STAGES, WARPS, AGAIN=False)
+        else:
+            bring_first(weights, weights, pages, None, COLUMNS, STRIDE, STAGES, WARPS, AGAIN=True)
         store_gradients(grad_gates, token[:, None], unit, active[:, None], d0, d1, d2, d3, WIDTH, LSTM, BITS)
         if TO_STORED:
             gl.store(grad_stored + token[:, None] * HIDDEN + unit, carried, mask=first[:, None] & real)

@@ -21,7 +21,7 @@ from recurl.recurrence.triton.registers import (
     two_of,
     wait,
 )
-from recurl.recurrence.triton.wide_product import bring_weights, multiply
+from recurl.recurrence.triton.wide_product import bring_first, multiply
 
 
 @gluon.jit
@@ -58,12 +58,14 @@ def wide_forward_kernel(
     ROWS: gl.constexpr,
     UNITS: gl.constexpr,
     STAGES: gl.constexpr,
+    PAGES: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     """Walk ROWS slots with the programs of a group; see ``resident_forward.resident_forward_kernel``.
 
     Differences: ``weights`` ``[G * WIDTH, WIDTH]`` are rounded and stand as ``walk.pack_forward_kernel`` leaves them;
-    neither they nor h stay on the chip, both stream through STAGES pages of shared memory. Gates are [slots, units].
+    h streams through STAGES pages of shared memory,
+    the weights through PAGES, or stay there where all their blocks have one. Gates are [slots, units].
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     MEMBERS: gl.constexpr = WIDTH // UNITS
@@ -75,8 +77,8 @@ def wide_forward_kernel(
     group = gl.program_id(0) // MEMBERS
     member = gl.program_id(0) % MEMBERS
     row_pages = gl.allocate_shared_memory(KIND, [STAGES, ROWS, COLUMNS], PAGE)
-    pages = gl.allocate_shared_memory(KIND, [STAGES, 2 * UNITS, COLUMNS], PAGE)
-    other_pages = gl.allocate_shared_memory(KIND, [STAGES, SECOND, COLUMNS], PAGE)
+    pages = gl.allocate_shared_memory(KIND, [PAGES, 2 * UNITS, COLUMNS], PAGE)
+    other_pages = gl.allocate_shared_memory(KIND, [PAGES, SECOND, COLUMNS], PAGE)
     other = weights + (2 * WIDTH + member * SECOND) * WIDTH
     weights += member * (2 * UNITS * WIDTH)
     buffer += group * (2 * ROWS * WIDTH)
@@ -97,8 +99,7 @@ def wide_forward_kernel(
         c = gl.load(stored_c + begin[:, None] * c_row + unit * c_column, mask=some & real, other=0.0).to(gl.float32)
     publish(buffer, lane[:, None], unit, WIDTH, operand(h, BITS))
     arrive(flags)
-    for block in gl.static_range(STAGES - 2):
-        bring_weights(weights, other, pages, other_pages, block, COLUMNS, WIDTH, WARPS)
+    bring_first(weights, other, pages, other_pages, COLUMNS, WIDTH, STAGES, WARPS, AGAIN=False)
     x0, x1 = fetch(input_gates, begin[:, None], unit, some, WIDTH, LSTM, BITS)
     wait(flags, MEMBERS)
     for step in range(steps):
@@ -125,8 +126,7 @@ def wide_forward_kernel(
         h = gl.where(first[:, None], next_h, out_h)
         publish(buffer + ((step + 1) % 2) * (ROWS * WIDTH), lane[:, None], unit, WIDTH, operand(h, BITS))
         arrive(flags)
-        for block in gl.static_range(STAGES - 2):
-            bring_weights(weights, other, pages, other_pages, block, COLUMNS, WIDTH, WARPS)
+        bring_first(weights, other, pages, other_pages, COLUMNS, WIDTH, STAGES, WARPS, AGAIN=True)
         gl.store(after_h + token * HIDDEN + unit, out_h, mask=active & real)
         if LSTM:
             gl.store(after_c + token * HIDDEN + unit, out_c, mask=active & real)

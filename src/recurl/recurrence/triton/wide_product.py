@@ -31,6 +31,29 @@ def bring_weights(
 
 
 @gluon.jit
+def bring_first(
+    weights,
+    other,
+    pages,
+    other_pages,
+    COLUMNS: gl.constexpr,
+    STRIDE: gl.constexpr,
+    STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
+    AGAIN: gl.constexpr,
+):
+    """Start to copy the blocks that :func:`multiply` begins with; all of them, and once, where the pages hold them."""
+    BLOCKS: gl.constexpr = STRIDE // COLUMNS
+    if pages.shape[0] == BLOCKS:
+        if not AGAIN:
+            for block in range(BLOCKS):
+                bring_weights(weights, other, pages, other_pages, block, COLUMNS, STRIDE, WARPS)
+    else:
+        for block in gl.static_range(STAGES - 2):
+            bring_weights(weights, other, pages, other_pages, block, COLUMNS, STRIDE, WARPS)
+
+
+@gluon.jit
 def multiply(
     rows,
     weights,
@@ -46,9 +69,9 @@ def multiply(
 ):
     """Return ``acc + rows @ weights.T`` and the same with ``other``, over STRIDE columns, COLUMNS at a time.
 
-    The first ``pages.shape[0] - 2`` blocks of the weights must be on their way (:func:`bring_weights`).
+    The first blocks of the weights must be on their way (:func:`bring_first`).
     """
-    STAGES: gl.constexpr = pages.shape[0]
+    STAGES: gl.constexpr = row_pages.shape[0]
     PRODUCTS: gl.constexpr = 1 if other_pages is None else 2
     BLOCKS: gl.constexpr = STRIDE // COLUMNS
     for block in gl.static_range(STAGES - 2):
@@ -60,8 +83,8 @@ def multiply(
         acc, other_acc = warpgroup_mma_wait(PRODUCTS, deps=(acc, other_acc))
         async_copy.wait_group(STAGES - 3)
         fence_async_shared()
-        page = block % STAGES
-        a = row_pages.index(page)
+        a = row_pages.index(block % STAGES)
+        page = block % pages.shape[0]
         acc = warpgroup_mma(a, pages.index(page).permute((1, 0)), acc, is_async=True)
         if PRODUCTS == 2:
             b = other_pages.index(page).permute((1, 0))
@@ -72,6 +95,7 @@ def multiply(
         if later < BLOCKS:
             page = later % STAGES
             collect(rows + later * COLUMNS, row_pages.index(page), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
-            bring_weights(weights, other, pages, other_pages, later, COLUMNS, STRIDE, WARPS)
+            if pages.shape[0] < BLOCKS:
+                bring_weights(weights, other, pages, other_pages, later, COLUMNS, STRIDE, WARPS)
         async_copy.commit_group()
     return warpgroup_mma_wait(0, deps=(acc, other_acc))

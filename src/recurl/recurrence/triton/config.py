@@ -105,7 +105,7 @@ class Wide:
         return width // self.units
 
     def pages_for(self, columns: int, weights: int) -> int:
-        """How many pages the weights get: as many as there are blocks (``columns`` of ``weights`` rows), if they fit."""
+        """How many pages the weights get: one for each of ``columns`` blocks (of ``weights`` rows), if they fit."""
         held = 128 * (self.stages * self.rows + columns * weights)
         return columns if held <= _SHARED_BYTES else self.stages
 

@@ -82,6 +82,7 @@ class GymWrapper(EnvBase):
         self._observations = ObservationReader(observation_space)
         self._actions = ActionReader(action_space, batch_size, categorical_action_encoding)
         self._closed_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
+        self._any_closed = False
         self._seed: int | None = None
         super().__init__(
             observation_spec=self._observations.spec,
@@ -101,18 +102,18 @@ class GymWrapper(EnvBase):
         if mask is not None and self.batch_size:
             rows = mask.cpu().numpy().reshape(self.batch_size)
             observation, _ = _parts(self._env.reset(options={"reset_mask": rows.copy()}), "reset", _RESET)
-            self._closed_rows = self._closed_rows & ~rows[:, None]
+            self._close_rows(self._closed_rows & ~rows[:, None])
         else:
             observation, _ = _parts(self._env.reset(seed=self._seed), "reset", _RESET)
             self._seed = None
-            self._closed_rows = np.zeros_like(self._closed_rows)
+            self._close_rows(np.zeros_like(self._closed_rows))
         entries = self._observations.read(observation)
         self._observations.check(entries, self.batch_size)
         return like(tensordict, entries, self.batch_size, self.device)
 
     @takes_entries
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if self._closed_rows.any():
+        if self._any_closed:
             raise UsageError(
                 f"Rows {np.flatnonzero(self._closed_rows)} are done: reset them before the next step "
                 "(env.maybe_reset, or env.step_and_maybe_reset)."
@@ -120,15 +121,18 @@ class GymWrapper(EnvBase):
         outcome = self._env.step(self._actions.read(tensordict[ACTION]))
         observation, reward, terminated, truncated, _ = _parts(outcome, "step", _STEP)
         shape = self._closed_rows.shape
-        terminated = np.array(terminated, dtype=np.bool_).reshape(shape)
-        truncated = np.array(truncated, dtype=np.bool_).reshape(shape)
-        self._closed_rows = done = terminated | truncated
+        flags = np.empty((3, *shape), dtype=np.bool_)
+        flags[0, ..., 0], flags[1, ..., 0] = terminated, truncated
+        np.logical_or(flags[0], flags[1], out=flags[2])
+        self._close_rows(flags[2].copy())
         entries: dict[Any, torch.Tensor] = self._observations.read(observation)
         entries[REWARD] = torch.from_numpy(np.array(reward, dtype=np.float32).reshape(shape))
-        entries[TERMINATED] = torch.from_numpy(terminated)
-        entries[TRUNCATED] = torch.from_numpy(truncated)
-        entries[DONE] = torch.from_numpy(done.copy())
+        entries[TERMINATED], entries[TRUNCATED], entries[DONE] = torch.from_numpy(flags).unbind()
         return like(tensordict, entries, self.batch_size, self.device)
+
+    def _close_rows(self, rows: np.ndarray[Any, Any]) -> None:
+        self._closed_rows = rows
+        self._any_closed = bool(rows.any())
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed
@@ -160,7 +164,7 @@ class GymWrapper(EnvBase):
         if not self.can_save_state:
             super().set_state(state)
         gym_state.restore(self._env, state["gym"])
-        self._closed_rows = state["done"].cpu().numpy().copy()
+        self._close_rows(state["done"].cpu().numpy().copy())
         self._seed = state["seed"]
 
     def __repr__(self) -> str:

@@ -120,7 +120,7 @@ class Categorical(d.Categorical):
 
 
 def _normalized(raw: Tensor) -> Tensor:
-    return raw - raw.logsumexp(-1, keepdim=True)
+    return F.log_softmax(raw, -1)
 
 
 def _entropy(logits: Tensor) -> Tensor:

@@ -51,7 +51,8 @@ class ObservationNorm(nn.Module):
     Shapes:
         ``[..., *shape]`` of any dtype to ``[..., *shape]`` in the dtype of the buffers (float32).
 
-    The statistics are buffers: they are saved with the policy and move with ``.to(device)``.
+    The statistics are buffers: they are saved with the policy and move with ``.to(device)``. ``scale``, which forward
+    multiplies by, is made of them by ``update``.
 
     Raises:
         ArgumentError: the observation doesn't end with ``shape``.
@@ -69,12 +70,12 @@ class ObservationNorm(nn.Module):
         self.clip = clip
         self.eps = eps
         self.moments = _RunningMoments(self.shape)
+        self.scale = nn.Buffer(torch.rsqrt(self.moments.var + eps))
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return the normalised observation."""
-        moments = self.moments
-        scaled = (observation.to(moments.mean.dtype) - moments.mean) * torch.rsqrt(moments.var + self.eps)
-        return scaled.clamp(-self.clip, self.clip)
+        mean = self.moments.mean
+        return ((observation.to(mean.dtype) - mean) * self.scale).clamp(-self.clip, self.clip)
 
     def update(self, observation: Tensor) -> None:
         """Merge a batch of observations, ``[..., *shape]``, into the statistics."""
@@ -84,6 +85,7 @@ class ObservationNorm(nn.Module):
                 f"An observation must end with the shape {tuple(self.shape)}, got {tuple(observation.shape)}."
             )
         self.moments.update(observation.reshape(-1, *self.shape))
+        self.scale.copy_(torch.rsqrt(self.moments.var + self.eps))
 
 
 class RewardScaler(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from recurl.errors import ArgumentError
@@ -122,6 +122,10 @@ class RunConfig:
         """``env_kwargs`` as keyword arguments."""
         return dict(_argument(text) for text in self.env_kwargs)
 
+    def on_cpu(self) -> Self:
+        """Return the options of the same run on the CPU, with the backend that is best there."""
+        return replace(self, device="cpu", backend="fastest")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain values, ready for JSON."""
         return {"algorithm": self.algorithm, **asdict(self), "env_kwargs": list(self.env_kwargs)}
@@ -204,6 +208,10 @@ class PPOConfig(RunConfig):
             )
         if self.cuda_graph:
             self._check_cuda_graph(self.num_envs * pieces)
+
+    def on_cpu(self) -> Self:
+        """Return the options of the same run on the CPU, with the backend that is best there."""
+        return replace(self, device="cpu", backend="fastest", cuda_graph=False)
 
     def _check_cuda_graph(self, sequences: int) -> None:
         if not self.device.startswith("cuda"):

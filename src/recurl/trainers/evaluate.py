@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 import torch
@@ -101,18 +101,18 @@ def evaluate_policy(policy: TensorDictModuleBase, env: EnvBase, *, episodes: int
     return Evaluation(scores.returns, scores.lengths)
 
 
-def load_agent(folder: RunFolder, device: str | None = None) -> tuple[RunConfig, RunAgent]:
+def load_agent(folder: RunFolder, *, on_cpu: bool = False) -> tuple[RunConfig, RunAgent]:
     """Return the options of a run, and its networks as of the newest checkpoint.
 
     Args:
         folder: the run.
-        device: where the networks go; by default where they were trained.
+        on_cpu: put them on the CPU, wherever they were trained.
 
     Raises:
         ArgumentError: the run has no checkpoint, or it can't be read or doesn't fit.
     """
     config = folder.read_config()
-    config = config if device is None else replace(config, device=device)
+    config = config.on_cpu() if on_cpu else config
     state = load_checkpoint(latest_checkpoint(folder.checkpoints))
     with make_env(config, 1) as plain:
         agent = make_agent(config, plain)

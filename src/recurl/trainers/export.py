@@ -62,7 +62,7 @@ def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path
     path = folder.path / f"policy{kind.suffix}" if path is None else path
     if path.suffix != kind.suffix:
         raise ArgumentError(f"A file of format {format} must end with {kind.suffix}, got {path}: name another (--out).")
-    config, agent = load_agent(folder, device="cpu")
+    config, agent = load_agent(folder, on_cpu=True)
     policy = PolicyStep(cast(TensorDictSequential, agent.actor)).eval().requires_grad_(False)
     with make_env(config, _ROWS, policy=agent.actor) as env, TemporaryDirectory() as place:
         env.set_seed(_SEED)

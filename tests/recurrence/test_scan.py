@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -62,6 +64,55 @@ def test_compiles_layers_and_dropout() -> None:
         batch = make_batch(module, 3, 11)
         actual = outputs_and_gradients(module, compiled, batch)
         torch.testing.assert_close(actual, outputs_and_gradients(module, module, batch))
+
+
+@pytest.fixture
+def no_scalars() -> Iterator[None]:
+    with torch._dynamo.config.patch(capture_scalar_outputs=False):
+        yield
+
+
+@pytest.mark.usefixtures("no_scalars")
+def test_compiles_both_directions_and_leaves_the_compiler_as_it_is() -> None:
+    torch._dynamo.reset()
+    module = make_module("lstm", bidirectional=True)
+    module.recurrent_backend = "scan"
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with set_recurrent_mode(True):
+        batch = make_batch(module, 3, 11).select("obs", "is_init")  # states are zero
+        actual = outputs_and_gradients(module, compiled, batch)
+        torch.testing.assert_close(actual, outputs_and_gradients(module, module, batch))
+    assert not torch.compiler.config.capture_scalar_outputs
+
+
+@pytest.mark.usefixtures("no_scalars")
+def test_compiles_where_the_graph_may_break() -> None:
+    torch._dynamo.reset()
+    module = make_module("gru")
+    module.recurrent_backend = "scan"
+    compiled = torch.compile(module, backend="aot_eager")
+    with set_recurrent_mode(True), torch.no_grad():
+        batch = make_batch(module, 3, 11)
+        torch.testing.assert_close(compiled(batch.clone()), module(batch.clone()))
+
+
+def test_compiles_tensors_that_share_memory() -> None:
+    torch._dynamo.reset()
+    module = make_module("lstm")
+    module.recurrent_backend = "scan"
+    parameters = list(module.parameters())
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])  # as cuDNN likes them
+    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        parameter.data = part.view_as(parameter)
+    h, c = module.state_keys
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with set_recurrent_mode(True):
+        batch = make_batch(module, 3, 11)
+        actual, expected = (
+            outputs_and_gradients(module, lambda batch, run=run: run(batch.set(c, batch[h])), batch)
+            for run in (compiled, module)
+        )
+        torch.testing.assert_close(actual, expected)
 
 
 def test_inductor() -> None:

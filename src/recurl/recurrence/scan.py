@@ -101,9 +101,11 @@ class _Traced(torch.autograd.Function):
 
 
 def _call(cell: str, starts: Tensor, inputs: tuple[Tensor | None, ...]) -> LayerCall:
-    x, *weights = cast(Any, inputs[:6])
-    boundaries = Boundaries(starts, (x.shape[0],))
-    return LayerCall(CELLS[cell], LayerWeights(*weights), x, cast(States, inputs[6:]), boundaries, Options())
+    x, w_ih, *read_inside = cast(Any, inputs)
+    # A compiled scan takes no tensors that share memory, as entries of a consolidated TensorDict or flat weights do.
+    w_hh, b_ih, b_hh, w_hr, *states = cast(Any, [None if t is None else t.clone() for t in read_inside])
+    weights, boundaries = LayerWeights(w_ih, w_hh, b_ih, b_hh, w_hr), Boundaries(starts, (x.shape[0],))
+    return LayerCall(CELLS[cell], weights, x, tuple(states), boundaries, Options())
 
 
 @dataclass(frozen=True)
@@ -188,12 +190,19 @@ def _before(call: LayerCall, after: States) -> States:
 
 @torch.compiler.assume_constant_result
 def _allow_scalars() -> None:
-    """Let ``torch.compile`` read a length from the device: it would refuse to, its own lowering of a scan included."""
-    torch._dynamo.config.capture_scalar_outputs = True  # pyright: ignore[reportPrivateUsage] - has no public name
+    """Where a graph may break, let ``torch.compile`` read a length from the device, for good: nothing narrower exists.
+
+    A whole graph (``fullgraph=True``) may do so by itself. Else Dynamo would break the graph there, and torch's own
+    lowering of a scan would fail.
+    """
+    context = cast(Any, torch)._guards.TracingContext.get()  # has no public name
+    if not context.fake_mode.shape_env.settings.allow_scalar_outputs:
+        torch.compiler.config.capture_scalar_outputs = True
 
 
 def _layout(boundaries: Boundaries) -> _Layout:
-    _allow_scalars()
+    if torch.compiler.is_compiling():
+        _allow_scalars()
     tokens = boundaries.num_tokens
     size = 64 + tokens // 256  # longer chunks waste less on long segments, shorter ones make a shorter scan
     chunks = tokens // size + 2  # two at least: torch.compile makes a case of its own of 1

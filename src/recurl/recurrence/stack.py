@@ -90,8 +90,8 @@ def run_stack(
 def _stored(cell: Cell, weights: LayerWeights, x: Tensor, states: States | None, index: int) -> States:
     if states is not None:
         return tuple(state[:, index] for state in states)
-    zero = x.new_zeros(1, 1)
-    return tuple(zero.expand(x.shape[0], size) for size in weights.state_sizes(cell))
+    # A zero for each: a compiled scan takes no tensors that share memory.
+    return tuple(x.new_zeros(1, 1).expand(x.shape[0], size) for size in weights.state_sizes(cell))
 
 
 def _run_forward(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:

@@ -5,6 +5,7 @@ import pickle
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -15,6 +16,7 @@ from recurl.errors import ArgumentError, UsageError
 # Short episodes, so that a few dozen steps see terminations, truncations and resets.
 SHORT = {
     "recurl/MaskedCartPole-v1": {"max_episode_steps": 15},
+    "recurl/MaskedPendulum-v1": {"max_episode_steps": 9},
     "recurl/RepeatPrevious-v0": {"k": 2, "num_symbols": 3, "episode_length": 7},
     "recurl/TMaze-v0": {"corridor_length": 2, "max_episode_steps": 6},
 }
@@ -26,11 +28,24 @@ def task(request):
     return TASKS[request.param]
 
 
+@pytest.fixture(params=[name for name in TASKS if name != "recurl/MaskedPendulum-v1"])
+def discrete(request):
+    return TASKS[request.param]
+
+
+def draw(env, rng, rows):
+    """Random actions, in the shape `rows` of environments."""
+    space = getattr(env, "single_action_space", env.action_space)
+    if isinstance(space, Box):
+        return rng.uniform(1.2 * space.low, 1.2 * space.high, (*rows, *space.shape)).astype(np.float32)
+    return rng.integers(space.n, size=rows)
+
+
 def play(env, steps, rng, mode=AutoresetMode.NEXT_STEP):
     """Random play; under DISABLED finished rows are reset by mask. Returns all that came."""
     came = []
     for _ in range(steps):
-        actions = rng.integers(env.single_action_space.n, size=env.num_envs)
+        actions = draw(env, rng, (env.num_envs,))
         came.append(env.step(actions))
         done = came[-1][2] | came[-1][3]
         if mode is AutoresetMode.DISABLED and done.any():
@@ -70,6 +85,7 @@ def test_rows_play_what_single_environments_play_in_every_autoreset_mode(task, m
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*we recommend using a symmetric and normalized space")  # Pendulum's own is not
 def test_single_environment_passes_gymnasiums_checker(task):
     env = gymnasium.make(task.id, disable_env_checker=True).unwrapped
     # Rendering is inherited and needs pygame.
@@ -109,7 +125,7 @@ def test_a_rows_episodes_depend_on_its_seed_alone(task):
     two.reset(seed=7)
     rng = np.random.default_rng(0)
     for _ in range(60):
-        actions = rng.integers(many.single_action_space.n, size=6)
+        actions = draw(many, rng, (6,))
         for all_rows, last_rows in zip(many.step(actions)[:4], two.step(actions[4:])[:4], strict=True):
             np.testing.assert_array_equal(all_rows[4:], last_rows)
 
@@ -151,16 +167,16 @@ def test_saved_state_goes_on_exactly(task, mode, steps):
 
 def test_saved_state_of_a_single_environment_goes_on_exactly_inside_its_wrappers(task):
     def go_on(env):
-        came = []
-        for step in range(60):
-            came.append(env.step(step % 2))
+        came, rng = [], np.random.default_rng(0)
+        for _ in range(60):
+            came.append(env.step(draw(env, rng, ())))
             if came[-1][2] or came[-1][3]:
                 came.append(env.reset())
         return came
 
     env, other = gymnasium.make(task.id), gymnasium.make(task.id)
     env.reset(seed=1)
-    env.step(0)
+    env.step(draw(env, np.random.default_rng(1), ()))
     state = pickle.loads(pickle.dumps(env.get_wrapper_attr("get_state")()))
     other.reset()
     other.get_wrapper_attr("set_state")(state)
@@ -198,7 +214,9 @@ def test_a_saved_state_that_does_not_fit_is_refused(task):
 
 
 def test_saving_or_stepping_before_the_first_reset_is_refused(task):
-    for env, actions in ((task.vector_env(2), [0, 0]), (task.env(), 0)):
+    vector = task.vector_env(2)
+    for env, rows in ((vector, (2,)), (task.env(), ())):
+        actions = draw(vector, np.random.default_rng(0), rows)
         with pytest.raises(UsageError, match=r"before the first reset.*call reset\(\)"):
             env.get_state()
         with pytest.raises(UsageError, match=r"before the first reset.*call reset\(\)"):
@@ -210,8 +228,8 @@ def test_saving_or_stepping_before_the_first_reset_is_refused(task):
     [[0, 9], [-1, 0], [0], [[0, 0]], 0, [0.0, 1.0], [True, False], np.zeros((2, 1), dtype=int)],
     ids=str,
 )
-def test_bad_actions_are_refused(task, actions):
-    env = task.vector_env(2)
+def test_bad_actions_are_refused(discrete, actions):
+    env = discrete.vector_env(2)
     env.reset(seed=0)
     before = env.get_state()
     with pytest.raises(ArgumentError, match=r"must be an integer in \[0, \d\), all of them of shape \(2,\); got "):
@@ -220,8 +238,8 @@ def test_bad_actions_are_refused(task, actions):
 
 
 @pytest.mark.parametrize("action", [4, -1, 1.0, [0], None, True], ids=str)
-def test_bad_actions_of_a_single_environment_are_refused(task, action):
-    env = task.env()
+def test_bad_actions_of_a_single_environment_are_refused(discrete, action):
+    env = discrete.env()
     env.reset(seed=0)
     with pytest.raises(ArgumentError, match=r"must be an integer in \[0, \d\), all of them of shape \(\); got "):
         env.step(action)

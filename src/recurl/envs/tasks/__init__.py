@@ -1,6 +1,7 @@
 """Small partially observable tasks with known returns; importing this package registers them with gymnasium."""
 
 from recurl.envs.tasks.masked_cartpole import MaskedCartPoleEnv, MaskedCartPoleVectorEnv
+from recurl.envs.tasks.masked_pendulum import MaskedPendulumEnv, MaskedPendulumVectorEnv
 from recurl.envs.tasks.registry import TASKS, Task, register_tasks
 from recurl.envs.tasks.repeat_previous import RepeatPreviousEnv, RepeatPreviousVectorEnv
 from recurl.envs.tasks.tmaze import TMazeEnv, TMazeVectorEnv
@@ -9,6 +10,8 @@ __all__ = [
     "TASKS",
     "MaskedCartPoleEnv",
     "MaskedCartPoleVectorEnv",
+    "MaskedPendulumEnv",
+    "MaskedPendulumVectorEnv",
     "RepeatPreviousEnv",
     "RepeatPreviousVectorEnv",
     "TMazeEnv",

@@ -54,6 +54,28 @@ def check_actions(actions: Any, shape: tuple[int, ...], num_actions: int) -> Act
     raise ArgumentError(f"an action must be an integer in [0, {num_actions}), all of them of shape {shape}; got {came}")
 
 
+def check_vectors(actions: Any, shape: tuple[int, ...]) -> NDArray[np.floating[Any]]:
+    """Return `actions` as a floating-point array, in the dtype in which it came, or refuse them.
+
+    Args:
+        actions: real numbers of shape `shape`: an array or whatever numpy makes one of.
+        shape: `(num_envs, *action)`, or that of one action for a single environment.
+
+    Raises:
+        ArgumentError: another shape, not real numbers, or one that is not finite.
+
+    Example:
+        >>> check_vectors([[0.5], [-1.0]], (2, 1)).dtype
+        dtype('float64')
+    """
+    array = np.asarray(actions)
+    if array.shape != shape or array.dtype.kind not in "fiu":
+        raise ArgumentError(f"actions must be real numbers of shape {shape}; got {array.dtype} of shape {array.shape}")
+    if not np.isfinite(array).all():
+        raise ArgumentError("actions must be finite; got infinity or NaN")
+    return array if array.dtype.kind == "f" else array.astype(np.float64)
+
+
 def check_count(name: str, value: Any, minimum: int) -> int:
     """Return `value`, an integer of at least `minimum`, or raise ArgumentError naming it.
 
@@ -69,17 +91,17 @@ def check_count(name: str, value: Any, minimum: int) -> int:
 class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     """Rows of one task, stepped together in numpy.
 
-    Observations are float32 `[num_envs, ...]`, actions integers `[num_envs]`, rewards float64 `[num_envs]`, terminated
-    and truncated bool `[num_envs]`; every array returned is new. A row that reaches the step limit is truncated,
-    whether or not it also terminated (as in gymnasium's `TimeLimit`).
+    Observations are float32 `[num_envs, ...]`, actions integers `[num_envs]` or real vectors `[num_envs, n]`, rewards
+    float64 `[num_envs]`, terminated and truncated bool `[num_envs]`; every array returned is new. A row that reaches
+    the step limit is truncated, whether or not it also terminated (as in gymnasium's `TimeLimit`).
 
-    `num_actions` says how many actions there are, `rngs` holds one generator for each row. A subclass lists its arrays
-    in `state_arrays` and defines `_begin`, `_advance` and `_observe`.
+    `rngs` holds one generator for each row. A subclass lists its arrays in `state_arrays` and defines `_begin`,
+    `_advance` and `_observe`.
 
     Args:
         num_envs: rows.
         observation_space: of one row.
-        num_actions: actions are the integers below it.
+        actions: how many there are, then they are the integers below it; or the Box of one action.
         step_limit: steps after which an episode is truncated.
         autoreset_mode: gymnasium's `AutoresetMode` or its value. `NEXT_STEP`: the step after an episode's end ignores
             the row's action and returns the new episode's first observation with reward 0. `SAME_STEP`: the last step
@@ -98,7 +120,7 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         num_envs: int,
         *,
         observation_space: Box,
-        num_actions: int,
+        actions: int | Box,
         step_limit: int,
         autoreset_mode: AutoresetMode | str,
     ) -> None:
@@ -110,10 +132,9 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             raise ArgumentError(f"autoreset_mode must be one of {offered}; got {autoreset_mode!r}") from None
         self.metadata = {"render_modes": [], "autoreset_mode": self._mode}
         self.single_observation_space = observation_space
-        self.single_action_space = Discrete(num_actions)
+        self.single_action_space = actions if isinstance(actions, Box) else Discrete(actions)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.num_actions = num_actions
         self._step_limit = step_limit
         self._steps = np.zeros(num_envs, dtype=np.int64)
         self._done = np.zeros(num_envs, dtype=np.bool_)
@@ -126,8 +147,8 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Start an episode in these rows, drawing from `self.rngs[row]`; their step counters are 0 already."""
 
     @abstractmethod
-    def _advance(self, actions: Actions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Play one step in all rows and return new arrays: reward and terminated.
+    def _advance(self, actions: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Play one step in all rows, with actions that :meth:`checked` let pass; return new arrays: reward, terminated.
 
         The step counters still hold the steps before this one. Under NEXT_STEP a finished row is played once more
         before it begins anew, and what came of it is thrown away: it must do no harm.
@@ -162,13 +183,13 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Play one step in every row.
 
         Args:
-            actions: integers `[num_envs]`.
+            actions: integers `[num_envs]`, or real vectors `[num_envs, n]`.
 
         Raises:
-            ArgumentError: actions of another shape, not integers, or out of range.
+            ArgumentError: actions of another shape or kind, or out of range.
             UsageError: before the first reset; or under DISABLED while a finished row waits for its reset.
         """
-        actions = check_actions(actions, self._done.shape, self.num_actions)
+        actions = self.checked(actions, self._done.shape)
         if not self._started or (self._any_done and self._mode is AutoresetMode.DISABLED):
             self._refuse_to_step()
         reward, terminated = self._advance(actions)
@@ -190,6 +211,17 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 self._restart(np.flatnonzero(done).tolist())
                 observations = self._observe()
         return observations, reward, terminated, truncated, info
+
+    def checked(self, actions: Any, rows: tuple[int, ...]) -> NDArray[Any]:
+        """Return `actions` of `rows`, which is `(num_envs,)` or `()` for a single one, as an array, or refuse them.
+
+        Raises:
+            ArgumentError: actions of another shape or kind, or out of range.
+        """
+        space = self.single_action_space
+        if isinstance(space, Discrete):
+            return check_actions(actions, rows, int(space.n))
+        return check_vectors(actions, (*rows, *(space.shape or ())))
 
     def get_state(self) -> dict[str, Any]:
         """Everything that decides how the rows go on: arrays, and the generators' states as plain containers.
@@ -280,10 +312,11 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
         """Play one step.
 
         Raises:
-            ArgumentError: an action that isn't one integer in range.
+            ArgumentError: an action of another shape or kind, or out of range.
             UsageError: before the first reset, or after the episode's end.
         """
-        actions = check_actions(action, (), self._rows.num_actions)
+        actions = self._rows.checked(action, ())
+        actions = actions.reshape(1, *(self._rows.single_action_space.shape or ()))
         observations, reward, terminated, truncated, info = self._rows.step(actions)
         return observations[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 

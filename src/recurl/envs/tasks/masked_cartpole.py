@@ -74,7 +74,7 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
         super().__init__(
             num_envs,
             observation_space=_positions_space(self._physics),
-            num_actions=2,
+            actions=2,
             step_limit=check_count("max_episode_steps", max_episode_steps, minimum=1),
             autoreset_mode=autoreset_mode,
         )

@@ -9,6 +9,7 @@ import gymnasium
 
 from recurl.envs.tasks.base import TaskVectorEnv
 from recurl.envs.tasks.masked_cartpole import MaskedCartPoleEnv, MaskedCartPoleVectorEnv
+from recurl.envs.tasks.masked_pendulum import MaskedPendulumEnv, MaskedPendulumVectorEnv
 from recurl.envs.tasks.repeat_previous import RepeatPreviousEnv, RepeatPreviousVectorEnv
 from recurl.envs.tasks.tmaze import TMazeEnv, TMazeVectorEnv
 
@@ -48,6 +49,13 @@ TASKS = {
             MaskedCartPoleVectorEnv,
             MaskedCartPoleVectorEnv.optimal_return,
             MaskedCartPoleVectorEnv.memoryless_return,
+        ),
+        Task(
+            "recurl/MaskedPendulum-v1",
+            MaskedPendulumEnv,
+            MaskedPendulumVectorEnv,
+            MaskedPendulumVectorEnv.optimal_return,
+            MaskedPendulumVectorEnv.memoryless_return,
         ),
         Task(
             "recurl/RepeatPrevious-v0",

@@ -70,7 +70,7 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
         super().__init__(
             num_envs,
             observation_space=Box(0.0, 1.0, (num_symbols,), np.float32),
-            num_actions=num_symbols,
+            actions=num_symbols,
             step_limit=episode_length,
             autoreset_mode=autoreset_mode,
         )
@@ -84,7 +84,7 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
     def _begin(self, rows: list[int]) -> None:
         for row in rows:
             shown = self._symbols[row, self._k :]
-            shown[:] = self.rngs[row].integers(self.num_actions, size=shown.size)
+            shown[:] = self.rngs[row].integers(len(self._one_hot), size=shown.size)
 
     def _advance(self, actions: Actions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         right = self._symbols.take(self._offsets + self._steps) == actions

@@ -86,7 +86,7 @@ class TMazeVectorEnv(TaskVectorEnv):
         super().__init__(
             num_envs,
             observation_space=Box(0.0, 1.0, (4,), np.float32),
-            num_actions=3,
+            actions=3,
             step_limit=limit,
             autoreset_mode=autoreset_mode,
         )

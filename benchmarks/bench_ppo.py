@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import json
 import os
 import platform
@@ -76,6 +77,7 @@ def main() -> None:
             subprocess.run([*command("recurl", rows, options), *sampled], check=True)
         return
     check_tests()
+    commit()
     for rows in options.num_envs:
         if options.solve:
             for row in solve(rows, options):
@@ -244,10 +246,9 @@ def solve(rows: int, options: argparse.Namespace) -> Iterator[dict[str, object]]
 
 def about(name: str, words: dict[str, Any], options: argparse.Namespace) -> dict[str, object]:
     """What the numbers depend on."""
-    git = ["git", "-C", str(Path(recurl.__file__).parent), "describe", "--always", "--dirty"]
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
+        "commit": commit(),
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
         "threads": options.threads,
         "task": f"masked-{options.task}" if options.task != "r2d2" else "masked-cartpole-r2d2",
@@ -255,6 +256,13 @@ def about(name: str, words: dict[str, Any], options: argparse.Namespace) -> dict
         "versions": " ".join(f"{package} {version}" for package, version in words["versions"].items()),
         "parameters": words["parameters"],
     }
+
+
+@functools.cache  # what is appended to the results is no change of what is measured
+def commit() -> str:
+    """The commit of recurl."""
+    git = ["git", "-C", str(Path(recurl.__file__).parent), "describe", "--always", "--dirty"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def append(path: Path, row: dict[str, object]) -> None:

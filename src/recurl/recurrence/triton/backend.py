@@ -99,7 +99,8 @@ class TritonKernels:
         if call.x.device.type == "cuda":
             capability, processors = _hardware(call.x.device)
             rows = call.boundaries.num_tokens // call.boundaries.batch_shape[-1]
-            chosen = chosen_for(capability, processors, call.cell.name, hidden, precision, rows)
+            known = 1 if isinstance(rows, torch.SymInt) else rows  # the operators get a flat stream, traced or not
+            chosen = chosen_for(capability, processors, call.cell.name, hidden, precision, known)
         layout = Layout(num_gates == 4, hidden, chosen.width if chosen else hidden, chosen is not None)
         return Layer(call, layout, precision, chosen, self.tile_for)
 

@@ -87,7 +87,7 @@ def resident_backward_kernel(
         w3 = weights(w_hh, k, unit, 3, HIDDEN, BITS)
         if HELD <= 3:
             page3 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w3)
-    EXCHANGE: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    EXCHANGE: gl.constexpr = gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
     exchange0 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
     exchange1 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
     exchange2 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)

@@ -96,7 +96,7 @@ def resident_forward_kernel(
         if HELD <= 3:
             page3 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w3)
     exchange = gl.allocate_shared_memory(
-        KIND, [2 if MEMBERS == 1 else 1, ROWS, WIDTH], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+        KIND, [2 if MEMBERS == 1 else 1, ROWS, WIDTH], gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
     )
     j = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, L))
     real = (j < HIDDEN)[:, None]

@@ -29,7 +29,8 @@ SHAPES = [
 ]
 FLAT = [Problem(cell, 128, 1, 32768, 0.02) for cell in ("gru", "lstm")]
 CASES = [*[Problem(cell, *shape, p) for shape in SHAPES for cell in ("gru", "lstm") for p in (0.0, 0.02)], *FLAT]
-TUNED_UNITS = 128
+TUNED_UNITS, SLOWEST = 128, "torchrl-triton"
+PRECISIONS = ("tf32", "bf16")
 Step = Callable[[], object]
 
 
@@ -123,17 +124,15 @@ def torchrl(layer: Layer, problem: Problem, backend: str) -> Step:
     return step
 
 
-def steps_of(layer: Layer, problem: Problem, precisions: list[str]) -> Iterator[tuple[str, Callable[[], Step]]]:
+def steps_of(layer: Layer, problem: Problem, names: list[str]) -> Iterator[tuple[str, Callable[[], Step]]]:
     """What is timed, by name, each to be made first."""
-    for precision in precisions:
-        yield precision, partial(partial, layer.step, "triton", options_of(precision))
-    if problem.resets == 0.0:
-        yield "cudnn", partial(cudnn, layer, problem, torch.float32)
-        yield "cudnn-bf16", partial(cudnn, layer, problem, torch.bfloat16)
-    if importlib.util.find_spec("torchrl") is not None:
-        yield "torchrl-pad", partial(torchrl, layer, problem, "pad")
-        if problem.hidden <= TUNED_UNITS:
-            yield "torchrl-triton", partial(torchrl, layer, problem, "triton")
+    for name in names:
+        if name in PRECISIONS:
+            yield name, partial(partial, layer.step, "triton", options_of(name))
+        elif name.startswith("cudnn") and problem.resets == 0.0:
+            yield name, partial(cudnn, layer, problem, torch.bfloat16 if name == "cudnn-bf16" else torch.float32)
+        elif name.startswith("torchrl") and (name == "torchrl-pad" or problem.hidden <= TUNED_UNITS):
+            yield name, partial(torchrl, layer, problem, name.removeprefix("torchrl-"))
 
 
 def time_one(problem: Problem, name: str, make: Callable[[], Step], own: bool) -> dict[str, Any]:
@@ -148,14 +147,25 @@ def time_one(problem: Problem, name: str, make: Callable[[], Step], own: bool) -
     return row
 
 
-def time_case(problem: Problem, precisions: list[str]) -> list[dict[str, Any]]:
-    """One row per implementation."""
-    layer = Layer(problem)
-    rows = [
-        guarded(time_one, problem, name, make, name in precisions)
-        for name, make in steps_of(layer, problem, precisions)
-    ]
-    return [row for row in rows if isinstance(row, dict)]
+def time_all(names: list[str], write: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Time ``names`` on every case and write the table after each, sorted by case."""
+    rows: list[tuple[int, dict[str, Any]]] = []
+    for pass_names in ([name for name in names if name != SLOWEST], [name for name in names if name == SLOWEST]):
+        for number, problem in enumerate(CASES):
+            layer = Layer(problem)
+            for name, make in steps_of(layer, problem, pass_names):
+                row = guarded(time_one, problem, name, make, name in PRECISIONS)
+                rows += [(number, row)] if isinstance(row, dict) else []
+            write([row for _, row in sorted(rows, key=lambda entry: entry[0])])
+
+
+def compile_part(names: list[str], first: int, step: int) -> None:
+    """Run every ``step``-th case once, so that its kernels are compiled: for several processes at once."""
+    for problem in CASES[first::step]:
+        layer = Layer(problem)
+        for name in names:
+            if name in PRECISIONS:
+                guarded(layer.step, "triton", options_of(name))
 
 
 def best_of_peers(table: list[dict[str, str]], row: dict[str, str]) -> tuple[str, float]:
@@ -207,38 +217,46 @@ def draw(table: list[dict[str, str]]) -> None:
         axes.set_xticks([place + 0.3 for place in range(len(cases))], labels, fontsize=6)
         axes.set_yscale("log")
         axes.set_ylabel(f"{cell.upper()}: ms of GPU time")
-        axes.legend(fontsize=7, ncols=4, loc="upper left")
+        axes.legend(fontsize=7, ncols=4, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     figure.supxlabel("hidden units, batch (rows x steps), resets per step", fontsize=8)
     figure.savefig(FIGURE, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hidden", type=int, nargs="*", help="time these hidden sizes only")
-    parser.add_argument("--precision", nargs="*", default=["tf32", "bf16"])
+    names = [*PRECISIONS, "cudnn", "cudnn-bf16"]
+    names += ["torchrl-pad", SLOWEST] if importlib.util.find_spec("torchrl") else []
+    parser.add_argument("--names", nargs="*", default=names, help="what to time")
     parser.add_argument("--csv", type=Path, default=RESULTS)
     parser.add_argument("--commit", default="", help="what to write into the column 'commit'")
+    parser.add_argument("--compile", type=int, nargs=2, help="K N: time nothing, compile for every N-th case from K")
     parser.add_argument("--draw", action="store_true", help="time nothing: table and figure from the CSV")
     arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    if arguments.compile:
+        compile_part(arguments.names, *arguments.compile)
+        return
     if not arguments.draw:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         versions = {"commit": arguments.commit, "device": torch.cuda.get_device_name()}
         for package in ("torch", "triton", "torchrl"):
             versions[package] = importlib.metadata.version(package) if importlib.util.find_spec(package) else ""
-        rows: list[dict[str, Any]] = []
-        for problem in CASES:
-            if not arguments.hidden or problem.hidden in arguments.hidden:
-                rows += time_case(problem, arguments.precision)
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        with arguments.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*names, *versions])
-            writer.writeheader()
-            writer.writerows({**row, **versions} for row in rows)
+        time_all(arguments.names, partial(write_table, arguments.csv, versions))
     with arguments.csv.open(newline="") as file:
         table = list(csv.DictReader(file))
     print(*summary(table), sep="\n")
     if arguments.draw:
         draw(table)
+
+
+def write_table(path: Path, versions: dict[str, str], rows: list[dict[str, Any]]) -> None:
+    """Write the CSV."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*names, *versions])
+        writer.writeheader()
+        for row in rows:
+            rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
+            writer.writerow({**rounded, **versions})
 
 
 if __name__ == "__main__":

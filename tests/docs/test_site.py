@@ -94,7 +94,7 @@ def check(words: list[str]) -> None:
         assert (ROOT / rest[0]).exists()
     else:
         assert words[:2] == ["pip", "install"] or program in ("tensorboard", "sed")
-        extras = re.findall(r"recurl\[([\w,]+)\]", " ".join(rest))
+        extras = re.findall(r"(?:recurl|\.)\[([\w,]+)\]", " ".join(rest))
         assert {extra for group in extras for extra in group.split(",")} <= set(PROJECT["optional-dependencies"])
 
 
@@ -137,7 +137,7 @@ def test_every_public_package_has_its_page() -> None:
     source = ROOT / "src"
     packages = {".".join(file.parent.relative_to(source).parts) for file in source.glob("recurl/**/__init__.py")}
     public = {name for name in packages if getattr(importlib.import_module(name), "__all__", None)}
-    inner = {"recurl.cli", "recurl.envs.tasks", "recurl.recurrence.cpu", "recurl.recurrence.triton"}
+    inner = {"recurl.cli", "recurl.recurrence.cpu", "recurl.recurrence.triton"}
     samplers = {"recurl.data.replay_buffers.samplers"}  # its names are on the page of the replay buffers
     assert public - inner - samplers <= documented()
 

@@ -8,18 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import tensordict
 import torch
-from harness import SOLVED, Masked, Stopwatch, about, next_order, parser, say
+from harness import SOLVED, Stopwatch, about, next_order, parser, say
 from rich.console import Console
 from stages import STAGES, StageSampler
 
 import recurl
 from recurl.trainers import DQN, PPO, PPOConfig, R2D2Config, RunConfig, RunFolder, Trainer
 
-gymnasium.register("MaskedPendulum-v1", lambda: Masked("pendulum", []))
-ENVS = {"cartpole": "recurl/MaskedCartPole-v1", "pendulum": "MaskedPendulum-v1", "r2d2": "recurl/MaskedCartPole-v1"}
+ENVS = {
+    "cartpole": "recurl/MaskedCartPole-v1",
+    "pendulum": "recurl/MaskedPendulum-v1",
+    "r2d2": "recurl/MaskedCartPole-v1",
+}
 
 
 def main() -> None:

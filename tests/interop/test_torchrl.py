@@ -107,7 +107,9 @@ class TestCollector:
 
     def test_an_environment_of_recurl_refuses_torchrls_primer(self) -> None:
         env = recurl.envs.GymEnv("Pendulum-v1")
-        with pytest.raises(TypeError, match="A Transform instance is needed"):
+        with pytest.raises(
+            TypeError, match=r"A Transform instance is needed, got an instance of torchrl\..*for_torchrl"
+        ):
             env.append_transform(for_torchrl(recurrent(RECURL, "memory")).make_tensordict_primer())
 
     def test_a_module_without_memory_is_refused(self) -> None:

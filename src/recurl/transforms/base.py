@@ -63,8 +63,8 @@ class Transform:
         """
         name = type(self).__name__
         raise UnsupportedError(
-            f"{name} acts inside an environment of recurl.envs only: use TransformedEnv(env, {name}(...)). In TorchRL's "
-            "environments use policies that recurl.interop.for_torchrl(policy) has prepared, and TorchRL's transforms."
+            f"{name} acts inside an environment of recurl.envs only: use TransformedEnv(env, {name}(...)). TorchRL's "
+            "environments take TorchRL's transforms, and policies that recurl.interop.for_torchrl(policy) has prepared."
         )
 
     __call__ = forward
@@ -104,7 +104,12 @@ class Compose(Transform):
     def append(self, transform: Transform) -> None:
         """Add ``transform`` at the end."""
         if not isinstance(transform, Transform):  # type: ignore[reportUnnecessaryIsInstance] # users
-            raise ArgumentTypeError(f"A Transform instance is needed, got {transform!r}.")
+            kind = transform if isinstance(transform, type) else type(transform)
+            raise ArgumentTypeError(
+                f"A Transform instance is needed, got {'the class' if kind is transform else 'an instance of'} "
+                f"{kind.__module__}.{kind.__name__}. Modules of recurl.modules make primers of recurl, unless "
+                "recurl.interop.for_torchrl has prepared them for TorchRL."
+            )
         self._parts.extend(transform)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:

@@ -253,6 +253,14 @@ def test_bad_arguments() -> None:
         Collector(RandomEnds, frames_per_batch=4)
 
 
+def test_a_sequence_of_torch_may_be_a_policy_but_no_plain_network() -> None:
+    policy = nn.Sequential(Mod(lambda observation: (observation.sum(-1) > 0).long(), ["observation"], ["action"]))
+    collector = Collector(GymEnv("CartPole-v1"), policy, frames_per_batch=4, total_frames=4)
+    assert [batch.shape for batch in collector] == [(4,)]
+    with pytest.raises(TypeError, match="a Linear takes tensors: wrap it"):
+        Collector(GymEnv("CartPole-v1"), nn.Linear(4, 2), frames_per_batch=4)
+
+
 def test_a_policy_that_changes_its_entries_is_refused() -> None:
     calls = []
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from recurl.collectors.background import CollectorBase, Extendable, whole
@@ -314,11 +315,17 @@ def _on_device(policy: Policy, device: torch.device | None) -> Policy:
     return copy.deepcopy(policy).to(device)
 
 
+def _takes_tensors(policy: nn.Module) -> bool:
+    """Whether ``policy`` is a network of torch.nn, with no module of TensorDicts in it."""
+    plain = type(policy).forward.__module__.startswith("torch.nn.modules")
+    return plain and not any(isinstance(module, TensorDictModuleBase) for module in policy.modules())
+
+
 def _check_policy(policy: Policy | None, env: EnvBase, init_random_frames: int) -> None:
     if policy is None:
         return
     modules = recurrent_modules(policy) if isinstance(policy, nn.Module) else []
-    if isinstance(policy, nn.Module) and type(policy).forward.__module__.startswith("torch.nn.modules"):
+    if isinstance(policy, nn.Module) and _takes_tensors(policy):
         raise ArgumentTypeError(
             f"A policy must read and write a TensorDict, but a {type(policy).__name__} takes tensors: wrap it, "
             "TensorDictModule(net, in_keys=['observation'], out_keys=['action'])."

@@ -102,7 +102,9 @@ class Unroll:
                 )
         run = inputs_of(batch, [*self._keys, TRAJ_IDS], [self._network])
         if IS_INIT in self._keys:
-            run.set(IS_INIT, sequences.starts.unsqueeze(-1))
+            is_init, traj_ids = sequences.starts.unsqueeze(-1), cast(Tensor | None, run.get(TRAJ_IDS, None))
+            run.set(IS_INIT, is_init)
+            Boundaries(sequences.starts.reshape(-1), batch.batch_size).remember(is_init, traj_ids)
         with set_recurrent_mode(True):
             return self._network(run)
 

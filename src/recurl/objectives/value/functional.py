@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from recurl.errors import ArgumentError
 
@@ -44,11 +43,11 @@ def reverse_linear_recurrence(offset: Tensor, coefficient: Tensor) -> Tensor:
             f"{tuple(coefficient.shape)}."
         )
     length = offset.shape[-1]
-    shift = 1
+    shift, factor = 1, coefficient[..., :-1]  # factor: of y[t + shift] in y[t], for t < T - shift
     while shift < length:
-        offset = torch.addcmul(offset, coefficient, F.pad(offset[..., shift:], (0, shift)))
-        if 2 * shift < length:
-            coefficient = coefficient * F.pad(coefficient[..., shift:], (0, shift))
+        earlier = torch.addcmul(offset[..., :-shift], factor, offset[..., shift:])
+        offset = torch.cat([earlier, offset[..., -shift:]], -1)
+        factor = factor[..., :-shift] * factor[..., shift:]
         shift *= 2
     return offset
 

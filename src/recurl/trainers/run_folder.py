@@ -100,7 +100,10 @@ class RunFolder:
         try:
             values = json.loads(self.config.read_text())
         except OSError as error:
-            raise ArgumentError(f"{self.path} holds no run ({self.config} can't be read: {error.strerror}).") from error
+            raise ArgumentError(
+                f"{self.path} holds no run ({self.config} can't be read: {error.strerror}): name the folder that "
+                "recurl train wrote."
+            ) from error
         except ValueError as error:
             raise ArgumentError(f"{self.config} is not JSON: {error}.") from error
         if not isinstance(values, dict):

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from recurl.recurrence import GRU, LSTM, Options, Support
+from recurl.recurrence import GRU, LSTM, Boundaries, LayerCall, LayerWeights, Options, Support
 from recurl.recurrence.triton import TritonKernels
 from recurl.recurrence.triton import backend as backend_module
 from recurl.recurrence.triton.config import Resident, Wide, chosen_for, tile_for
@@ -120,6 +122,23 @@ def test_gluon_kernels_serve_what_was_measured() -> None:
     assert kinds("gru", 256, "tf32", 1, processors=3) is None
     assert kinds("gru", 1024, "tf32", 1, processors=16) is None
     assert chosen_for((8, 0), 108, "lstm", 64, "tf32", 64) is None
+
+
+def test_operators_announce_shapes_for_symbolic_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132))
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    tokens = mode.from_tensor(torch.empty(37), symbolic_context=sizes).shape[0]
+    with mode:
+        w_ih, w_hh, x, h = (
+            torch.empty(*shape, device="cuda") for shape in ((900, 8), (900, 300), (tokens, 8), (tokens, 300))
+        )
+        boundaries = Boundaries(torch.empty(tokens, dtype=torch.bool, device="cuda"), (3, tokens))
+        call = LayerCall(
+            GRU, LayerWeights(w_ih, w_hh, None, None, None), x, (h,), boundaries, Options(precision="tf32")
+        )
+        (gates,) = TritonKernels().saved_like(call)
+    assert gates.shape == (tokens, 4 * 512)
 
 
 def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ class Boundaries:
     @_Cached
     def flipped(self) -> Boundaries:
         """The boundaries of the reversed stream: token n there is token N - 1 - n here."""
-        return Boundaries(self.ends.flip(0), (self.num_tokens,))
+        return Boundaries(self.ends.flip(0), self.batch_shape)
 
     @property
     def lengths(self) -> Tensor:

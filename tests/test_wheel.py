@@ -56,17 +56,17 @@ def wheel(archives: Path) -> Path:
     return wheel
 
 
-def test_the_source_archive_holds_what_is_built_from(archives: Path) -> None:
+def test_the_source_archive_holds_what_is_built_from(archives: Path, source: Path) -> None:
     (archive,) = archives.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
-    own = {str(file.relative_to(ROOT)) for file in (ROOT / "src/recurl").rglob("*") if file.is_file()}
+    own = {str(file.relative_to(source)) for file in (source / "src/recurl").rglob("*") if file.is_file()}
     assert {name for name in own if Path(name).suffix in (".py", ".cpp", ".h", ".inc", ".typed")} <= names
     assert {"README.md", "LICENSE", "pyproject.toml", "setup.py"} <= names
     assert not any(name.startswith("tests") or name.endswith(".so") for name in names)
 
 
-def test_the_wheel_is_for_every_python_and_holds_the_library(wheel: Path) -> None:
+def test_the_wheel_is_for_every_python_and_holds_the_library(wheel: Path, source: Path) -> None:
     tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert wheel.name.endswith(f"-py3-none-{tag}.whl")
     with zipfile.ZipFile(wheel) as files:
@@ -78,7 +78,7 @@ def test_the_wheel_is_for_every_python_and_holds_the_library(wheel: Path) -> Non
     assert (fields["Name"], fields["License-Expression"]) == ("recurl", "MIT")
     assert fields["Description-Content-Type"] == "text/markdown"
     assert fields["Summary"]
-    assert fields.get_payload() == (ROOT / "README.md").read_text()
+    assert fields.get_payload() == (source / "README.md").read_text()
     assert "torchrl" not in " ".join(word for word in fields.get_all("Requires-Dist", []) if "extra" not in word)
 
 

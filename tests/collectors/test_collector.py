@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from recurl.collectors import Collector
 from recurl.envs import GymEnv, GymWrapper, InitTracker, StepCounter, TransformedEnv
+from recurl.errors import UsageError
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from recurl.transforms import TensorDictPrimer
 
@@ -350,3 +351,26 @@ def test_a_head_without_a_scale_is_explained() -> None:
     policy = Seq(Mod(nn.Linear(3, 2), ["observation"], ["loc", "scale"]), Mod(lambda loc: loc, ["loc"], ["action"]))
     with pytest.raises(RuntimeError, match="NormalParamExtractor"):
         Collector(env, policy, frames_per_batch=4).collect()
+
+
+@pytest.mark.parametrize("rows", [None, 2])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_environment_that_was_used_elsewhere_is_noticed(rows: int | None, wrapped: bool) -> None:
+    env = random_ends(rows)
+    collector = Collector(env, make_policy(), frames_per_batch=8, total_frames=24)
+    batches = iter(collector)
+    next(batches)
+    next(batches)  # its own resets are none of that
+    (collector.env if wrapped else env).rollout(2)
+    with pytest.raises(
+        UsageError, match=r"environment was reset elsewhere since the last batch.*reset_at_each_iter=True"
+    ):
+        next(batches)
+
+
+def test_an_environment_that_was_used_elsewhere_may_start_anew() -> None:
+    env = random_ends(None)
+    collector = Collector(env, make_policy(), frames_per_batch=8, total_frames=16, reset_at_each_iter=True)
+    for batch in collector:
+        assert batch["is_init"][0].all()
+        env.rollout(2)

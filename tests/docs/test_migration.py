@@ -119,6 +119,12 @@ def iterate_after_shutdown() -> None:
     next(iter(collector))
 
 
+def use_the_collectors_environment() -> None:
+    policy, env = policy_of(memory()), GymEnv("Pendulum-v1")
+    for _ in Collector(env, policy, frames_per_batch=4, total_frames=8):
+        env.rollout(2)
+
+
 def primer_of_ones() -> TensorDictPrimer:
     return TensorDictPrimer(memory().make_tensordict_primer().primers, default_value=1.0)
 
@@ -133,6 +139,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "`ClipPPOLoss` with a deterministic policy": lambda: ClipPPOLoss(policy_of(memory()), critic_of("critic_rs")),
     "minibatches for a critic that did not collect": a_critic_that_did_not_collect,
     "actor and critic with the same state keys": lambda: ClipPPOLoss(actor_of(NormalParamExtractor()), critic_of("rs")),
+    "a rollout with the collector's environment between two batches": use_the_collectors_environment,
     "iterating a collector after `shutdown()`": iterate_after_shutdown,
     "no `InitTracker`, no collector to add it": lambda: GymEnv("Pendulum-v1").rollout(2, policy_of(memory())),
     "no primer, no collector to add it": lambda: pendulum().rollout(2, policy_of(memory())),

@@ -130,6 +130,7 @@ class Collector(CollectorBase):
         self.storing_device = env.device if storing_device is None else torch.device(storing_device)
         self._pending_weights: dict[str, Tensor] | None = None
         self._root: TensorDictBase | Entries | None = None
+        self._resets = 0
         self.not_lowered: str | None = None
         self._traj_ids = self._new_ids()
 
@@ -141,6 +142,12 @@ class Collector(CollectorBase):
             self._root = self.env.reset()
         elif self.reset_at_each_iter:
             self._root, self._traj_ids = self.env.reset(), self._new_ids()
+        elif self.env.full_resets != self._resets:
+            raise UsageError(
+                "The collector's environment was reset elsewhere since the last batch, as a rollout does, so its "
+                "episodes can't go on: use another environment there, or reset_at_each_iter=True here."
+            )
+        self._resets = self.env.full_resets
         writer = BatchWriter(self.env.batch_size, self.steps_per_batch, self.storing_device)
 
         with set_exploration_type(self.exploration_type, **_OF_THREAD):
@@ -272,6 +279,7 @@ class Collector(CollectorBase):
             self._root = TensorDict.from_dict(state["root"], batch_size=self.env.batch_size, device=self.env.device)
             self._traj_ids = state["traj_ids"].clone()
             TRAJECTORY_IDS.skip(self._traj_ids)
+            self._resets = self.env.full_resets
         else:
             self._root, self._traj_ids = None, self._new_ids()
         return restored

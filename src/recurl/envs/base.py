@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -50,6 +49,7 @@ class EnvBase(metaclass=_EnvMeta):
     """
 
     _wrapper: ClassVar[Any]  # the class that append_transform wraps with
+    full_resets = 0  # how often all rows were reset: who steps the environment sees that somebody else has reset it
 
     def __init_subclass__(cls, wraps: bool = False, **kwargs: Any) -> None:
         """Register the class that :meth:`append_transform` wraps with (``wraps=True``)."""
@@ -178,6 +178,7 @@ class EnvBase(metaclass=_EnvMeta):
     def _root(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         mask = reset_mask(tensordict)
         if tensordict is None or mask is None:
+            self.full_resets += 1
             root = self._reset(tensordict)
             for key in _DONE_KEYS:
                 root.set(key, torch.zeros((*self.batch_size, 1), dtype=torch.bool, device=self.device))
@@ -378,9 +379,7 @@ class EnvBase(metaclass=_EnvMeta):
     def __enter__(self: _E) -> _E:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

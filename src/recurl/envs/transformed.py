@@ -74,6 +74,11 @@ class TransformedEnv(EnvBase, wraps=True):
     def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self.transform._step(tensordict, self.base_env._next(tensordict))  # type: ignore[reportPrivateUsage] # the hook
 
+    @property
+    def full_resets(self) -> int:  # type: ignore[override] # the base environment counts
+        """How often all rows of the base environment were reset."""
+        return self.base_env.full_resets
+
     @takes_entries
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         return self._root(tensordict)

@@ -20,7 +20,7 @@ from tests.data.replay_buffers.test_samplers import steps
 
 
 def make(max_size=100, **options):
-    return TensorDictReplayBuffer(storage=LazyTensorStorage(max_size), **({"batch_size": 8} | options))
+    return TensorDictReplayBuffer(**({"storage": LazyTensorStorage(max_size), "batch_size": 8} | options))
 
 
 def test_batch_size():
@@ -37,6 +37,17 @@ def test_batch_size():
     for options in ({"batch_size": 0}, {"prefetch": -1}):
         with pytest.raises(ArgumentError, match="batch_size must be positive and prefetch not negative"):
             make(**options)
+
+
+def test_write_count_goes_on_when_old_steps_are_overwritten():
+    buffer = make(max_size=30)
+    assert buffer.write_count == 0
+    for _ in range(3):
+        buffer.extend(steps([20]))
+    assert (buffer.write_count, len(buffer)) == (60, 30)
+    rows = make(max_size=30, storage=LazyTensorStorage(60, ndim=2))
+    rows.extend(torch.stack([steps([20]), steps([20])]))
+    assert rows.write_count == 40
 
 
 def test_transforms_apply_in_order_to_samples_only():

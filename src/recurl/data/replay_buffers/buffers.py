@@ -109,6 +109,11 @@ class ReplayBuffer:
         """Return how many steps are stored."""
         return 0 if self._index is None else len(self._index)
 
+    @property
+    def write_count(self) -> int:
+        """How many steps were ever added."""
+        return 0 if self._index is None else self._index.written * self._index.lanes
+
     def append_transform(self, transform: Transform) -> None:
         """Call ``transform`` with each sample, after the transforms there are."""
         self._transforms.append(transform)
@@ -133,8 +138,7 @@ class ReplayBuffer:
                 data, marks = restore(data, self.storage.keys)
             self.storage.prepare(data)
             index = self._index or TrajectoryIndex(self.storage.lanes, self.storage.capacity)
-            ndim = self.storage.ndim
-            batch = self.storage.batch_shape(data)
+            ndim, batch = self.storage.ndim, self.storage.batch_shape(data)
             shape, items = batch[:ndim], batch[ndim:].numel()
             index.check_room(shape[-1])
             starts = self.sampler.keys.starts(data, (index.lanes, shape[-1]), items, marks)

@@ -31,6 +31,7 @@ check: setup docs  ## what CI runs: documentation, lint, types, layering, tests
 bench: setup  ## the benchmark tables of benchmarks/results
 	$(BIN)/python benchmarks/bench_rnn_cpu.py
 	$(BIN)/python benchmarks/bench_step.py
+	$(BIN)/python benchmarks/bench_scan.py
 	$(BIN)/python benchmarks/bench_learning.py
 	$(BIN)/python benchmarks/bench_slice_sampling.py
 	$(BIN)/python benchmarks/bench_learning_curve.py

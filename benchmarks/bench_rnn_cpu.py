@@ -1,7 +1,7 @@
 """Forward and backward of recurrent modules on the CPU against torchrl's and torch.nn; appends to results/rnn_cpu.csv.
 
 Every implementation holds the same Parameters and gets the same batch: rows of 512 tokens with random resets, cut into
-segments of a given mean length (512: no resets, equal rows). What is timed: one pass of the module over the batch and
+segments of a given mean length ("512": no resets, equal rows; "512-ragged": rows of 2048 tokens, with resets). What is timed: one pass of the module over the batch and
 the gradients of x and of every weight. Before, all features and gradients are compared with a float64 step loop, and
 nothing is printed where they differ. With one thread the clock is CPU time of the process, else wall time;
 implementations take turns. torch.nn runs equal rows only. torchrl is the extra ``peers``; without it, ratios to its
@@ -39,6 +39,7 @@ import recurl.modules
 from recurl.recurrence.cpu import instruction_sets
 
 ROW = 512
+EQUAL, RAGGED = "512", "512-ragged"
 RESULTS = Path(__file__).parent / "results" / "rnn_cpu.csv"
 NETS = {"lstm": nn.LSTM, "gru": nn.GRU}
 PAD, NN = "torchrl-pad", "torch.nn"
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", default=["lstm", "gru"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16384])
-    parser.add_argument("--mean", type=int, nargs="+", default=[20, 100, ROW], help="mean tokens of a segment")
+    parser.add_argument("--mean", nargs="+", default=["20", "100", EQUAL, RAGGED], help="mean tokens of a segment")
     parser.add_argument("--backends", nargs="+", default=["cpu", "loop"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
@@ -72,7 +73,7 @@ def check_tests() -> None:
         sys.exit("The tests of the cpu backend fail: no numbers before they pass.")
 
 
-def measure(cell: str, hidden: int, tokens: int, mean: int, options: argparse.Namespace) -> None:
+def measure(cell: str, hidden: int, tokens: int, mean: str, options: argparse.Namespace) -> None:
     """Check, time and write down all implementations of one case."""
     torch.manual_seed(0)
     net = NETS[cell](hidden, hidden, batch_first=True)
@@ -81,9 +82,9 @@ def measure(cell: str, hidden: int, tokens: int, mean: int, options: argparse.Na
     torchrl = peer()
     if torchrl is not None:
         runs[PAD] = module_run(torchrl, net, batch, "pad")
-    if mean == ROW:
+    if mean == EQUAL:
         runs[NN] = torch_run(net, batch)
-    cotangent = torch.randn(tokens // ROW, ROW, hidden)
+    cotangent = torch.randn(*batch.shape, hidden)
     double = copy.deepcopy(net).double()
     in_double = batch.apply(lambda value: value if value.dtype == torch.bool else value.double())
     exact = gradients(module_run(recurl.modules, double, in_double, "loop"), double, batch, cotangent)
@@ -99,13 +100,14 @@ def measure(cell: str, hidden: int, tokens: int, mean: int, options: argparse.Na
     write(times, {"cell": cell, "H": hidden, "N": tokens, "mean_segment": mean, "segments": segments}, options)
 
 
-def make_batch(cell: str, hidden: int, tokens: int, mean: int) -> TensorDict:
-    """Rows of 512 tokens with resets at random places and a stored state at every token."""
+def make_batch(cell: str, hidden: int, tokens: int, mean: str) -> TensorDict:
+    """Rows with resets at random places and a stored state at every token."""
     generator = torch.Generator().manual_seed(1)
-    shape = (tokens // ROW, ROW)
+    row = 4 * ROW if mean == RAGGED else ROW
+    shape = (tokens // row, row)
     is_init = torch.zeros(*shape, 1, dtype=torch.bool)
-    if mean < ROW:
-        is_init = torch.rand(*shape, 1, generator=generator) < 1 / mean
+    if mean != EQUAL:
+        is_init = torch.rand(*shape, 1, generator=generator) < 1 / int(mean.removesuffix("-ragged"))
     is_init[:, 0] = True
     states = {
         name: torch.randn(*shape, 1, hidden, generator=generator) * 0.3 for name in ("h", "c")[: 1 + (cell == "lstm")]
@@ -113,16 +115,21 @@ def make_batch(cell: str, hidden: int, tokens: int, mean: int) -> TensorDict:
     return TensorDict({"x": torch.randn(*shape, hidden, generator=generator), "is_init": is_init, **states}, shape)
 
 
-def module_run(modules: Any, net: nn.Module, batch: TensorDict, backend: str) -> Run:
+def module_of(modules: Any, net: nn.Module, batch: TensorDict, backend: str) -> Any:
     """A recurrent module of recurl or torchrl around ``net``."""
     cell = "lstm" if isinstance(net, nn.LSTM) else "gru"
     states = [key for key in ("h", "c") if key in batch]
-    module = {"lstm": modules.LSTMModule, "gru": modules.GRUModule}[cell](
+    return {"lstm": modules.LSTMModule, "gru": modules.GRUModule}[cell](
         **{cell: net},
         in_keys=["x", *states],
         out_keys=["y", *(("next", key) for key in states)],
         recurrent_backend=backend,
     )
+
+
+def module_run(modules: Any, net: nn.Module, batch: TensorDict, backend: str) -> Run:
+    """Such a module on whole sequences."""
+    module = module_of(modules, net, batch, backend)
 
     def run(x: Tensor) -> Tensor:
         with modules.set_recurrent_mode(True):

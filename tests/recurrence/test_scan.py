@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -31,8 +32,9 @@ def test_the_scan_is_as_long_as_a_chunk_and_a_segment() -> None:
     is_init[::32] = True
     layout = _layout(Boundaries.from_is_init(is_init))
     steps, chunks = layout.grid.shape
-    assert steps <= 64 + 4096 // 256 + 32
-    assert chunks * 80 >= 4096
+    size = math.isqrt(32 * 4096 // 8)  # a geometric mean of the longest segment and all tokens
+    assert steps <= size + 32
+    assert chunks == 4096 // size + 2
     assert torch.equal(layout.grid.flatten()[layout.place], torch.arange(4096))
 
 

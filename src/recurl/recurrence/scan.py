@@ -2,7 +2,7 @@
 
 A flat stream of N tokens is cut into chunks of equal size, which are worked on side by side: each takes the segments
 that *start* in it, up to their ends. So the scan is as long as a chunk and the longest segment together, however many
-tokens there are; that length is read on the host. At segment starts the stored state is loaded inside the scan.
+tokens there are; both lengths are read on the host. At segment starts the stored state is loaded inside the scan.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from recurl.recurrence.kernel_backend import KernelBackend
 from recurl.recurrence.ops import Gradients, inputs_of
 
 _Step = Callable[[States, Tensor], tuple[States, States]]
+
+
+_STEP_COST = 8  # of a step beside the work on its rows, in rows
 
 
 class ScanKernels:
@@ -160,13 +163,18 @@ def _backward(
         grad_h, *rest = (grad.index_select(0, token) + torch.where(last, 0, flow) for grad, flow in pairs)
         unprojected = grad_h if w.w_hr is None else grad_h @ w.w_hr
         local = tuple(coefficient.index_select(0, token) for coefficient in coefficients)
-        grad_gates, direct, rest = cell.reverse(local, (unprojected, *rest))
+        grad_gates, direct, before = cell.reverse(local, (unprojected, *rest))
+        through = grad_gates @ w.w_hh
+        return (through if direct is None else through + direct, *before), (grad_h, *rest)
+
+    grad_h, *rest = _run(step, w.state_sizes(call.cell), call.x, layout, reverse=True)
+    unprojected = grad_h if w.w_hr is None else grad_h @ w.w_hr
+    grad_gates, direct, rest = cell.reverse(coefficients, (unprojected, *rest))
+    grad_input = cell.input_gradient(grad_gates, coefficients, unprojected)
+    flows: Gradients = (None, *rest)
+    if needs[6]:
         through = grad_gates @ w.w_hh
         flows = (through if direct is None else through + direct, *rest)
-        return flows, (grad_gates, grad_h, *flows)
-
-    grad_gates, grad_h, *flows = _run(step, w.state_sizes(call.cell), call.x, layout, reverse=True)
-    grad_input = cell.input_gradient(grad_gates, coefficients, grad_h if w.w_hr is None else grad_h @ w.w_hr)
     wanted = iter(needs)
     return (
         grad_input @ w.w_ih if next(wanted) else None,
@@ -175,7 +183,7 @@ def _backward(
         grad_input.sum(0) if next(wanted) else None,
         grad_gates.sum(0) if next(wanted) else None,
         grad_h.t() @ cell.output(gates, after) if next(wanted) else None,
-        *(torch.where(starts.unsqueeze(-1), flow, 0) if next(wanted) else None for flow in flows),
+        *(torch.where(starts.unsqueeze(-1), flow, 0) if next(wanted) and flow is not None else None for flow in flows),
     )
 
 
@@ -203,20 +211,28 @@ def _allow_scalars() -> None:
 def _layout(boundaries: Boundaries) -> _Layout:
     if torch.compiler.is_compiling():
         _allow_scalars()
-    tokens = boundaries.num_tokens
-    size = 64 + tokens // 256  # longer chunks waste less on long segments, shorter ones make a shorter scan
+    tokens, device = boundaries.num_tokens, boundaries.device
+    token = torch.arange(tokens, device=device)
+    longest = (token - boundaries.start_index).max() + 1
+    # Longer chunks waste less on long segments, shorter ones make a shorter scan.
+    size = _read((longest * tokens / _STEP_COST).sqrt().ceil().long(), tokens)
     chunks = tokens // size + 2  # two at least: torch.compile makes a case of its own of 1
-    token = torch.arange(tokens, device=boundaries.device)
     chunk = boundaries.start_index // size
-    edges = torch.searchsorted(chunk, torch.arange(chunks + 1, device=boundaries.device))
+    edges = torch.searchsorted(chunk, torch.arange(chunks + 1, device=device))
     begin = edges[:-1]
-    steps = int((edges[1:] - begin).max().item())
+    steps = _read((edges[1:] - begin).max(), tokens)
+    grid = (begin + torch.arange(steps, device=device).unsqueeze(1)).clamp(max=tokens - 1)
+    return _Layout(grid, (token - begin.index_select(0, chunk)) * chunks + chunk)
+
+
+def _read(value: Tensor, most: int) -> int:
+    """A number from 1 to ``most``, read from the device."""
+    number = int(value.item())
     if torch.compiler.is_compiling():
         check = cast(Any, torch)._check  # documented under this name
-        check(steps >= 1)
-        check(steps <= tokens)
-    grid = (begin + torch.arange(steps, device=boundaries.device).unsqueeze(1)).clamp(max=tokens - 1)
-    return _Layout(grid, (token - begin.index_select(0, chunk)) * chunks + chunk)
+        check(number >= 1)
+        check(number <= most)
+    return number
 
 
 def _run(

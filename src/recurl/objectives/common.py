@@ -111,9 +111,10 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 
 def standardized(values: Tensor, mask: Tensor | None) -> Tensor:
     """Shift and scale ``values`` ``[...]`` to mean 0 and (biased) standard deviation 1 over the tokens that count."""
-    centred = values - masked_mean(values, mask)
-    if mask is not None:
-        centred = torch.where(mask, centred, 0.0)
+    if mask is None:
+        variance, mean = torch.var_mean(values, correction=0)
+        return (values - mean) / variance.sqrt().clamp_min(1e-8)
+    centred = torch.where(mask, values - masked_mean(values, mask), 0.0)
     return centred / masked_mean(centred.square(), mask).sqrt().clamp_min(1e-8)
 
 

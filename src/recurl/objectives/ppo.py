@@ -252,6 +252,8 @@ def _sum_events(values: Tensor, batch_shape: torch.Size) -> Tensor:
 
 def _explained_variance(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
     def variance(x: Tensor) -> Tensor:
+        if mask is None:
+            return x.var(correction=0)
         return masked_mean((x - masked_mean(x, mask)).square(), mask)
 
     total = variance(target)

@@ -31,7 +31,7 @@ from recurl.modules import (
     QValueActor,
     TanhNormal,
 )
-from recurl.trainers.agent import Agent
+from recurl.trainers.agent import Agent, collecting
 from recurl.trainers.config import PPOConfig
 from recurl.transforms import Compose, RewardSum, StepCounter, Transform
 
@@ -114,7 +114,7 @@ def continuous(env: EnvBase) -> nn.Module:
 
 def separate_trunks(env: EnvBase) -> nn.Module:
     config = PPOConfig(env="recurl/MaskedCartPole-v1", shared_trunk=False, hidden_size=8)
-    return Agent(config, env.observation_spec, env.action_spec_unbatched).collect
+    return collecting(Agent(config, env.observation_spec, env.action_spec_unbatched).policy)
 
 
 CASES: dict[str, tuple[Callable[[], EnvBase], Callable[[EnvBase], nn.Module | None]]] = {
@@ -166,6 +166,30 @@ def test_bits_are_those_of_the_tensordict_path(case: str, options: dict) -> None
                 value, expected = value - value.min(), expected - expected.min()
             assert value.dtype == expected.dtype
             assert torch.equal(value, expected), key
+
+
+def test_entries_that_are_not_selected_stay_out_of_the_batch() -> None:
+    batches, _ = collect("separate trunks", True, [])
+    states = {f"{trunk}_state_{name}" for trunk in ("actor", "critic") for name in ("h", "c")}
+    flags = {"done", "terminated", "truncated", "is_init"}
+    assert set(batches[0].keys()) == {"observation", "action", "action_log_prob", "collector", "next", *states, *flags}
+    assert set(batches[0]["next"].keys()) == {"observation", "reward", *states, *flags}
+
+
+@pytest.mark.parametrize("edit", [True, False])
+def test_a_root_entry_is_that_of_the_step_before_unless_it_was_edited(edit: bool) -> None:
+    def see(observation: torch.Tensor) -> torch.Tensor:
+        return observation.add_(1.0) if edit else observation + 1.0
+
+    policy = Seq(Mod(see, ["observation"], ["seen"]), actor(head()))
+    collector = Collector(cartpole(), policy, frames_per_batch=90)
+    batch = collector._collect()
+    assert collector.not_lowered is None
+    going_on = ~batch["next", "done"][:, :-1, 0]
+    assert (~going_on).any()
+    before, after = batch["next", "observation"][:, :-1][going_on], batch["observation"][:, 1:][going_on]
+    assert torch.equal(after, before + 1.0 if edit else before)
+    assert torch.equal(batch["seen"], batch["observation"] + (0.0 if edit else 1.0))
 
 
 def test_a_lowered_collector_goes_on_from_its_state() -> None:

@@ -21,7 +21,7 @@ def make(cell="lstm", action=DISCRETE, spec=BOX, **options):
 def batch(agent, *shape):
     td = TensorDict({"observation": torch.randn(*shape, 3)}, shape)
     td["is_init"] = torch.zeros(*shape, 1, dtype=torch.bool)
-    for key in agent.collect.in_keys:
+    for key in agent.policy.in_keys:
         if "state_" in str(key):
             td[key] = torch.zeros(*shape, 1, 8)
     return td
@@ -51,11 +51,11 @@ def test_flat_observation_joins_a_dict_in_the_order_of_its_keys():
 @pytest.mark.parametrize("cell", ["lstm", "gru", "none"])
 def test_writes_actions_values_and_states(cell, shared):
     agent = make(cell, shared_trunk=shared)
-    td = agent.collect(batch(agent, 2))
+    td = agent.policy(batch(agent, 2))
     assert td["action"].shape == td["action_log_prob"].shape == (2,)
     trunks = 1 if shared else 2
     states = {"lstm": 2, "gru": 1, "none": 0}[cell] * trunks
-    assert len([key for key in agent.collect.out_keys if key[0] == "next"]) == states
+    assert len([key for key in agent.policy.out_keys if key[0] == "next"]) == states
     with set_recurrent_mode(True):
         assert agent.critic(batch(agent, 2, 5))["state_value"].shape == (2, 5, 1)
 

@@ -22,9 +22,9 @@ def test_acts_and_explores(cell):
     td = TensorDict({"observation": torch.randn(200, 3), "is_init": torch.zeros(200, 1, dtype=torch.bool)}, [200])
     greedy = agent.actor(td.clone())["action"]
     with set_exploration_type(ExplorationType.RANDOM):
-        assert agent.collect(td.clone())["action"].bincount(minlength=3).min() > 30
+        assert agent.policy(td.clone())["action"].bincount(minlength=3).min() > 30
     with set_exploration_type(ExplorationType.DETERMINISTIC):
-        assert torch.equal(agent.collect(td.clone())["action"], greedy)
+        assert torch.equal(agent.policy(td.clone())["action"], greedy)
 
 
 def test_exploration_is_part_of_the_saved_state():

@@ -11,7 +11,7 @@ def test_slices_that_begin_an_episode_are_kept_whole():
     config = DQNConfig(env="recurl/TMaze-v0", env_kwargs=("corridor_length=6",), hidden_size=8)
     env = make_env(config, 4)
     agent = QAgent(config, env.observation_spec, env.action_spec_unbatched)
-    batch = Collector(env, agent.collect, frames_per_batch=400).collect()
+    batch = Collector(env, agent.policy, frames_per_batch=400).collect()
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(400, ndim=2), sampler=SliceSampler(slice_len=6), batch_size=240
     )

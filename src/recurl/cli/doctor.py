@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _from_run(folder: str) -> tuple[Any, EnvBase]:
     config, agent = load_agent(RunFolder(Path(folder)))
-    return agent.collect, make_env(config, min(config.num_envs, _ROWS), policy=agent.collect)
+    return agent.policy, make_env(config, min(config.num_envs, _ROWS), policy=agent.policy)
 
 
 def _from_names(wanted: argparse.Namespace) -> tuple[Any, EnvBase]:

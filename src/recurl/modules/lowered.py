@@ -20,6 +20,7 @@ from tensordict.nn import (
 
 from recurl.entries import Entries
 from recurl.errors import UnsupportedError
+from recurl.keys import normalize_key
 from recurl.lowering import Link, hooked, link, not_linkable
 from recurl.modules.actors import Sampler, SamplingSequence
 
@@ -83,15 +84,35 @@ def _append_sampler(links: list[Link], sampler: Sampler) -> None:
 def _append_sequence(links: list[Link], sequence: TensorDictSequential) -> None:
     parts = cast("list[TensorDictModuleBase]", list(sequence.module.children()))
     plain = sequence.inplace in (None, True) and not sequence.partial_tolerant
-    plain = plain and not getattr(sequence, "_select_before_return", False)
     if isinstance(sequence, ProbabilisticTensorDictSequential):
         # Several samplers, or a prefix that already writes the action, follow rules of tensordict's own.
         samplers = [part for part in parts[:-1] if isinstance(part, Sampler | ProbabilisticTensorDictSequential)]
         plain = plain and not samplers and sequence._requires_sample and not sequence.return_composite  # pyright: ignore[reportPrivateUsage] - no other name
     if not plain or "forward" in vars(sequence) or skip_existing():
         raise UnsupportedError(f"{_name(sequence)} does more than run its modules in order")
+    if not getattr(sequence, "_select_before_return", False):
+        for part in parts:
+            _append(links, part)
+        return
+    inner = list[Link]()
     for part in parts:
-        _append(links, part)
+        _append(inner, part)
+    links.append(_selecting(inner, sequence))
+
+
+def _selecting(links: list[Link], sequence: TensorDictSequential) -> Link:
+    """Run ``links``; of what they write, keep the selected entries and what was there before."""
+    selected = [normalize_key(key) for key in sequence.out_keys]
+    others = {normalize_key(key) for key in sequence.out_keys_source} - set(selected)
+
+    def run(entries: Entries) -> None:
+        inside = entries.copy()
+        for step in links:
+            step(inside)
+        for key in (*selected, *(key for key in others if key in entries)):
+            entries.set(key, inside[key])
+
+    return run
 
 
 def _name(module: object) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recurl import specs
 from recurl.errors import UnsupportedError
-from recurl.keys import ACTION, IS_INIT, NestedKey, next_key
+from recurl.keys import ACTION, IS_INIT, NEXT, NestedKey, next_key, normalize_key
 from recurl.mode import ExplorationType
 from recurl.modules import (
     MLP,
@@ -91,8 +91,8 @@ class Agent(nn.Module):
     Attributes:
         actor: from observations to actions and their log-probability.
         critic: from observations to ``"state_value"``.
-        collect: what has to be run while collecting, so that every hidden state is carried: the actor, and the
-            critic's trunk when it has its own.
+        policy: what has to be run while collecting, so that every hidden state is carried: the actor, and before it
+            the critic's trunk when it has its own. See :func:`collecting`.
         flat: turns observations into one vector.
         norm: statistics of these vectors, or None.
 
@@ -118,9 +118,15 @@ class Agent(nn.Module):
             default_interaction_type=ExplorationType.RANDOM,
         )
         self.critic = TensorDictSequential(*critic_trunk, value_head)
-        self.collect: TensorDictModuleBase = self.actor
-        if not config.shared_trunk and config.cell != "none":
-            self.collect = TensorDictSequential(*critic_trunk, self.actor)
+        carried = [] if config.shared_trunk or config.cell == "none" else critic_trunk
+        self.policy = TensorDictSequential(*carried, self.actor)
+
+
+def collecting(policy: TensorDictModuleBase) -> TensorDictSequential:
+    """Return ``policy``, writing only what a batch needs: actions, their log-probability, new states."""
+    written = [normalize_key(key) for key in policy.out_keys]
+    kept = [key for key in written if key in (ACTION, f"{ACTION}_log_prob") or key[0] == NEXT]
+    return TensorDictSequential(policy, selected_out_keys=cast(Any, kept))
 
 
 def make_trunk(

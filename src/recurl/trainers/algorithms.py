@@ -18,8 +18,8 @@ class RunAgent(Protocol):
 
     actor: TensorDictModuleBase
     """The policy that is evaluated."""
-    collect: TensorDictModuleBase
-    """What is run while collecting."""
+    policy: TensorDictModuleBase
+    """What acts while collecting, exploration included."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
         """Take over saved weights."""

@@ -11,7 +11,7 @@ import torch
 
 from recurl.errors import ArgumentError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _SUFFIX = ".pt"
 _KEPT = 2
 

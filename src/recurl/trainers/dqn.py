@@ -19,6 +19,7 @@ from recurl.data import (
 )
 from recurl.errors import ArgumentError
 from recurl.objectives import DQNLoss, HardUpdate
+from recurl.trainers.agent import collecting
 from recurl.trainers.environment import make_env
 from recurl.trainers.gradient_step import GradientStep
 from recurl.trainers.q_agent import QAgent
@@ -63,7 +64,7 @@ class DQN:
             self.agent.actor.parameters(), learning_rate=config.learning_rate, max_norm=config.max_grad_norm
         )
         self.collector = Collector(
-            env, self.agent.collect, frames_per_batch=config.frames_per_batch, device=config.device
+            env, collecting(self.agent.policy), frames_per_batch=config.frames_per_batch, device=config.device
         )
         self.buffer = _make_buffer(config)
         self._burn_in = self._make_burn_in()

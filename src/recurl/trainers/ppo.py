@@ -15,7 +15,7 @@ from recurl.keys import DONE, NEXT, REWARD
 from recurl.modules import RewardScaler
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
-from recurl.trainers.agent import Agent
+from recurl.trainers.agent import Agent, collecting
 from recurl.trainers.config import PPOConfig
 from recurl.trainers.cuda_graph import CudaGraphStep
 from recurl.trainers.environment import make_env
@@ -69,7 +69,7 @@ class PPO:
         )
         self._train = self._captured() if config.cuda_graph else self._step
         self.collector = Collector(
-            env, self.agent.collect, frames_per_batch=config.frames_per_batch, device=config.device
+            env, collecting(self.agent.policy), frames_per_batch=config.frames_per_batch, device=config.device
         )
 
     def collect(self) -> TensorDictBase:

@@ -23,7 +23,7 @@ class QAgent(nn.Module):
     Attributes:
         actor: from observations to action values and the best action.
         explore: what follows it while collecting.
-        collect: both.
+        policy: both.
         flat: turns observations into one vector.
         norm: statistics of these vectors, or None.
 
@@ -48,4 +48,4 @@ class QAgent(nn.Module):
             config.eps_end,
             annealing_num_steps=max(1, round(config.exploration_fraction * config.total_steps)),
         )
-        self.collect = TensorDictSequential(self.actor, self.explore)
+        self.policy = TensorDictSequential(self.actor, self.explore)

@@ -1,11 +1,11 @@
 """Forward and backward of recurrent modules on the CPU against torchrl's and torch.nn; appends to results/rnn_cpu.csv.
 
 Every implementation holds the same Parameters and gets the same batch: rows of 512 tokens with random resets, cut into
-segments of a given mean length ("512": no resets, equal rows; "512-ragged": rows of 2048 tokens, with resets). What is timed: one pass of the module over the batch and
-the gradients of x and of every weight. Before, all features and gradients are compared with a float64 step loop, and
-nothing is printed where they differ. With one thread the clock is CPU time of the process, else wall time;
-implementations take turns. torch.nn runs equal rows only. torchrl is the extra ``peers``; without it, ratios to its
-``pad`` stay empty. Usage::
+segments of a given mean length ("512": no resets, equal rows; "512-ragged": rows of 2048 tokens, with resets). What is
+timed: one pass of the module over the batch and the gradients of x and of every weight. Before, all features and
+gradients are compared with a float64 step loop, and nothing is printed where they differ. With one thread the clock is
+CPU time of the process, else wall time; implementations take turns. torch.nn runs equal rows only. torchrl is the extra
+``peers``; without it, ratios to its ``pad`` stay empty. Usage::
 
     python benchmarks/bench_rnn_cpu.py                                    # the whole table, about 15 minutes
     python benchmarks/bench_rnn_cpu.py --cells lstm --hidden 64 --tokens 4096

@@ -368,6 +368,8 @@ LSTM_KEYS = {"in_key": "x", "out_key": "y"}
             "'pad' computes in the dtype of the weights",
         ),
         (lambda: LSTMModule(lstm=nn.GRU(3, 5, batch_first=True), **LSTM_KEYS), TypeError, "must be a torch.nn.LSTM"),
+        (lambda: make("gru", default_recurrent_mode="sequential"), TypeError, "True, False or None, got 'sequential'"),
+        (lambda: make("gru", dropout="0.1"), TypeError, "dropout must be a number, got '0.1'"),
     ],
 )
 def test_bad_construction(build: object, error: type[Exception], message: str) -> None:

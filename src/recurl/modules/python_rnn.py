@@ -338,5 +338,7 @@ def _check_sizes(
             raise ArgumentError(f"{name} must be at least {least}, got {size}.")
     if isinstance(proj_size, int) and isinstance(hidden_size, int) and proj_size >= hidden_size:
         raise ArgumentError(f"proj_size must be smaller than hidden_size={hidden_size}, got {proj_size}.")
+    if not isinstance(dropout, int | float):  # pyright: ignore[reportUnnecessaryIsInstance] - users
+        raise ArgumentTypeError(f"dropout must be a number, got {dropout!r}.")
     if not 0.0 <= dropout <= 1.0:
         raise ArgumentError(f"dropout must be a probability between 0 and 1, got {dropout}.")

@@ -48,6 +48,10 @@ class RecurrentModule(TensorDictModuleBase):
         self.recurrent_compute_dtype = settings.compute_dtype
         self.recurrent_recompute = settings.recompute
         self.recurrent_matmul_precision = settings.matmul_precision
+        if default_recurrent_mode not in (None, False, True):
+            raise ArgumentTypeError(
+                f"default_recurrent_mode must be True, False or None, got {default_recurrent_mode!r}."
+            )
         self._default_recurrent_mode = bool(default_recurrent_mode)
         self.add_module(self.child_name, net)
         self._seen: tuple[Any, ...] = ()

@@ -77,7 +77,6 @@ def main() -> None:
             subprocess.run([*command("recurl", rows, options), *sampled], check=True)
         return
     check_tests()
-    commit()
     for rows in options.num_envs:
         if options.solve:
             for row in solve(rows, options):
@@ -258,11 +257,16 @@ def about(name: str, words: dict[str, Any], options: argparse.Namespace) -> dict
     }
 
 
-@functools.cache  # what is appended to the results is no change of what is measured
+@functools.cache
 def commit() -> str:
-    """The commit of recurl."""
-    git = ["git", "-C", str(Path(recurl.__file__).parent), "describe", "--always", "--dirty"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    """The commit of recurl, "-dirty" when the package has changes."""
+    folder = str(Path(recurl.__file__).parent)
+    asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", folder])
+    name, changes = (
+        subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=False).stdout.strip()
+        for words in asked
+    )
+    return f"{name}-dirty" if changes else name
 
 
 def append(path: Path, row: dict[str, object]) -> None:

@@ -91,7 +91,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=("cartpole", "pendulum", "r2d2"), default="cartpole")
-    parser.add_argument("--num-envs", type=int, nargs="+", default=[8])
+    parser.add_argument("--num-envs", type=int, nargs="+", help="8 by default, of r2d2 16")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PATH", help="interpreters of peers, pufferlib")
     parser.add_argument("--repeats", type=int, default=9, help="rounds; with --solve: seeds")
@@ -102,6 +102,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="recurl's stages")
     parser.add_argument("--top", type=int, default=0, help="lines of code to show for each stage of a profile")
     options = parser.parse_args()
+    options.num_envs = options.num_envs or [16 if options.task == "r2d2" else 8]
     if options.task == "r2d2":
         options.systems = ["recurl"]
     options.python = {"recurl": sys.executable, **dict(entry.split("=", 1) for entry in options.python)}

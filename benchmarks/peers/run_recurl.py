@@ -41,9 +41,10 @@ def configure(options: argparse.Namespace, **changes: Any) -> RunConfig:
     """The run's options: those of the trainers, where peers don't fix them."""
     common: dict[str, Any] = {"env": ENVS[options.task], "hidden_size": options.hidden_size, "seed": options.seed}
     common |= {"total_steps": 10**8, "threads": options.threads}
+    common["num_envs"] = options.num_envs
     if options.task == "r2d2":
         return R2D2Config(**(common | changes))
-    common |= {"num_envs": options.num_envs, "rollout_steps": options.rollout_steps, "epochs": options.epochs}
+    common |= {"rollout_steps": options.rollout_steps, "epochs": options.epochs}
     common |= {"minibatches": options.minibatches, "learning_rate": options.learning_rate}
     return PPOConfig(**(common | changes))
 

@@ -34,6 +34,7 @@ bench: setup  ## the benchmark tables of benchmarks/results
 	$(BIN)/python benchmarks/bench_scan.py
 	$(BIN)/python benchmarks/bench_learning.py
 	$(BIN)/python benchmarks/bench_slice_sampling.py
+	$(BIN)/python benchmarks/bench_overlap.py
 	$(BIN)/python benchmarks/bench_learning_curve.py
 	$(BIN)/python benchmarks/plots.py
 

@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from recurl.collectors.multi import _dimension, _MultiCollector
+from recurl.collectors.multi import MultiCollector, _dimension
 from recurl.collectors.weights import SharedWeights
 from recurl.collectors.worker import CollectorInfo
 from recurl.envs import EnvBase, GymEnv
@@ -222,7 +222,7 @@ def test_arguments() -> None:
 def test_workers_must_have_the_same_rows() -> None:
     infos = [CollectorInfo(torch.Size([rows]), 3) for rows in (2, 3)]
     with pytest.raises(ArgumentError, match=r"that of worker 1 is \[3\], that of worker 0 is \[2\]"):
-        _MultiCollector._common_info(infos)
+        MultiCollector._common_info(infos)
 
 
 def test_extra_state_of_a_policy() -> None:

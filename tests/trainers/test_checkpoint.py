@@ -52,5 +52,5 @@ def test_missing_and_foreign_files(tmp_path):
         load_checkpoint(tmp_path / "1.pt")
     for number, content in enumerate(({"format_version": 99}, torch.zeros(1))):
         torch.save(content, tmp_path / f"{number}.pt")
-        with pytest.raises(ArgumentError, match="must have format version 1, got"):
+        with pytest.raises(ArgumentError, match="must have format version 2, got"):
             load_checkpoint(tmp_path / f"{number}.pt")

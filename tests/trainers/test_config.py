@@ -31,6 +31,7 @@ def test_env_arguments_are_literals_or_text():
         ({"env_kwargs": ("k",)}, "--env-kwargs takes name=value, such as k=8, got 'k'"),
         ({"minibatches": 64}, "--minibatches must not exceed the 32 sequences"),
         ({"total_steps": 1000}, "--total-steps must cover one batch of 1024 steps"),
+        ({"overlap": True, "device": "cuda"}, "--overlap needs --device cpu, .* got cuda"),
         ({"cuda_graph": True}, "--cuda-graph needs --device cuda, got cpu"),
         ({**GRAPH, "backend": "pad"}, "--cuda-graph needs --backend fastest or triton.* got pad"),
         ({**GRAPH, "sequence_length": 48}, "minibatches of the same size: .* got 48 for 128, and 4"),

@@ -88,7 +88,11 @@ def differing(first, second, path=""):
 def final_state(path):
     state = load_checkpoint(latest_checkpoint(RunFolder(path).checkpoints))
     # Trajectory ids are labels, unique in the process.
-    del state["algorithm"]["collector"]["traj_ids"]
+    collector = state["algorithm"]["collector"]
+    if "worker" in collector:
+        del collector["batch"][TRAJ_IDS]
+        collector = collector["worker"]["collector"]
+    del collector["traj_ids"]
     if "buffer" in state["algorithm"]:
         buffer = state["algorithm"]["buffer"]
         del buffer["keys"]["last"][TRAJ_IDS], buffer["storage"]["entries"][TRAJ_IDS]
@@ -106,6 +110,7 @@ def test_a_missing_package_is_said_before_the_run(tmp_path, monkeypatch, package
     "options",
     [
         {"cell": "lstm"},
+        {"cell": "gru", "overlap": True},
         {"cell": "gru", "shared_trunk": False},
         {"cell": "none"},
         {"env": "recurl/MaskedCartPole-v1", "env_kwargs": ()},

@@ -2,5 +2,6 @@
 
 from recurl.collectors.collector import Collector, why_not_lowered
 from recurl.collectors.multi import MultiAsyncCollector, MultiSyncCollector
+from recurl.collectors.overlapped import OverlappedCollector
 
-__all__ = ["Collector", "MultiAsyncCollector", "MultiSyncCollector", "why_not_lowered"]
+__all__ = ["Collector", "MultiAsyncCollector", "MultiSyncCollector", "OverlappedCollector", "why_not_lowered"]

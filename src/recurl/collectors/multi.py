@@ -25,7 +25,7 @@ from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.keys import NestedKey
 from recurl.mode import ExplorationType
 
-__all__ = ["MultiAsyncCollector", "MultiSyncCollector"]
+__all__ = ["MultiAsyncCollector", "MultiCollector", "MultiSyncCollector"]
 
 _COLLECT = pickle.dumps(("collect",))
 
@@ -41,7 +41,7 @@ class WorkerOptions(TypedDict, total=False):
     exploration_type: ExplorationType
 
 
-class _MultiCollector(CollectorBase):
+class MultiCollector(CollectorBase):
     """Base of the collectors with workers.
 
     Each worker is a process with its own environment, policy and recurrent states, and does what a
@@ -214,6 +214,12 @@ class _MultiCollector(CollectorBase):
         for index in range(self.num_workers):
             self._group.ask(index, pickle.dumps(("seed", seed + index * self._rows.numel())))
 
+    def _query(self, *requests: tuple[Any, ...]) -> list[Any]:
+        """Return every worker's answer, to one request for all or one for each."""
+        for index in range(self.num_workers):
+            self._group.ask(index, pickle.dumps(requests[index % len(requests)]))
+        return self._group.answers(range(self.num_workers))
+
     def _check_open(self) -> None:
         super()._check_open()
         self._group.check_open()
@@ -231,7 +237,7 @@ class _MultiCollector(CollectorBase):
         return batch
 
 
-class MultiSyncCollector(_MultiCollector):
+class MultiSyncCollector(MultiCollector):
     """Collects with several workers that make each batch together, all with the same weights.
 
     Args:
@@ -310,12 +316,6 @@ class MultiSyncCollector(_MultiCollector):
         self.frames = state["frames"]
         return all(self._query(*[("load", saved, TRAJECTORY_IDS.reserve()) for saved in workers]))
 
-    def _query(self, *requests: tuple[Any, ...]) -> list[Any]:
-        """Return every worker's answer, to one request for all or one for each."""
-        for index in range(self.num_workers):
-            self._group.ask(index, pickle.dumps(requests[index % len(requests)]))
-        return self._group.answers(range(self.num_workers))
-
 
 def _dimension(cat_results: str | int | None, rows: torch.Size) -> int | None:
     """Return the dimension of ``[*B, T]`` to concatenate along, None to stack."""
@@ -327,7 +327,7 @@ def _dimension(cat_results: str | int | None, rows: torch.Size) -> int | None:
     return cat_results % ndim
 
 
-class MultiAsyncCollector(_MultiCollector):
+class MultiAsyncCollector(MultiCollector):
     """Collects with several workers, each making batches ``[*B, T]`` of its own at its own pace.
 
     A batch has ``frames_per_batch`` frames, all of one worker. A worker goes on to the next as soon as its batch is

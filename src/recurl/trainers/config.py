@@ -196,9 +196,11 @@ class PPOConfig(RunConfig):
     """Weight of the value loss."""
     cuda_graph: bool = False
     """Run each gradient step as one CUDA graph (needs --device cuda, and minibatches of the same size)."""
+    overlap: bool = False
+    """Collect in a second process while this one learns: quicker on two cores; batches are one update old."""
 
     def check(self) -> None:
-        """Refuse more minibatches than sequences, and a CUDA graph where there can't be one."""
+        """Refuse more minibatches than sequences, and a CUDA graph or overlap where there can't be one."""
         pieces = -(-self.rollout_steps // self.sequence_length)
         if self.minibatches > self.num_envs * pieces:
             raise ArgumentError(
@@ -208,10 +210,14 @@ class PPOConfig(RunConfig):
             )
         if self.cuda_graph:
             self._check_cuda_graph(self.num_envs * pieces)
+        if self.overlap and self.device != "cpu":
+            raise ArgumentError(
+                f"--overlap needs --device cpu, as the second process collects there, got {self.device}."
+            )
 
     def on_cpu(self) -> Self:
         """Return the options of the same run on the CPU, with the backend that is best there."""
-        return replace(self, device="cpu", backend="fastest", cuda_graph=False)
+        return replace(self, device="cpu", backend="fastest", cuda_graph=False, overlap=False)
 
     def _check_cuda_graph(self, sequences: int) -> None:
         if not self.device.startswith("cuda"):

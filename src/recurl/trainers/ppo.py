@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
 
-from recurl.collectors import Collector
+from recurl.collectors import Collector, OverlappedCollector
 from recurl.data import SequenceMinibatches
 from recurl.entries import Entries
+from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
 from recurl.modules import RewardScaler
@@ -68,9 +70,17 @@ class PPO:
             capturable=config.cuda_graph,
         )
         self._train = self._captured() if config.cuda_graph else self._step
-        self.collector = Collector(
-            env, collecting(self.agent.policy), frames_per_batch=config.frames_per_batch, device=config.device
-        )
+        self.collector = self._make_collector(env)
+
+    def _make_collector(self, env: EnvBase) -> Collector | OverlappedCollector:
+        config, policy = self.config, collecting(self.agent.policy)
+        if not config.overlap:
+            return Collector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device)
+        env.close()
+        create = partial(make_env, config, config.num_envs)
+        collector = OverlappedCollector(create, policy, frames_per_batch=config.frames_per_batch)
+        collector.set_seed(config.seed)
+        return collector
 
     def collect(self) -> TensorDictBase:
         """Take ``rollout_steps`` steps in every environment and return the batch, ``[B, T]``."""

@@ -1,0 +1,110 @@
+"""Collection in a second process while this one learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from recurl.collectors.collector import Policy
+from recurl.collectors.multi import MultiCollector
+from recurl.collectors.trajectory_ids import TRAJECTORY_IDS
+from recurl.collectors.weights import Weights
+from recurl.envs import EnvBase
+from recurl.errors import UsageError
+from recurl.keys import NestedKey
+
+__all__ = ["OverlappedCollector"]
+
+
+class OverlappedCollector(MultiCollector):
+    """Collects batches ``[*B, T]`` in a worker, each while this process learns from the one before.
+
+    A batch begins when the one before is fetched, with the policy's weights of that moment: the first is on-policy,
+    every other one is exactly one update old. Its log-probabilities are those of the weights that acted, so importance
+    ratios stay right. The same seed gives the same batches, however fast either process is.
+
+    Args:
+        create_env_fn: makes the environment, in the worker.
+        policy: see the arguments of :class:`~recurl.collectors.MultiSyncCollector`; its weights are handed over by
+            themselves.
+        **arguments: likewise.
+
+    Raises:
+        ArgumentError: as there.
+
+    Example:
+        >>> from recurl.envs import GymEnv
+        >>> create = lambda: GymEnv("CartPole-v1", num_envs=2)
+        >>> with OverlappedCollector(create, frames_per_batch=20, total_frames=40) as collector:
+        ...     [batch.shape for batch in collector]
+        [torch.Size([2, 10]), torch.Size([2, 10])]
+    """
+
+    def __init__(self, create_env_fn: Callable[[], EnvBase], policy: Policy | None = None, **arguments: Any) -> None:
+        super().__init__([create_env_fn], policy, **arguments)
+        self._source: Any = policy
+        self._fetched: dict[NestedKey, Tensor] | None = None
+
+    def _makers(self) -> int:
+        return 1
+
+    def _collect(self) -> TensorDict:
+        batch = self._wait()
+        self._fetched = None
+        self._start()
+        return self._tensordict(batch, [*self._rows, self.steps_per_batch])
+
+    def _start(self) -> None:
+        # The worker is idle, so it can't read weights that are half written.
+        if self._weights is not None:
+            self._weights.write(self._source)
+        self._ask([0])
+
+    def _wait(self) -> dict[NestedKey, Tensor]:
+        """Return the batch under way, and leave the worker idle."""
+        if self._fetched is None:
+            if not self._collecting:
+                self._start()
+            self._next_batch()
+            self._fetched = {key: value.clone() for key, value in self._memory[0].tensors.items()}
+        return self._fetched
+
+    def update_policy_weights_(self, weights: Weights | None = None) -> None:
+        """Take the weights of the batches that begin from now on from ``weights`` (the policy when None).
+
+        Raises:
+            UsageError: the policy is not a module, so it has no weights; or the collector was shut down.
+        """
+        self._check_idle()
+        if self._weights is None:
+            raise UsageError("Weights can only be updated in a policy that is an nn.Module.")
+        self._source = self._policy if weights is None else weights
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on exactly from here, the batch under way included (it is waited for).
+
+        All is tensors and plain Python values; see :meth:`Collector.state_dict`.
+        """
+        return self._between_batches(self._state_dict)
+
+    def _state_dict(self) -> dict[str, Any]:
+        under_way = bool(self._collecting) or self._fetched is not None
+        batch = dict(self._wait()) if under_way else None
+        return {"frames": self.frames, "batch": batch, "worker": self._query(("save",))[0]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on from what :meth:`state_dict` returned.
+
+        Returns:
+            Whether the environment's state was restored; see :meth:`Collector.load_state_dict`.
+        """
+        self._check_idle()
+        if self._collecting:
+            self._wait()
+        self._fetched = state["batch"]
+        TRAJECTORY_IDS.skip(state["worker"]["collector"]["traj_ids"])
+        self.frames = state["frames"]
+        return self._query(("load", state["worker"], TRAJECTORY_IDS.reserve()))[0]

@@ -78,13 +78,13 @@ class Categorical(d.Categorical):
         probs: Any = self.probs
         if len(sample_shape) or probs.device.type != "cpu" or not first_derivatives_do():
             return super().sample(torch.Size(sample_shape))
-        with torch.no_grad():
-            largest, choice = torch.div(probs, torch.empty_like(probs).exponential_()).max(-1)
-            if math.isnan(largest.sum().item()):
-                raise ArgumentError(
-                    f"The probabilities must be numbers, got NaN in the distribution of {list(choice.shape)} choices: "
-                    "look for a loss that diverged, or NaN in the observations."
-                )
+        probs = probs.detach()
+        largest, choice = torch.div(probs, torch.empty_like(probs).exponential_()).max(-1)
+        if math.isnan(largest.sum().item()):
+            raise ArgumentError(
+                f"The probabilities must be numbers, got NaN in the distribution of {list(choice.shape)} choices: "
+                "look for a loss that diverged, or NaN in the observations."
+            )
         return choice
 
     def log_prob(self, value: Tensor) -> Tensor:

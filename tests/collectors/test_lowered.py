@@ -31,9 +31,10 @@ from recurl.modules import (
     QValueActor,
     TanhNormal,
 )
+from recurl.specs import Unbounded
 from recurl.trainers.agent import Agent, collecting
 from recurl.trainers.config import PPOConfig
-from recurl.transforms import Compose, RewardSum, StepCounter, Transform
+from recurl.transforms import Compose, RewardSum, StepCounter, TensorDictPrimer, Transform
 
 
 class TensorDictEnv(TransformedEnv):
@@ -300,3 +301,21 @@ def test_buffers_that_a_policy_writes_again_are_copied_in_time() -> None:
     batch = collector._collect()
     assert collector.not_lowered is None
     assert torch.equal(batch["seen"], batch["observation"][..., :1])
+
+
+def test_inference_tensors_are_collected_too() -> None:
+    class Inferring(nn.Module):
+        @torch.inference_mode()
+        def forward(self, observation: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return observation + 1.0, count + 1.0
+
+    counting = Mod(Inferring(), ["observation", "count"], ["seen", ("next", "count")])
+    primer = TensorDictPrimer(count=Unbounded(1))
+    env = TransformedEnv(cartpole(), primer)
+    collector = Collector(env, Seq(counting, actor(head())), frames_per_batch=90)
+    batch = collector._collect()
+    assert collector.not_lowered is None
+    assert torch.equal(batch["next", "count"], batch["count"] + 1.0)
+    going_on = ~batch["next", "done"][:, :-1, 0]
+    assert torch.equal(batch["count"][:, 1:][going_on], batch["next", "count"][:, :-1][going_on])
+    assert not batch["count"][:, 1:][~going_on].any()

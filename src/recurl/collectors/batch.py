@@ -33,10 +33,10 @@ class BatchWriter:
         self._time = len(batch_size)
         self._device = device
         self._batch = TensorDict({}, self._shape, device=device)
-        self._shapes: dict[_Key, torch.Size] = {}
-        self._copied: list[_Key] = []  # at every step
+        self._count = 0
+        self._copied: list[tuple[_Key, torch.Size]] = []  # at every step
         self._slots: list[tuple[Tensor, ...]] = []
-        self._carried: dict[_Key, _Carried] = {}
+        self._carried: list[_Carried] = []
 
     def write(self, step: int, tensordict: TensorDictBase | Entries, traj_ids: Tensor) -> None:
         """Copy one step's entries, and its trajectory ids ``[*B]``, into place.
@@ -49,11 +49,23 @@ class BatchWriter:
         found[TRAJ_IDS] = traj_ids
         if not self._slots:
             self._allocate(found)
-        if {key: value.shape for key, value in found.items()} != self._shapes:
+        if len(found) != self._count:
             self._refuse(step, found)
-        for key, carried in self._carried.items():
-            carried.write(step, found[key], found[NEXT, *key])
-        values = [found[key] for key in self._copied]
+        for carried in self._carried:
+            value = found.get(carried.key)
+            if value is not carried.last or _version(value) != carried.version:
+                if value is None or value.shape != carried.shape:
+                    self._refuse(step, found)
+                carried.copy(step, value)
+        values: list[Tensor] = []
+        for key, shape in self._copied:
+            value = found.get(key)
+            if value is None or value.shape != shape:
+                self._refuse(step, found)
+            values.append(value)
+        for carried in self._carried:
+            carried.last = found[carried.following]
+            carried.version = _version(carried.last)
         torch._foreach_copy_(self._slots[step], values)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage] - no other name
 
     def _allocate(self, found: dict[_Key, Tensor]) -> None:
@@ -67,19 +79,22 @@ class BatchWriter:
             shape = (*self._shape, *value.shape[self._time :])
             memory[key] = torch.empty(shape, dtype=value.dtype, device=self._device or value.device)
             self._batch.set(key, memory[key])
-        self._shapes = {key: value.shape for key, value in found.items()}
-        for key in found:
+        carried: set[_Key] = set()
+        for key, value in found.items():
             following = (NEXT, *key)
-            if self._shapes.get(following) == self._shapes[key] and found[following].dtype == found[key].dtype:
-                self._carried[key] = _Carried(
-                    memory[key].movedim(self._time, 0), memory[following].movedim(self._time, 0)
-                )
-        self._copied = [key for key in found if key not in self._carried]
-        self._slots = list(zip(*(memory[key].unbind(self._time) for key in self._copied), strict=True))
+            after = found.get(following)
+            if after is not None and (after.shape, after.dtype) == (value.shape, value.dtype):
+                carried.add(key)
+                parts = (memory[name].movedim(self._time, 0) for name in (key, following))
+                self._carried.append(_Carried(key, following, value.shape, *parts))
+        self._copied = [(key, value.shape) for key, value in found.items() if key not in carried]
+        self._slots = list(zip(*(memory[key].unbind(self._time) for key, _ in self._copied), strict=True))
+        self._count = len(found)
 
     def _refuse(self, step: int, found: dict[_Key, Tensor]) -> NoReturn:
         shapes = {key: value.shape for key, value in found.items()}
-        differ = sorted(str(key) for key in shapes.keys() | self._shapes if shapes.get(key) != self._shapes.get(key))
+        first = dict(self._copied) | {carried.key: carried.shape for carried in self._carried}
+        differ = sorted(str(key) for key in shapes.keys() | first if shapes.get(key) != first.get(key))
         raise UsageError(
             f"Every step must write the same entries with the same shapes; step {step} differs from the first in "
             f"{', '.join(differ)}. Let the policy and the environment always write the same keys."
@@ -87,7 +102,7 @@ class BatchWriter:
 
     def finish(self) -> TensorDict:
         """Return the batch, its last dimension named ``"time"``."""
-        for carried in self._carried.values():
+        for carried in self._carried:
             carried.finish()
         self._batch.refine_names(..., "time")
         return self._batch
@@ -97,23 +112,31 @@ class _Carried:
     """A root entry that continues what ``next`` held at the step before.
 
     Args:
+        key: of the entry.
+        following: its key under ``next``.
+        shape: of a step's value.
         root: memory of the entry ``[T, *B, ...]``.
         after: memory of the entry under ``next``, likewise.
+
+    Attributes:
+        last: what ``next`` held at the step before.
+        version: its count of edits then.
     """
 
-    def __init__(self, root: Tensor, after: Tensor) -> None:
+    def __init__(self, key: _Key, following: _Key, shape: torch.Size, root: Tensor, after: Tensor) -> None:
+        self.key = key
+        self.following = following
+        self.shape = shape
+        self.last: Tensor | None = None
+        self.version: object = None
         self._root = root
         self._after = after
         self._starts: list[int] = []
-        self._last: Tensor | None = None
-        self._version = -1
 
-    def write(self, step: int, value: Tensor, following: Tensor) -> None:
-        """Take a step's ``value``, copied only when it isn't, unedited, the one that followed the step before."""
-        if value is not self._last or _version(value) != self._version or self._version < 0:
-            self._root[step].copy_(value)
-            self._starts.append(step)
-        self._last, self._version = following, _version(following)
+    def copy(self, step: int, value: Tensor) -> None:
+        """Take a step's value that isn't, unedited, the one before."""
+        self._root[step].copy_(value)
+        self._starts.append(step)
 
     def finish(self) -> None:
         """Copy what has been left out."""
@@ -122,6 +145,9 @@ class _Carried:
                 self._root[start + 1 : stop].copy_(self._after[start : stop - 1])
 
 
-def _version(tensor: Tensor) -> int:
-    """Count of the edits of ``tensor``, -1 where torch doesn't count."""
-    return -1 if tensor.is_inference() else tensor._version
+def _version(tensor: Tensor | None) -> object:
+    """Count of the edits of ``tensor``; where torch doesn't count, something that equals nothing."""
+    try:
+        return None if tensor is None else tensor._version
+    except RuntimeError:  # an inference tensor
+        return object()

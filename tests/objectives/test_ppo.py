@@ -387,3 +387,14 @@ def test_ratio_is_one_on_environment_data_with_normalisation(cell):
         assert out["clip_fraction"] == 0
         assert abs(out["max_ratio"].log()) < 1e-5
         assert out["kl_approx"].abs() < 1e-6
+
+
+def test_without_metrics_the_losses_alone_are_the_same():
+    agent = make_agent("gru", True)
+    batch, loss = off_policy(agent), ClipPPOLoss(agent.actor, agent.critic)
+    everything = loss(batch)
+    loss.metrics = False
+    alone = loss(batch)
+    assert set(everything.keys()) == {*LOSSES, *METRICS}
+    assert set(alone.keys()) == set(LOSSES)
+    assert all(torch.equal(alone[key], everything[key]) for key in LOSSES)

@@ -67,7 +67,8 @@ class ClipPPOLoss(LossModule):
     ``ratio - 1 - log ratio``, the low-variance estimate of KL(stored || current) of Schulman, "Approximating KL
     divergence", 2020), ``clip_fraction``, ``ESS`` (Kish's effective sample size of the ratios, divided by the number of
     tokens), ``max_ratio``, ``mean_ratio``, and ``explained_variance`` of the targets
-    by the values (0 when the targets are all the same).
+    by the values (0 when the targets are all the same). With the attribute ``metrics`` set to False it computes and
+    returns the losses alone.
 
     Raises:
         ArgumentError: an option out of range; an actor without a sampler or with several actions; two recurrent
@@ -121,6 +122,7 @@ class ClipPPOLoss(LossModule):
         self.critic_coeff = critic_coeff
         self.normalize_advantage = normalize_advantage
         self.clip_value = clip_epsilon if clip_value is True else float(clip_value)
+        self.metrics = True
         self._distance = loss_critic_type
         self._plan()
 
@@ -173,6 +175,8 @@ class ClipPPOLoss(LossModule):
         entropy = masked_mean(_sum_events(entropy, shape), data.mask)
         if self.entropy_bonus:
             out["loss_entropy"] = -self.entropy_coeff * entropy
+        if not self.metrics:
+            return out
         out["entropy"] = entropy.detach()
         out |= self._ratio_metrics(terms.log_ratio, terms.ratio, data.mask)
         out["explained_variance"] = _explained_variance(value.detach(), data.target, data.mask)

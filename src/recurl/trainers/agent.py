@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from recurl import specs
 from recurl.errors import UnsupportedError
@@ -76,8 +77,10 @@ class Encoder(nn.Module):
 
     def forward(self, *observations: Tensor) -> Tensor:
         """Return the embedding."""
-        flat = self.flat(*observations)
-        return torch.tanh(self.layer(flat if self.norm is None else self.norm(flat)))
+        flat, layer = self.flat.forward(*observations), self.layer
+        if self.norm is not None:
+            flat = self.norm.forward(flat)
+        return torch.tanh(F.linear(flat, layer.weight, layer.bias))
 
 
 class Agent(nn.Module):

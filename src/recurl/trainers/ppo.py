@@ -95,7 +95,8 @@ class PPO:
             batch: what :meth:`collect` returned, ``[B, T]``; rewards are replaced by scaled ones.
 
         Returns:
-            Losses and diagnostics, averaged over the update, and the step size used.
+            Losses and gradient norm, averaged over the update; diagnostics, averaged over its last epoch; and the step
+            size used.
         """
         fraction = self._set_schedules()
         if self.scaler is not None:
@@ -104,18 +105,20 @@ class PPO:
         self.gae(batch)
         data = batch.select(*self.loss.in_keys, strict=False)
         minibatches = SequenceMinibatches(data, self.config.minibatches, self.config.sequence_length)
-        seen = [
-            value
-            for _ in range(self.config.epochs)
-            for minibatch in minibatches.entries()
-            for value in self._train(minibatch)
-        ]
+        epochs = [self._epoch(minibatches, last=left == 0) for left in reversed(range(self.config.epochs))]
         if self.agent.norm is not None:
             flat = self.agent.flat
             self.agent.norm.update(flat(*(batch[key] for key in flat.keys)))
-        names = (*_LOSSES, *_DIAGNOSTICS, "grad_norm")
-        mean = torch.stack(seen).reshape(-1, len(names)).mean(0).tolist()
-        return {**dict(zip(names, mean, strict=True)), "learning_rate": self.config.learning_rate * fraction}
+        names = (*_LOSSES, "grad_norm", *_DIAGNOSTICS)
+        split = len(_LOSSES) + 1
+        steps = [values[:split] for epoch in epochs for values in epoch]
+        means = torch.cat([_means(steps), _means([values[split:] for values in epochs[-1]])])
+        return {**dict(zip(names, means.tolist(), strict=True)), "learning_rate": self.config.learning_rate * fraction}
+
+    def _epoch(self, minibatches: SequenceMinibatches, *, last: bool) -> list[list[torch.Tensor]]:
+        """Make the gradient steps of an epoch and return what each reports; the diagnostics in the last one."""
+        self.loss.metrics = last or self.config.cuda_graph  # a captured step always does the same
+        return [list(self._train(minibatch)) for minibatch in minibatches.entries()]
 
     def _set_schedules(self) -> float:
         done = self.env_steps // self.config.frames_per_batch - 1
@@ -136,7 +139,8 @@ class PPO:
     def _step(self, minibatch: Entries) -> list[torch.Tensor]:
         losses = self.loss.tensors(minibatch)
         norm = self.optimizer(cast(torch.Tensor, sum(losses[name] for name in _LOSSES)))
-        return [*(losses[name].detach() for name in (*_LOSSES, *_DIAGNOSTICS)), norm]
+        diagnostics = [losses[name] for name in _DIAGNOSTICS] if self.loss.metrics else []
+        return [*(losses[name].detach() for name in _LOSSES), norm, *diagnostics]
 
     def close(self) -> None:
         """Close the environments."""
@@ -169,3 +173,8 @@ class PPO:
         self.env_steps = state["env_steps"]
         if not restored:
             self.collector.set_seed(self.config.seed + self.env_steps)  # other episodes than those of the beginning
+
+
+def _means(rows: list[list[torch.Tensor]]) -> torch.Tensor:
+    """Means over rows of scalars, one for each column."""
+    return torch.stack([value for row in rows for value in row]).reshape(len(rows), -1).mean(0)

@@ -102,8 +102,8 @@ def cudnn(layer: Layer, problem: Problem, dtype: torch.dtype) -> Step:
 
 def torchrl(layer: Layer, problem: Problem, backend: str) -> Step:
     """TorchRL's module with zero states, as it is used."""
-    from tensordict import TensorDict  # noqa: PLC0415
-    from torchrl.modules import GRUModule, LSTMModule  # noqa: PLC0415
+    from tensordict import TensorDict  # noqa: PLC0415 - not everywhere installed
+    from torchrl.modules import GRUModule, LSTMModule  # noqa: PLC0415 - not everywhere installed
 
     kind = {"lstm": LSTMModule, "gru": GRUModule}[problem.cell]
     keys = ["h", "c"] if problem.cell == "lstm" else ["h"]
@@ -193,7 +193,7 @@ def summary(table: list[dict[str, str]]) -> Iterator[str]:
 
 def draw(table: list[dict[str, str]]) -> None:
     """GPU time of every implementation, one group of bars per case."""
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415 - not everywhere installed
 
     names = {
         "tf32": "recurl",

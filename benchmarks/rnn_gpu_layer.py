@@ -21,10 +21,10 @@ def options_of(precision: str, recompute: bool = False) -> Options:
 
 
 def guarded(function: Callable[..., object], *arguments: object, **more: object) -> object:
-    """Call ``function``; print what it raises and return None: the rest of a short lease must still run."""
+    """Call ``function``; print what it raises and return None, so that the rest still runs."""
     try:
         return function(*arguments, **more)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - whatever a case raises is printed
         print("FAIL", *arguments, more, type(error).__name__, str(error)[:300].replace("\n", " "), flush=True)
         return None
 

@@ -20,11 +20,11 @@ os.environ["PATH"] = os.pathsep.join(
     folder for folder in os.environ["PATH"].split(os.pathsep) if not os.path.exists(os.path.join(folder, "nvcc"))
 )
 
-import numpy as np  # noqa: E402
-import pufferlib  # noqa: E402
-import torch  # noqa: E402
-from harness import Environments, parser, run  # noqa: E402
-from pufferlib import emulation, models, pufferl, vector  # noqa: E402
+import numpy as np  # noqa: E402 - after the path is set
+import pufferlib  # noqa: E402 - after the path is set
+import torch  # noqa: E402 - after the path is set
+from harness import Environments, parser, run  # noqa: E402 - after the path is set
+from pufferlib import emulation, models, pufferl, vector  # noqa: E402 - after the path is set
 
 
 class Puffer:

@@ -8,12 +8,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["differentiate_again", "first_derivatives_do"]
+__all__ = ["differentiate_again", "first_derivatives_do", "is_functorch_active"]
+
+# Inside vmap, grad or functionalize results are wrapped even if inputs are not.
+is_functorch_active: Callable[[], bool] = cast(Any, torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage] - torch has no public name for it
 
 
 def first_derivatives_do() -> bool:
     """Whether an autograd.Function with derivatives by hand serves: outside ``torch.compile`` and ``torch.func``."""
-    return not torch.compiler.is_compiling() and not cast(Any, torch._C)._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage] - torch has no public name for it
+    return not torch.compiler.is_compiling() and not is_functorch_active()
 
 
 def differentiate_again(

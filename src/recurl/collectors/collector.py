@@ -32,6 +32,7 @@ from recurl.specs import OneHot
 from recurl.transforms import TensorDictPrimer
 
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
+_Lowered: TypeAlias = tuple[Callable[[Entries], Entries] | None, str | None]
 
 
 # tensordict 0.14 has one exploration type for all threads.
@@ -173,18 +174,17 @@ class Collector(CollectorBase):
 
     def _prepare(self, root: TensorDictBase | Entries) -> tuple[Policy | None, TensorDictBase]:
         """Return the policy to step with, lowered where that can be, and ``root`` as it takes it."""
-        self.not_lowered = self._why_not_lowered()
+        act, self.not_lowered = self._lowered()
         if self.not_lowered is not None:
             return None if self.policy is None else self._act, self._plain(root)
-        act = None if self.policy is None else cast(Any, lower(self.policy))
-        return act, cast(TensorDictBase, root if isinstance(root, Entries) else Entries.of(root))
+        return cast(Any, act), cast(TensorDictBase, root if isinstance(root, Entries) else Entries.of(root))
 
-    def _why_not_lowered(self) -> str | None:
+    def _lowered(self) -> _Lowered:
         if self._policy_device is not None and self._policy_device != self.env.device:
-            return f"the policy is on {self._policy_device}, the environment on {self.env.device}"
+            return None, f"the policy is on {self._policy_device}, the environment on {self.env.device}"
         if self.frames < self.init_random_frames:
-            return f"the first {self.init_random_frames} frames have random actions"
-        return why_not_lowered(self.policy, self.env)
+            return None, f"the first {self.init_random_frames} frames have random actions"
+        return _lowered(self.policy, self.env)
 
     @staticmethod
     def _plain(root: TensorDictBase | Entries) -> TensorDictBase:
@@ -298,14 +298,18 @@ def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:
         >>> why_not_lowered(lambda td: td, GymEnv("CartPole-v1"))
         'function is no TensorDict module'
     """
+    return _lowered(policy, env)[1]
+
+
+def _lowered(policy: Policy | None, env: EnvBase) -> _Lowered:
+    """Return ``policy`` on plain tensors (None: random actions), or None and what needs TensorDicts."""
     reason = env.needs_tensordict()
     if reason is not None or policy is None:
-        return reason
+        return None, reason
     try:
-        lower(policy)
+        return lower(policy), None
     except UnsupportedError as error:
-        return str(error)
-    return None
+        return None, str(error)
 
 
 def _truncate_last(after: TensorDictBase) -> None:

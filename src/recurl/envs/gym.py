@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -25,10 +25,11 @@ _RESET = ("observation", "info")
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
-def _parts(result: Any, method: str, names: tuple[str, ...]) -> Any:
-    if isinstance(result, tuple) and len(result) == len(names):  # pyright: ignore[reportUnknownArgumentType]
-        return result  # pyright: ignore[reportUnknownVariableType]
-    got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__  # pyright: ignore[reportUnknownArgumentType]
+def _parts(result: object, method: str, names: tuple[str, ...]) -> tuple[Any, ...]:
+    values = cast("tuple[Any, ...]", result) if isinstance(result, tuple) else None
+    if values is not None and len(values) == len(names):
+        return values
+    got = type(result).__name__ if values is None else f"{len(values)} values"
     raise UsageError(
         f"{method}() of a Gymnasium environment must return ({', '.join(names)}), got {got}: port an environment of "
         "the old Gym API first."

@@ -8,15 +8,16 @@ of each other: each starts from the state stored at its first token.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from recurl.autograd import is_functorch_active
 from recurl.errors import ArgumentError, UsageError
 
 _T = TypeVar("_T")
@@ -257,9 +258,6 @@ def _changes(ids: Tensor) -> Tensor:
     changed[1:] = ids[1:] != ids[:-1]
     return changed
 
-
-# torch has no public name for "inside vmap, grad or functionalize", where results are wrapped even if inputs are not.
-is_functorch_active: Callable[[], bool] = cast(Any, torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
 
 _Entry = tuple[int, torch.Size, Tensor | None, int, Boundaries]
 _cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

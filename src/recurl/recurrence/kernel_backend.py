@@ -8,6 +8,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
+from recurl.autograd import is_functorch_active
 from recurl.recurrence.backend import LayerCall, Support, without_autocast
 from recurl.recurrence.cells import States
 from recurl.recurrence.ops import (
@@ -48,7 +49,7 @@ class KernelBackend:
         wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
         if torch.compiler.is_compiling():
             after = self._operators(call, keep=wanted and not call.options.recompute)
-        elif cast(Any, torch._C)._are_functorch_transforms_active():  # pyright: ignore[reportPrivateUsage]
+        elif is_functorch_active():
             after = _Transformed.apply(self._operators, *arguments_of(call)[STARTS:], *inputs)
         elif wanted:
             after: States = _Recurrence.apply(self.kernels, call, *inputs)

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recurl.autograd import is_functorch_active
 from recurl.recurrence.backend import DEFAULT_OPTIONS, Backend, LayerCall, Options
-from recurl.recurrence.boundaries import Boundaries, is_functorch_active
+from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import Cell, LayerWeights, States
 from recurl.recurrence.cpu.step import can_step
 from recurl.recurrence.cpu.step import step as cpu_step

@@ -74,8 +74,8 @@ class Events:
 
     def __init__(self, folder: Path, *, purge_step: int | None = None) -> None:
         # Imported where it is used, and without torch's writer around it, which takes an event per number.
-        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415 - as said above
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415 - as said above
 
         events, summaries = cast(Any, event_pb2), cast(Any, summary_pb2)  # their classes are made when imported
         self._event, self._summary = events.Event, summaries.Summary
@@ -155,7 +155,7 @@ def make_display(console: Console, *, total_steps: int, live: str, done_steps: i
     """Return a live display on a terminal, plain lines otherwise."""
     if console.is_terminal:
         # Imported where it is used: rich draws from Python's global random numbers when it is imported.
-        from recurl.trainers.live import LiveDisplay  # noqa: PLC0415
+        from recurl.trainers.live import LiveDisplay  # noqa: PLC0415 - as said above
 
         return LiveDisplay(console, total_steps=total_steps, live=live, done_steps=done_steps)
     return LineDisplay(console, total_steps=total_steps, live=live)

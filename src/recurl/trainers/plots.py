@@ -15,8 +15,8 @@ def plot_learning_curve(metrics: Path, picture: Path, *, title: str) -> None:
         title: heading.
     """
     # Imported where it is used: it takes a quarter of the time that torch takes.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - as said above
+    from matplotlib.figure import Figure  # noqa: PLC0415 - as said above
 
     with metrics.open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recurl.recurrence.boundaries import is_functorch_active
+from recurl.autograd import is_functorch_active
 from recurl.recurrence.cells import Cell, LayerWeights, States
 from recurl.recurrence.cpu.library import check, instruction_sets, step_function
 

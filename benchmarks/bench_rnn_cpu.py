@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 import recurl
 import recurl.modules
+from recurl.diagnostics import take_turns
 from recurl.recurrence.cpu import instruction_sets
 
 ROW = 512
@@ -94,7 +95,10 @@ def measure(cell: str, hidden: int, tokens: int, mean: str, options: argparse.Na
             if not error <= TOLERANCE:
                 sys.exit(f"{name} differs from the float64 step loop by {error:.1e}: no numbers.")
     times = take_turns(
-        {name: lambda run=run: gradients(run, net, batch, cotangent) for name, run in runs.items()}, options
+        {name: lambda run=run: gradients(run, net, batch, cotangent) for name, run in runs.items()},
+        options.rounds,
+        options.seconds,
+        clock=time.process_time if options.threads == 1 else time.perf_counter,
     )
     segments = int(batch["is_init"].sum())
     write(times, {"cell": cell, "H": hidden, "N": tokens, "mean_segment": mean, "segments": segments}, options)
@@ -149,21 +153,6 @@ def gradients(run: Run, net: nn.Module, batch: TensorDict, cotangent: Tensor) ->
     x = batch["x"].to(net.weight_ih_l0.dtype).requires_grad_()
     y = run(x)
     return [y.detach(), *torch.autograd.grad(y, [x, *net.parameters()], cotangent.to(y.dtype))]
-
-
-def take_turns(calls: dict[str, Callable[[], object]], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each call, one round after the other."""
-    clock = time.process_time if options.threads == 1 else time.perf_counter
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    begin = time.perf_counter()
-    for _ in range(options.rounds):
-        for name, call in calls.items():
-            start = clock()
-            call()
-            times[name].append(clock() - start)
-        if time.perf_counter() - begin > options.seconds:
-            break
-    return times
 
 
 def peer() -> Any:

@@ -15,6 +15,7 @@ import csv
 import itertools
 import statistics
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from tensordict import TensorDict
 from torch import nn
 
 import recurl.modules
-from bench_rnn_cpu import EQUAL, NETS, TOLERANCE, gradients, machine, make_batch, module_of, peer, take_turns
+from bench_rnn_cpu import EQUAL, NETS, TOLERANCE, gradients, machine, make_batch, module_of, peer
+from recurl.diagnostics import take_turns
 
 RESULTS = Path(__file__).parent / "results" / "scan.csv"
 COMPILED, EAGER, PEER = "scan compiled", "scan eager", "torchrl scan eager"
@@ -39,7 +41,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=30, help="no new round of one case after this many")
     options = parser.parse_args()
-    options.threads = 1
     torch.set_num_threads(1)
     for case in itertools.product(options.cells, options.hidden, options.tokens, options.mean):
         measure(*case, options)
@@ -66,7 +67,7 @@ def measure(cell: str, hidden: int, tokens: int, mean: str, options: argparse.Na
             error = (found - expected).norm() / expected.norm()
             if not error <= TOLERANCE:
                 sys.exit(f"{name} differs from the step loop by {error:.1e}: no numbers.")
-    times = take_turns(calls, options)
+    times = take_turns(calls, options.rounds, options.seconds, clock=time.process_time)
     write(times, {"cell": cell, "H": hidden, "N": tokens, "mean_segment": mean})
 
 

@@ -24,7 +24,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from recurl import __version__, specs
-from recurl.entries import Entries
+from recurl.lowering import Entries
 from recurl.objectives import ClipPPOLoss
 from recurl.trainers import CudaGraphStep, PPOConfig
 from recurl.trainers.agent import Agent

@@ -8,10 +8,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["differentiate_again", "first_derivatives_do", "is_functorch_active"]
+__all__ = ["differentiate_again", "first_derivatives_do", "is_functorch_active", "is_vmap_active"]
 
 # Inside vmap, grad or functionalize results are wrapped even if inputs are not.
 is_functorch_active: Callable[[], bool] = cast(Any, torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage] - torch has no public name for it
+
+
+def is_vmap_active() -> bool:
+    """Whether code runs inside ``torch.vmap``, at any depth of transforms."""
+    functorch: Any = cast(Any, torch._C)._functorch  # pyright: ignore[reportPrivateUsage] - torch has no public name for it
+    stack = functorch.get_interpreter_stack() if is_functorch_active() else None
+    return any(level.key() == functorch.TransformType.Vmap for level in stack or ())
 
 
 def first_derivatives_do() -> bool:

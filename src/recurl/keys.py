@@ -39,6 +39,8 @@ def normalize_key(key: object) -> NestedKey:
         >>> normalize_key(("observation",))
         'observation'
     """
+    if type(key) is str and key:  # most are
+        return key
     flat = tuple(_flatten(key))
     return flat[0] if len(flat) == 1 else flat
 

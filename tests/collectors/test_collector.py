@@ -374,3 +374,33 @@ def test_an_environment_that_was_used_elsewhere_may_start_anew() -> None:
     for batch in collector:
         assert batch["is_init"][0].all()
         env.rollout(2)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_after_an_interrupted_batch_episodes_begin_anew() -> None:
+    """The environment went on from the root that the collector held."""
+    env, calls = random_ends(2), []
+
+    def policy(td):
+        calls.append(1)
+        if len(calls) == 20:
+            raise Interrupted
+        return memory(td)
+
+    memory = make_policy()
+    collector = Collector(
+        TransformedEnv(env, InitTracker()).append_transform(memory[0].make_tensordict_primer()),
+        policy,
+        frames_per_batch=16,
+    )
+    first = [collector.collect(), collector.collect()]
+    with pytest.raises(Interrupted):
+        collector.collect()
+    assert collector.frames == 32
+    batch = collector.collect()
+    assert collector.frames == 48
+    assert batch["is_init"][:, 0].all()
+    assert batch["collector", "traj_ids"].min() > max(data["collector", "traj_ids"].max() for data in first)

@@ -40,7 +40,7 @@ from recurl.transforms import Compose, RewardSum, StepCounter, TensorDictPrimer,
 class TensorDictEnv(TransformedEnv):
     """The same environment, stepped on TensorDicts."""
 
-    def needs_tensordict(self) -> str | None:
+    def why_not_lowered(self) -> str | None:
         return "for comparison"
 
 
@@ -141,7 +141,7 @@ def collect(case: str, lowered: bool, transforms: list[Transform], **options: ob
     rows = env.batch_size.numel()
     collector = Collector(env, policy, frames_per_batch=40 * rows, total_frames=120 * rows, **options)
     batches = list(collector)
-    assert (collector.not_lowered is None) == lowered, collector.not_lowered
+    assert (collector.why_not_lowered() is None) == lowered, collector.why_not_lowered()
     return batches, collector
 
 
@@ -185,7 +185,7 @@ def test_a_root_entry_is_that_of_the_step_before_unless_it_was_edited(edit: bool
     policy = Seq(Mod(see, ["observation"], ["seen"]), actor(head()))
     collector = Collector(cartpole(), policy, frames_per_batch=90)
     batch = collector._collect()
-    assert collector.not_lowered is None
+    assert collector.why_not_lowered() is None
     going_on = ~batch["next", "done"][:, :-1, 0]
     assert (~going_on).any()
     before, after = batch["next", "observation"][:, :-1][going_on], batch["observation"][:, 1:][going_on]
@@ -214,10 +214,10 @@ def test_the_batch_follows_weights_hooks_and_modes_changed_between_batches() -> 
     handle = policy.register_forward_hook(lambda *args: seen.append(args))
     collector._collect()
     assert len(seen) == 40
-    assert collector.not_lowered == "ProbabilisticActor has hooks"
+    assert collector.why_not_lowered() == "ProbabilisticActor has hooks"
     handle.remove()
     collector._collect()
-    assert collector.not_lowered is None
+    assert collector.why_not_lowered() is None
 
 
 class Doubling(Transform):
@@ -264,7 +264,7 @@ def test_what_needs_a_tensordict_is_named_and_works(
 ) -> None:
     collector = Collector(env(), policy, frames_per_batch=30, **options)
     collector._collect()
-    assert re.search(reason, str(collector.not_lowered)), collector.not_lowered
+    assert re.search(reason, str(collector.why_not_lowered())), collector.why_not_lowered()
 
 
 def test_a_lowered_actor_without_a_scale_is_told_so() -> None:
@@ -299,7 +299,7 @@ def test_buffers_that_a_policy_writes_again_are_copied_in_time() -> None:
     policy = Seq(Mod(Reusing(), ["observation"], ["seen"]), actor(head()))
     collector = Collector(cartpole(), policy, frames_per_batch=30)
     batch = collector._collect()
-    assert collector.not_lowered is None
+    assert collector.why_not_lowered() is None
     assert torch.equal(batch["seen"], batch["observation"][..., :1])
 
 
@@ -314,7 +314,7 @@ def test_inference_tensors_are_collected_too() -> None:
     env = TransformedEnv(cartpole(), primer)
     collector = Collector(env, Seq(counting, actor(head())), frames_per_batch=90)
     batch = collector._collect()
-    assert collector.not_lowered is None
+    assert collector.why_not_lowered() is None
     assert torch.equal(batch["next", "count"], batch["count"] + 1.0)
     going_on = ~batch["next", "done"][:, :-1, 0]
     assert torch.equal(batch["count"][:, 1:][going_on], batch["next", "count"][:, :-1][going_on])

@@ -11,10 +11,10 @@ from tensordict.nn import (
 )
 
 from recurl.data import SequenceMinibatches
-from recurl.entries import Entries
 from recurl.errors import MissingKeyError
+from recurl.lowering import Entries, network
 from recurl.modules import MLP, QValueActor
-from recurl.objectives import ClipPPOLoss, DQNLoss, lowered
+from recurl.objectives import ClipPPOLoss, DQNLoss
 from recurl.objectives.value import GAE
 from tests.objectives.simulate import ACTIONS, HIDDEN, OBS, collect, make_agent, recurrent
 
@@ -38,7 +38,7 @@ def on_tensordicts(monkeypatch):
     """Call it to have all networks run on TensorDicts from then on."""
 
     def switch():
-        monkeypatch.setattr(lowered, "not_lowered", lambda networks: "a test says so")
+        monkeypatch.setattr(network, "links_of", lambda modules: "a test says so")
 
     return switch
 
@@ -74,7 +74,7 @@ def test_ppo(cell, shared, backend, kind, options, mask, on_tensordicts):
     agent = make_agent(cell, shared, backend, kind)
     batch = prepared(agent, mask)
     gae, loss = GAE(gamma=0.9, lmbda=0.8, value_network=agent.critic), ClipPPOLoss(agent.actor, agent.critic, **options)
-    assert gae.not_lowered() is loss.not_lowered() is None
+    assert gae.why_not_lowered() is loss.why_not_lowered() is None
     ours = gae(batch.clone())
     ours["action_log_prob"] = ours["action_log_prob"] + torch.linspace(-0.5, 0.5, 48).reshape(4, 12)
     parts = list(SequenceMinibatches(ours, 3, 5))
@@ -94,7 +94,7 @@ def test_dqn(cell, options, on_tensordicts):
     trunk = agent.critic.module[0]
     head = TensorDictModule(MLP(HIDDEN, ACTIONS), in_keys=["features"], out_keys=["action_value"])
     loss = DQNLoss(TensorDictSequential(trunk, head), gamma=0.9, **options)
-    assert loss.not_lowered() is None
+    assert loss.why_not_lowered() is None
     result = outcome(loss, batch)
     on_tensordicts()
     assert_same(outcome(loss, batch), result)
@@ -119,11 +119,11 @@ def test_reasons():
     agent = make_agent("lstm", True)
     loss = ClipPPOLoss(agent.actor, agent.critic)
     with set_skip_existing(True):
-        assert "set_skip_existing is in force" in loss.not_lowered()
+        assert "set_skip_existing is in force" in loss.why_not_lowered()
     handle = agent.critic.module[-1].register_forward_hook(lambda *_: None)
-    assert loss.not_lowered() == "ValueOperator has hooks"
+    assert loss.why_not_lowered() == "ValueOperator has hooks"
     handle.remove()
-    assert loss.not_lowered() is None
+    assert loss.why_not_lowered() is None
 
     class Shout(TensorDictModule):
         def forward(self, tensordict):
@@ -137,12 +137,12 @@ def test_reasons():
         (TensorDictModule(value, method="forward", **plain), "has inplace, method"),
         (TensorDictModule(value, inplace=False, **plain), "has inplace, method"),
         (
-            TensorDictSequential(TensorDictModule(value, **plain), inplace=True),
-            "TensorDictSequential has a forward of its own",
+            TensorDictSequential(TensorDictModule(value, **plain), inplace=False),
+            "TensorDictSequential does more than run its modules in order",
         ),
     ):
-        assert reason in ClipPPOLoss(agent.actor, critic).not_lowered()
-        assert reason in GAE(gamma=0.9, lmbda=0.8, value_network=critic).not_lowered()
+        assert reason in ClipPPOLoss(agent.actor, critic).why_not_lowered()
+        assert reason in GAE(gamma=0.9, lmbda=0.8, value_network=critic).why_not_lowered()
 
 
 def test_a_hook_added_later_is_run():
@@ -174,9 +174,9 @@ def test_networks_with_other_outputs():
         TensorDictModule(Parts(), in_keys=["observation", "nothing"], out_keys=["a", "b"]),
         TensorDictModule(Two(), in_keys=["a", ("b", "inner")], out_keys=["_", "state_value"]),
     )
-    network = lowered.LoweredNetwork(list(critic.module))
+    critic_network = network.Network(list(critic.module))
     x = torch.randn(3, OBS)
-    run = network(Entries({"observation": x}, torch.Size([3])))
+    run = critic_network(Entries({"observation": x}, torch.Size([3])))
     assert torch.equal(run["state_value"], (x + 2 * x).sum(-1, keepdim=True))
     assert torch.equal(run["b", "inner"], 2 * x)
     assert "_" not in run
@@ -208,4 +208,4 @@ def test_whole_q_actors_are_lowered():
         recurrent("lstm", "a", "features", "loop"),
         TensorDictModule(MLP(HIDDEN, ACTIONS), in_keys=["features"], out_keys=["action_value"]),
     )
-    assert DQNLoss(QValueActor(net, action_space="categorical")).not_lowered() is None
+    assert DQNLoss(QValueActor(net, action_space="categorical")).why_not_lowered() is None

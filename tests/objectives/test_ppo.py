@@ -8,12 +8,12 @@ from torch.nn import functional as F
 from recurl.data import LazyTensorStorage, SequenceMinibatches, TensorDictReplayBuffer
 from recurl.envs import GymEnv
 from recurl.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.lowering import modules_in_order
 from recurl.mode import recurrent_mode, set_recurrent_mode
 from recurl.modules import GRUModule, LSTMModule, ObservationNorm
 from recurl.modules.actors import ActorValueOperator, ValueOperator
 from recurl.modules.networks import MLP
 from recurl.objectives import ClipPPOLoss, LossModule
-from recurl.objectives.common import modules_in_order
 from recurl.objectives.value import GAE
 from tests.objectives.simulate import HIDDEN, OBS, actor_head, collect, make_agent
 

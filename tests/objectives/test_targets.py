@@ -66,3 +66,11 @@ def test_what_is_refused():
             SoftUpdate(loss, **options)
     with pytest.raises(ArgumentError, match="interval must be positive, got 0"):
         HardUpdate(loss, value_network_update_interval=0)
+
+
+def test_a_network_of_other_parameters_is_refused():
+    loss = make_loss()
+    update = HardUpdate(loss, value_network_update_interval=1)
+    loss.value_network = QValueActor(nn.Linear(2, 3), action_space="categorical")
+    with pytest.raises(ArgumentError, match="other parameters than its target network.*make the target anew"):
+        update.step()

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recurl.data import SequenceMinibatches
-from recurl.entries import Entries, leaves
 from recurl.errors import ArgumentError, UsageError
+from recurl.lowering import Entries, leaves
 from recurl.trainers import PPO, CudaGraphStep, PPOConfig
 from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
 

@@ -6,12 +6,12 @@ from itertools import pairwise
 from typing import NoReturn
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor
 
-from recurl.entries import Entries, leaves
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import NEXT, TRAJ_IDS
+from recurl.lowering import Step, leaves
 
 _Key = tuple[str, ...]
 
@@ -38,7 +38,7 @@ class BatchWriter:
         self._slots: list[tuple[Tensor, ...]] = []
         self._carried: list[_Carried] = []
 
-    def write(self, step: int, tensordict: TensorDictBase | Entries, traj_ids: Tensor) -> None:
+    def write(self, step: int, tensordict: Step, traj_ids: Tensor) -> None:
         """Copy one step's entries, and its trajectory ids ``[*B]``, into place.
 
         Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from inspect import signature
 from typing import Any, TypeAlias, cast
@@ -19,20 +20,19 @@ from recurl.collectors.background import CollectorBase, Extendable, whole
 from recurl.collectors.batch import BatchWriter
 from recurl.collectors.trajectory_ids import TRAJECTORY_IDS
 from recurl.collectors.weights import Weights, state_of
-from recurl.entries import Entries
-from recurl.envs import EnvBase, StepCounter, interact
+from recurl.envs import Act, EnvBase, StepCounter, interact
 from recurl.envs.transformed import TransformedEnv
 from recurl.envs.utils import check_policy_wiring, policy_transforms
-from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError, WiringError
+from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WiringError
 from recurl.keys import ACTION, DONE, NEXT, TRUNCATED
+from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType, set_exploration_type
-from recurl.modules import lower, recurrent_modules
+from recurl.modules import recurrent_modules
 from recurl.modules.actors import explain_missing_scale
 from recurl.specs import OneHot
 from recurl.transforms import TensorDictPrimer
 
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
-_Lowered: TypeAlias = tuple[Callable[[Entries], Entries] | None, str | None]
 
 
 # tensordict 0.14 has one exploration type for all threads.
@@ -49,7 +49,7 @@ class Collector(CollectorBase):
     to batch. Every batch has memory of its own.
 
     Where every part of environment and policy allows it, steps are made on plain tensors instead of TensorDicts: the
-    same operations, the same bits, less time. ``not_lowered`` says, for the latest batch, why that wasn't so.
+    same operations, the same bits, less time. :meth:`why_not_lowered` says why that isn't so.
 
     With a replay buffer, batches go there instead, also from a thread (:meth:`start`, :meth:`async_shutdown`).
 
@@ -130,9 +130,8 @@ class Collector(CollectorBase):
         self.exploration_type = exploration_type
         self.storing_device = env.device if storing_device is None else torch.device(storing_device)
         self._pending_weights: dict[str, Tensor] | None = None
-        self._root: TensorDictBase | Entries | None = None
+        self._root: Step | None = None
         self._resets = 0
-        self.not_lowered: str | None = None
         self._traj_ids = self._new_ids()
 
     def _collect(self) -> TensorDict:
@@ -149,15 +148,19 @@ class Collector(CollectorBase):
                 "episodes can't go on: use another environment there, or reset_at_each_iter=True here."
             )
         self._resets = self.env.full_resets
-        writer = BatchWriter(self.env.batch_size, self.steps_per_batch, self.storing_device)
+        writer, frames = BatchWriter(self.env.batch_size, self.steps_per_batch, self.storing_device), self.frames
 
-        with set_exploration_type(self.exploration_type, **_OF_THREAD):
+        with self._exploring():
             write = partial(self._record, writer)
-            act, root = self._prepare(self._root)
+            act, reason = self._prepared()
+            root = self._plain(self._root) if reason is not None else Entries.of(self._root)
             try:
                 self._root = interact(self.env, act, root, self.steps_per_batch, write=write)
-            except RuntimeError as error:
-                explain_missing_scale(error)
+            except BaseException as error:
+                # The environment has gone on from the old root, and nobody has seen the steps since.
+                self._root, self._traj_ids, self.frames = None, self._new_ids(), frames
+                if isinstance(error, RuntimeError):
+                    explain_missing_scale(error)
                 raise
         batch = writer.finish()
         if self.set_truncated:
@@ -165,30 +168,36 @@ class Collector(CollectorBase):
             self._traj_ids = self._new_ids()
         return batch
 
-    def _record(self, writer: BatchWriter, step: int, tensordict: TensorDictBase) -> None:
+    def _record(self, writer: BatchWriter, step: int, tensordict: Step) -> None:
         writer.write(step, tensordict, self._traj_ids)
         done = tensordict.get(NEXT).get(DONE)
         if done.any():
             self._traj_ids = torch.where(done.squeeze(-1), self._new_ids(), self._traj_ids)
         self.frames += self._traj_ids.numel()
 
-    def _prepare(self, root: TensorDictBase | Entries) -> tuple[Policy | None, TensorDictBase]:
-        """Return the policy to step with, lowered where that can be, and ``root`` as it takes it."""
-        act, self.not_lowered = self._lowered()
-        if self.not_lowered is not None:
-            return None if self.policy is None else self._act, self._plain(root)
-        return cast(Any, act), cast(TensorDictBase, root if isinstance(root, Entries) else Entries.of(root))
+    def why_not_lowered(self) -> str | None:
+        """Say why steps are made on TensorDicts, or return None where they are made on plain tensors."""
+        with self._exploring():
+            return self._prepared()[1]
 
-    def _lowered(self) -> _Lowered:
+    def _exploring(self) -> AbstractContextManager[Any]:
+        return set_exploration_type(self.exploration_type, **_OF_THREAD)
+
+    def _prepared(self) -> tuple[Act | None, str | None]:
+        """Return how to act in the next batch, and why that needs TensorDicts, if it does."""
         if self._policy_device is not None and self._policy_device != self.env.device:
-            return None, f"the policy is on {self._policy_device}, the environment on {self.env.device}"
-        if self.frames < self.init_random_frames:
-            return None, f"the first {self.init_random_frames} frames have random actions"
-        return _lowered(self.policy, self.env)
+            reason = f"the policy is on {self._policy_device}, the environment on {self.env.device}"
+        elif self.frames < self.init_random_frames:
+            reason = f"the first {self.init_random_frames} frames have random actions"
+        else:
+            network, reason = _lowered(self.policy, self.env)
+            if reason is None:
+                return network, None
+        return None if self.policy is None else self._act, reason
 
     @staticmethod
-    def _plain(root: TensorDictBase | Entries) -> TensorDictBase:
-        return root.to_tensordict() if isinstance(root, Entries) else root
+    def _plain(root: Step) -> TensorDictBase:
+        return root.to_tensordict() if isinstance(root, Entries) else cast(TensorDictBase, root)
 
     def _act(self, tensordict: TensorDictBase) -> TensorDictBase:
         assert self.policy is not None
@@ -301,15 +310,10 @@ def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:
     return _lowered(policy, env)[1]
 
 
-def _lowered(policy: Policy | None, env: EnvBase) -> _Lowered:
-    """Return ``policy`` on plain tensors (None: random actions), or None and what needs TensorDicts."""
-    reason = env.needs_tensordict()
-    if reason is not None or policy is None:
-        return None, reason
-    try:
-        return lower(policy), None
-    except UnsupportedError as error:
-        return None, str(error)
+def _lowered(policy: Policy | None, env: EnvBase) -> tuple[Network | None, str | None]:
+    """Return ``policy`` as it is now (None: random actions), and why it or ``env`` needs TensorDicts, if one does."""
+    network = None if policy is None else Network([policy])
+    return network, env.why_not_lowered() or (None if network is None else network.why_not_lowered())
 
 
 def _truncate_last(after: TensorDictBase) -> None:

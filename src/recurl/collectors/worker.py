@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 from recurl.collectors.batch import BatchWriter
@@ -20,6 +20,7 @@ from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_env import make_env
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.keys import NestedKey
+from recurl.lowering import Step
 
 __all__ = ["CollectorInfo", "serve_collector"]
 
@@ -51,7 +52,7 @@ class _WorkerCollector(Collector):
         """Take new ids for the running trajectories."""
         self._traj_ids = self._new_ids()
 
-    def _record(self, writer: BatchWriter, step: int, tensordict: TensorDictBase) -> None:
+    def _record(self, writer: BatchWriter, step: int, tensordict: Step) -> None:
         super()._record(writer, step, tensordict)
         self._channel.beat()
 

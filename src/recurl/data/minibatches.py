@@ -10,9 +10,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.data.replay_buffers.marks import mark_starts
-from recurl.entries import Entries, leaves
 from recurl.errors import ArgumentError
 from recurl.keys import IS_INIT, TRAJ_IDS
+from recurl.lowering import Entries, leaves
 from recurl.recurrence.boundaries import Boundaries
 
 __all__ = ["SequenceMinibatches"]

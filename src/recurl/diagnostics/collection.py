@@ -46,7 +46,7 @@ class _Ends(Transform):
 class _Cut(TransformedEnv):
     """``base_env`` with early ends; roots are carried by its own method, which may be what is wrong with it."""
 
-    def carry(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def carry(self, tensordict: Any) -> Any:
         """Return the root that follows a step, as ``base_env`` makes it."""
         return self.base_env.carry(tensordict)
 

@@ -4,6 +4,7 @@ from recurl.envs import tasks as tasks
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import EnvCreator, ParallelEnv, SerialEnv
 from recurl.envs.gym import GymEnv, GymWrapper
+from recurl.envs.rollout import Act as Act
 from recurl.envs.rollout import interact
 from recurl.envs.transformed import TransformedEnv
 from recurl.envs.utils import (

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from recurl.entries import leaves, like, takes_entries, unmarked
 from recurl.envs.rollout import Policy, rollout
 from recurl.envs.utils import policy_transforms
 from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError, UsageError
 from recurl.keys import ACTION, DONE, NEXT, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
+from recurl.lowering import Step, StepT, leaves, like, takes_entries, unmarked
 from recurl.specs import Binary, Composite, TensorSpec, Unbounded
 from recurl.transforms import Transform
 from recurl.transforms.base import fill_reset, merge_reset, reset_mask
@@ -87,17 +87,17 @@ class EnvBase(metaclass=_EnvMeta):
         self._carried: dict[NestedKey, None] = dict.fromkeys(key for spec in specs for key in spec.keys(True, True))
         self._nested = any(isinstance(key, tuple) for key in self._carried)
 
-    # -- to be defined by subclasses
+    # -- to be defined by subclasses; they get TensorDicts, and any ``Step`` if marked with ``takes_entries``
 
     @abstractmethod
-    def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+    def _reset(self, tensordict: Any) -> Any:
         """Return the observations after a reset of the rows of ``tensordict["_reset"]`` (None or absent: of all).
 
         The result covers all rows; those that were not reset are not looked at. ``done`` flags need not be in it.
         """
 
     @abstractmethod
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _step(self, tensordict: Any) -> Any:
         """Return observations, reward and ``terminated``, ``truncated`` (or ``done``) after the action, all rows."""
 
     @abstractmethod
@@ -175,7 +175,7 @@ class EnvBase(metaclass=_EnvMeta):
         return self._root(tensordict)
 
     @takes_entries
-    def _root(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+    def _root(self, tensordict: Step | None) -> Any:
         mask = reset_mask(tensordict)
         if tensordict is None or mask is None:
             self.full_resets += 1
@@ -194,7 +194,7 @@ class EnvBase(metaclass=_EnvMeta):
         return root
 
     @takes_entries
-    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def step(self, tensordict: StepT) -> StepT:
         """Make one step and return ``tensordict`` with ``"next"`` filled: observations, reward, done flags, states.
 
         What a policy already wrote under ``"next"`` (its new states) is kept. ``next`` is not promoted to the root:
@@ -219,7 +219,7 @@ class EnvBase(metaclass=_EnvMeta):
             self._refuse_stale(tensordict[NEXT])
         return tensordict.set(NEXT, self._next(tensordict))
 
-    def _refuse_stale(self, given: TensorDictBase) -> None:
+    def _refuse_stale(self, given: Step) -> None:
         states = set(self.state_spec) | (set(given.keys()) - set(self.observation_spec) - {*_DONE_KEYS, REWARD})
         if states:
             raise UsageError(
@@ -228,7 +228,7 @@ class EnvBase(metaclass=_EnvMeta):
             )
 
     @takes_entries
-    def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _next(self, tensordict: Step) -> Any:
         """Return ``next`` after the action, with what the policy already wrote there."""
         after = self._step(tensordict)
         if DONE not in after or TERMINATED not in after or TRUNCATED not in after:
@@ -238,7 +238,7 @@ class EnvBase(metaclass=_EnvMeta):
         return after
 
     @takes_entries
-    def carry(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def carry(self, tensordict: StepT) -> StepT:
         """Return the root that follows a step: ``next``'s observations, states and done flags (shared, not copied)."""
         after = tensordict[NEXT]
         if self._nested:
@@ -246,7 +246,7 @@ class EnvBase(metaclass=_EnvMeta):
         return after.exclude(*[key for key, _ in after.items() if key not in self._carried])
 
     @takes_entries
-    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def maybe_reset(self, tensordict: StepT) -> StepT:
         """Return the root ``tensordict`` with its done rows reset."""
         done = tensordict[DONE]
         if not done.any():
@@ -261,7 +261,7 @@ class EnvBase(metaclass=_EnvMeta):
         return tensordict, self.maybe_reset(self.carry(tensordict))
 
     @takes_entries
-    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+    def rand_action(self, tensordict: Any = None) -> Any:
         """Return ``tensordict`` (a new one when None) with a random action, from torch's global generator."""
         if tensordict is None:
             tensordict = TensorDict({}, self.batch_size, device=self.device)
@@ -326,7 +326,7 @@ class EnvBase(metaclass=_EnvMeta):
 
     # -- the rest
 
-    def needs_tensordict(self) -> str | None:
+    def why_not_lowered(self) -> str | None:
         """Say which part of this environment needs a TensorDict at every step, or return None if none does.
 
         Where none does, and the policy can be lowered too, a collector makes none.

@@ -8,15 +8,14 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
-from tensordict import TensorDictBase
 
-from recurl.entries import like, takes_entries
 from recurl.envs import gym_state
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_spaces import ActionReader, ObservationReader
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED
+from recurl.lowering import Step, like, takes_entries
 
 __all__ = ["GymEnv", "GymWrapper"]
 
@@ -98,7 +97,7 @@ class GymWrapper(EnvBase):
         return self._env
 
     @takes_entries
-    def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+    def _reset(self, tensordict: Step | None) -> Step:
         mask = None if tensordict is None else tensordict.get(RESET, None)
         if mask is not None and self.batch_size:
             rows = mask.cpu().numpy().reshape(self.batch_size)
@@ -113,7 +112,7 @@ class GymWrapper(EnvBase):
         return like(tensordict, entries, self.batch_size, self.device)
 
     @takes_entries
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _step(self, tensordict: Step) -> Step:
         if self._any_closed:
             raise UsageError(
                 f"Rows {np.flatnonzero(self._closed_rows)} are done: reset them before the next step "

@@ -11,23 +11,26 @@ from tensordict import TensorDict, TensorDictBase, lazy_stack
 from recurl.envs.utils import check_policy_wiring
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, TRUNCATED
+from recurl.lowering import Step
 from recurl.mode import set_recurrent_mode
 
 if TYPE_CHECKING:
     from recurl.envs.base import EnvBase
 
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
+Act: TypeAlias = Callable[[Any], Step]
+"""A policy on TensorDicts, or on any ``Step`` where that is what it is called with."""
 
 
 def interact(
     env: EnvBase,
-    policy: Policy | None,
-    td: TensorDictBase,
+    policy: Act | None,
+    td: Step,
     steps: int,
     *,
-    write: Callable[[int, TensorDictBase], Any],
-    stop: Callable[[TensorDictBase], bool] | None = None,
-) -> TensorDictBase:
+    write: Callable[[int, Any], Any],
+    stop: Callable[[Any], bool] | None = None,
+) -> Step:
     """Make ``steps`` steps from the root ``td`` and return the root that follows, its done rows reset.
 
     Runs without gradients and in sequential mode, whatever the mode outside.

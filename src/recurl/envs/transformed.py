@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensordict import TensorDictBase
-
-from recurl.entries import takes_entries, unmarked
 from recurl.envs.base import EnvBase
 from recurl.errors import ArgumentTypeError
 from recurl.keys import REWARD
+from recurl.lowering import Step, takes_entries, unmarked
 from recurl.specs import Composite
 from recurl.transforms import Compose, Transform
 
@@ -67,11 +65,11 @@ class TransformedEnv(EnvBase, wraps=True):
         self._plan_carry()
 
     @takes_entries
-    def _root(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+    def _root(self, tensordict: Step | None) -> Any:
         return self.transform._reset(tensordict, self.base_env._root(tensordict))  # type: ignore[reportPrivateUsage] # the hook
 
     @takes_entries
-    def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _next(self, tensordict: Step) -> Any:
         return self.transform._step(tensordict, self.base_env._next(tensordict))  # type: ignore[reportPrivateUsage] # the hook
 
     @property
@@ -80,16 +78,16 @@ class TransformedEnv(EnvBase, wraps=True):
         return self.base_env.full_resets
 
     @takes_entries
-    def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+    def _reset(self, tensordict: Step | None) -> Step:
         return self._root(tensordict)
 
     @takes_entries
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _step(self, tensordict: Step) -> Step:
         return self._next(tensordict)
 
-    def needs_tensordict(self) -> str | None:
+    def why_not_lowered(self) -> str | None:
         """Say which part needs TensorDicts at every step: of the base environment or a transform; None if none."""
-        own = super().needs_tensordict() or self.base_env.needs_tensordict()
+        own = super().why_not_lowered() or self.base_env.why_not_lowered()
         reasons = [own, *(unmarked(transform, "_reset", "_step") for transform in self.transform)]
         return next((reason for reason in reasons if reason), None)
 

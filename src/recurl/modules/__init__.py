@@ -10,7 +10,6 @@ from recurl.mode import (
 from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
 from recurl.modules.distributions import Categorical, NormalParamExtractor, OneHotCategorical, TanhNormal
 from recurl.modules.exploration import EGreedyModule
-from recurl.modules.lowered import lower
 from recurl.modules.lstm_gru import GRUModule, LSTMModule
 from recurl.modules.networks import MLP
 from recurl.modules.normalization import ObservationNorm, RewardScaler
@@ -47,7 +46,6 @@ __all__ = [
     "get_env_transforms_from_module",
     "get_primers_from_module",
     "get_recurrent_matmul_precision",
-    "lower",
     "recurrent_mode",
     "recurrent_modules",
     "set_exploration_type",

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from tensordict import TensorDictBase
 from tensordict.nn import (
     CompositeDistribution,
     ProbabilisticTensorDictModule,
@@ -18,9 +17,9 @@ from tensordict.nn import (
 from torch import distributions as d
 from torch import nn
 
-from recurl.entries import Entries, takes_entries
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError, UsageError
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.keys import ACTION, OBSERVATION, NestedKey, normalize_key
+from recurl.lowering import Entries, Link, Step, in_order, takes_entries, unmarked
 from recurl.mode import ExplorationType, exploration_type
 
 __all__ = ["ActorValueOperator", "ProbabilisticActor", "Sampler", "SamplingSequence", "ValueOperator"]
@@ -40,7 +39,7 @@ class Sampler(ProbabilisticTensorDictModule):
     """The last link of an actor: names what is missing when a parameter of the distribution isn't there."""
 
     @takes_entries
-    def get_dist(self, tensordict: TensorDictBase) -> d.Distribution:
+    def get_dist(self, tensordict: Step) -> d.Distribution:
         """Return the distribution of the parameters in ``tensordict``."""
         missing = [key for key in self.in_keys if tensordict.get(key, None) is None]
         if missing:
@@ -49,29 +48,31 @@ class Sampler(ProbabilisticTensorDictModule):
                 f"{missing} are neither written by the actor's module nor in the batch, which has "
                 f"{sorted(map(str, tensordict.keys()))}. {SCALE_HINT}"
             )
-        return super().get_dist(tensordict)
+        return super().get_dist(cast(Any, tensordict))  # which asks no more of it than ``get``
 
-    def lowered(self) -> Callable[[Entries], None]:
-        """Return a function of ``Entries`` that writes what :meth:`forward` writes, for the exploration type in force.
+    def link_entries(self) -> Link | str:
+        """Return a function of ``Entries`` that writes what :meth:`forward` writes under the exploration type in force.
 
-        Raises:
-            UnsupportedError: the distribution, or how it is to be sampled, is none of the common ones.
+        Where the distribution, or how it is to be sampled, is none of the common ones: the reason why there is none.
         """
+        reason = unmarked(self, "get_dist")
+        if reason is not None or type(self).forward is not Sampler.forward or "forward" in vars(self):
+            return reason or f"{type(self).__name__} has a forward of its own"
         kind = exploration_type() or self.default_interaction_type
         distribution: Any = self.distribution_class
         own = self.num_samples is not None or any(getattr(self, name, None) is not None for name in _GENERATORS)
         if own or not isinstance(distribution, type) or issubclass(distribution, CompositeDistribution):
-            raise UnsupportedError(f"the sampler of {_name_of(distribution)} draws several samples or entries")
+            return f"the sampler of {_name_of(distribution)} draws several samples or entries"
         determined = kind is ExplorationType.DETERMINISTIC and hasattr(distribution, "deterministic_sample")
         if kind is not ExplorationType.RANDOM and not determined:
-            raise UnsupportedError(f"{_name_of(distribution)} under {kind} is left to tensordict")
+            return f"{_name_of(distribution)} under {kind} is left to tensordict"
         if any(hasattr(distribution, name) for name in _JOINT):
-            raise UnsupportedError(f"{_name_of(distribution)} draws a sample together with its log-probability")
+            return f"{_name_of(distribution)} draws a sample together with its log-probability"
         action = normalize_key(self.out_keys[0])
         log_prob = normalize_key(self.log_prob_key) if self.return_log_prob else None
 
         def draw(entries: Entries) -> None:
-            dist: Any = self.get_dist(cast(Any, entries))
+            dist: Any = self.get_dist(entries)
             value = dist.deterministic_sample if determined else dist.rsample() if dist.has_rsample else dist.sample()
             entries.set(action, value)
             if log_prob is not None:
@@ -83,9 +84,7 @@ class Sampler(ProbabilisticTensorDictModule):
 class SamplingSequence(ProbabilisticTensorDictSequential):
     """A flat sequence with a sampler at its end, which explains a network that gives no scale."""
 
-    # Objectives may run the modules of this sequence one by one.
-    runs_in_order = True
-
+    @in_order
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override] # tensordict wraps its own
         """Write parameters, action and, if asked for, its log-probability into the TensorDict, and return it."""
         try:
@@ -93,6 +92,11 @@ class SamplingSequence(ProbabilisticTensorDictSequential):
         except RuntimeError as error:
             explain_missing_scale(error)
             raise
+
+    @property
+    def _det_part(self) -> TensorDictSequential:
+        # tensordict keeps the one of construction, where a module that was replaced since is still the old one
+        return TensorDictSequential(*list(cast(Any, self.module))[:-1])
 
     def get_dist_params(self, *args: Any, **kwargs: Any) -> Any:
         """Write the parameters of the distribution only."""

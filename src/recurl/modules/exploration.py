@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.nn import functional as F
 
-from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import ACTION, NestedKey, normalize_key
+from recurl.lowering import StepT, takes_entries
 from recurl.mode import ExplorationType, exploration_type
 from recurl.modules.qvalue import action_choices
 from recurl.specs import TensorSpec
@@ -81,7 +80,7 @@ class EGreedyModule(TensorDictModuleBase):
         self.eps.copy_(torch.maximum(self.eps - fall, self.eps_end))
 
     @takes_entries
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def forward(self, tensordict: StepT) -> StepT:
         """Replace actions in ``tensordict``, and return it."""
         if exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict

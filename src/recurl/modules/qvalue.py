@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import ACTION, OBSERVATION, NestedKey, normalize_key
+from recurl.lowering import StepT, takes_entries
 from recurl.specs import Categorical, Composite, OneHot, TensorSpec
 
 __all__ = ["QValueActor", "QValueModule"]
@@ -70,7 +69,7 @@ class QValueModule(TensorDictModuleBase):
         self.out_keys = cast(Any, keys)
 
     @takes_entries
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def forward(self, tensordict: StepT) -> StepT:
         """Write the choice into ``tensordict`` and return it."""
         values = cast(Tensor | None, tensordict.get(self.action_value_key, None))
         if values is None:
@@ -110,9 +109,6 @@ class QValueActor(TensorDictSequential):
         >>> actor(TensorDict({"observation": torch.zeros(3, 4)}, [3]))["action"].shape
         torch.Size([3, 2])
     """
-
-    # Objectives may run the modules of this sequence one by one.
-    runs_in_order = True
 
     def __init__(
         self,

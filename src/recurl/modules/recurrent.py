@@ -11,9 +11,9 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.entries import Entries, takes_entries
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key
+from recurl.lowering import Entries, takes_entries
 from recurl.mode import recurrent_mode
 from recurl.modules.python_rnn import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias, cast
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.entries import Entries, leaves
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import IS_INIT, STORED, NestedKey, next_key, normalize_key
+from recurl.lowering import Step, leaves
 from recurl.mode import set_recurrent_mode
 
 __all__ = [
-    "Batch",
     "LossModule",
     "check_states",
     "common_prefix",
     "entry",
-    "from_entries",
     "masked_mean",
-    "modules_in_order",
     "per_token",
     "standardized",
     "states_of",
-    "subset",
 ]
-
-Batch: TypeAlias = TensorDictBase | Entries
-
-_SEQUENCE_FORWARDS = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
 
 
 class LossModule(TensorDictModuleBase):
@@ -40,24 +32,29 @@ class LossModule(TensorDictModuleBase):
 
     ``forward`` and ``tensors`` enter recurrent mode themselves, so recurrent modules read the batch as sequences (its
     last batch dimension is time) whatever the mode outside. They never write into the batch. Subclasses implement
-    ``losses`` and set ``in_keys`` (all that is read: select these to keep minibatches small) and ``out_keys``.
+    ``losses``, ``why_not_lowered``, ``in_keys`` (all that is read: select these to keep minibatches small) and
+    ``out_keys``. Networks are looked up at every call: one may be replaced, edited, copied or pickled at any time.
     """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the losses of a batch ``[T]`` or ``[*B, T]`` as a TensorDict of scalars."""
         return TensorDict(self.tensors(tensordict), [])
 
-    def tensors(self, batch: Batch) -> dict[str, Tensor]:
+    def tensors(self, batch: Step) -> dict[str, Tensor]:
         """Return the same losses by name; the batch may also be ``Entries``, as ``SequenceMinibatches`` makes them."""
         with set_recurrent_mode(True):
             return self.losses(batch)
 
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, batch: Step) -> dict[str, Tensor]:
         """Compute the losses; called in recurrent mode."""
         raise NotImplementedError
 
+    def why_not_lowered(self) -> str | None:
+        """Say why the networks run on TensorDicts, or return None where they run as calls on tensors."""
+        raise NotImplementedError
 
-def entry(tensordict: Batch, key: NestedKey, advice: str) -> Tensor:
+
+def entry(tensordict: Step, key: NestedKey, advice: str) -> Tensor:
     """Return the entry ``key``, or raise a MissingKeyError that ends with ``advice``."""
     value = tensordict.get(key, None)
     if value is None:
@@ -66,13 +63,14 @@ def entry(tensordict: Batch, key: NestedKey, advice: str) -> Tensor:
     return cast(Tensor, value)
 
 
-def states_of(network: TensorDictModuleBase) -> list[NestedKey]:
-    """Return the recurrent states of ``network``: what it reads at the root and writes under ``"next"``."""
-    written = {normalize_key(key) for key in network.out_keys}
-    return [key for key in map(normalize_key, network.in_keys) if next_key(key) in written]
+def states_of(*modules: TensorDictModuleBase) -> list[NestedKey]:
+    """Return the recurrent states of ``modules``: what they read at the root and write under ``"next"``."""
+    written = {normalize_key(key) for module in modules for key in module.out_keys}
+    read = dict.fromkeys(normalize_key(key) for module in modules for key in module.in_keys)
+    return [key for key in read if next_key(key) in written]
 
 
-def check_states(batch: Batch, states: Iterable[NestedKey]) -> None:
+def check_states(batch: Step, states: Iterable[NestedKey]) -> None:
     """Refuse sequences that begin in the middle of episodes without the recurrent ``states`` to start from.
 
     Raises:
@@ -116,40 +114,6 @@ def standardized(values: Tensor, mask: Tensor | None) -> Tensor:
         return (values - mean) / variance.sqrt().clamp_min(1e-8)
     centred = torch.where(mask, values - masked_mean(values, mask), 0.0)
     return centred / masked_mean(centred.square(), mask).sqrt().clamp_min(1e-8)
-
-
-def subset(tensordict: TensorDictBase, keys: Iterable[NestedKey]) -> TensorDict:
-    """Return a new TensorDict with those of ``keys`` that exist.
-
-    What a module writes into it, nested entries included, doesn't reach ``tensordict``; the tensors are shared.
-    """
-    entries = {key: value for key in keys if (value := tensordict.get(key, None)) is not None}
-    return from_entries(cast(dict[NestedKey, Tensor], entries), tensordict.batch_size, tensordict.device)
-
-
-def from_entries(
-    entries: Mapping[NestedKey, Tensor], batch_size: torch.Size, device: torch.device | None
-) -> TensorDict:
-    """Make a TensorDict of ``entries``, whose keys may be nested."""
-    result = TensorDict({}, batch_size, device=device)
-    for key, value in entries.items():
-        result.set(key, value)
-    return result
-
-
-def modules_in_order(module: TensorDictModuleBase) -> list[TensorDictModuleBase]:
-    """Return the modules that ``module`` runs one after the other, with nested sequences opened.
-
-    A sequence that selects its outputs, has hooks, or overrides ``forward`` without declaring ``runs_in_order`` stays
-    as it is.
-    """
-    if not isinstance(module, TensorDictSequential):
-        return [module]
-    in_order = type(module).forward in _SEQUENCE_FORWARDS or getattr(module, "runs_in_order", False)
-    hooks = module._forward_hooks or module._forward_pre_hooks  # type: ignore[reportPrivateUsage] # torch has no other
-    if not in_order or hooks or module.inplace is not None or module.out_keys != module.out_keys_source:
-        return [module]
-    return [leaf for child in cast(Any, module.module) for leaf in modules_in_order(child)]
 
 
 def common_prefix(first: list[TensorDictModuleBase], second: list[TensorDictModuleBase]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, NestedKey, normalize_key
-from recurl.objectives.common import Batch, LossModule, entry, masked_mean, per_token
+from recurl.lowering import Network, Step, why_not_lowered
+from recurl.objectives.common import LossModule, entry, masked_mean, per_token, states_of
 from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
 from recurl.objectives.targets import target_of
 from recurl.objectives.value.functional import inverse_value_rescaling, n_step_return, value_rescaling
@@ -55,7 +56,9 @@ class DQNLoss(LossModule):
         double_dqn: the network chooses the action, the target network values it.
         value_rescaling: learn rescaled values, for returns of many magnitudes.
         delay_value: keep a target network, a copy, as ``target_value_network``; bring it up to date with a
-            :class:`SoftUpdate` or :class:`HardUpdate`. If False the network itself gives the next values.
+            :class:`SoftUpdate` or :class:`HardUpdate`. Assigning another ``value_network`` later doesn't make it
+            anew: assign ``target_value_network = target_of(network)`` too. If False the network itself gives the next
+            values.
         loss_function: ``"l2"``, ``"l1"`` or ``"smooth_l1"``, the distance.
 
     Reads what the network reads, at the root and (states and ``"is_init"`` excepted) under ``"next"``; the action, as
@@ -118,32 +121,41 @@ class DQNLoss(LossModule):
                 f"The value network must read and write a TensorDict, got {type(value_network).__name__}: wrap it in a "
                 "QValueActor."
             )
-        values_key = normalize_key(getattr(value_network, "action_value_key", "action_value"))
-        self._online = self._target = Unroll(value_network, values_key)
         if delay_value:
             self.target_value_network = target_of(value_network)
-            self._target = Unroll(self.target_value_network, values_key)
-        self._uses_own = double_dqn or not delay_value
-        # Where a state of the target network is read, for each state of the network.
-        self.target_states: dict[NestedKey, NestedKey] = {
-            key: (_TARGET, *((key,) if isinstance(key, str) else key)) for key in self._online.states
-        }
-        own = [ACTION, *SEQUENCE_KEYS, IS_INIT, TRAJ_IDS, MASK, _WEIGHT, *self.target_states.values()]
-        self.in_keys = cast(Any, list(dict.fromkeys([*self._online.in_keys, *own])))
         self.out_keys = ["loss", *_ERROR_KEYS]
+        _unroll(value_network)
 
-    def not_lowered(self) -> str | None:
-        """Say why the networks run on TensorDicts, module by module, or None where they run as calls on tensors."""
-        return self._online.not_lowered() or self._target.not_lowered()
+    @property
+    def delay_value(self) -> bool:
+        """Whether there is a target network."""
+        return "target_value_network" in self._modules
 
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
+    @property
+    def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network
+        """All that is read of a batch."""
+        own = [ACTION, *SEQUENCE_KEYS, IS_INIT, TRAJ_IDS, MASK, _WEIGHT, *self.target_states.values()]
+        return list(dict.fromkeys([*_unroll(self.value_network).in_keys, *own]))
+
+    @property
+    def target_states(self) -> dict[NestedKey, NestedKey]:
+        """Where a state of the target network is read, for each state of the network."""
+        return {key: (_TARGET, *((key,) if isinstance(key, str) else key)) for key in states_of(self.value_network)}
+
+    def why_not_lowered(self) -> str | None:
+        """Say why the networks run on TensorDicts, or return None where they run as calls on tensors."""
+        networks = [self.value_network, *([self.target_value_network] if self.delay_value else [])]
+        return why_not_lowered(Network([network]) for network in networks)
+
+    def losses(self, batch: Step) -> dict[str, Tensor]:
         """Compute the loss; called in recurrent mode."""
         sequences, shape = Sequences.read(batch), batch.batch_size
-        run = self._online.run(batch, sequences)
-        values = cast(Tensor, run.get(self._online.out_key))
+        online = _unroll(self.value_network)
+        run = online.run(batch, sequences)
+        values = cast(Tensor, run.get(online.out_key))
         chosen = _chosen(values, entry(batch, ACTION, "The policy writes it during collection."))
         with torch.no_grad():
-            target = self._targets(batch, sequences, run)
+            target = self._targets(batch, sequences, online, run)
         weight = batch.get(_WEIGHT, None)
         distance = self._distance(chosen, target, reduction="none")
         if weight is not None:
@@ -158,9 +170,9 @@ class DQNLoss(LossModule):
             "q_target": masked_mean(target, sequences.mask),
         }
 
-    def _targets(self, batch: Batch, sequences: Sequences, run: Batch) -> Tensor:
-        """What the values of the actions taken should be, ``[*B, T]``; ``run`` is the network's pass over the batch."""
-        following = self._following(batch, sequences, run)
+    def _targets(self, batch: Step, sequences: Sequences, online: Unroll, run: Step) -> Tensor:
+        """Return the targets of the actions taken, ``[*B, T]``; ``run`` is the network's pass over the batch."""
+        following = self._following(batch, sequences, online, run)
         if self.value_rescaling:
             following = inverse_value_rescaling(following)
         target = n_step_return(
@@ -168,19 +180,18 @@ class DQNLoss(LossModule):
         )
         return value_rescaling(target) if self.value_rescaling else target
 
-    def _following(self, batch: Batch, sequences: Sequences, run: Batch) -> Tensor:
-        """The value of every next observation, ``[*B, T]``, as the networks give it."""
-        own = self._online.following(batch, sequences, run) if self._uses_own else None
-        if self._target is self._online:
-            assert own is not None
-            return own.amax(-1)
-        slow = self._for_target(batch)
-        values = self._target.following(slow, sequences, self._target.run(slow, sequences))
-        if own is None:
+    def _following(self, batch: Step, sequences: Sequences, online: Unroll, run: Step) -> Tensor:
+        """Return the value of every next observation, ``[*B, T]``, as the networks give it."""
+        if not self.delay_value:
+            return online.following(batch, sequences, run).amax(-1)
+        slow, target = self._for_target(batch), _unroll(self.target_value_network)
+        values = target.following(slow, sequences, target.run(slow, sequences))
+        if not self.double_dqn:
             return values.amax(-1)
-        return values.gather(-1, own.argmax(-1, keepdim=True)).squeeze(-1)
+        best = online.following(batch, sequences, run).argmax(-1, keepdim=True)
+        return values.gather(-1, best).squeeze(-1)
 
-    def _for_target(self, batch: Batch) -> Batch:
+    def _for_target(self, batch: Step) -> Step:
         own = {key: value for key, at in self.target_states.items() if (value := batch.get(at, None)) is not None}
         if not own:
             return batch
@@ -188,6 +199,10 @@ class DQNLoss(LossModule):
         for key, value in own.items():
             slow.set(key, value)
         return slow
+
+
+def _unroll(network: TensorDictModuleBase) -> Unroll:
+    return Unroll(network, normalize_key(getattr(network, "action_value_key", "action_value")))
 
 
 def _chosen(values: Tensor, action: Tensor) -> Tensor:

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 from torch import distributions as d
 
 from recurl.errors import ArgumentError, UsageError
-from recurl.keys import MASK, TRAJ_IDS, normalize_key, shared_state
+from recurl.keys import MASK, TRAJ_IDS, NestedKey, normalize_key, shared_state
+from recurl.lowering import Network, Step, distribution_of, inputs_of, modules_in_order, why_not_lowered
 from recurl.objectives.common import (
-    Batch,
     LossModule,
     check_states,
     common_prefix,
     entry,
     masked_mean,
-    modules_in_order,
     per_token,
     standardized,
     states_of,
 )
-from recurl.objectives.lowered import LoweredNetwork, distribution_of, inputs_of, not_lowered
 from recurl.objectives.surrogate import DISTANCES, Data, Surrogate
 
 __all__ = ["ClipPPOLoss"]
 
 _ADVANTAGE, _TARGET, _VALUE = "advantage", "value_target", "state_value"
 _RUN_GAE = "Run the advantage estimator on the whole batch before cutting it into minibatches: batch = GAE(...)(batch)."
+
+
+class _Plan(NamedTuple):
+    """How the networks of a loss are run at one call."""
+
+    trunk: Network
+    """What both begin with."""
+    actor: Network
+    critic: Network
+    sampler: TensorDictModuleBase
+    action_key: NestedKey
+    log_prob_key: NestedKey
+    keys: list[NestedKey]
+    """What the networks read."""
+    states: list[NestedKey]
+
+    @property
+    def networks(self) -> tuple[Network, Network, Network]:
+        """All that is run."""
+        return self.trunk, self.actor, self.critic
 
 
 class ClipPPOLoss(LossModule):
@@ -126,47 +144,49 @@ class ClipPPOLoss(LossModule):
         self._distance = loss_critic_type
         self._plan()
 
-    def _plan(self) -> None:
-        *actor, sampler = modules_in_order(self.actor_network)
+    @property
+    def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the networks
+        """All that is read of a batch."""
+        plan = self._plan()
+        own = [plan.action_key, plan.log_prob_key, _ADVANTAGE, _TARGET, *([_VALUE] if self.clip_value else []), MASK]
+        return [*plan.keys, *own]
+
+    @property
+    def out_keys(self) -> list[str]:  # type: ignore[override] # follows the options
+        """Names of the losses and metrics."""
+        metrics = ("entropy", "kl_approx", "clip_fraction", "ESS", "max_ratio", "mean_ratio", "explained_variance")
+        entropy = ["loss_entropy"] if self.entropy_bonus else []
+        return ["loss_objective", "loss_critic", *entropy, *(metrics if self.metrics else ())]
+
+    def _plan(self) -> _Plan:
+        """Return how the networks, as they are now, are run."""
+        *actor, sampler = _parts(self.actor_network)
         critic = modules_in_order(self.critic_network)
-        actions = getattr(sampler, "dist_sample_keys", None)
-        if actions is None or len(actions) != 1:
-            given = f"is a {type(sampler).__name__}" if actions is None else f"samples {actions}"
-            raise ArgumentError(
-                "PPO needs probabilities of actions, so the actor must end with a sampler of one action, as "
-                "ProbabilisticActor(module, ..., distribution_class=..., return_log_prob=True) does; the last module "
-                f"of this one {given}."
-            )
         shared = common_prefix(actor, critic)
-        self._networks = tuple(map(LoweredNetwork, (actor[:shared], actor[shared:], critic[shared:])))
-        self._sampler = (sampler,)  # a tuple hides it from nn.Module, which already knows it as a part of the actor
-        self._action_key = normalize_key(actions[0])
-        self._log_prob_key = normalize_key(cast(Any, sampler).log_prob_key)
-        self._network_keys = list(
-            dict.fromkeys(
-                normalize_key(key) for key in (*self.actor_network.in_keys, *self.critic_network.in_keys, TRAJ_IDS)
-            )
-        )
         networks = (self.actor_network, self.critic_network)
-        self._states = list(dict.fromkeys(key for network in networks for key in states_of(network)))
-        own = [self._action_key, self._log_prob_key, _ADVANTAGE, _TARGET, *([_VALUE] if self.clip_value else []), MASK]
-        self.in_keys = cast(Any, [*self._network_keys, *own])
-        self.out_keys = [
-            "loss_objective",
-            "loss_critic",
-            *(["loss_entropy"] if self.entropy_bonus else []),
-            *("entropy", "kl_approx", "clip_fraction", "ESS", "max_ratio", "mean_ratio", "explained_variance"),
-        ]
+        if set(states_of(*actor[shared:], sampler)) & set(states_of(*critic[shared:])):
+            _check_states(*networks)
+        return _Plan(
+            Network(actor[:shared]),
+            Network(actor[shared:]),
+            Network(critic[shared:]),
+            sampler,
+            _action_key(sampler),
+            normalize_key(cast(Any, sampler).log_prob_key),
+            list(dict.fromkeys(normalize_key(k) for k in (*(k for n in networks for k in n.in_keys), TRAJ_IDS))),
+            list(dict.fromkeys(key for network in networks for key in states_of(network))),
+        )
 
-    def not_lowered(self) -> str | None:
-        """Say why the networks run on TensorDicts, module by module, or None where they run as calls on tensors."""
-        return not_lowered(self._networks)
+    def why_not_lowered(self) -> str | None:
+        """Say why the networks run on TensorDicts, or return None where they run as calls on tensors."""
+        return why_not_lowered(self._plan().networks)
 
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, batch: Step) -> dict[str, Tensor]:
         """Compute the losses; called in recurrent mode."""
-        check_states(batch, self._states)
-        data = self._read(batch)
-        dist, value = self._run_networks(batch)
+        plan = self._plan()
+        check_states(batch, plan.states)
+        data = self._read(batch, plan)
+        dist, value = _run(batch, plan)
         shape = batch.batch_size
         surrogate = Surrogate(self.clip_epsilon, self.clip_value, self._distance)
         log_prob, entropy = self._log_prob_and_entropy(dist, data.action)
@@ -182,20 +202,20 @@ class ClipPPOLoss(LossModule):
         out["explained_variance"] = _explained_variance(value.detach(), data.target, data.mask)
         return {key: out[key] for key in self.out_keys}
 
-    def _read(self, batch: Batch) -> Data:
+    def _read(self, batch: Step, plan: _Plan) -> Data:
         shape = batch.batch_size
         log_prob = entry(
-            batch, self._log_prob_key, "Build the actor with return_log_prob=True, so that collection stores it."
+            batch, plan.log_prob_key, "Build the actor with return_log_prob=True, so that collection stores it."
         )
         if log_prob.requires_grad:
             raise UsageError(
-                f"The stored {self._log_prob_key!r} must not require gradients: collect under torch.no_grad(), or "
+                f"The stored {plan.log_prob_key!r} must not require gradients: collect under torch.no_grad(), or "
                 "detach it."
             )
         old_value = entry(batch, _VALUE, _RUN_GAE) if self.clip_value else None
         mask = cast(Tensor | None, batch.get(MASK, None))
         data = Data(
-            entry(batch, self._action_key, "The actor writes it during collection."),
+            entry(batch, plan.action_key, "The actor writes it during collection."),
             _sum_events(log_prob, shape),
             per_token(_ADVANTAGE, entry(batch, _ADVANTAGE, _RUN_GAE), shape),
             per_token(_TARGET, entry(batch, _TARGET, _RUN_GAE), shape),
@@ -206,16 +226,8 @@ class ClipPPOLoss(LossModule):
             return data._replace(advantage=standardized(data.advantage, data.mask))
         return data
 
-    def _run_networks(self, batch: Batch) -> tuple[d.Distribution, Tensor]:
-        """The current distribution of actions, and the current values ``[*B, T]``."""
-        trunk, actor, critic = self._networks
-        run = trunk(inputs_of(batch, self._network_keys, self._networks))
-        branch = critic(run.copy() if critic.modules else run)
-        value = per_token(_VALUE, entry(branch, _VALUE, "The critic must write it."), batch.batch_size)
-        return distribution_of(self._sampler[0], actor(run)), value
-
     def _log_prob_and_entropy(self, dist: d.Distribution, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the action, and of the distribution: without gradient where the entropy has no weight."""
+        """Return the action's log-probability and the entropy, which has no gradient where it has no weight."""
         # A tensor's value is not asked for: that would wait for the device.
         counts = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
         together = getattr(dist, "log_prob_and_entropy", None)
@@ -236,6 +248,34 @@ class ClipPPOLoss(LossModule):
             "max_ratio": (ratio if mask is None else torch.where(mask, ratio, 0.0)).max(),
             "mean_ratio": mean,
         }
+
+
+def _run(batch: Step, plan: _Plan) -> tuple[d.Distribution, Tensor]:
+    """Return the current distribution of actions, and the current values ``[*B, T]``."""
+    run = plan.trunk(inputs_of(batch, plan.keys, plan.networks))
+    branch = plan.critic(run.copy() if plan.critic.modules else run)
+    value = per_token(_VALUE, entry(branch, _VALUE, "The critic must write it."), batch.batch_size)
+    return distribution_of(plan.sampler, plan.actor(run)), value
+
+
+def _parts(actor: TensorDictModuleBase) -> list[TensorDictModuleBase]:
+    """Return the modules that lead to an actor's distribution; the actor itself where its ``get_dist`` is its own."""
+    own = isinstance(actor, ProbabilisticTensorDictSequential) and (
+        "get_dist" in vars(actor) or type(actor).get_dist is not ProbabilisticTensorDictSequential.get_dist
+    )
+    return [actor] if own else modules_in_order(actor)
+
+
+def _action_key(sampler: TensorDictModuleBase) -> NestedKey:
+    actions = getattr(sampler, "dist_sample_keys", None)
+    if actions is None or len(actions) != 1:
+        given = f"is a {type(sampler).__name__}" if actions is None else f"samples {actions}"
+        raise ArgumentError(
+            "PPO needs probabilities of actions, so the actor must end with a sampler of one action, as "
+            "ProbabilisticActor(module, ..., distribution_class=..., return_log_prob=True) does; the last module "
+            f"of this one {given}."
+        )
+    return normalize_key(actions[0])
 
 
 def _check_states(actor: TensorDictModuleBase, critic: TensorDictModuleBase) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.entries import Entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import DONE, IS_INIT, MASK, REWARD, TERMINATED, TRAJ_IDS, NestedKey, next_key, normalize_key
+from recurl.lowering import Network, Step, inputs_from, inputs_of
 from recurl.mode import set_recurrent_mode
-from recurl.objectives import lowered
-from recurl.objectives.common import Batch, entry, modules_in_order, per_token, states_of
-from recurl.objectives.lowered import LoweredNetwork, inputs_of, made
+from recurl.objectives.common import entry, per_token, states_of
 from recurl.recurrence.boundaries import Boundaries
 
 __all__ = ["SEQUENCE_KEYS", "Sequences", "Unroll"]
@@ -42,7 +40,7 @@ class Sequences(NamedTuple):
     mask: Tensor | None
 
     @classmethod
-    def read(cls, batch: Batch) -> Sequences:
+    def read(cls, batch: Step) -> Sequences:
         """Read the sequences of a batch ``[T]`` or ``[*B, T]``, time last.
 
         One ends at a row's end, at ``done``, before ``is_init``, and where trajectory ids or the mask change.
@@ -64,6 +62,8 @@ class Sequences(NamedTuple):
 class Unroll:
     """Runs a network over sequences: along them, and one step past the end of each.
 
+    Make it for one call: it sees no later edit of the network.
+
     Args:
         network: TensorDict module that writes ``out_key``, recurrent or not, the *whole* chain from observations.
         out_key: the output of interest, any shape per token.
@@ -80,14 +80,14 @@ class Unroll:
         written = {normalize_key(key) for key in network.out_keys}
         if out_key not in written:
             raise ArgumentError(f"The network must write {out_key!r}, but its out_keys are {network.out_keys}.")
-        self._network = LoweredNetwork(modules_in_order(network), network)
+        self._network = Network([network])
         self.out_key = out_key
         self._keys = [normalize_key(key) for key in network.in_keys]
         self.states = states_of(network)
         self._observed = [key for key in self._keys if key != IS_INIT and key not in self.states]
         self.in_keys: list[NestedKey] = [*self._keys, *map(next_key, self._observed)]
 
-    def run(self, batch: Batch, sequences: Sequences) -> Batch:
+    def run(self, batch: Step, sequences: Sequences) -> Step:
         """Run the network over the batch in recurrent mode; return what it read and wrote, a new TensorDict.
 
         Raises:
@@ -108,11 +108,11 @@ class Unroll:
         with set_recurrent_mode(True):
             return self._network(run)
 
-    def not_lowered(self) -> str | None:
+    def why_not_lowered(self) -> str | None:
         """Say why the network runs on TensorDicts, or None where it runs as calls on tensors."""
-        return lowered.not_lowered([self._network])
+        return self._network.why_not_lowered()
 
-    def following(self, batch: Batch, sequences: Sequences, run: Batch) -> Tensor:
+    def following(self, batch: Step, sequences: Sequences, run: Step) -> Tensor:
         """Return the output for the true next observation of every token, 0 where terminated: ``[*B, T, ...]``.
 
         Inside a sequence it is the output of the next token. At an end the network makes one step, from the state that
@@ -135,11 +135,11 @@ class Unroll:
         # Elsewhere the number of ends is not known without waiting for the device: step from every token.
         return torch.where(spread(steps), self._step(batch, run, None), shifted).reshape(output.shape)
 
-    def _step(self, batch: Batch, run: Batch, where: Tensor | None) -> Tensor:
+    def _step(self, batch: Step, run: Step, where: Tensor | None) -> Tensor:
         """The output for the next observation of the tokens ``where`` (of all, when None), flat."""
         lead = batch.ndim
 
-        def pick(source: Batch, key: tuple[str, ...]) -> Tensor:
+        def pick(source: Step, key: tuple[str, ...]) -> Tensor:
             flat = cast(Tensor, source.get(key)).flatten(0, lead - 1)
             return flat if where is None else flat.index_select(0, where)
 
@@ -147,22 +147,22 @@ class Unroll:
         entries |= {key: pick(run, next_key(key)) for key in self.states}
         count = batch.batch_size.numel() if where is None else where.shape[0]
         if IS_INIT in self._keys:
-            device = cast(Any, run.get(self.out_key)).device
+            device = run.get(self.out_key).device
             entries[IS_INIT] = torch.zeros(count, 1, dtype=torch.bool, device=device)
-        step = made(entries, torch.Size([count]), run.device, [self._network])
+        step = inputs_from(entries, torch.Size([count]), run.device, [self._network])
         with set_recurrent_mode(False):
             return cast(Tensor, self._network(step).get(self.out_key))
 
 
-def _check_time(batch: Batch) -> None:
+def _check_time(batch: Step) -> None:
     if batch.ndim == 0:
         raise ArgumentError("A batch must have a time dimension, [T] or [*B, T], got one of shape [].")
-    names = [] if isinstance(batch, Entries) else batch.names
+    names = getattr(batch, "names", [])
     if "time" in names and names[-1] != "time":
         raise ArgumentError(f"Time must be the last dimension of the batch, got dimensions named {names}.")
 
 
-def _starts(batch: Batch, done: Tensor, mask: Tensor | None) -> Tensor:
+def _starts(batch: Step, done: Tensor, mask: Tensor | None) -> Tensor:
     """Bool ``[*B, T]``: tokens that don't continue the one before."""
     shape = batch.batch_size
     is_init = batch.get(IS_INIT, None)

@@ -29,11 +29,11 @@ def target_of(network: _M) -> _M:
 
 
 class _TargetUpdater:
-    """Finds the pairs of networks and targets in a loss."""
+    """Finds the pairs of networks and targets in a loss, at every call."""
 
     def __init__(self, loss_module: nn.Module) -> None:
-        self._pairs = list(_pairs(loss_module))
-        if not self._pairs:
+        self.loss_module = loss_module
+        if not list(_pairs(loss_module)):
             raise ArgumentError(
                 f"{type(loss_module).__name__} has no target network to update: build it with delay_value=True."
             )
@@ -45,7 +45,8 @@ class _TargetUpdater:
     def _follow(self, tau: float) -> None:
         """Move parameters by the fraction ``tau`` of their way; copy buffers."""
         with torch.no_grad():
-            for online, target in self._pairs:
+            for online, target in _pairs(self.loss_module):
+                _check_alike(online, target)
                 for source, follower in zip(online.parameters(), target.parameters(), strict=True):
                     follower.lerp_(source, tau) if tau < 1.0 else follower.copy_(source)
                 for source, follower in zip(online.buffers(), target.buffers(), strict=True):
@@ -137,3 +138,12 @@ def _pairs(loss_module: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
         online = children.get(name.removeprefix(_PREFIX))
         if name.startswith(_PREFIX) and online is not None:
             yield online, target
+
+
+def _check_alike(online: nn.Module, target: nn.Module) -> None:
+    kinds = [[value.shape for value in (*module.parameters(), *module.buffers())] for module in (online, target)]
+    if kinds[0] != kinds[1]:
+        raise ArgumentError(
+            f"The {type(online).__name__} has other parameters than its target network, as it was replaced or edited "
+            "since: make the target anew, loss.target_... = target_of(loss....)."
+        )

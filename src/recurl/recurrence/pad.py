@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import _VF, Tensor
 
+from recurl.autograd import is_vmap_active
 from recurl.recurrence.backend import LayerCall, Support, record_run
 from recurl.recurrence.cells import LayerWeights, States
 
@@ -29,6 +30,8 @@ class PadBackend:
         """It reads segment lengths on the host, and keeps torch.nn's buffers for the backward pass."""
         if torch.compiler.is_exporting():
             return "it reads segment lengths on the host, which can't be exported; use 'auto' or 'loop'"
+        if is_vmap_active():
+            return "torch.nn's kernels can't be mapped by torch.vmap; use 'fastest' or 'loop'"
         if support.options.recompute:
             return "torch.nn's kernels keep their own buffers, so recurrent_recompute must be 'none'"
         return None

@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from recurl import specs
 from recurl.errors import UnsupportedError
@@ -77,10 +76,8 @@ class Encoder(nn.Module):
 
     def forward(self, *observations: Tensor) -> Tensor:
         """Return the embedding."""
-        flat, layer = self.flat.forward(*observations), self.layer
-        if self.norm is not None:
-            flat = self.norm.forward(flat)
-        return torch.tanh(F.linear(flat, layer.weight, layer.bias))
+        flat = self.flat(*observations)
+        return torch.tanh(self.layer(flat if self.norm is None else self.norm(flat)))
 
 
 class Agent(nn.Module):

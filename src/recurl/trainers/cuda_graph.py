@@ -12,8 +12,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 
-from recurl.entries import Entries, leaves
 from recurl.errors import ArgumentError, UsageError
+from recurl.lowering import Entries, leaves
 
 Batch = TensorDictBase | Entries
 _WARM_UP = 3

@@ -10,10 +10,10 @@ from tensordict import TensorDictBase
 
 from recurl.collectors import Collector, OverlappedCollector
 from recurl.data import SequenceMinibatches
-from recurl.entries import Entries
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
+from recurl.lowering import Entries
 from recurl.modules import RewardScaler
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from tensordict import TensorDictBase
 
-from recurl.entries import takes_entries
 from recurl.errors import ArgumentTypeError, UnsupportedError
 from recurl.keys import RESET, NestedKey
+from recurl.lowering import Step, takes_entries
 from recurl.specs import Composite
 
 __all__ = ["Compose", "Transform", "fill_reset", "merge_reset", "reset_mask"]
@@ -40,8 +40,10 @@ class Transform:
         """Return the spec of ``done``, ``terminated`` and ``truncated``."""
         return done_spec
 
+    # Overrides get TensorDicts; those marked with ``takes_entries`` may get any ``Step``.
+
     @takes_entries
-    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+    def _reset(self, tensordict: Any, tensordict_reset: Any) -> Any:
         """Return the root after a reset.
 
         Args:
@@ -51,7 +53,7 @@ class Transform:
         return tensordict_reset
 
     @takes_entries
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+    def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
         """Return the ``next`` of a step, from the root that was stepped and the ``next`` made so far."""
         return next_tensordict
 
@@ -137,13 +139,13 @@ class Compose(Transform):
         return done_spec
 
     @takes_entries
-    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+    def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
         for part in self._parts:
             tensordict_reset = part._reset(tensordict, tensordict_reset)
         return tensordict_reset
 
     @takes_entries
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+    def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         for part in self._parts:
             next_tensordict = part._step(tensordict, next_tensordict)
         return next_tensordict
@@ -161,7 +163,7 @@ class Compose(Transform):
         return f"Compose({', '.join(map(repr, self._parts))})"
 
 
-def reset_mask(tensordict: TensorDictBase | None) -> torch.Tensor | None:
+def reset_mask(tensordict: Step | None) -> torch.Tensor | None:
     """Return which rows a reset concerns, bool ``[*B, 1]``, or None for all."""
     if tensordict is None or RESET not in tensordict:
         return None
@@ -169,9 +171,7 @@ def reset_mask(tensordict: TensorDictBase | None) -> torch.Tensor | None:
     return mask.unsqueeze(-1) if mask.ndim == tensordict.ndim else mask
 
 
-def merge_reset(
-    mask: torch.Tensor | None, fresh: torch.Tensor, tensordict: TensorDictBase, key: NestedKey
-) -> torch.Tensor:
+def merge_reset(mask: torch.Tensor | None, fresh: torch.Tensor, tensordict: Step, key: NestedKey) -> torch.Tensor:
     """Return ``fresh`` on the rows of ``mask`` and the value of ``key`` in ``tensordict``, where it has one, elsewhere.
 
     Args:
@@ -188,7 +188,7 @@ def merge_reset(
 def fill_reset(
     mask: torch.Tensor | None,
     value: float,
-    tensordict: TensorDictBase,
+    tensordict: Step,
     key: NestedKey,
     shape: Sequence[int],
     dtype: torch.dtype | None,
@@ -209,7 +209,7 @@ def fill_reset(
     return old.masked_fill(_like(mask, old, tensordict), value)
 
 
-def _like(mask: torch.Tensor, value: torch.Tensor, tensordict: TensorDictBase) -> torch.Tensor:
+def _like(mask: torch.Tensor, value: torch.Tensor, tensordict: Step) -> torch.Tensor:
     """Return ``mask`` with as many dimensions as ``value``."""
     if mask.ndim == value.ndim:
         return mask

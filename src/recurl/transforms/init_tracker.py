@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDictBase
 
-from recurl.entries import takes_entries
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, IS_INIT
+from recurl.lowering import Step, takes_entries
 from recurl.specs import Binary, Composite
 from recurl.transforms.base import Transform, reset_mask
 
@@ -47,7 +46,7 @@ class InitTracker(Transform):
         return spec
 
     @takes_entries
-    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+    def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
         mask = reset_mask(tensordict)
         if mask is None:
             flag = torch.ones((*tensordict_reset.batch_size, 1), dtype=torch.bool, device=tensordict_reset.device)
@@ -56,7 +55,7 @@ class InitTracker(Transform):
         return tensordict_reset.set(self.init_key, flag)
 
     @takes_entries
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+    def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         return next_tensordict.set(self.init_key, torch.zeros_like(next_tensordict[DONE]))
 
     def __repr__(self) -> str:

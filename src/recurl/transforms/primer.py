@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tensordict import TensorDictBase
-
-from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.keys import NestedKey
+from recurl.lowering import Step, takes_entries
 from recurl.specs import Composite, TensorSpec
 from recurl.transforms.base import Transform, fill_reset, merge_reset, reset_mask
 
@@ -89,7 +87,7 @@ class TensorDictPrimer(Transform):
         return target
 
     @takes_entries
-    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+    def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
         mask = reset_mask(tensordict)
         batch = tensordict_reset.batch_size
         for key, spec in self._specs:
@@ -103,7 +101,7 @@ class TensorDictPrimer(Transform):
         return tensordict_reset
 
     @takes_entries
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+    def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         for key, _ in self._specs:
             if key not in next_tensordict:
                 if key not in tensordict:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from tensordict import TensorDictBase
 
-from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import REWARD
+from recurl.lowering import Step, takes_entries
 from recurl.specs import Composite, Unbounded
 from recurl.transforms.base import Transform, fill_reset, reset_mask
 
@@ -48,14 +47,14 @@ class RewardSum(Transform):
         return spec
 
     @takes_entries
-    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+    def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
         mask = reset_mask(tensordict)
         for key in self.out_keys:
             tensordict_reset.set(key, fill_reset(mask, 0.0, tensordict_reset, key, (1,), torch.float32))
         return tensordict_reset
 
     @takes_entries
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+    def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             if out_key not in tensordict:
                 raise MissingKeyError(

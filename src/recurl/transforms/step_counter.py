@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDictBase
 
-from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import DONE, TRUNCATED
+from recurl.lowering import Step, takes_entries
 from recurl.specs import Binary, Bounded, Composite
 from recurl.transforms.base import Transform, fill_reset, reset_mask
 
@@ -66,7 +65,7 @@ class StepCounter(Transform):
         return spec
 
     @takes_entries
-    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+    def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
         mask = reset_mask(tensordict)
         entries = [(self.step_count_key, torch.int64)]
         if self.truncated_key != TRUNCATED and self.max_steps is not None:
@@ -76,7 +75,7 @@ class StepCounter(Transform):
         return tensordict_reset
 
     @takes_entries
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+    def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         if self.step_count_key not in tensordict:
             raise MissingKeyError(
                 f"The root that is stepped lacks {self.step_count_key!r}: step what env.reset() or step_mdp returned."

@@ -6,13 +6,14 @@ from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.data.replay_buffers.buffers import ReplayBuffer
 from recurl.data.replay_buffers.marks import mark_starts
 from recurl.errors import ArgumentError, UsageError
-from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key
+from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key, normalize_key
+from recurl.lowering import Network, inputs_of, modules_leading_to
 from recurl.mode import set_recurrent_mode
 from recurl.recurrence import Boundaries, boundaries_of, record_backends
 
@@ -20,24 +21,25 @@ __all__ = ["BurnIn", "ZeroStart", "refresh_states", "slice_priorities"]
 
 
 class _Memory:
-    """The recurrent states of a policy, and the part of it that computes them."""
+    """The recurrent states of a policy, and the part of it that computes them, as the policy is now."""
 
     def __init__(self, policy: TensorDictModuleBase) -> None:
         modules = [module for module in policy.modules() if hasattr(module, "make_tensordict_primer")]
         if not modules:
             raise ArgumentError(f"The policy must have a recurrent module; {type(policy).__name__} has none.")
         self.keys = list(dict.fromkeys(key for module in modules for key in cast(Any, module).state_keys))
-        outputs = [next_key(key) for key in self.keys]
-        self._part = policy.select_subsequence(out_keys=outputs) if isinstance(policy, TensorDictSequential) else policy
+        self._network = Network(modules_leading_to(policy, map(next_key, self.keys)))
+        read = [normalize_key(key) for module in self._network.modules for key in module.in_keys]
+        self._reads = list(dict.fromkeys([*read, IS_INIT, TRAJ_IDS]))
 
     def select(self, sample: TensorDictBase) -> TensorDictBase:
         """Return what the part reads."""
-        return sample.select(*self._part.in_keys, IS_INIT, TRAJ_IDS, strict=False)
+        return sample.select(*self._reads, strict=False)
 
     def run(self, sequences: TensorDictBase) -> dict[NestedKey, Tensor]:
         """Return the states after every step of flat ``sequences``, by root key, without gradient."""
         with torch.no_grad(), set_recurrent_mode(True):
-            result = self._part(sequences)
+            result = self._network(inputs_of(sequences, self._reads, [self._network]))
         return {key: result.get(next_key(key)) for key in self.keys}
 
 
@@ -74,20 +76,22 @@ class BurnIn:
     def __init__(self, policy: TensorDictModuleBase, steps: int) -> None:
         if steps < 0:
             raise ArgumentError(f"The number of burn-in steps must not be negative, got {steps}.")
+        self.policy = policy
         self.steps = steps
-        self._memory = _Memory(policy)
+        _Memory(policy)
 
     def __call__(self, sample: TensorDictBase) -> TensorDictBase:
         """Return the steps after the prefixes."""
         prefix = self.prefix(sample)
         rest = sample[~prefix]
-        sequences = self._memory.select(sample)[prefix]
+        memory = _Memory(self.policy)
+        sequences = memory.select(sample)[prefix]
         if sequences.numel() == 0:
             return rest
         after_prefix = torch.cat([prefix.new_zeros(1), prefix[:-1]])
         cuts = after_prefix[~prefix]
         ends = ~torch.cat([prefix[1:], prefix.new_zeros(1)])[prefix]
-        for key, state in self._memory.run(sequences).items():
+        for key, state in memory.run(sequences).items():
             stored = rest.get(key, None)
             fresh = state.new_zeros(rest.numel(), *state.shape[1:]) if stored is None else stored.clone()
             fresh[cuts] = state[ends]
@@ -117,13 +121,14 @@ class ZeroStart:
     """
 
     def __init__(self, policy: TensorDictModuleBase) -> None:
-        self._keys = _Memory(policy).keys
+        self.policy = policy
+        _Memory(policy)
 
     def __call__(self, sample: TensorDictBase) -> TensorDictBase:
         """Return the sample with zero states at slice starts."""
         starts = sample.get(IS_INIT).reshape(sample.batch_size)
         result = sample.copy()
-        for key in self._keys:
+        for key in _Memory(self.policy).keys:
             state = result.get(key, None)
             if state is not None:
                 result.set(key, state.masked_fill(starts.reshape(-1, *(1,) * (state.ndim - 1)), 0))

@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.errors import ArgumentError
-from recurl.keys import next_key
+from recurl.keys import NestedKey, next_key
 from recurl.objectives.common import entry, per_token, standardized
 from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
 from recurl.objectives.value.functional import generalized_advantage_estimate
@@ -86,10 +86,17 @@ class GAE(TensorDictModuleBase):
         self.value_network = value_network
         self.average_gae = average_gae
         self.differentiable = differentiable
-        self._unroll = None if value_network is None else Unroll(value_network, _VALUE)
-        read = [_VALUE, next_key(_VALUE)] if self._unroll is None else self._unroll.in_keys
-        self.in_keys = cast(Any, [*read, *SEQUENCE_KEYS])
         self.out_keys = cast(Any, [_ADVANTAGE, _TARGET, _VALUE, next_key(_VALUE)])
+        self._unroll()
+
+    @property
+    def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network
+        """All that is read of a batch."""
+        unroll = self._unroll()
+        return [*([_VALUE, next_key(_VALUE)] if unroll is None else unroll.in_keys), *SEQUENCE_KEYS]
+
+    def _unroll(self) -> Unroll | None:
+        return None if self.value_network is None else Unroll(self.value_network, _VALUE)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write advantages, targets and values into ``tensordict`` and return it."""
@@ -106,22 +113,23 @@ class GAE(TensorDictModuleBase):
         tensordict.set(next_key(_VALUE), next_value.unsqueeze(-1))
         return tensordict
 
-    def not_lowered(self) -> str | None:
-        """Say why the critic runs on TensorDicts, module by module, or None where it runs as calls on tensors."""
-        return None if self._unroll is None else self._unroll.not_lowered()
+    def why_not_lowered(self) -> str | None:
+        """Say why the critic runs on TensorDicts, or return None where it runs as calls on tensors."""
+        unroll = self._unroll()
+        return None if unroll is None else unroll.why_not_lowered()
 
     def _values(self, tensordict: TensorDictBase, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """V of every observation and of every next one, ``[*B, T]`` each."""
-        shape = tensordict.batch_size
-        if self._unroll is None:
+        shape, unroll = tensordict.batch_size, self._unroll()
+        if unroll is None:
             value, following = (
                 per_token(key, entry(tensordict, key, "Or pass a value_network, which computes it."), shape)
                 for key in (_VALUE, next_key(_VALUE))
             )
             return value, following.masked_fill(sequences.terminated, 0.0)
-        run = self._unroll.run(tensordict, sequences)
+        run = unroll.run(tensordict, sequences)
         value = per_token(_VALUE, cast(Tensor, run.get(_VALUE)), shape)
-        return value, per_token(_VALUE, self._unroll.following(tensordict, sequences, run), shape)
+        return value, per_token(_VALUE, unroll.following(tensordict, sequences, run), shape)
 
 
 def _finish(advantage: Tensor, target: Tensor, mask: Tensor | None, average: bool) -> tuple[Tensor, Tensor]:

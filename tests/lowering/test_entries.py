@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurl.entries import Entries, leaves, like, takes_entries, unmarked
+from recurl.lowering import Entries, leaves, like, takes_entries, unmarked
 
 
 def step() -> Entries:

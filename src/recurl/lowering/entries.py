@@ -1,26 +1,84 @@
 """A dict of tensors that stands in for a TensorDict where one is made, filled and dropped at every step.
 
 Setting an entry of a TensorDict costs microseconds, more than the arithmetic of a small policy. The parts of recurl
-that run at every step ask little of it: get, set, membership, the batch size. Code that asks for no more than
-:class:`Entries` answers is marked with :func:`takes_entries`; what overrides it loses the mark, and the whole falls
-back to TensorDicts.
+that run at every step need little of it: get, set, membership, the batch size. :class:`Step` lists what they need.
+A method that needs no more is marked with :func:`takes_entries`; an override loses the mark, and the whole runs on
+TensorDicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor
 
 from recurl.keys import NestedKey
 
-__all__ = ["Entries", "leaves", "like", "takes_entries", "unmarked"]
+__all__ = ["Entries", "Step", "StepT", "leaves", "like", "takes_entries", "unmarked"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MARK = "_recurl_takes_entries"
+
+
+class Step(Protocol):
+    """Tensors by name with a common batch size: what a step needs of a TensorDict, and all that ``Entries`` offers."""
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Leading dimensions of every entry."""
+        ...
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the entries are; None where that isn't said."""
+        ...
+
+    @property
+    def ndim(self) -> int:
+        """Number of batch dimensions."""
+        ...
+
+    def get(self, key: Any, default: Any = ..., /) -> Any:
+        """Return an entry, or ``default``."""
+        ...
+
+    def set(self, key: Any, value: Any, /) -> Any:
+        """Set an entry."""
+        ...
+
+    def __contains__(self, key: Any, /) -> bool: ...
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+    def items(self) -> Any:
+        """Return names and values, nested ones not opened."""
+        ...
+
+    def keys(self) -> Any:
+        """Return the names."""
+        ...
+
+    def pop(self, key: Any, /) -> Any:
+        """Remove an entry and return it."""
+        ...
+
+    def update(self, entries: Any, /) -> Any:
+        """Set several entries."""
+        ...
+
+    def exclude(self, *names: Any) -> Any:
+        """Return the same without some entries; tensors are shared."""
+        ...
+
+    def copy(self) -> Any:
+        """Return the same, nested entries too; tensors are shared."""
+        ...
+
+
+StepT = TypeVar("StepT", bound=Step)
 
 
 class Entries(dict[Any, Any]):
@@ -51,10 +109,12 @@ class Entries(dict[Any, Any]):
         self.device = device
 
     @classmethod
-    def of(cls, tensordict: TensorDictBase) -> Entries:
-        """Return the entries of ``tensordict``, its tensors shared."""
+    def of(cls, tensordict: Step) -> Entries:
+        """Return the entries of ``tensordict``, its tensors shared; ``Entries`` as they are."""
+        if isinstance(tensordict, Entries):
+            return tensordict
         entries = {
-            name: value if isinstance(value, Tensor) else cls.of(cast(TensorDictBase, value))
+            name: value if isinstance(value, Tensor) else cls.of(value)  # pyright: ignore[reportArgumentType] - nested
             for name, value in tensordict.items()
         }
         return cls(entries, tensordict.batch_size, tensordict.device)
@@ -115,20 +175,16 @@ class Entries(dict[Any, Any]):
         return Entries(entries, self.batch_size, self.device)
 
 
-def leaves(
-    tensordict: TensorDictBase | Entries, prefix: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+def leaves(tensordict: Step, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     """Yield the path and the tensor of every entry, nested ones included."""
     for name, value in tensordict.items():
         if isinstance(value, Tensor):
             yield (*prefix, name), value
         else:
-            yield from leaves(cast(TensorDictBase, value), (*prefix, name))
+            yield from leaves(value, (*prefix, name))
 
 
-def like(
-    given: TensorDictBase | None, entries: Mapping[Any, Tensor], batch_size: torch.Size, device: torch.device | None
-) -> Any:
+def like(given: Step | None, entries: Mapping[Any, Tensor], batch_size: torch.Size, device: torch.device | None) -> Any:
     """Return ``entries`` on ``device`` as ``given`` is: as ``Entries``, or else as a TensorDict."""
     if not isinstance(given, Entries):
         return TensorDict(dict(entries), batch_size, device=device)

@@ -1,0 +1,34 @@
+"""Running TensorDict modules as calls on tensors where nothing asks for a TensorDict."""
+
+from recurl.lowering.entries import Entries, Step, StepT, leaves, like, takes_entries, unmarked
+from recurl.lowering.module import Link, Linkable, in_order, link
+from recurl.lowering.network import (
+    Network,
+    distribution_of,
+    inputs_from,
+    inputs_of,
+    modules_in_order,
+    modules_leading_to,
+    why_not_lowered,
+)
+
+__all__ = [
+    "Entries",
+    "Link",
+    "Linkable",
+    "Network",
+    "Step",
+    "StepT",
+    "distribution_of",
+    "in_order",
+    "inputs_from",
+    "inputs_of",
+    "leaves",
+    "like",
+    "link",
+    "modules_in_order",
+    "modules_leading_to",
+    "takes_entries",
+    "unmarked",
+    "why_not_lowered",
+]

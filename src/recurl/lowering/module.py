@@ -1,0 +1,228 @@
+"""One TensorDict module as a call on tensors: what is left of it where no TensorDict is needed.
+
+What TensorDict modules do around the arithmetic of a small network costs more than the arithmetic. A link calls what
+is inside a module on :class:`~recurl.lowering.Entries`: the same operations on the same shapes, hence the same bits.
+Links are made for one call, or one batch, and dropped: nothing that outlives a call refers to modules that the tree
+may have replaced since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeAlias, cast
+
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+    skip_existing,
+)
+from torch import Tensor, nn
+
+from recurl.errors import UsageError
+from recurl.keys import NestedKey, normalize_key
+from recurl.lowering.entries import Entries, unmarked
+
+__all__ = ["Link", "Linkable", "Links", "children_in_order", "hooked", "in_order", "link"]
+
+Link: TypeAlias = Callable[[Entries], Any]
+_IN_ORDER = "_recurl_in_order"
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Linkable(Protocol):
+    """A TensorDict module that says itself how it runs on ``Entries``."""
+
+    def link_entries(self) -> Link | str:
+        """Return a function of ``Entries`` that writes what ``forward`` writes now, or why there is none."""
+        ...
+
+
+def link(module: object) -> Link | str:
+    """Return a function of ``Entries`` that writes what ``module`` writes into a TensorDict of them, or why not.
+
+    It serves: ``TensorDictModule``, methods marked with :func:`~recurl.lowering.takes_entries`, modules that are
+    :class:`Linkable`, and sequences of these. It is valid until the next edit of the module tree.
+
+    Example:
+        >>> import torch
+        >>> net = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["logits"])
+        >>> step = Entries({"observation": torch.zeros(4, 3)}, torch.Size([4]))
+        >>> link(net)(step); step["logits"].shape
+        torch.Size([4, 2])
+        >>> link(print)
+        'builtin_function_or_method is no TensorDict module'
+    """
+    if not isinstance(module, TensorDictModuleBase):
+        return f"{type(module).__name__} is no TensorDict module"
+    reason = hooked(module) or ("tensordict's set_skip_existing is in force" if skip_existing() else None)
+    if reason is not None:
+        return reason
+    if hasattr(type(module), "link_entries"):
+        return cast(Linkable, module).link_entries()
+    if isinstance(module, TensorDictSequential):
+        return _link_sequence(module)
+    if isinstance(module, TensorDictModule):
+        return _network_does_more(module) or _Network(module)
+    return unmarked(module, "forward") or cast(Link, module.forward)
+
+
+def hooked(module: nn.Module) -> str | None:
+    """Say that ``module`` has hooks, which a link would not run, or return None."""
+    values = vars(module)
+    if any(values.get(name) for name in _HOOKS):
+        return f"{type(module).__name__} has hooks"
+    if nn.modules.module._has_any_global_hook():  # pyright: ignore[reportPrivateUsage] - torch has no other
+        return "torch has global module hooks"
+    return None
+
+
+class Links:
+    """Links that run one after another.
+
+    Args:
+        links: what :func:`link` returned for each module.
+    """
+
+    __slots__ = ("_links",)
+
+    def __init__(self, links: Iterable[Link]) -> None:
+        self._links = tuple(links)
+
+    def __call__(self, entries: Entries) -> Entries:
+        """Run them all on ``entries`` and return it."""
+        for run in self._links:
+            run(entries)
+        return entries
+
+
+def links_of(modules: Iterable[object]) -> Links | str:
+    """Return the links of ``modules``, in order, or why one of them has none."""
+    links: list[Link] = []
+    for module in modules:
+        found = link(module)
+        if isinstance(found, str):
+            return found
+        links.append(found)
+    return Links(links)
+
+
+# -- sequences
+
+
+def in_order(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a ``forward`` of a sequence: it does no more than tensordict's own, which runs the modules in order."""
+    setattr(forward, _IN_ORDER, True)
+    return forward
+
+
+_SEQUENCE_FORWARDS = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
+
+
+def children_in_order(sequence: TensorDictSequential) -> list[Any] | str:
+    """Return the modules that ``sequence`` runs one after the other, or say what else it does."""
+    forward = type(sequence).forward
+    plain = forward in _SEQUENCE_FORWARDS or getattr(forward, _IN_ORDER, False)
+    plain = plain and "forward" not in vars(sequence)
+    plain = plain and sequence.inplace in (None, True) and not sequence.partial_tolerant
+    held: Any = sequence.module
+    children = list(held.values() if isinstance(held, Mapping | nn.ModuleDict) else held)
+    if isinstance(sequence, ProbabilisticTensorDictSequential):
+        # Several samplers, or a prefix that already writes the action, follow rules of tensordict's own.
+        kinds = ProbabilisticTensorDictModule | ProbabilisticTensorDictSequential
+        plain = plain and not any(isinstance(child, kinds) for child in children[:-1])
+        plain = plain and sequence._requires_sample and not sequence.return_composite  # pyright: ignore[reportPrivateUsage] - no other name
+    if not plain:
+        return f"{type(sequence).__name__} does more than run its modules in order"
+    return children
+
+
+def selects(module: TensorDictModuleBase) -> bool:
+    """Whether ``module`` keeps only some of what it computes."""
+    return getattr(module, "_select_before_return", False) or module.out_keys != module.out_keys_source
+
+
+def _link_sequence(sequence: TensorDictSequential) -> Link | str:
+    children = children_in_order(sequence)
+    if isinstance(children, str):
+        return children
+    links = links_of(children)
+    return _Selection(links, sequence) if isinstance(links, Links) and selects(sequence) else links
+
+
+class _Selection:
+    """Runs links; of what they write, keeps the selected entries and what was there before."""
+
+    __slots__ = ("_links", "_others", "_selected")
+
+    def __init__(self, links: Links, sequence: TensorDictSequential) -> None:
+        self._links = links
+        self._selected = [normalize_key(key) for key in sequence.out_keys]
+        self._others = {normalize_key(key) for key in sequence.out_keys_source} - set(self._selected)
+
+    def __call__(self, entries: Entries) -> None:
+        inside = self._links(entries.copy())
+        for key in (*self._selected, *(key for key in self._others if key in entries)):
+            entries.set(key, inside[key])
+
+
+# -- networks on tensors
+
+
+def _network_does_more(module: TensorDictModule) -> str | None:
+    name = type(module).__name__
+    if type(module).forward is not TensorDictModule.forward or "forward" in vars(module):
+        return f"{name} has a forward of its own"
+    special = module.method_kwargs or module._get_kwargs or module._kwargs is not None  # pyright: ignore[reportPrivateUsage] - no other name
+    if special or module.method is not None or module.inplace is not True or selects(module):
+        return f"{name} has inplace, method, selected out_keys or a dict of in_keys"
+    return None
+
+
+class _Network:
+    """Calls the network inside a ``TensorDictModule``."""
+
+    __slots__ = ("_module", "_reads", "_writes")
+
+    def __init__(self, module: TensorDictModule) -> None:
+        self._module = module
+        self._reads = [normalize_key(key) for key in module.in_keys]
+        self._writes = [normalize_key(key) for key in module.out_keys]
+
+    def __call__(self, entries: Entries) -> None:
+        inputs = [entries.get(key) for key in self._reads]
+        if any(value is None for value in inputs):
+            self._run_on_tensordict(entries)  # which explains what is missing, or can do without
+            return
+        outputs, writes = self._module.module(*inputs), self._writes
+        if type(outputs) is Tensor and len(writes) == 1:
+            entries.set(writes[0], outputs)
+            return
+        for key, value in zip(writes, _outputs(outputs, writes), strict=True):
+            _write(entries, key, value)
+
+    def _run_on_tensordict(self, entries: Entries) -> None:
+        result = self._module(entries.to_tensordict())
+        for key in self._writes:
+            _write(entries, key, result.get(key, None))
+
+
+def _write(entries: Entries, key: NestedKey, value: Any) -> None:
+    if key != "_":
+        entries.set(key, value if isinstance(value, Tensor) else Entries.of(TensorDict.from_any(value)))
+
+
+def _outputs(outputs: Any, keys: list[NestedKey]) -> tuple[Any, ...]:
+    """Return what a network gave, one value for each of the out keys."""
+    if isinstance(outputs, dict | TensorDictBase) and all(key in outputs for key in keys):
+        return tuple(outputs[key] for key in keys)
+    values = outputs if isinstance(outputs, tuple) else () if outputs is None else (outputs,)
+    if len(values) != len(keys):
+        raise UsageError(
+            f"A module must give one tensor for each of its out_keys {keys}, got {len(values)}. A network that gives "
+            "location and scale of a distribution ends with a NormalParamExtractor."
+        )
+    return values

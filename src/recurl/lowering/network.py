@@ -1,0 +1,130 @@
+"""The networks that a loss runs: modules in order, on ``Entries`` where each of them can be linked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase, TensorDictSequential
+from torch import Tensor
+from torch import distributions as d
+
+from recurl.keys import NestedKey, normalize_key
+from recurl.lowering.entries import Entries, Step, unmarked
+from recurl.lowering.module import Links, children_in_order, hooked, links_of, selects
+
+__all__ = [
+    "Network",
+    "distribution_of",
+    "inputs_from",
+    "inputs_of",
+    "modules_in_order",
+    "modules_leading_to",
+    "why_not_lowered",
+]
+
+
+class Network:
+    """TensorDict modules that run one after another, as they are now; the results are the same bits on ``Entries``.
+
+    Make it for one call: it sees no later edit of the module tree.
+
+    Args:
+        modules: what :func:`modules_in_order` returns, or a part of that; or a policy.
+
+    Example:
+        >>> from tensordict.nn import TensorDictModule
+        >>> net = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["logits"])
+        >>> network = Network([net])
+        >>> print(network.why_not_lowered())
+        None
+        >>> network(Entries({"observation": torch.zeros(4, 3)}, torch.Size([4])))["logits"].shape
+        torch.Size([4, 2])
+    """
+
+    __slots__ = ("_links", "modules")
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self.modules = tuple(modules)
+        self._links = links_of(self.modules)
+
+    def why_not_lowered(self) -> str | None:
+        """Say why the modules have to run on TensorDicts, or return None if they needn't."""
+        return self._links if isinstance(self._links, str) else None
+
+    def __call__(self, run: Step) -> Step:
+        """Run the modules on ``run`` (``Entries`` only where they can be lowered) and return what they wrote to.
+
+        That is ``run`` itself unless a module makes a new TensorDict.
+        """
+        if isinstance(run, Entries):
+            assert isinstance(self._links, Links)
+            return self._links(run)
+        for module in self.modules:
+            run = module(run)
+        return run
+
+
+def why_not_lowered(networks: Iterable[Network]) -> str | None:
+    """Say why one of ``networks`` has to run on TensorDicts, or return None if none has."""
+    return next((why for network in networks if (why := network.why_not_lowered()) is not None), None)
+
+
+def inputs_of(batch: Step, keys: Iterable[NestedKey], networks: Iterable[Network]) -> Step:
+    """Return those of ``keys`` that ``batch`` has, in what ``networks`` run on: ``Entries``, or else a TensorDict.
+
+    What a module writes there, nested entries included, doesn't reach ``batch``; the tensors are shared.
+    """
+    entries = {key: value for key in keys if (value := batch.get(key, None)) is not None}
+    return inputs_from(entries, batch.batch_size, batch.device, networks)
+
+
+def inputs_from(
+    entries: Mapping[NestedKey, Tensor],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    networks: Iterable[Network],
+) -> Step:
+    """Return ``entries`` in what ``networks`` run on."""
+    lowered = why_not_lowered(networks) is None
+    run: Any = Entries({}, batch_size, device) if lowered else TensorDict({}, batch_size, device=device)
+    for key, value in entries.items():
+        run.set(key, value)
+    return run
+
+
+def modules_in_order(module: TensorDictModuleBase) -> list[TensorDictModuleBase]:
+    """Return the modules that ``module`` runs one after the other, with nested sequences opened.
+
+    A sequence that selects its outputs, has hooks, or does more than run its modules stays as it is.
+    """
+    if not isinstance(module, TensorDictSequential) or hooked(module) is not None or selects(module):
+        return [module]
+    children = children_in_order(module)
+    if isinstance(children, str):
+        return [module]
+    return [leaf for child in children for leaf in modules_in_order(child)]
+
+
+def modules_leading_to(module: TensorDictModuleBase, keys: Iterable[NestedKey]) -> list[TensorDictModuleBase]:
+    """Return those of the modules that ``module`` runs in order that ``keys`` depend on."""
+    wanted, needed = set(keys), list[TensorDictModuleBase]()
+    for part in reversed(modules_in_order(module)):
+        if wanted & {normalize_key(key) for key in part.out_keys}:
+            needed.insert(0, part)
+            wanted |= {normalize_key(key) for key in part.in_keys}
+    return needed
+
+
+def distribution_of(sampler: TensorDictModuleBase, run: Step) -> d.Distribution:
+    """Return the distribution that ``sampler``, the last module of a policy, makes of the parameters in ``run``."""
+    if isinstance(run, Entries):
+        plain = (
+            getattr(type(sampler), "get_dist", None) is ProbabilisticTensorDictModule.get_dist
+            or unmarked(sampler, "get_dist") is None
+        )
+        if not plain or not all(isinstance(run.get(key), Tensor) for key in sampler.in_keys):
+            run = run.to_tensordict()
+    return cast(Any, sampler).get_dist(run)

@@ -10,6 +10,8 @@ from recurl.errors import ArgumentTypeError
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 ACTION = "action"
+COLLECTOR = "collector"
+"""What a collector, a buffer or a rollout notes about steps is under this key."""
 DONE = "done"
 IS_INIT = "is_init"
 MASK = ("collector", "mask")
@@ -21,6 +23,8 @@ STORED = ("collector", "stored")
 """Beside each entry that a sample changes, what is stored: ``is_init`` as collected is at ``(*STORED, "is_init")``."""
 TERMINATED = "terminated"
 TRAJ_IDS = ("collector", "traj_ids")
+TRAJ_STEPS = ("collector", "traj_steps")
+"""Number of a step within its trajectory id, from 0: a token continues the one before it by the next number."""
 TRUNCATED = "truncated"
 
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from recurl.collectors.background import CollectorBase, Extendable, whole
 from recurl.collectors.batch import BatchWriter
-from recurl.collectors.trajectory_ids import TRAJECTORY_IDS
 from recurl.collectors.weights import Weights, state_of
 from recurl.envs import Act, EnvBase, StepCounter, interact
+from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.transformed import TransformedEnv
 from recurl.envs.utils import check_policy_wiring, policy_transforms
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WiringError
-from recurl.keys import ACTION, DONE, NEXT, TRUNCATED
+from recurl.keys import ACTION, DONE, NEXT, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType, set_exploration_type
 from recurl.modules import recurrent_modules
@@ -44,7 +44,10 @@ class Collector(CollectorBase):
 
     A batch holds at the root what the policy saw and wrote, under ``"next"`` what came of it (with the true final
     observation and the reward, and ``done``, ``terminated``, ``truncated``), and ``("collector", "traj_ids")``: int64
-    ``[*B, T]``, unique over all collectors of the process and its workers. Recurrent modules always step sequentially,
+    ``[*B, T]``, unique over all collectors of the process and its workers (ids of two programs may be the same), with
+    ``("collector", "traj_steps")``: int64 ``[*B, T]``, the number of the step within its id, from 0. A token continues
+    the one before it only where the id is the same and the number the next: any indexing of a batch, shuffling
+    included, is replayed right. Recurrent modules always step sequentially,
     whatever the mode outside. Their states are carried from step to step and, unless ``reset_at_each_iter``, from batch
     to batch. Every batch has memory of its own.
 
@@ -132,7 +135,7 @@ class Collector(CollectorBase):
         self._pending_weights: dict[str, Tensor] | None = None
         self._root: Step | None = None
         self._resets = 0
-        self._traj_ids = self._new_ids()
+        self._trajectories = Trajectories(env.batch_size, env.device)
 
     def _collect(self) -> TensorDict:
         pending, self._pending_weights = self._pending_weights, None
@@ -141,7 +144,8 @@ class Collector(CollectorBase):
         if self._root is None:
             self._root = self.env.reset()
         elif self.reset_at_each_iter:
-            self._root, self._traj_ids = self.env.reset(), self._new_ids()
+            self._root = self.env.reset()
+            self._trajectories.renew()
         elif self.env.full_resets != self._resets:
             raise UsageError(
                 "The collector's environment was reset elsewhere since the last batch, as a rollout does, so its "
@@ -150,6 +154,7 @@ class Collector(CollectorBase):
         self._resets = self.env.full_resets
         writer, frames = BatchWriter(self.env.batch_size, self.steps_per_batch, self.storing_device), self.frames
 
+        self._trajectories.begin_batch(self.steps_per_batch)
         with self._exploring():
             write = partial(self._record, writer)
             act, reason = self._prepared()
@@ -158,22 +163,24 @@ class Collector(CollectorBase):
                 self._root = interact(self.env, act, root, self.steps_per_batch, write=write)
             except BaseException as error:
                 # The environment has gone on from the old root, and nobody has seen the steps since.
-                self._root, self._traj_ids, self.frames = None, self._new_ids(), frames
+                self._root, self.frames = None, frames
+                self._trajectories.renew()
                 if isinstance(error, RuntimeError):
                     explain_missing_scale(error)
                 raise
         batch = writer.finish()
+        batch.set(TRAJ_STEPS, self._trajectories.end_batch().to(self.storing_device or "cpu"))
         if self.set_truncated:
             _truncate_last(batch.get(NEXT))
-            self._traj_ids = self._new_ids()
+            self._trajectories.renew()
         return batch
 
     def _record(self, writer: BatchWriter, step: int, tensordict: Step) -> None:
-        writer.write(step, tensordict, self._traj_ids)
+        writer.write(step, tensordict, self._trajectories.ids)
         done = tensordict.get(NEXT).get(DONE)
         if done.any():
-            self._traj_ids = torch.where(done.squeeze(-1), self._new_ids(), self._traj_ids)
-        self.frames += self._traj_ids.numel()
+            self._trajectories.end(step, done.squeeze(-1))
+        self.frames += done.numel()
 
     def why_not_lowered(self) -> str | None:
         """Say why steps are made on TensorDicts, or return None where they are made on plain tensors."""
@@ -218,9 +225,6 @@ class Collector(CollectorBase):
         if action.shape != like.shape and like.shape[:-1] == action.shape:
             return F.one_hot(action, like.shape[-1]).to(like.dtype)
         return action
-
-    def _new_ids(self) -> Tensor:
-        return TRAJECTORY_IDS.take(self.env.batch_size, self.env.device)
 
     def _prepare_background(self) -> None:
         if self.policy is self._original_policy and isinstance(self.policy, nn.Module):
@@ -268,7 +272,7 @@ class Collector(CollectorBase):
         saves = self._root is not None and self.env.can_save_state
         return {
             "frames": self.frames,
-            "traj_ids": self._traj_ids.clone(),
+            **self._trajectories.state_dict(),
             "root": self._plain(self._root).to_dict() if saves and self._root is not None else None,
             "env": self.env.get_state() if saves else None,
         }
@@ -283,14 +287,15 @@ class Collector(CollectorBase):
         self._check_idle()
         self.frames = state["frames"]
         restored = state["env"] is not None
+        TRAJECTORY_IDS.skip(state["traj_ids"])
+        self._root = None
         if restored:
             self.env.set_state(state["env"])
             self._root = TensorDict.from_dict(state["root"], batch_size=self.env.batch_size, device=self.env.device)
-            self._traj_ids = state["traj_ids"].clone()
-            TRAJECTORY_IDS.skip(self._traj_ids)
             self._resets = self.env.full_resets
+            self._trajectories.load_state_dict(state)
         else:
-            self._root, self._traj_ids = None, self._new_ids()
+            self._trajectories.renew()
         return restored
 
     def _close(self) -> None:

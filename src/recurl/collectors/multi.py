@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from recurl.collectors.background import CollectorBase, Extendable, whole
 from recurl.collectors.collector import Policy
-from recurl.collectors.trajectory_ids import TRAJECTORY_IDS
 from recurl.collectors.weights import SharedWeights, Weights
 from recurl.collectors.worker import CollectorInfo, serve_collector
 from recurl.envs import EnvBase
+from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.envs.workers import Reply, Task, WorkerGroup, creators
 from recurl.envs.workers_memory import SharedTensors
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from recurl.collectors.collector import Policy
 from recurl.collectors.multi import MultiCollector
-from recurl.collectors.trajectory_ids import TRAJECTORY_IDS
 from recurl.collectors.weights import Weights
 from recurl.envs import EnvBase
+from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.errors import UsageError
 from recurl.keys import NestedKey
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from recurl.collectors.batch import BatchWriter
 from recurl.collectors.collector import Collector, Policy
-from recurl.collectors.trajectory_ids import TRAJECTORY_IDS
 from recurl.collectors.weights import SharedWeights
 from recurl.envs import EnvBase
+from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_env import make_env
 from recurl.envs.workers_memory import Entry, SharedTensors
@@ -50,7 +50,7 @@ class _WorkerCollector(Collector):
 
     def new_trajectories(self) -> None:
         """Take new ids for the running trajectories."""
-        self._traj_ids = self._new_ids()
+        self._trajectories.renew()
 
     def _record(self, writer: BatchWriter, step: int, tensordict: Step) -> None:
         super()._record(writer, step, tensordict)

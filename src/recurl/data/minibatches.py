@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.continuity import check_order, sources_of
 from recurl.data.replay_buffers.marks import mark_starts
 from recurl.errors import ArgumentError
-from recurl.keys import IS_INIT, TRAJ_IDS
 from recurl.lowering import Entries, leaves
 from recurl.recurrence.boundaries import Boundaries
 
@@ -42,6 +42,7 @@ class SequenceMinibatches:
     Raises:
         ArgumentError: the batch has no time dimension, ``slice_len`` or ``num_minibatches`` is not positive, or there
             are fewer sequences than minibatches.
+        UsageError: the tokens of the batch don't follow each other; see :func:`~recurl.continuity.check_order`.
 
     Example:
         >>> from tensordict import TensorDict
@@ -74,6 +75,7 @@ class SequenceMinibatches:
                 f"{len(self._starts)} sequences of {slice_len or length} tokens in a batch of shape "
                 f"{tuple(batch.batch_size)}. Use fewer minibatches or a shorter slice_len."
             )
+        check_order(batch)
         self._flat = batch.reshape(-1)
         self._num_minibatches = num_minibatches
         self._generator = generator
@@ -84,7 +86,7 @@ class SequenceMinibatches:
     def __iter__(self) -> Iterator[TensorDictBase]:
         epoch, sizes = self._epoch()
         for minibatch, boundaries in zip(epoch.split(sizes), _boundaries(epoch, sizes), strict=True):
-            boundaries.remember(cast(Tensor, minibatch.get(IS_INIT)), minibatch.get(TRAJ_IDS, None))
+            boundaries.remember(*sources_of(minibatch))
             yield minibatch
 
     def entries(self) -> Iterator[Entries]:
@@ -95,7 +97,7 @@ class SequenceMinibatches:
             minibatch = Entries({}, boundaries.batch_shape, epoch.device)
             for key, value in parts.items():
                 minibatch.set(key, value[index])
-            boundaries.remember(minibatch.get(IS_INIT), minibatch.get(TRAJ_IDS))
+            boundaries.remember(*sources_of(minibatch))
             yield minibatch
 
     def _epoch(self) -> tuple[TensorDictBase, list[int]]:
@@ -114,7 +116,8 @@ class SequenceMinibatches:
 
 def _boundaries(epoch: TensorDictBase, sizes: list[int]) -> Iterator[Boundaries]:
     """Those of every minibatch, found in the whole epoch at once: each begins with a mark."""
-    whole = Boundaries.from_is_init(cast(Tensor, epoch.get(IS_INIT)), epoch.get(TRAJ_IDS, None), epoch.batch_size)
+    is_init, traj_ids, traj_steps = sources_of(epoch)
+    whole = Boundaries.from_is_init(is_init, traj_ids, epoch.batch_size, traj_steps)
     return (Boundaries(starts, starts.shape) for starts in whole.starts.split(sizes))
 
 

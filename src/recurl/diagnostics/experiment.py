@@ -10,11 +10,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from recurl.continuity import boundaries_in
 from recurl.diagnostics.result import Fault
 from recurl.diagnostics.states import State, states_in
 from recurl.keys import ACTION, DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, next_key, normalize_key
 from recurl.mode import set_recurrent_mode
-from recurl.recurrence import Boundaries, boundaries_of
+from recurl.recurrence import Boundaries
 
 PRIMER = "env = env.append_transform(get_primers_from_module(policy))  # from recurl.modules"
 TRACKER = "env = env.append_transform(InitTracker())  # from recurl.envs"
@@ -89,7 +90,7 @@ def has(tensordict: TensorDictBase, key: NestedKey) -> bool:
 
 def segments(batch: TensorDictBase) -> Boundaries:
     """Return the boundaries that a recurrent module sees in ``batch``, which has ``is_init``."""
-    return boundaries_of(batch.get(IS_INIT), batch.get(TRAJ_IDS, None), batch.batch_size)
+    return boundaries_in(batch)
 
 
 def ends_before(batch: TensorDictBase) -> Tensor:

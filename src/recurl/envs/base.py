@@ -285,7 +285,8 @@ class EnvBase(metaclass=_EnvMeta):
     ) -> TensorDict:
         """Interact for up to ``max_steps`` steps and return them as ``[*B, T]``, the last dimension named ``"time"``.
 
-        Recurrent modules step one by one, whatever the recurrent mode outside.
+        Recurrent modules step one by one, whatever the recurrent mode outside. ``("collector", "traj_ids")`` and
+        ``("collector", "traj_steps")`` are written as a Collector writes them; every call takes new ids.
 
         Args:
             max_steps: most steps to make, at least 1.

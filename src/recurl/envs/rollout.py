@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 from tensordict import TensorDict, TensorDictBase, lazy_stack
 
+from recurl.envs.trajectories import TRAJECTORY_IDS, step_numbers
 from recurl.envs.utils import check_policy_wiring
 from recurl.errors import ArgumentError
-from recurl.keys import DONE, NEXT, TRUNCATED
+from recurl.keys import COLLECTOR, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Step
 from recurl.mode import set_recurrent_mode
 
@@ -87,6 +88,7 @@ def rollout(
         raise ArgumentError(f"max_steps must be at least 1, got {max_steps}.")
     if policy is not None:
         check_policy_wiring(policy, env)
+    td = td.exclude(COLLECTOR)  # ids of an earlier rollout or batch
     written: list[TensorDictBase] = []
     finished = torch.zeros((*env.batch_size, 1), dtype=torch.bool, device=env.device)
 
@@ -107,8 +109,19 @@ def rollout(
 
 def _stack(written: list[TensorDictBase], env: EnvBase) -> TensorDict:
     out = cast(TensorDict, lazy_stack(written, len(env.batch_size)).contiguous())
+    _number(out)
     out.refine_names(..., "time")
     return out
+
+
+def _number(out: TensorDict) -> None:
+    """Write unique ids of the trajectories in ``[*B, T]`` steps, and the number of each step in its own."""
+    starts = torch.ones(out.batch_size, dtype=torch.bool, device=out.device)
+    starts[..., 1:] = out.get((NEXT, DONE))[..., :-1, 0]
+    ordinal = starts.reshape(-1).cumsum(0).reshape(out.batch_size) - 1
+    ids = TRAJECTORY_IDS.take(torch.Size([int(starts.sum())]), out.device)[ordinal]
+    out.set(TRAJ_IDS, ids)
+    out.set(TRAJ_STEPS, step_numbers(starts, torch.zeros_like(ids[..., 0])))
 
 
 def _truncate(after: TensorDictBase) -> None:

@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from recurl.errors import ArgumentError, MissingKeyError, WiringError
 from recurl.keys import (
     ACTION,
+    COLLECTOR,
     DONE,
     IS_INIT,
     NEXT,
@@ -176,7 +177,7 @@ def check_env_specs(env: EnvBase, max_steps: int = 5) -> None:
         root = env.maybe_reset(env.carry(td))
         if not env.action_spec.is_in(td.get(ACTION)):
             raise ArgumentError(f"A random action is not in the action spec {env.action_spec}: {td.get(ACTION)}.")
-    fake, real = env.fake_tensordict(), env.rollout(max_steps)[..., 0]
+    fake, real = env.fake_tensordict(), env.rollout(max_steps)[..., 0].exclude(COLLECTOR)
     extra = set(real.keys(True, True)) ^ set(fake.keys(True, True))
     if extra:
         raise ArgumentError(

@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key
+from recurl.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
 from recurl.lowering import Entries, takes_entries
 from recurl.mode import recurrent_mode
 from recurl.modules.python_rnn import RecurrentNet
@@ -158,7 +158,7 @@ class RecurrentModule(TensorDictModuleBase):
                 "[*B, T], got []. To run a single step leave recurrent mode: set_recurrent_mode(False)."
             )
         x, is_init, *stored = self._inputs(tensordict)
-        boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch)
+        boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch, tensordict.get(TRAJ_STEPS, None))
         states = tuple(_flat(state, batch) for state in stored) or None
         features, after = self.net.run(_flat(x, batch), states, boundaries, self.recurrent_backend, self._options())
         return self._unflatten(batch, features, after)

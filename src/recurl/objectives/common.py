@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -11,13 +10,12 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import IS_INIT, STORED, NestedKey, next_key, normalize_key
+from recurl.keys import NestedKey, next_key, normalize_key
 from recurl.lowering import Step, leaves
 from recurl.mode import set_recurrent_mode
 
 __all__ = [
     "LossModule",
-    "check_states",
     "common_prefix",
     "entry",
     "masked_mean",
@@ -68,21 +66,6 @@ def states_of(*modules: TensorDictModuleBase) -> list[NestedKey]:
     written = {normalize_key(key) for module in modules for key in module.out_keys}
     read = dict.fromkeys(normalize_key(key) for module in modules for key in module.in_keys)
     return [key for key in read if next_key(key) in written]
-
-
-def check_states(batch: Step, states: Iterable[NestedKey]) -> None:
-    """Refuse sequences that begin in the middle of episodes without the recurrent ``states`` to start from.
-
-    Raises:
-        MissingKeyError: ``batch`` was cut into sequences, by a buffer or by ``SequenceMinibatches``, and lacks a state.
-    """
-    missing = [key for key in states if batch.get(key, None) is None]
-    if missing and batch.get((*STORED, IS_INIT), None) is not None:
-        raise MissingKeyError(
-            f"The sequences of this batch begin in the middle of episodes, but the states {missing} to start from are "
-            "not in it, so a network would forget what came before. Keep them in the batch; those of a critic come "
-            "from collection with it: Collector(env, TensorDictSequential(actor, critic), ...)."
-        )
 
 
 def per_token(key: NestedKey, value: Tensor, batch_shape: torch.Size) -> Tensor:

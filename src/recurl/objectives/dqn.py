@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, NestedKey, normalize_key
+from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
 from recurl.lowering import Network, Step, why_not_lowered
 from recurl.objectives.common import LossModule, entry, masked_mean, per_token, states_of
 from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
@@ -61,12 +61,13 @@ class DQNLoss(LossModule):
             values.
         loss_function: ``"l2"``, ``"l1"`` or ``"smooth_l1"``, the distance.
 
-    Reads what the network reads, at the root and (states and ``"is_init"`` excepted) under ``"next"``; the action, as
-    an integer ``[*B, T]`` or one-hot ``[*B, T, n]``; ``("next", "reward")``, ``("next", "done")``,
-    ``("next", "terminated")``, ``[*B, T, 1]``; and where present ``"is_init"``, ``("collector", "traj_ids")``,
-    ``("collector", "mask")`` (tokens that count) and ``"priority_weight"`` ``[*B, T]`` (importance weights): all listed
-    in ``in_keys``. Where the batch has ``("target", key)`` for a state ``key`` of the network, sequences of the target
-    network start from it instead, as after a burn-in with weights of its own. Never writes into the batch.
+    Reads what the network reads, at the root and (states and ``"is_init"`` excepted) under ``"next"``; the action,
+    as an integer ``[*B, T]`` or one-hot ``[*B, T, n]``; ``("next", "reward")``, ``("next", "done")``, ``("next",
+    "terminated")``, ``[*B, T, 1]``; and where present ``"is_init"``, ``("collector", "traj_ids")``, ``("collector",
+    "traj_steps")``, ``("collector", "mask")`` (tokens that count) and ``"priority_weight"`` ``[*B, T]`` (importance
+    weights): all listed in ``in_keys``. Where the batch has ``("target", key)`` for a state ``key`` of the network,
+    sequences of the target network start from it instead, as after a burn-in with weights of its own. Never writes
+    into the batch.
 
     Returns a TensorDict with the scalar ``loss``, and without gradient ``td_error``, ``[*B, T, 1]``, the distance
     ``|target - Q|`` of every token (0 where it does not count), and the means ``q_value`` and ``q_target`` of the two.
@@ -134,7 +135,7 @@ class DQNLoss(LossModule):
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network
         """All that is read of a batch."""
-        own = [ACTION, *SEQUENCE_KEYS, IS_INIT, TRAJ_IDS, MASK, _WEIGHT, *self.target_states.values()]
+        own = [ACTION, *SEQUENCE_KEYS, IS_INIT, TRAJ_IDS, TRAJ_STEPS, MASK, _WEIGHT, *self.target_states.values()]
         return list(dict.fromkeys([*_unroll(self.value_network).in_keys, *own]))
 
     @property

@@ -9,12 +9,12 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 from torch import distributions as d
 
+from recurl.continuity import check_order, check_starts
 from recurl.errors import ArgumentError, UsageError
-from recurl.keys import MASK, TRAJ_IDS, NestedKey, normalize_key, shared_state
+from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, shared_state
 from recurl.lowering import Network, Step, distribution_of, inputs_of, modules_in_order, why_not_lowered
 from recurl.objectives.common import (
     LossModule,
-    check_states,
     common_prefix,
     entry,
     masked_mean,
@@ -79,7 +79,8 @@ class ClipPPOLoss(LossModule):
 
     Reads what the networks read, the action, its stored log-probability ``"action_log_prob"`` ``[*B, T]``,
     ``"advantage"`` and ``"value_target"`` ``[*B, T, 1]``, with ``clip_value`` ``"state_value"``, and where present
-    ``("collector", "traj_ids")`` and ``("collector", "mask")``: all listed in ``in_keys``. Never writes into the batch.
+    ``("collector", "traj_ids")``, ``("collector", "traj_steps")`` and ``("collector", "mask")``: all listed in
+    ``in_keys``. Never writes into the batch.
 
     Returns a TensorDict of scalars: the three losses, and without gradient ``entropy`` (nats), ``kl_approx`` (mean of
     ``ratio - 1 - log ratio``, the low-variance estimate of KL(stored || current) of Schulman, "Approximating KL
@@ -173,7 +174,11 @@ class ClipPPOLoss(LossModule):
             sampler,
             _action_key(sampler),
             normalize_key(cast(Any, sampler).log_prob_key),
-            list(dict.fromkeys(normalize_key(k) for k in (*(k for n in networks for k in n.in_keys), TRAJ_IDS))),
+            list(
+                dict.fromkeys(
+                    normalize_key(k) for k in (*(k for n in networks for k in n.in_keys), TRAJ_IDS, TRAJ_STEPS)
+                )
+            ),
             list(dict.fromkeys(key for network in networks for key in states_of(network))),
         )
 
@@ -184,7 +189,9 @@ class ClipPPOLoss(LossModule):
     def losses(self, batch: Step) -> dict[str, Tensor]:
         """Compute the losses; called in recurrent mode."""
         plan = self._plan()
-        check_states(batch, plan.states)
+        if batch.get(IS_INIT, None) is not None:
+            check_order(batch)
+            check_starts(batch, plan.states)
         data = self._read(batch, plan)
         dist, value = _run(batch, plan)
         shape = batch.batch_size

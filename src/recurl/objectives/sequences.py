@@ -8,8 +8,20 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.continuity import check_order, check_starts
 from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import DONE, IS_INIT, MASK, REWARD, TERMINATED, TRAJ_IDS, NestedKey, next_key, normalize_key
+from recurl.keys import (
+    DONE,
+    IS_INIT,
+    MASK,
+    REWARD,
+    TERMINATED,
+    TRAJ_IDS,
+    TRAJ_STEPS,
+    NestedKey,
+    next_key,
+    normalize_key,
+)
 from recurl.lowering import Network, Step, inputs_from, inputs_of
 from recurl.mode import set_recurrent_mode
 from recurl.objectives.common import entry, per_token, states_of
@@ -43,11 +55,13 @@ class Sequences(NamedTuple):
     def read(cls, batch: Step) -> Sequences:
         """Read the sequences of a batch ``[T]`` or ``[*B, T]``, time last.
 
-        One ends at a row's end, at ``done``, before ``is_init``, and where trajectory ids or the mask change.
+        One ends at a row's end, at ``done``, before ``is_init``, where the following token isn't the trajectory's next
+        step, and where the mask changes.
 
         Raises:
             ArgumentError: the batch has no time dimension, or time is not its last; an entry has another shape.
             MissingKeyError: reward or a done flag is missing.
+            UsageError: the tokens don't follow each other; see :func:`~recurl.continuity.check_order`.
         """
         _check_time(batch)
         shape = batch.batch_size
@@ -55,6 +69,7 @@ class Sequences(NamedTuple):
         mask = batch.get(MASK, None)
         mask = None if mask is None else per_token(MASK, cast(Tensor, mask), shape)
         starts = _starts(batch, done | terminated, mask)
+        check_order(batch, starts)
         ends = starts.reshape(-1).roll(-1).reshape(shape)  # a row's first token is a start, so its last is an end
         return cls(reward, terminated, starts, ends, mask)
 
@@ -91,8 +106,10 @@ class Unroll:
         """Run the network over the batch in recurrent mode; return what it read and wrote, a new TensorDict.
 
         Raises:
-            MissingKeyError: an observation has no counterpart under ``"next"``.
+            MissingKeyError: an observation has no counterpart under ``"next"``, or a sequence that begins in the
+                middle of an episode no state to start from.
         """
+        check_starts(batch, self.states, sequences.starts)
         for key in self._observed:
             if batch.get(next_key(key), None) is None:
                 raise MissingKeyError(
@@ -100,11 +117,12 @@ class Unroll:
                     "observations of a trajectory can't be computed. Pass the whole chain as value_network, trunk "
                     "included: from observations, which exist under 'next', to the value."
                 )
-        run = inputs_of(batch, [*self._keys, TRAJ_IDS], [self._network])
+        run = inputs_of(batch, [*self._keys, TRAJ_IDS, TRAJ_STEPS], [self._network])
         if IS_INIT in self._keys:
-            is_init, traj_ids = sequences.starts.unsqueeze(-1), cast(Tensor | None, run.get(TRAJ_IDS, None))
+            is_init = sequences.starts.unsqueeze(-1)
             run.set(IS_INIT, is_init)
-            Boundaries(sequences.starts.reshape(-1), batch.batch_size).remember(is_init, traj_ids)
+            boundaries = Boundaries(sequences.starts.reshape(-1), batch.batch_size)
+            boundaries.remember(is_init, run.get(TRAJ_IDS, None), run.get(TRAJ_STEPS, None))
         with set_recurrent_mode(True):
             return self._network(run)
 
@@ -170,4 +188,5 @@ def _starts(batch: Step, done: Tensor, mask: Tensor | None) -> Tensor:
     flags = after_done if is_init is None else after_done | per_token(IS_INIT, cast(Tensor, is_init), shape)
     if mask is not None:
         flags = flags | (mask != mask.reshape(-1).roll(1).reshape(shape))
-    return Boundaries.from_is_init(flags, batch.get(TRAJ_IDS, None), shape).starts.reshape(shape)
+    boundaries = Boundaries.from_is_init(flags, batch.get(TRAJ_IDS, None), shape, batch.get(TRAJ_STEPS, None))
+    return boundaries.starts.reshape(shape)

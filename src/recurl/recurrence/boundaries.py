@@ -1,8 +1,9 @@
 """Segments: where a flat stream of tokens is cut, computed once per batch and shared by all that read sequences.
 
 A batch of shape ``[*B, T]`` is a stream of N tokens in row-major order. A token starts a **segment** when it starts a
-row, when its ``is_init`` is true, or when its trajectory id differs from the previous token's. Segments are independent
-of each other: each starts from the state stored at its first token.
+row, when its ``is_init`` is true, or when it is not the next step of the previous token's trajectory: its trajectory id
+differs, or its number within the trajectory isn't the next one. Segments are independent of each other: each starts
+from the state stored at its first token.
 """
 
 from __future__ import annotations
@@ -80,15 +81,20 @@ class Boundaries:
 
     @classmethod
     def from_is_init(
-        cls, is_init: Tensor, traj_ids: Tensor | None = None, batch_shape: Sequence[int] | None = None
+        cls,
+        is_init: Tensor,
+        traj_ids: Tensor | None = None,
+        batch_shape: Sequence[int] | None = None,
+        traj_steps: Tensor | None = None,
     ) -> Boundaries:
-        """Cut at row starts, where ``is_init`` is true, and where ``traj_ids`` changes.
+        """Cut at row starts, where ``is_init`` is true, and where a token isn't its trajectory's next step.
 
         Args:
             is_init: bool (or uint8) ``[*B, T]`` or ``[*B, T, 1]``.
             traj_ids: integers of the batch's shape (a trailing dimension of 1 is accepted too), or None.
             batch_shape: ``(*B, T)``. Without it a trailing dimension of 1 (after at least one other) is taken for the
                 feature dimension of ``is_init``.
+            traj_steps: number of each step within its trajectory id, integers of the batch's shape, or None.
 
         Raises:
             UsageError: ``is_init`` is not boolean.
@@ -109,6 +115,8 @@ class Boundaries:
         starts = flags.bool() | _row_starts(shape, flags.device)
         if traj_ids is not None:
             starts = starts | _changes(_per_token("traj_ids", traj_ids, shape))
+        if traj_steps is not None:
+            starts = starts | _changes(_per_token("traj_steps", traj_steps, shape), 1)
         return cls(starts, shape)
 
     @classmethod
@@ -138,13 +146,15 @@ class Boundaries:
         starts = starts[:num_tokens] | _row_starts(torch.Size([num_tokens]), starts.device)
         return cls(starts, (num_tokens,))
 
-    def remember(self, is_init: Tensor, traj_ids: Tensor | None = None) -> None:
-        """Have :func:`boundaries_of` return this for ``is_init`` and ``traj_ids``, from which it has been computed.
+    def remember(self, is_init: Tensor, traj_ids: Tensor | None = None, traj_steps: Tensor | None = None) -> None:
+        """Have :func:`boundaries_of` return this for the arguments, from which it has been computed.
 
-        For parts of a batch whose boundaries are cut from those of the whole. Does nothing where that keeps nothing.
+        For tensors that the caller has made, such as parts of a batch whose boundaries are cut from those of the whole.
+        Does nothing where that keeps nothing.
         """
-        if _is_kept(is_init, traj_ids):
-            _cache[is_init] = (is_init._version, self.batch_shape, traj_ids, _version_of(traj_ids), self)
+        sources = (is_init, traj_ids, traj_steps)
+        if _is_kept(sources):
+            _cache[is_init] = (self.batch_shape, [_Source(source) for source in sources], self)
 
     @property
     def num_tokens(self) -> int:
@@ -253,51 +263,76 @@ def _row_starts(shape: torch.Size, device: torch.device) -> Tensor:
     return row.repeat(math.prod(shape[:-1]))
 
 
-def _changes(ids: Tensor) -> Tensor:
-    changed = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
-    changed[1:] = ids[1:] != ids[:-1]
+def _changes(numbers: Tensor, growth: int = 0) -> Tensor:
+    """Bool ``[N]``: a number isn't the one before plus ``growth``."""
+    changed = torch.zeros(numbers.shape[0], dtype=torch.bool, device=numbers.device)
+    changed[1:] = numbers[1:] != (numbers[:-1] + growth if growth else numbers[:-1])
     return changed
 
 
-_Entry = tuple[int, torch.Size, Tensor | None, int, Boundaries]
+class _Source:
+    """A tensor as it was: by its contents on a CPU, elsewhere by its count of edits, which not every edit raises."""
+
+    __slots__ = ("_contents", "_tensor", "_version")
+
+    def __init__(self, tensor: Tensor | None) -> None:
+        self._contents: Tensor | None = None
+        self._tensor, self._version = tensor, 0
+        if tensor is not None and tensor.device.type == "cpu":
+            self._contents, self._tensor = tensor.detach().clone(), None
+        elif tensor is not None:
+            self._version = tensor._version
+
+    def is_still(self, tensor: Tensor | None) -> bool:
+        """Whether ``tensor`` is what it was."""
+        if self._contents is None:
+            return tensor is self._tensor and (tensor is None or tensor._version == self._version)
+        if tensor is None:
+            return False
+        return (
+            tensor.shape == self._contents.shape
+            and tensor.dtype == self._contents.dtype
+            and tensor.device.type == "cpu"
+            and torch.equal(tensor, self._contents)
+        )
+
+
+_Entry = tuple[torch.Size, list[_Source], Boundaries]
 _cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def boundaries_of(is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequence[int]) -> Boundaries:
-    """Return :meth:`Boundaries.from_is_init` of the arguments, computed once per batch.
+def boundaries_of(
+    is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequence[int], traj_steps: Tensor | None = None
+) -> Boundaries:
+    """Return :meth:`Boundaries.from_is_init` of the arguments, computed once per batch where that is safe.
 
-    The result is kept as long as ``is_init`` lives, and thrown away when either source tensor is edited in place.
-    Inference tensors (which don't count edits) and tensors under ``torch.compile`` or ``vmap`` are never kept, nor is
-    anything while a CUDA graph is captured: replays must compute it again from the tensors' new contents.
+    On a CPU the result is kept as long as ``is_init`` lives and all contents are what they were, however they might
+    have been edited (through NumPy, ``.data``, shared memory). On other devices contents can't be compared without
+    waiting: there only what :meth:`Boundaries.remember` was given is kept, until torch counts an edit. Tensors under
+    ``torch.compile`` or ``vmap`` are never kept, nor is anything while a CUDA graph is captured: replays must compute
+    it again from the tensors' new contents.
     """
-    shape = torch.Size(batch_shape)
-    if not _is_kept(is_init, traj_ids):
-        return Boundaries.from_is_init(is_init, traj_ids, shape)
+    shape, sources = torch.Size(batch_shape), (is_init, traj_ids, traj_steps)
+    if not _is_kept(sources):
+        return Boundaries.from_is_init(is_init, traj_ids, shape, traj_steps)
     entry: _Entry | None = _cache.get(is_init)
     if entry is not None:
-        version, kept_shape, kept_ids, kept_version, boundaries = entry
-        if (
-            version == is_init._version
-            and kept_shape == shape
-            and kept_ids is traj_ids
-            and kept_version == _version_of(traj_ids)
-        ):
+        kept_shape, kept, boundaries = entry
+        if kept_shape == shape and all(map(_Source.is_still, kept, sources)):
             return boundaries
-    boundaries = Boundaries.from_is_init(is_init, traj_ids, shape)
-    boundaries.remember(is_init, traj_ids)
+    boundaries = Boundaries.from_is_init(is_init, traj_ids, shape, traj_steps)
+    if is_init.device.type == "cpu":
+        boundaries.remember(is_init, traj_ids, traj_steps)
     return boundaries
 
 
-def _is_kept(is_init: Tensor, traj_ids: Tensor | None) -> bool:
+def _is_kept(sources: Sequence[Tensor | None]) -> bool:
     """Whether edits of the sources would be noticed."""
     if _is_transformed():  # first: torch.compile can't trace the rest
         return False
-    inference = is_init.is_inference() or (traj_ids is not None and traj_ids.is_inference())
-    return not (inference or _is_capturing(is_init))
-
-
-def _version_of(traj_ids: Tensor | None) -> int:
-    return 0 if traj_ids is None else traj_ids._version
+    tensors = [source for source in sources if source is not None]
+    plain = all(type(source) is Tensor for source in tensors)
+    return plain and not any(s.device.type != "cpu" and (s.is_inference() or _is_capturing(s)) for s in tensors)
 
 
 def _is_transformed() -> bool:

@@ -6,9 +6,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.continuity import boundaries_in
 from recurl.data import BurnIn
 from recurl.keys import IS_INIT
-from recurl.recurrence import boundaries_of
 
 _COLLECTED = ("collector", "stored", IS_INIT)
 
@@ -33,6 +33,6 @@ class MidEpisodeBurnIn(BurnIn):
 
     def prefix(self, sample: TensorDictBase) -> Tensor:
         """Return which steps of a sample ``[N]`` are burnt in, bool ``[N]``."""
-        starts = boundaries_of(sample.get(IS_INIT), None, sample.batch_size).start_index
+        starts = boundaries_in(sample).start_index
         begins_episode = torch.as_tensor(sample.get(_COLLECTED)).reshape(-1)[starts]
         return super().prefix(sample) & ~begins_episode

@@ -12,7 +12,16 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.data.replay_buffers.marks import INDEX, PRIORITY_WEIGHT, WRITE_STEP, mark_ends, mark_starts, restore
+from recurl.continuity import check_order
+from recurl.data.replay_buffers.marks import (
+    INDEX,
+    PRIORITY_WEIGHT,
+    WRITE_STEP,
+    fitting,
+    mark_ends,
+    mark_starts,
+    restore,
+)
 from recurl.data.replay_buffers.prefetch import Prefetcher
 from recurl.data.replay_buffers.samplers.base import Draw, RandomSampler, Sampler
 from recurl.data.replay_buffers.storages import ListStorage, Storage
@@ -131,21 +140,26 @@ class ReplayBuffer:
             ArgumentError: more steps than there is room for, or another structure than before.
             ArgumentTypeError: a type that the storage can't hold.
             MissingKeyError: the entry that tells trajectories apart is missing.
+            UsageError: the steps don't follow each other; see :func:`~recurl.continuity.check_order`.
         """
         with self._lock:
             marks = None
+            stored = data
             if isinstance(data, TensorDictBase):
                 data, marks = restore(data, self.storage.keys)
-            self.storage.prepare(data)
+                stored = fitting(data, self.storage.keys)
+            self.storage.prepare(stored)
             index = self._index or TrajectoryIndex(self.storage.lanes, self.storage.capacity)
             ndim, batch = self.storage.ndim, self.storage.batch_shape(data)
             shape, items = batch[:ndim], batch[ndim:].numel()
             index.check_room(shape[-1])
             starts = self.sampler.keys.starts(data, (index.lanes, shape[-1]), items, marks)
+            if isinstance(data, TensorDictBase) and items == 1:
+                check_order(data, torch.from_numpy(starts).reshape(data.batch_size))
             self._index = index
             change = index.append(starts)
             positions = torch.from_numpy(change.positions).reshape(shape)
-            self.storage.set(positions.reshape(-1), data)
+            self.storage.set(positions.reshape(-1), stored)
             self.sampler.appended(index, change)
             return positions
 

@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.keys import DONE, IS_INIT, MASK, STORED, NestedKey
+from recurl.keys import DONE, IS_INIT, MASK, STORED, TRAJ_STEPS, NestedKey
 
-__all__ = ["INDEX", "PRIORITY_WEIGHT", "WRITE_STEP", "mark_ends", "mark_starts", "restore"]
+__all__ = ["INDEX", "PRIORITY_WEIGHT", "WRITE_STEP", "fitting", "mark_ends", "mark_starts", "restore"]
 
 INDEX = "index"
 PRIORITY_WEIGHT = "priority_weight"
@@ -67,3 +67,8 @@ def restore(data: TensorDictBase, keys: Collection[NestedKey]) -> tuple[TensorDi
         data.set(key, value)
     data = data.exclude(STORED, WRITE_STEP, INDEX, PRIORITY_WEIGHT, MASK)
     return (data.select(*keys) if keys else data), marks
+
+
+def fitting(data: TensorDictBase, keys: Collection[NestedKey]) -> TensorDictBase:
+    """Leave trajectory steps out where the stored ``keys`` have none, as in a buffer that version 0.1.0 saved."""
+    return data.exclude(TRAJ_STEPS) if keys and TRAJ_STEPS not in keys else data

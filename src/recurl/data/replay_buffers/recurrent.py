@@ -9,13 +9,14 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.continuity import boundaries_in
 from recurl.data.replay_buffers.buffers import ReplayBuffer
 from recurl.data.replay_buffers.marks import mark_starts
 from recurl.errors import ArgumentError, UsageError
-from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key, normalize_key
+from recurl.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key, normalize_key
 from recurl.lowering import Network, inputs_of, modules_leading_to
 from recurl.mode import set_recurrent_mode
-from recurl.recurrence import Boundaries, boundaries_of, record_backends
+from recurl.recurrence import Boundaries, record_backends
 
 __all__ = ["BurnIn", "ZeroStart", "refresh_states", "slice_priorities"]
 
@@ -30,7 +31,7 @@ class _Memory:
         self.keys = list(dict.fromkeys(key for module in modules for key in cast(Any, module).state_keys))
         self._network = Network(modules_leading_to(policy, map(next_key, self.keys)))
         read = [normalize_key(key) for module in self._network.modules for key in module.in_keys]
-        self._reads = list(dict.fromkeys([*read, IS_INIT, TRAJ_IDS]))
+        self._reads = list(dict.fromkeys([*read, IS_INIT, TRAJ_IDS, TRAJ_STEPS]))
 
     def select(self, sample: TensorDictBase) -> TensorDictBase:
         """Return what the part reads."""
@@ -204,4 +205,4 @@ def slice_priorities(
 def _segments(sample: TensorDictBase) -> Boundaries:
     if sample.batch_dims != 1:
         raise ArgumentError(f"A flat sample [N] is needed, got batch size {tuple(sample.batch_size)}: reshape(-1) it.")
-    return boundaries_of(sample.get(IS_INIT), sample.get(TRAJ_IDS, None), sample.batch_size)
+    return boundaries_in(sample)

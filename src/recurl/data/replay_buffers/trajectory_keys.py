@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, normalize_key
+from recurl.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
 
 __all__ = ["TrajectoryKeys"]
 
@@ -22,7 +22,8 @@ _NEXT_DONE = (NEXT, DONE)
 class TrajectoryKeys:
     """Tells which new steps begin a trajectory, from one call of ``extend`` to the next.
 
-    A step begins one where ``"is_init"`` is true, where ``("collector", "traj_ids")`` changes, and by the one key that
+    A step begins one where ``"is_init"`` is true, where ``("collector", "traj_ids")`` changes, where
+    ``("collector", "traj_steps")`` isn't the next number, and by the one key that
     says which trajectory a step belongs to (``traj_key``: where it changes) or that a trajectory ends with a step
     (``end_key``: after it). Without either the key is the first of ``("collector", "traj_ids")``, ``"episode"`` and
     ``("next", "done")`` that the data has; data with none of them, or whose items hold several steps each, is taken for
@@ -75,6 +76,10 @@ class TrajectoryKeys:
                 values = _per_step(data, key, shape)
                 starts |= self._after_ends(key, values) if key in self._end_keys else self._changes(key, values)
                 last[key] = values[:, -1:].copy()
+        if TRAJ_STEPS in data:
+            numbers = _per_step(data, TRAJ_STEPS, shape)
+            starts |= self._skips(numbers)
+            last[TRAJ_STEPS] = numbers[:, -1:].copy()
         if IS_INIT in data:
             starts |= _per_step(data, IS_INIT, shape).astype(np.bool_)
         if marks is not None:
@@ -87,6 +92,10 @@ class TrajectoryKeys:
     def _changes(self, key: NestedKey, ids: NDArray[Any]) -> NDArray[np.bool_]:
         before = np.concatenate([self._last.get(key, ids[:, :1]), ids], 1)[:, : ids.shape[1]]
         return ids != before
+
+    def _skips(self, numbers: NDArray[Any]) -> NDArray[np.bool_]:
+        before = np.concatenate([self._last.get(TRAJ_STEPS, numbers[:, :1] - 1), numbers], 1)[:, : numbers.shape[1]]
+        return numbers != before + 1
 
     def _after_ends(self, key: NestedKey, ends: NDArray[Any]) -> NDArray[np.bool_]:
         ends = ends.astype(np.bool_)

@@ -39,10 +39,11 @@ class GAE(TensorDictModuleBase):
             is taken before that).
         differentiable: let gradients flow from the results into the critic.
 
-    Reads a batch ``[T]`` or ``[*B, T]``, time last: what the critic reads, at the root and (states and ``"is_init"``
-    excepted) under ``"next"``; ``("next", "reward")``, ``("next", "done")``, ``("next", "terminated")``, all
-    ``[*B, T, 1]``; and, where present, ``"is_init"``, ``("collector", "traj_ids")`` and ``("collector", "mask")``. A
-    trajectory ends at a row's end, at ``done``, before ``is_init``, and where trajectory ids or the mask change.
+    Reads a batch ``[T]`` or ``[*B, T]``, time last: what the critic reads, at the root and (states and
+    ``"is_init"`` excepted) under ``"next"``; ``("next", "reward")``, ``("next", "done")``, ``("next",
+    "terminated")``, all ``[*B, T, 1]``; and, where present, ``"is_init"``, ``("collector", "traj_ids")``,
+    ``("collector", "traj_steps")`` and ``("collector", "mask")``. A sequence ends at a row's end, at ``done``,
+    before ``is_init``, where the following token isn't the trajectory's next step, and where the mask changes.
 
     Writes ``"advantage"``, ``"value_target"``, ``"state_value"`` and ``("next", "state_value")`` (what is
     bootstrapped: 0 where terminated), each ``[*B, T, 1]``, into the batch, and returns it. Recurrent states of the

@@ -1,0 +1,137 @@
+"""Unique trajectory ids, and the number of each step within its trajectory."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "step_numbers"]
+
+_BLOCK = 2**40
+
+
+class TrajectoryIds:
+    """Hands out ids that no two trajectories share, in this process and the workers it starts.
+
+    A process counts inside a block of 2^40 numbers; each worker gets a block of its own.
+
+    Example:
+        >>> ids = TrajectoryIds()
+        >>> ids.take(torch.Size([2]), None), ids.take(torch.Size([]), None)
+        (tensor([0, 1]), tensor(2))
+        >>> ids.reserve() == 2**40
+        True
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._last_block = 0
+        self._lock = threading.Lock()
+
+    def take(self, shape: torch.Size, device: torch.device | None) -> Tensor:
+        """Return new ids, int64 of ``shape``."""
+        count = shape.numel()
+        with self._lock:
+            first, self._next = self._next, self._next + count
+        return torch.arange(first, first + count, device=device).reshape(shape)
+
+    def skip(self, used: Tensor) -> None:
+        """Never hand out ``used`` ids, nor any from their blocks to new workers."""
+        last = int(used.max())
+        with self._lock:
+            self._last_block = max(self._last_block, last // _BLOCK)
+            if last // _BLOCK == self._next // _BLOCK:
+                self._next = max(self._next, last + 1)
+
+    def reserve(self) -> int:
+        """Return the first id of a block for a worker."""
+        with self._lock:
+            self._last_block += 1
+            return self._last_block * _BLOCK
+
+    def start_at(self, first: int) -> None:
+        """Hand out ids from ``first`` on: in a worker, which was given a block."""
+        with self._lock:
+            self._next = first
+
+
+TRAJECTORY_IDS = TrajectoryIds()
+"""The ids of this process."""
+
+
+class Trajectories:
+    """The running trajectory of every row: its id, and the number of its next step.
+
+    Args:
+        batch_size: rows, ``*B``.
+        device: where ids are.
+
+    Attributes:
+        ids: int64 ``[*B]``.
+
+    Example:
+        >>> rows = Trajectories(torch.Size([2]), None)
+        >>> rows.begin_batch(3)
+        >>> rows.end(1, torch.tensor([True, False]))
+        >>> rows.end_batch()
+        tensor([[0, 1, 0],
+                [0, 1, 2]])
+    """
+
+    def __init__(self, batch_size: torch.Size, device: torch.device | None) -> None:
+        self._batch_size = batch_size
+        self._device = device
+        self.renew()
+
+    def renew(self) -> None:
+        """Let the steps that follow belong to new trajectories."""
+        self.ids = TRAJECTORY_IDS.take(self._batch_size, self._device)
+        self._steps = torch.zeros_like(self.ids)
+
+    def begin_batch(self, steps: int) -> None:
+        """Take notice of ends in a batch of so many steps."""
+        self._ended = torch.zeros((steps, *self._batch_size), dtype=torch.bool, device=self._device)
+
+    def end(self, step: int, done: Tensor) -> None:
+        """Let a new trajectory follow step ``step`` of the batch in the rows where ``done``, bool ``[*B]``."""
+        self._ended[step] = done
+        new = TRAJECTORY_IDS.take(self._batch_size, self._device)
+        self.ids = torch.where(done, new, self.ids)
+
+    def end_batch(self) -> Tensor:
+        """Return the number of each step of the batch within its trajectory, int64 ``[*B, T]``."""
+        begins = torch.zeros_like(self._ended)
+        begins[1:] = self._ended[:-1]
+        numbers = step_numbers(begins.movedim(0, -1), self._steps)
+        self._steps = (numbers[..., -1] + 1).masked_fill(self._ended[-1], 0)
+        return numbers
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return ids and numbers."""
+        return {"traj_ids": self.ids.clone(), "traj_steps": self._steps.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`; one without numbers (of version 0.1.0) can't be gone on from: renew."""
+        if "traj_steps" in state:
+            self.ids, self._steps = state["traj_ids"].clone(), state["traj_steps"].clone()
+        else:
+            self.renew()
+
+
+def step_numbers(begins: Tensor, first: Tensor) -> Tensor:
+    """Return the number of each step within its trajectory, int64 ``[*B, T]``.
+
+    Args:
+        begins: bool ``[*B, T]``, a trajectory begins with the step.
+        first: int64 ``[*B]``, the numbers of the rows' first steps where none begins there.
+
+    Example:
+        >>> step_numbers(torch.tensor([[False, False, True, False, False]]), torch.tensor([4]))
+        tensor([[4, 5, 0, 1, 2]])
+    """
+    time = torch.arange(begins.shape[-1], device=begins.device)
+    began = torch.where(begins, time, -1).cummax(-1).values
+    return time - torch.where(began < 0, -first.unsqueeze(-1), began)

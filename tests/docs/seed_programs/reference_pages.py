@@ -48,7 +48,7 @@ def whole_trajectory(kind: type[GRUModule | LSTMModule]) -> None:
     with set_recurrent_mode(True):
         traj_td = policy_training(traj_td)
     assert traj_td.batch_size == (3,)
-    assert set(traj_td.keys()) == {"action", "intermediate", "is_init", "next", "observation", *DONE}
+    assert set(traj_td.keys()) == {"action", "collector", "intermediate", "is_init", "next", "observation", *DONE}
     assert set(traj_td["next"].keys()) == {"is_init", "observation", "reward", *STATES[kind], *DONE}
     assert all(traj_td["next", key].shape == (3, 1, 64) for key in STATES[kind])
     assert traj_td["intermediate"].shape == (3, 64)

@@ -208,6 +208,14 @@ def _allow_scalars() -> None:
         torch.compiler.config.capture_scalar_outputs = True
 
 
+@torch.compiler.assume_constant_result
+def _count_reads() -> int:
+    """Return how many lengths this trace has read, this one included."""
+    context = cast(Any, torch)._guards.TracingContext.get()  # has no public name
+    context.recurl_reads = getattr(context, "recurl_reads", 0) + 1
+    return context.recurl_reads
+
+
 def _layout(boundaries: Boundaries) -> _Layout:
     if torch.compiler.is_compiling():
         _allow_scalars()
@@ -227,6 +235,10 @@ def _layout(boundaries: Boundaries) -> _Layout:
 
 def _read(value: Tensor, most: int) -> int:
     """A number from 1 to ``most``, read from the device."""
+    if torch.compiler.is_compiling():
+        # Without effect, but it keeps the same length read twice, as by two layers, apart: torch's compiler would read
+        # it once, and know tensors whose sizes follow from it by two different symbols.
+        value = value.clamp(min=-_count_reads())
     number = int(value.item())
     if torch.compiler.is_compiling():
         check = cast(Any, torch)._check  # documented under this name

@@ -10,6 +10,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import functional_call, jvp
 
 from recurl.objectives import ClipPPOLoss, DQNLoss, LossModule
 from recurl.objectives.value import GAE
@@ -42,6 +44,42 @@ LOSSES = {
     "DQN": dqn,
     "DQN, no target network": lambda *args: dqn(*args, delay_value=False, value_rescaling=True),
 }
+
+
+@pytest.mark.parametrize("with_gradients", [True, False])
+@pytest.mark.parametrize("cell", ["lstm", "none"])
+@pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
+def test_derivatives_forwards_are_those_of_reverse(make: Callable, cell: str, with_gradients: bool) -> None:
+    """By all parameters at once. Targets are constants in both."""
+    loss, batch = make(cell, "loop")
+    parameters = {name: p for name, p in loss.named_parameters() if p.requires_grad}
+    tangents = {name: torch.randn_like(value) for name, value in parameters.items()}
+    gradients = torch.autograd.grad(total(loss, batch), list(parameters.values()))
+    expected = sum((g * t).sum() for g, t in zip(gradients, tangents.values(), strict=True))
+    primals = {name: value.detach() for name, value in parameters.items()}
+
+    def function(values: dict[str, Tensor]) -> Tensor:
+        losses = functional_call(loss, values, (batch,))
+        return sum((value for key, value in losses.items() if key.startswith("loss")), torch.zeros(()))
+
+    with torch.set_grad_enabled(with_gradients):
+        torch.testing.assert_close(jvp(function, (primals,), (tangents,))[1], expected, rtol=1e-9, atol=1e-12)
+        with forward_ad.dual_level():
+            duals = {name: forward_ad.make_dual(value, tangents[name]) for name, value in primals.items()}
+            torch.testing.assert_close(forward_ad.unpack_dual(function(duals)).tangent, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_advantages_are_constants_forwards_too() -> None:
+    agent = make_agent("gru", True, "loop")
+    agent.step.double()
+    batch = collect(agent, 4, 9, 1, dtype=torch.float64)[0]
+    with forward_ad.dual_level():
+        parameters = {name: forward_ad.make_dual(p, p) for name, p in agent.critic.named_parameters()}
+        for differentiable in (False, True):
+            gae = GAE(0.9, 0.9, agent.critic, differentiable=differentiable)
+            out = functional_call(gae, {f"value_network.{n}": p for n, p in parameters.items()}, (batch.clone(),))
+            for key in ("advantage", "value_target", "state_value"):
+                assert (forward_ad.unpack_dual(out[key]).tangent is not None) == differentiable, key
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import distributions as d
 from torch.distributions.utils import lazy_property, probs_to_logits
 from torch.nn import functional as F
 
-from recurl.autograd import differentiate_again, first_derivatives_do
+from recurl.autograd import differentiate_again, first_derivatives_do, gradients_have_derivatives
 from recurl.errors import ArgumentError
 
 __all__ = ["Categorical", "NormalParamExtractor", "OneHotCategorical", "TanhNormal"]
@@ -143,7 +143,7 @@ class _LogProbAndEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
         raw, index, logits, entropy = ctx.saved_tensors
         of_log_prob, of_entropy = grads
-        if torch.is_grad_enabled():  # these gradients may be differentiated again
+        if gradients_have_derivatives(grads):
 
             def again(raw: Tensor) -> tuple[Tensor, Tensor]:
                 logits = _normalized(raw)

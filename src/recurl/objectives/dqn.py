@@ -143,7 +143,7 @@ class DQNLoss(LossModule):
         values = cast(Tensor, run.get(self._online.out_key))
         chosen = _chosen(values, entry(batch, ACTION, "The policy writes it during collection."))
         with torch.no_grad():
-            target = self._targets(batch, sequences, run)
+            target = self._targets(batch, sequences, run).detach()  # from forward-mode tangents, which no_grad leaves
         weight = batch.get(_WEIGHT, None)
         distance = self._distance(chosen, target, reduction="none")
         if weight is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recurl.autograd import differentiate_again, first_derivatives_do
+from recurl.autograd import differentiate_again, first_derivatives_do, gradients_have_derivatives
 from recurl.objectives.common import masked_mean
 
 __all__ = ["DISTANCES", "Data", "Surrogate", "Terms"]
@@ -115,7 +115,7 @@ class _Means(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         gain, distance = grads[:2]
         surrogate, data, (log_prob, value) = ctx.surrogate, ctx.data, ctx.saved_tensors
-        if torch.is_grad_enabled():  # these gradients may be differentiated again
+        if gradients_have_derivatives(grads):
             zero = log_prob.new_zeros(())
             wanted = [zero if grad is None else grad for grad in (gain, distance)]
             again = differentiate_again(lambda *x: surrogate.means(*x, data)[:2], (log_prob, value), wanted)

@@ -21,7 +21,7 @@ from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import CELLS, LayerWeights, States
 from recurl.recurrence.derivatives import DERIVATIVES
 from recurl.recurrence.kernel_backend import KernelBackend
-from recurl.recurrence.ops import Gradients, inputs_of
+from recurl.recurrence.ops import Gradients, inputs_of, refuse_forward_mode
 
 _Step = Callable[[States, Tensor], tuple[States, States]]
 
@@ -58,9 +58,9 @@ class ScanKernels:
         """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
         return (call.x.new_empty(call.x.shape[0], call.weights.w_hh.shape[0]),)
 
-    def differentiable(self, call: LayerCall) -> States | None:
-        """Not offered."""
-        return None
+    def differentiable(self, call: LayerCall) -> States:
+        """See :meth:`recurl.recurrence.ops.Kernels.differentiable`."""
+        return _forward(call, _layout(call.boundaries), keep=False)[0]
 
 
 class ScanBackend(KernelBackend):
@@ -73,6 +73,7 @@ class ScanBackend(KernelBackend):
         """See :meth:`recurl.recurrence.backend.Backend.run`."""
         if not torch.compiler.is_compiling():
             return super().run(call)
+        refuse_forward_mode(self.name)
         layout, starts = _layout(call.boundaries), call.boundaries.starts
         inputs = inputs_of(call)
         after: States = _Traced.apply(

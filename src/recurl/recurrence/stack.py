@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl.autograd import is_functorch_active
+from recurl.autograd import first_derivatives_do
 from recurl.recurrence.backend import DEFAULT_OPTIONS, Backend, LayerCall, Options
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import Cell, LayerWeights, States
@@ -148,7 +148,8 @@ def step_stack(
         states = tuple(x.new_zeros(x.shape[0], len(weights), size) for size in weights[0][0].state_sizes(cell))
     elif is_init is not None:
         states = tuple(state.masked_fill(is_init.reshape(-1, 1, 1), 0) for state in states)
-    kernel = fused and (torch.compiler.is_compiling() or not is_functorch_active())  # which can't map ATen's
+    # Torch can neither map ATen's kernels nor, on every device, carry tangents through them.
+    kernel = fused and (torch.compiler.is_compiling() or first_derivatives_do())
     after: list[States] = []
     features = x
     for depth, (layer,) in enumerate(weights):

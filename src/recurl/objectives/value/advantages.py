@@ -100,10 +100,9 @@ class GAE(TensorDictModuleBase):
                 self.gamma, self.lmbda, value, next_value, sequences.reward, sequences.terminated, sequences.ends
             )
             advantage, target = _finish(advantage, target, sequences.mask, self.average_gae)
-        tensordict.set(_ADVANTAGE, advantage.unsqueeze(-1))
-        tensordict.set(_TARGET, target.unsqueeze(-1))
-        tensordict.set(_VALUE, value.unsqueeze(-1))
-        tensordict.set(next_key(_VALUE), next_value.unsqueeze(-1))
+        for key, result in zip(self.out_keys, (advantage, target, value, next_value), strict=True):
+            # Detached from forward-mode tangents too, which disabled gradients leave.
+            tensordict.set(key, (result if self.differentiable else result.detach()).unsqueeze(-1))
         return tensordict
 
     def not_lowered(self) -> str | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call, jvp
 
+from recurl.errors import ArgumentError
 from recurl.objectives import ClipPPOLoss, DQNLoss, LossModule
 from recurl.objectives.value import GAE
 from tests.objectives.simulate import collect, make_agent
@@ -115,3 +116,19 @@ def test_no_tensor_outlives_its_loss(make: Callable, backend: str) -> None:
         assert live_tensors() == before
         total(loss, batch)  # a graph that no one walks back
         assert live_tensors() == before
+
+
+@pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
+def test_batches_without_tokens_are_refused(make: Callable) -> None:
+    loss, batch = make("gru", "loop")
+    for empty in (batch[:0], batch[:, :0], batch.reshape(-1)[:0]):
+        with pytest.raises(ArgumentError, match=r"mean over tokens, but the batch, of shape \[.*0.*\], has none"):
+            loss(empty)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_advantages_of_no_tokens(average: bool) -> None:
+    loss, batch = ppo("gru", "loop")
+    for empty in (batch[:0], batch[:, :0], batch.reshape(-1)[:0]):
+        out = GAE(0.9, 0.9, loss.critic_network, average_gae=average)(empty.clone())
+        assert out["advantage"].shape == (*empty.shape, 1)

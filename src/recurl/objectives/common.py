@@ -44,11 +44,15 @@ class LossModule(TensorDictModuleBase):
     """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the losses of a batch ``[T]`` or ``[*B, T]`` as a TensorDict of scalars."""
+        """Return the losses of a batch ``[T]`` or ``[*B, T]``, not empty, as a TensorDict of scalars."""
         return TensorDict(self.tensors(tensordict), [])
 
     def tensors(self, batch: Batch) -> dict[str, Tensor]:
         """Return the same losses by name; the batch may also be ``Entries``, as ``SequenceMinibatches`` makes them."""
+        if batch.batch_size.numel() == 0:
+            raise ArgumentError(
+                f"A loss is a mean over tokens, but the batch, of shape {list(batch.batch_size)}, has none: skip it."
+            )
         with set_recurrent_mode(True):
             return self.losses(batch)
 
@@ -110,7 +114,12 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def standardized(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Shift and scale ``values`` ``[...]`` to mean 0 and (biased) standard deviation 1 over the tokens that count."""
+    """Shift and scale ``values`` ``[...]`` to mean 0 and (biased) standard deviation 1 over the tokens that count.
+
+    One of these that isn't finite makes all of them NaN, for they share a mean.
+    """
+    if values.numel() == 0:
+        return values
     if mask is None:
         variance, mean = torch.var_mean(values, correction=0)
         return (values - mean) / variance.sqrt().clamp_min(1e-8)

@@ -98,8 +98,8 @@ def _stored(cell: Cell, weights: LayerWeights, x: Tensor, states: States | None,
 def _run_forward(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
     if call.x.shape[0] > 0:
         return backend.run(call)
-    empty = tuple(call.x.new_zeros(0, size) for size in call.weights.state_sizes(call.cell))
-    return empty[0], empty
+    after = call.weights.step(call.cell, call.x, call.states)  # no rows, but a gradient for all that it depends on
+    return after[0], after
 
 
 def _run_reversed(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:

@@ -132,3 +132,92 @@ def test_advantages_of_no_tokens(average: bool) -> None:
     for empty in (batch[:0], batch[:, :0], batch.reshape(-1)[:0]):
         out = GAE(0.9, 0.9, loss.critic_network, average_gae=average)(empty.clone())
         assert out["advantage"].shape == (*empty.shape, 1)
+
+
+def poison(batch: TensorDict, where: Tensor, value: float) -> TensorDict:
+    """A copy of ``batch`` whose numbers at the tokens ``where`` are all ``value``."""
+    return batch.apply(
+        lambda entry: (
+            entry.masked_fill(where.reshape(*where.shape, *(1,) * (entry.ndim - where.ndim)), value)
+            if entry.is_floating_point()
+            else entry.clone()
+        )
+    )
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("cell", ["lstm", "none"])
+@pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
+def test_tokens_that_do_not_count_may_hold_anything(make: Callable, cell: str, value: float) -> None:
+    """Losses, errors and gradients are those of the batch without them."""
+    loss, batch = make(cell, "loop")
+    parameters = [parameter for parameter in loss.parameters() if parameter.requires_grad]
+
+    def run(batch: TensorDict) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        losses = loss(batch)
+        values = sum((value for key, value in losses.items() if key.startswith("loss")), torch.zeros(()))
+        return {key: v.detach() for key, v in losses.items()}, torch.autograd.grad(values, parameters)
+
+    expected, gradients = run(batch[:, :6])
+    counts = torch.zeros(batch.shape, dtype=torch.bool)
+    counts[:, :6] = True
+    sick = poison(batch, ~counts, value)
+    sick["collector", "mask"] = counts
+    before = sick.clone()
+    for padded in (sick, sick.reshape(-1)):
+        found, same = run(padded)
+        for key, number in expected.items():
+            ours = found[key][padded["collector", "mask"]].reshape(number.shape) if number.ndim else found[key]
+            torch.testing.assert_close(ours, number, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(same, gradients, rtol=1e-9, atol=1e-12)
+    for key in before.keys(True, True):
+        torch.testing.assert_close(sick[key], before[key], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("cell", ["gru", "none"])
+def test_advantages_whatever_the_padding_holds(cell: str) -> None:
+    loss, batch = ppo(cell, "loop")
+    parameters = list(loss.critic_network.parameters())
+    gae = GAE(0.9, 0.9, loss.critic_network, average_gae=True, differentiable=True)
+    expected = gae(batch[:, :6].clone())
+    counts = torch.zeros(batch.shape, dtype=torch.bool)
+    counts[:, :6] = True
+    sick = poison(batch, ~counts, torch.nan)
+    sick["collector", "mask"] = counts
+    found = gae(sick.clone())
+    for key in ("advantage", "value_target"):
+        torch.testing.assert_close(found[key][:, :6], expected[key])
+        assert found[key][:, 6:].count_nonzero() == 0
+        ours, theirs = (
+            torch.autograd.grad(out[key].square().sum(), parameters, retain_graph=True) for out in (found, expected)
+        )
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("backend", ["pad", "loop", "cpu", "scan"])
+@pytest.mark.parametrize("cell", ["lstm", "none"])
+def test_a_trajectory_reaches_no_other(cell: str, backend: str, value: float) -> None:
+    """Its observations, rewards, states and what came next."""
+    loss, batch = ppo(cell, backend)
+    for flat in (batch, batch.reshape(-1)):
+        ids = flat["collector", "traj_ids"].reshape(flat.shape)
+        for trajectory in ids.unique()[[0, 2, -1]]:
+            here = ids == trajectory
+            sick, clean = poison(flat, here, value), flat.clone()
+            for out in (sick, clean):
+                GAE(0.9, 0.9, loss.critic_network)(out)
+            for key in ("advantage", "value_target", "state_value", ("next", "state_value")):
+                torch.testing.assert_close(sick[key][~here], clean[key][~here], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"delay_value": False, "value_rescaling": True}], ids=str)
+@pytest.mark.parametrize("backend", ["pad", "loop", "cpu", "scan"])
+def test_an_error_is_that_of_its_trajectory(backend: str, options: dict) -> None:
+    loss, batch = dqn("gru", backend, **options)
+    for flat in (batch, batch.reshape(-1)):
+        ids = flat["collector", "traj_ids"].reshape(flat.shape)
+        here = ids == ids.unique()[2]
+        found, clean = (loss(data)["td_error"] for data in (poison(flat, here, torch.nan), flat))
+        torch.testing.assert_close(found[~here], clean[~here], rtol=1e-12, atol=1e-12)
+        assert found[here].isnan().all()

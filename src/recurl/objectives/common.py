@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recurl.entries import Entries, leaves
 from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import IS_INIT, STORED, NestedKey, next_key, normalize_key
+from recurl.keys import IS_INIT, MASK, STORED, NestedKey, next_key, normalize_key
 from recurl.mode import set_recurrent_mode
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "standardized",
     "states_of",
     "subset",
+    "without_padding",
 ]
 
 Batch: TypeAlias = TensorDictBase | Entries
@@ -53,12 +54,30 @@ class LossModule(TensorDictModuleBase):
             raise ArgumentError(
                 f"A loss is a mean over tokens, but the batch, of shape {list(batch.batch_size)}, has none: skip it."
             )
+        if batch.get(MASK, None) is not None:
+            batch = without_padding(batch, self.in_keys)
         with set_recurrent_mode(True):
             return self.losses(batch)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the losses; called in recurrent mode."""
         raise NotImplementedError
+
+
+def without_padding(batch: Batch, keys: Iterable[NestedKey]) -> Batch:
+    """Return ``batch``, or where it has a mask a copy with zeros for the numbers among ``keys`` that don't count.
+
+    To leave such tokens out of a mean is not enough: their gradient of zero times what isn't finite is NaN.
+    """
+    mask = batch.get(MASK, None)
+    if mask is None:
+        return batch
+    padding, clean = ~per_token(MASK, mask, batch.batch_size), batch.copy()
+    for key in keys:
+        value = batch.get(key, None)
+        if value is not None and value.is_floating_point():
+            clean.set(key, value.masked_fill(padding.reshape(*padding.shape, *(1,) * (value.ndim - padding.ndim)), 0.0))
+    return clean
 
 
 def entry(tensordict: Batch, key: NestedKey, advice: str) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recurl.errors import ArgumentError
 from recurl.keys import next_key
-from recurl.objectives.common import entry, per_token, standardized
+from recurl.objectives.common import Batch, entry, per_token, standardized, without_padding
 from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
 from recurl.objectives.value.functional import generalized_advantage_estimate
 
@@ -94,8 +94,9 @@ class GAE(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write advantages, targets and values into ``tensordict`` and return it."""
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()):
-            sequences = Sequences.read(tensordict)
-            value, next_value = self._values(tensordict, sequences)
+            batch = without_padding(tensordict, self.in_keys)
+            sequences = Sequences.read(batch)
+            value, next_value = self._values(batch, sequences)
             advantage, target = generalized_advantage_estimate(
                 self.gamma, self.lmbda, value, next_value, sequences.reward, sequences.terminated, sequences.ends
             )
@@ -109,18 +110,18 @@ class GAE(TensorDictModuleBase):
         """Say why the critic runs on TensorDicts, module by module, or None where it runs as calls on tensors."""
         return None if self._unroll is None else self._unroll.not_lowered()
 
-    def _values(self, tensordict: TensorDictBase, sequences: Sequences) -> tuple[Tensor, Tensor]:
+    def _values(self, batch: Batch, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """V of every observation and of every next one, ``[*B, T]`` each."""
-        shape = tensordict.batch_size
+        shape = batch.batch_size
         if self._unroll is None:
             value, following = (
-                per_token(key, entry(tensordict, key, "Or pass a value_network, which computes it."), shape)
+                per_token(key, entry(batch, key, "Or pass a value_network, which computes it."), shape)
                 for key in (_VALUE, next_key(_VALUE))
             )
             return value, following.masked_fill(sequences.terminated, 0.0)
-        run = self._unroll.run(tensordict, sequences)
+        run = self._unroll.run(batch, sequences)
         value = per_token(_VALUE, cast(Tensor, run.get(_VALUE)), shape)
-        return value, per_token(_VALUE, self._unroll.following(tensordict, sequences, run), shape)
+        return value, per_token(_VALUE, self._unroll.following(batch, sequences, run), shape)
 
 
 def _finish(advantage: Tensor, target: Tensor, mask: Tensor | None, average: bool) -> tuple[Tensor, Tensor]:

@@ -81,7 +81,7 @@ class ObservationNorm(nn.Module):
         return ((observation.to(mean.dtype) - mean) * self.scale).clamp(-self.clip, self.clip)
 
     def update(self, observation: Tensor) -> None:
-        """Merge a batch of observations, ``[..., *shape]``, into the statistics."""
+        """Merge a batch of observations, ``[..., *shape]``, all finite, into the statistics."""
         lead = observation.ndim - len(self.shape)
         if lead < 0 or observation.shape[lead:] != self.shape:
             raise ArgumentError(
@@ -105,7 +105,8 @@ class RewardScaler(nn.Module):
         clip: bound of the scaled reward's absolute value.
         eps: added to the variance.
 
-    Statistics and carried returns are buffers, in ``state_dict()``.
+    Statistics and carried returns are buffers, in ``state_dict()``. A reward that isn't finite spoils the statistics,
+    but no carried return beyond its episode.
 
     Raises:
         ArgumentError: a reward is not of shape ``[*B, T, 1]``.

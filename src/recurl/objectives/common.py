@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -11,7 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 
 from recurl.entries import Entries, leaves
-from recurl.errors import ArgumentError, MissingKeyError
+from recurl.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.keys import IS_INIT, MASK, STORED, NestedKey, next_key, normalize_key
 from recurl.mode import set_recurrent_mode
 
@@ -58,6 +58,20 @@ class LossModule(TensorDictModuleBase):
             batch = without_padding(batch, self.in_keys)
         with set_recurrent_mode(True):
             return self.losses(batch)
+
+    def make_value_estimator(self, *args: object, **kwargs: object) -> NoReturn:
+        """Raise: there are no estimators inside losses."""
+        raise UsageError(
+            "There is no make_value_estimator(): advantages are computed before the loss, batch = GAE(gamma, lmbda, "
+            "critic)(batch); gamma and n_steps are arguments of DQNLoss."
+        )
+
+    def set_keys(self, **keys: object) -> NoReturn:
+        """Raise: the names of entries are fixed."""
+        raise UsageError(
+            "There is no set_keys(): the entries that are read, in in_keys, have the names that recurl writes. Rename "
+            "those of a batch of your own: batch.rename_key_(old, new)."
+        )
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the losses; called in recurrent mode."""

@@ -9,6 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.nn import functional as F
 
+from recurl.absent import without_arguments
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, NestedKey, normalize_key
 from recurl.objectives.common import Batch, LossModule, entry, masked_mean, per_token
@@ -24,6 +25,7 @@ _TARGET = "target"
 _ERROR_KEYS = ["td_error", "q_value", "q_target"]
 
 
+@without_arguments(action_space="leave it out, integers and one-hot actions are told apart by their shape")
 class DQNLoss(LossModule):
     """Temporal-difference loss of action values, over sequences.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.errors import ArgumentError
+from recurl.absent import without_arguments
+from recurl.errors import ArgumentError, UsageError
 from recurl.keys import next_key
 from recurl.objectives.common import Batch, entry, per_token, standardized, without_padding
 from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
@@ -20,6 +21,12 @@ __all__ = ["GAE"]
 _ADVANTAGE, _TARGET, _VALUE = "advantage", "value_target", "state_value"
 
 
+@without_arguments(
+    shifted="leave it out, next values are always those of the next token where there is one",
+    deactivate_vmap="leave it out, nothing is vmapped",
+    vectorized="leave it out, there is one implementation",
+    time_dim="leave it out, time is the last dimension of the batch",
+)
 class GAE(TensorDictModuleBase):
     """Generalised advantage estimation with exact values, for recurrent and feed-forward critics.
 
@@ -36,7 +43,7 @@ class GAE(TensorDictModuleBase):
             next observations go through it too. It may share modules with the policy. None: the batch already holds
             ``"state_value"`` and ``("next", "state_value")``.
         average_gae: shift and scale the advantage to mean 0 and standard deviation 1 over the batch (``value_target``
-            is taken before that).
+            is taken before that). What isn't finite stays in its trajectory else, but reaches all by the mean.
         differentiable: let gradients flow from the results into the critic.
 
     Reads a batch ``[T]`` or ``[*B, T]``, time last: what the critic reads, at the root and (states and ``"is_init"``
@@ -105,6 +112,13 @@ class GAE(TensorDictModuleBase):
             # Detached from forward-mode tangents too, which disabled gradients leave.
             tensordict.set(key, (result if self.differentiable else result.detach()).unsqueeze(-1))
         return tensordict
+
+    def set_keys(self, **keys: object) -> NoReturn:
+        """Raise: the names of entries are fixed."""
+        raise UsageError(
+            "There is no set_keys(): the entries that are read and written, in in_keys and out_keys, have fixed names. "
+            "Rename those of a batch of your own: batch.rename_key_(old, new)."
+        )
 
     def not_lowered(self) -> str | None:
         """Say why the critic runs on TensorDicts, module by module, or None where it runs as calls on tensors."""

@@ -12,9 +12,6 @@ from recurl.modules.recurrent import RecurrentModule
 # torch's own tracing of an autograd.Function warns.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
-STEPS = [[(2,), (3,), (1,)], [(2, 3), (3, 4), (1, 1), (2, 1)], [()]]
-SEQUENCES = [[(5,), (6,), (1,)], [(2, 3), (3, 5), (1, 1)]]
-
 
 def make_batch(module: RecurrentModule, shape: tuple[int, ...], trailing: tuple[int, ...]) -> TensorDict:
     states = {
@@ -34,18 +31,23 @@ def check(module: RecurrentModule, dynamic: bool | None, trailing: tuple[int, ..
             torch.testing.assert_close(found[key], expected[key])
 
 
-@pytest.mark.parametrize("shapes", STEPS, ids=str)
-@pytest.mark.parametrize(("kind", "dynamic", "trailing"), [(LSTMModule, None, (1,)), (GRUModule, True, ())])
+@pytest.mark.parametrize(
+    ("kind", "dynamic", "trailing", "shapes"),
+    [
+        (LSTMModule, None, (1,), [(2,), (3,), (1,)]),
+        (GRUModule, True, (), [(2, 3), (3, 4), (1, 1), (2, 1)]),
+        (GRUModule, None, (1,), [()]),
+    ],
+)
 def test_steps(kind: type[RecurrentModule], dynamic: bool | None, trailing: tuple[int, ...], shapes: list) -> None:
     check(kind(3, 4, in_key="x", out_key="y"), dynamic, trailing, shapes)
 
 
-@pytest.mark.parametrize("shapes", SEQUENCES, ids=str)
 @pytest.mark.parametrize(
-    ("backend", "kind", "dynamic", "trailing"),
+    ("backend", "kind", "dynamic", "trailing", "shapes"),
     [
-        ("loop", GRUModule, None, ()),
-        ("scan", LSTMModule, True, (1,)),
+        ("loop", GRUModule, None, (), [(2, 3), (3, 5), (1, 1)]),
+        ("scan", LSTMModule, True, (1,), [(5,), (6,), (1,)]),
     ],
 )
 def test_sequences(

@@ -2,7 +2,7 @@
 
 Every case must pass its precision's gate, or, where inputs saturate the gates, stay within three times the error of
 torch's own products in the same precision; and it must be bitwise the same twice. Also: rows in another order give the
-same bits, torch.compile makes one graph, a CUDA graph replays the step on other data.
+same bits, NaN stays in its segment, torch.compile makes one graph, a CUDA graph replays the step on other data.
 """
 
 from __future__ import annotations
@@ -77,6 +77,37 @@ def permutes(problem: Problem, precision: str) -> bool:
     return same
 
 
+def isolates(problem: Problem, precision: str) -> bool:
+    """NaN in one segment's inputs, states and incoming gradients changes no bit of what the others have."""
+    layer = Layer(problem)
+    backend = BACKENDS.choose("triton", Support(layer.cell, DEVICE, torch.float32, layer.hidden))
+    grads = [torch.randn_like(state) for state in layer.states]
+
+    def run(sick: Tensor | None) -> list[Tensor]:
+        inputs, incoming = (
+            [value.detach().clone() for value in values] for values in ((layer.x, *layer.states), grads)
+        )
+        if sick is not None:
+            for value in (*inputs, *incoming):
+                value[sick] = float("nan")
+        x, *states = (value.requires_grad_() for value in inputs)
+        call = LayerCall(layer.cell, layer.weights, x, tuple(states), layer.boundaries, options_of(precision))
+        _, after = backend.run(call)
+        return [*after, *torch.autograd.grad(after, inputs, incoming)]
+
+    clean, segments, same = run(None), layer.boundaries.segment_ids, True
+    for segment in (0, int(segments[-1]) // 2, int(segments[-1])):
+        others = segments != segment
+        found = run(~others)
+        same &= all(torch.equal(value[others], exact[others]) for value, exact in zip(found, clean, strict=True))
+        same &= all(value[~others].isnan().any() for value in found)
+    print(
+        f"{'ok  ' if same else 'FAIL'} NaN stays in its segment: {problem.cell} {problem.hidden} {precision}",
+        flush=True,
+    )
+    return same
+
+
 def captures(problem: Problem, precision: str) -> bool:
     """A captured step, replayed on other inputs and resets, gives what an eager step gives."""
     layer = Layer(problem)
@@ -144,6 +175,15 @@ def checks() -> list[Callable[[], object]]:
                 partial(permutes, Problem(cell, hidden, 300, 9, 0.05), "tf32"),
                 partial(captures, Problem(cell, hidden, 300, 9, 0.05), "tf32"),
             ]
+        for hidden, precision in (
+            (64, "ieee"),
+            (64, "tf32"),
+            (200, "bf16"),
+            (256, "tf32"),
+            (512, "tf32"),
+            (1000, "bf16"),
+        ):
+            found += [partial(isolates, Problem(cell, hidden, 70, 9, 0.2), precision)]
         found += [
             partial(agrees, Problem(cell, 64, 7, 301, 0.05), "tf32", recompute=True),
             partial(agrees, Problem(cell, 100, 7, 31, 0.05), "tf32", recompute=True),

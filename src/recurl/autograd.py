@@ -1,35 +1,59 @@
-"""Hand-written derivatives of first order, which give way to torch's own where these are asked for more."""
+"""Hand-written derivatives: reverse mode, first order. Torch derives for itself where more is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-__all__ = ["differentiate_again", "first_derivatives_do", "is_functorch_active", "is_vmap_active"]
+__all__ = [
+    "differentiate_again",
+    "first_derivatives_do",
+    "gradients_have_derivatives",
+    "have_tangents",
+    "is_forward_mode",
+    "is_functorch_active",
+]
 
 # Inside vmap, grad or functionalize results are wrapped even if inputs are not.
 is_functorch_active: Callable[[], bool] = cast(Any, torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage] - torch has no public name for it
 
 
-def is_vmap_active() -> bool:
-    """Whether code runs inside ``torch.vmap``, at any depth of transforms."""
-    functorch: Any = cast(Any, torch._C)._functorch  # pyright: ignore[reportPrivateUsage] - torch has no public name for it
-    stack = functorch.get_interpreter_stack() if is_functorch_active() else None
-    return any(level.key() == functorch.TransformType.Vmap for level in stack or ())
+def is_forward_mode() -> bool:
+    """Return whether tensors may carry tangents, inside ``torch.func.jvp`` or a level of ``torch.autograd.forward_ad``.
+
+    ``torch.no_grad`` doesn't stop them.
+    """
+    return cast(Any, forward_ad)._current_level >= 0  # has no public name
 
 
 def first_derivatives_do() -> bool:
-    """Whether an autograd.Function with derivatives by hand serves: outside ``torch.compile`` and ``torch.func``."""
-    return not torch.compiler.is_compiling() and not is_functorch_active()
+    """Return whether an autograd.Function with derivatives by hand may be used.
+
+    Outside ``torch.compile``, ``torch.func`` and forward-mode differentiation.
+    """
+    return not torch.compiler.is_compiling() and not is_functorch_active() and not is_forward_mode()
+
+
+def have_tangents(tensors: Iterable[Tensor | None]) -> bool:
+    """Return whether any of ``tensors`` carries a tangent of forward mode."""
+    if not is_forward_mode():
+        return False
+    return any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def gradients_have_derivatives(grads: Iterable[Tensor | None]) -> bool:
+    """Return whether a backward pass must be differentiable: ``create_graph=True``, or tangents in its ``grads``."""
+    return torch.is_grad_enabled() or have_tangents(grads)
 
 
 def differentiate_again(
     function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Return gradients of ``function`` that can be differentiated once more, as ``create_graph=True`` asks for.
+    """Return gradients of ``function`` that can be differentiated once more; see :func:`gradients_have_derivatives`.
 
     Args:
         function: the same as what was derived by hand, in operations that torch can derive.

@@ -28,6 +28,10 @@ class MissingKeyError(RecurlError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class MissingNameError(RecurlError, ImportError):
+    """A package lacks a name that another library has."""
+
+
 class UsageError(RecurlError, RuntimeError):
     """A call is not possible in the present state of an object."""
 

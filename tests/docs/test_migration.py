@@ -15,11 +15,13 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
+from recurl import collectors
 from recurl.collectors import Collector
 from recurl.data import SequenceMinibatches, SliceSampler
 from recurl.envs import Compose, GymEnv, InitTracker, TensorDictPrimer, TransformedEnv
-from recurl.errors import RecurlError
+from recurl.errors import ArgumentTypeError, MissingNameError, RecurlError, UsageError
 from recurl.modules import (
+    LSTM,
     MLP,
     LSTMModule,
     NormalParamExtractor,
@@ -129,6 +131,14 @@ def primer_of_ones() -> TensorDictPrimer:
     return TensorDictPrimer(memory().make_tensordict_primer().primers, default_value=1.0)
 
 
+def q_network() -> TensorDictModule:
+    return TensorDictModule(nn.Linear(3, 2), in_keys=["observation"], out_keys=["action_value"])
+
+
+def from_import(module: str, name: str) -> None:
+    exec(f"from {module} import {name}")
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "`module.set_recurrent_mode()`": lambda: memory().set_recurrent_mode(),
     "`module.recurrent_mode = True`": lambda: setattr(memory(), "recurrent_mode", True),
@@ -158,6 +168,12 @@ CASES: dict[str, Callable[[], Any]] = {
     "`end_key` beside `traj_key` in `SliceSampler`": lambda: SliceSampler(
         slice_len=2, traj_key=("collector", "traj_ids"), end_key=("next", "done")
     ),
+    "`from recurl.collectors import SyncDataCollector`": lambda: from_import("recurl.collectors", "SyncDataCollector"),
+    "`from recurl.envs.utils import _StepMDP`": lambda: from_import("recurl.envs.utils", "_StepMDP"),
+    "`loss.make_value_estimator(...)`": lambda: DQNLoss(q_network()).make_value_estimator("td0", gamma=0.9),
+    "`loss.set_keys(...)`, `gae.set_keys(...)`": lambda: DQNLoss(q_network()).set_keys(action="move"),
+    "`GAE(..., shifted=True)`": lambda: GAE(0.99, 0.95, None, shifted=True),
+    '`DQNLoss(..., action_space="one-hot")`': lambda: DQNLoss(q_network(), action_space="one-hot"),
 }
 
 
@@ -170,3 +186,36 @@ def test_what_raises(row: list[str]) -> None:
 
 def test_every_case_is_on_the_page() -> None:
     assert [row[0] for row in rows("What raises")] == list(CASES)
+
+
+@pytest.mark.parametrize(
+    "name", ["SyncDataCollector", "MultiSyncDataCollector", "MultiaSyncDataCollector", "aSyncDataCollector"]
+)
+def test_old_names_of_collectors_say_what_to_write(name: str) -> None:
+    with pytest.raises(MissingNameError, match=f"recurl.collectors has no {name}: write ") as raised:
+        from_import("recurl.collectors", name)
+    assert any(hasattr(collectors, word.strip(",.")) for word in str(raised.value).split())
+    with pytest.raises(AttributeError, match="has no attribute 'NoSuchCollector'"):
+        _ = collectors.NoSuchCollector
+    with pytest.raises(ImportError, match="cannot import name 'NoSuchCollector'"):
+        from_import("recurl.collectors", "NoSuchCollector")
+
+
+def test_no_keys_to_set_on_an_estimator() -> None:
+    with pytest.raises(UsageError, match=r"There is no set_keys\(\).*rename_key_"):
+        GAE(0.99, 0.95, None).set_keys(advantage="gain")
+
+
+@pytest.mark.parametrize("name", ["deactivate_vmap", "vectorized", "time_dim"])
+def test_absent_arguments_say_what_to_write(name: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=f"GAE has no argument '{name}': leave it out"):
+        GAE(0.99, 0.95, None, **{name: True})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shiftet'"):
+        GAE(0.99, 0.95, None, shiftet=True)
+
+
+def test_the_network_inside_is_recurls_own() -> None:
+    module = memory()
+    assert not isinstance(module.lstm, nn.LSTM)
+    assert isinstance(module.lstm, LSTM)
+    nn.LSTM(3, 8).load_state_dict(module.lstm.state_dict())

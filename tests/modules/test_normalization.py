@@ -93,10 +93,27 @@ def test_scaling_keeps_the_sign_and_clips():
     assert scaler(torch.tensor([9.0])).item() == 2.0
 
 
+@pytest.mark.parametrize("gamma", [0.9, 0.0])
+def test_a_return_that_is_no_number_reaches_neither_other_rows_nor_the_next_episode(gamma):
+    reward, done = torch.rand(3, 12, 1), torch.zeros(3, 12, 1, dtype=torch.bool)
+    done[:, 5] = done[2, -1] = True
+    sick, clean = RewardScaler(gamma, (3,)), RewardScaler(gamma, (3,))
+    clean.update(reward, done)
+    reward[0, 3] = torch.inf
+    reward[1, 5] = torch.nan
+    reward[2, 8] = torch.nan
+    sick.update(reward, done)
+    assert torch.equal(sick.returns, clean.returns)
+
+
 def test_empty_batch_changes_nothing():
-    scaler = RewardScaler(0.9, (2,))
-    scaler.update(torch.zeros(2, 0, 1), torch.zeros(2, 0, 1, dtype=torch.bool))
-    assert scaler.moments.count.item() == 0
+    norm = ObservationNorm((3,))
+    norm.update(torch.zeros(0, 3))
+    assert torch.equal(norm(torch.ones(3)), torch.ones(3))
+    for shape in ((2, 0, 1), (0, 4, 1)):
+        scaler = RewardScaler(0.9, shape[:1])
+        scaler.update(torch.zeros(shape), torch.zeros(shape, dtype=torch.bool))
+        assert scaler.moments.count.item() == 0
 
 
 def test_wrong_reward_shape():

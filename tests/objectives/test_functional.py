@@ -2,53 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recurl.errors import ArgumentError
 from recurl.objectives.value.functional import (
     generalized_advantage_estimate,
     inverse_value_rescaling,
     n_step_return,
-    reverse_linear_recurrence,
     value_rescaling,
 )
-
-
-def naive_recurrence(offset, coefficient):
-    out, running = torch.empty_like(offset), torch.zeros_like(offset[..., 0])
-    for t in reversed(range(offset.shape[-1])):
-        running = offset[..., t] + (coefficient[..., t] * running if t < offset.shape[-1] - 1 else 0.0)
-        out[..., t] = running
-    return out
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.integers(0, 3), st.integers(0, 70), st.floats(0, 1), st.integers(0, 1000))
-def test_recurrence_equals_the_loop(rows, length, cut, seed):
-    generator = torch.Generator().manual_seed(seed)
-    shape = (rows, length) if rows else (length,)
-    offset = torch.randn(shape, dtype=torch.float64, generator=generator)
-    coefficient = torch.rand(shape, dtype=torch.float64, generator=generator)
-    coefficient[torch.rand(shape, generator=generator) < cut] = 0.0
-    expected = naive_recurrence(offset, coefficient) if length else offset
-    torch.testing.assert_close(reverse_linear_recurrence(offset, coefficient), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_last_coefficient_is_not_used():
-    offset = torch.ones(4)
-    poisoned = torch.tensor([0.5, 0.5, 0.5, 3.0])
-    torch.testing.assert_close(reverse_linear_recurrence(offset, poisoned), torch.tensor([1.875, 1.75, 1.5, 1.0]))
-
-
-def test_recurrence_is_differentiable():
-    offset, coefficient = (torch.rand(2, 7, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    assert torch.autograd.gradcheck(reverse_linear_recurrence, (offset, coefficient))
-
-
-def test_recurrence_shapes_must_agree():
-    with pytest.raises(ArgumentError, match="same shape"):
-        reverse_linear_recurrence(torch.zeros(3), torch.zeros(4))
 
 
 def test_worked_by_hand():
@@ -116,3 +77,50 @@ def test_value_rescaling_is_the_published_formula_and_is_inverted(eps):
     y = x.clone().requires_grad_()
     value_rescaling(y, eps).sum().backward()
     torch.testing.assert_close(y.grad, 0.5 / (x.abs() + 1).sqrt() + eps)
+
+
+POISONS = [torch.nan, torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("which", ["reward", "value", "next_value"])
+def test_a_trajectory_reaches_no_other(which, poison):
+    """Several in a row, finished for good or not, and rows of them."""
+    ends = torch.rand(3, 40) < 0.2
+    terminated, segments = ends & (torch.rand(3, 40) < 0.5), (ends.roll(1, -1) & (torch.arange(40) > 0)).cumsum(-1)
+    clean = dict(zip(("reward", "value", "next_value"), torch.randn(3, 3, 40), strict=True))
+
+    def results(reward, value, next_value):
+        inputs = [tensor.clone().requires_grad_() for tensor in (value, next_value, reward)]
+        outputs = [
+            *generalized_advantage_estimate(0.9, 0.8, *inputs, terminated, ends),
+            *generalized_advantage_estimate(0.9, 0.0, *inputs, terminated, ends),
+            *generalized_advantage_estimate(0.0, 0.8, *inputs, terminated, ends),
+            *(n_step_return(0.9, n, inputs[1], inputs[2], terminated, ends) for n in (1, 3, 50)),
+        ]
+        weights = [torch.where(sick, poison, 1.0) for _ in outputs]
+        return *outputs, *torch.autograd.grad(outputs, inputs, weights)
+
+    for segment in (0, 2):
+        sick = torch.zeros(3, 40, dtype=torch.bool)
+        expected = results(**clean)
+        sick = segments == segment
+        sick[1:] = False
+        found = results(**{**clean, which: clean[which].masked_fill(sick, poison)})
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.equal(ours[~sick], theirs[~sick])
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_no_value_is_read_where_a_step_terminated(poison):
+    terminated = torch.rand(3, 40) < 0.3
+    reward, value, next_value = torch.randn(3, 3, 40)
+    sick = next_value.masked_fill(terminated, poison).requires_grad_()
+    for function in (
+        lambda following: generalized_advantage_estimate(0.9, 0.8, value, following, reward, terminated, terminated)[0],
+        lambda following: n_step_return(0.9, 3, following, reward, terminated, terminated),
+    ):
+        assert torch.equal(function(sick), function(next_value))
+        (gradient,) = torch.autograd.grad(function(sick).sum(), sick)
+        assert gradient.isfinite().all()
+        assert gradient[terminated].count_nonzero() == 0

@@ -1,8 +1,10 @@
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from recurl.autograd import first_derivatives_do
-from recurl.objectives.surrogate import Data, Surrogate
+from recurl.objectives.surrogate import DISTANCES, Data, Surrogate
 
 OPTIONS = [("l2", 0.0), ("l1", 0.3), ("smooth_l1", 0.0), ("smooth_l1", 0.3)]
 
@@ -60,3 +62,54 @@ def test_torch_func_and_compile_derive_for_themselves():
     compiled = torch.compile(lambda *x: sum(surrogate(*x, data)[:2]), backend="aot_eager", fullgraph=True)
     for a, b in zip(torch.autograd.grad(compiled(log_prob, value), (log_prob, value)), expected, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(-6, 6), st.integers(-6, 2), st.sampled_from(["l2", "l1", "smooth_l1"]), st.integers(0, 1000))
+def test_values_inside_the_clip_range_keep_their_gradient(magnitude, bound, distance, seed):
+    """Also where old + (value - old) is not the value, in float32, at every magnitude of values and bound."""
+    generator = torch.Generator().manual_seed(seed)
+    old, offset, target, ratio = (torch.randn(4, 200, generator=generator) * 10.0**magnitude).unbind()
+    clip = torch.tensor(10.0**bound).item()
+    value = torch.where(torch.rand(200, generator=generator) < 0.5, offset, old + clip * ratio.sign()).requires_grad_()
+    data = Data(value, torch.zeros(200), torch.ones(200), target, old, None)
+    surrogate = Surrogate(0.2, clip, distance)
+    exact = value.detach().double().requires_grad_()
+    inside = (exact - old.double()).abs() <= clip
+    (expected,) = torch.autograd.grad(DISTANCES[distance](exact, target.double(), reduction="sum") / 200, exact)
+    for run in (surrogate, surrogate.means):
+        (found,) = torch.autograd.grad(run(torch.zeros(200), value, data).distance, value)
+        torch.testing.assert_close(found[inside], expected[inside].float())
+
+
+def test_ratios_inside_the_clip_range_keep_their_gradient():
+    log_prob = (torch.randn(1000) * 0.2).requires_grad_()
+    advantage = torch.randn(1000) * 10.0 ** torch.randint(-6, 6, (1000,))
+    data = Data(log_prob, torch.zeros(1000), advantage, torch.zeros(1000), None, None)
+    surrogate = Surrogate(0.2, 0.0, "l2")
+    ratio = log_prob.detach().double().exp()
+    inside = (ratio - 1).abs() <= 0.2
+    for run in (surrogate, surrogate.means):
+        (found,) = torch.autograd.grad(run(log_prob, torch.zeros(1000), data).gain, log_prob)
+        torch.testing.assert_close(found[inside], (ratio * advantage / 1000)[inside].float())
+
+
+def test_derivatives_by_the_data():
+    """As of a target that a differentiable estimator has made."""
+    surrogate, data, log_prob, value = make("smooth_l1", 0.3, True)
+    data = data._replace(target=data.target.clone().requires_grad_(), advantage=data.advantage.clone().requires_grad_())
+    inputs = (log_prob, value, data.target, data.advantage)
+    found, expected = (
+        torch.autograd.grad(3 * terms.gain + 2 * terms.distance, inputs)
+        for terms in (surrogate(log_prob, value, data), surrogate.means(log_prob, value, data))
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_overflow_where_a_token_does_not_count():
+    surrogate, data, log_prob, value = make("l2", 0.0, True)
+    with torch.no_grad():
+        log_prob[~data.mask] += 1e6
+    for run in (surrogate, surrogate.means):
+        gradients = torch.autograd.grad(sum(run(log_prob, value, data)[:2]), (log_prob, value))
+        assert all(gradient.isfinite().all() and gradient[~data.mask].count_nonzero() == 0 for gradient in gradients)

@@ -222,7 +222,7 @@ def test_noncontiguous_and_expanded_inputs(cell: str) -> None:
 
 
 @pytest.mark.parametrize(("cell", "projection"), [("lstm", 0), ("lstm", 2), ("gru", 0)])
-@pytest.mark.parametrize("backend", ["loop", "reference"])
+@pytest.mark.parametrize("backend", ["loop", "scan", "reference"])
 def test_double_backward(backend: str, cell: str, projection: int) -> None:
     case = Case(cell, shape=(2, 4), hidden=3, inputs=2, projection=projection)
     parameters = list(case.parameters.values())

@@ -118,10 +118,10 @@ def test_compiles_tensors_that_share_memory() -> None:
 
 
 def test_inductor() -> None:
-    """The whole compiler once: "auto" is the scan there."""
+    """The whole compiler once: "auto" is the scan there, and two layers read the same lengths."""
     torch._dynamo.reset()
-    module = LSTMModule(5, 7, in_key="obs", out_key="features", recurrent_backend="auto")
-    compiled = torch.compile(module, fullgraph=True)
+    module = LSTMModule(5, 7, num_layers=2, in_key="obs", out_key="features", recurrent_backend="auto")
+    compiled = torch.compile(module, fullgraph=True, dynamic=True)
     with set_recurrent_mode(True):
         batch = make_batch(module, 3, 40)
         actual = outputs_and_gradients(module, compiled, batch)

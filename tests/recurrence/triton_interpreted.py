@@ -17,6 +17,7 @@ from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.layout import Layout
 
 from .contract import Case, relative_error
+from .test_isolation import WHERE, strangers_reached
 
 KERNELS = TritonKernels()
 KERNELS.name = "triton_interpreted"  # operators of the name "triton" exist already
@@ -146,6 +147,12 @@ def saved_differs(cell: str, projection: int) -> int:
     return wrong
 
 
+def isolation_error(cell: str) -> int:
+    """How much of other segments a NaN in one of them changes."""
+    options = {"cell": cell, "shape": (7,), "pattern": "alternating", "dtype": torch.float32}
+    return len(strangers_reached(BACKEND, options, WHERE, float("nan")))
+
+
 def main() -> None:
     ieee, tf32 = Options(), Options(precision="tf32")
     print("bounds:", bounds_error())
@@ -159,6 +166,7 @@ def main() -> None:
         print(f"{cell} layers:", worst_error(cell, ieee, layers=2, directions=2, pattern="alternating", shape=(2, 5)))
         print(f"{cell} group:", group_error(cell))
         print(f"{cell} saved:", saved_differs(cell, 0))
+        print(f"{cell} isolation:", isolation_error(cell))
     print("lstm projection:", worst_error("lstm", ieee, projection=3, shape=(2, 7)))
     print("lstm projection recompute:", worst_error("lstm", Options(recompute=True), projection=3, shape=(2, 5)))
     print("lstm projection saved:", saved_differs("lstm", 3))

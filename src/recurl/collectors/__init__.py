@@ -1,7 +1,20 @@
 """Collection of experience: batches of interaction with the policy's states carried, wired by itself."""
 
+from typing import TYPE_CHECKING
+
+from recurl.absent import absent_names
 from recurl.collectors.collector import Collector, why_not_lowered
 from recurl.collectors.multi import MultiAsyncCollector, MultiSyncCollector
 from recurl.collectors.overlapped import OverlappedCollector
+
+if not TYPE_CHECKING:  # for a checker a module with __getattr__ has every name
+    __getattr__ = absent_names(
+        __name__,
+        SyncDataCollector="write Collector",
+        MultiSyncDataCollector="write MultiSyncCollector",
+        MultiaSyncDataCollector="write MultiAsyncCollector",
+        aSyncDataCollector="write OverlappedCollector, or MultiAsyncCollector with one environment",
+        AsyncCollector="write OverlappedCollector, or MultiAsyncCollector with one environment",
+    )
 
 __all__ = ["Collector", "MultiAsyncCollector", "MultiSyncCollector", "OverlappedCollector", "why_not_lowered"]

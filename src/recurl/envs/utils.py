@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from recurl.absent import absent_names
 from recurl.errors import ArgumentError, MissingKeyError, WiringError
 from recurl.keys import (
     ACTION,
@@ -39,6 +40,9 @@ __all__ = [
     "step_mdp",
     "unfed_states",
 ]
+
+if not TYPE_CHECKING:  # for a checker a module with __getattr__ has every name
+    __getattr__ = absent_names(__name__, StepMDP="write step_mdp(tensordict)", _StepMDP="write step_mdp(tensordict)")
 
 
 def step_mdp(

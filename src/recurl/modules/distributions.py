@@ -14,7 +14,7 @@ from torch import distributions as d
 from torch.distributions.utils import lazy_property, probs_to_logits
 from torch.nn import functional as F
 
-from recurl.autograd import differentiate_again, first_derivatives_do
+from recurl.autograd import differentiate_again, first_derivatives_do, gradients_have_derivatives
 from recurl.errors import ArgumentError
 
 __all__ = ["Categorical", "NormalParamExtractor", "OneHotCategorical", "TanhNormal"]
@@ -135,16 +135,15 @@ class _LogProbAndEntropy(torch.autograd.Function):
     def forward(ctx: Any, raw: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         logits = _normalized(raw)
         entropy = _entropy(logits)
-        ctx.save_for_backward(raw, index)
-        ctx.kept = (logits, entropy)
+        ctx.save_for_backward(raw, index, logits, entropy)
         ctx.set_materialize_grads(False)
         return _chosen(logits, index), entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
-        raw, index = ctx.saved_tensors
+        raw, index, logits, entropy = ctx.saved_tensors
         of_log_prob, of_entropy = grads
-        if torch.is_grad_enabled():  # these gradients may be differentiated again
+        if gradients_have_derivatives(grads):
 
             def again(raw: Tensor) -> tuple[Tensor, Tensor]:
                 logits = _normalized(raw)
@@ -152,7 +151,6 @@ class _LogProbAndEntropy(torch.autograd.Function):
 
             zeros = raw.new_zeros(index.shape)
             return differentiate_again(again, [raw], [zeros if grad is None else grad for grad in grads])[0], None
-        logits, entropy = ctx.kept
         gradient = torch.zeros_like(raw)
         if of_log_prob is not None:
             gradient.scatter_(-1, index.unsqueeze(-1), of_log_prob.unsqueeze(-1))

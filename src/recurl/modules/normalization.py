@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from recurl.errors import ArgumentError
+from recurl.recurrence.linear import reverse_linear_recurrence
 
 __all__ = ["ObservationNorm", "RewardScaler"]
 
@@ -26,7 +27,9 @@ class _RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
-        """Merge ``samples``, ``[n, *shape]`` with n >= 1 (biased variance, as in Gymnasium)."""
+        """Merge ``samples``, ``[n, *shape]`` (biased variance, as in Gymnasium)."""
+        if samples.shape[0] == 0:
+            return
         samples = samples.to(self.mean.dtype)
         weight = samples.shape[0] / (self.count + samples.shape[0]).to(self.mean.dtype)
         delta = samples.mean(0) - self.mean
@@ -78,7 +81,7 @@ class ObservationNorm(nn.Module):
         return ((observation.to(mean.dtype) - mean) * self.scale).clamp(-self.clip, self.clip)
 
     def update(self, observation: Tensor) -> None:
-        """Merge a batch of observations, ``[..., *shape]``, into the statistics."""
+        """Merge a batch of observations, ``[..., *shape]``, all finite, into the statistics."""
         lead = observation.ndim - len(self.shape)
         if lead < 0 or observation.shape[lead:] != self.shape:
             raise ArgumentError(
@@ -102,7 +105,8 @@ class RewardScaler(nn.Module):
         clip: bound of the scaled reward's absolute value.
         eps: added to the variance.
 
-    Statistics and carried returns are buffers, in ``state_dict()``.
+    Statistics and carried returns are buffers, in ``state_dict()``. A reward that isn't finite spoils the statistics,
+    but no carried return beyond its episode.
 
     Raises:
         ArgumentError: a reward is not of shape ``[*B, T, 1]``.
@@ -138,27 +142,12 @@ class RewardScaler(nn.Module):
         expected = self.returns.shape
         if reward.ndim != len(expected) + 2 or reward.shape[:-2] != expected or reward.shape[-1] != 1:
             raise ArgumentError(f"The reward must have the shape {(*expected, 'T', 1)}, got {tuple(reward.shape)}.")
-        value = reward.squeeze(-1).to(self.returns.dtype)
-        keep = self.gamma * (~done.squeeze(-1)).to(self.returns.dtype)
-        if value.shape[-1] == 0:
+        value, done = reward.squeeze(-1).to(self.returns.dtype), done.squeeze(-1)
+        if value.numel() == 0:
             return
         value = torch.cat([(value[..., 0] + self.returns).unsqueeze(-1), value[..., 1:]], -1)
-        value = _running_sum(value, keep)
-        self.returns.copy_(value[..., -1] * keep[..., -1])
+        keep = torch.full_like(value, self.gamma).masked_fill(done, 0.0)
+        value = reverse_linear_recurrence(value.flip(-1), keep.roll(1, -1).flip(-1)).flip(-1)
+        last = keep[..., -1]
+        self.returns.copy_((last * value[..., -1]).masked_fill(last == 0, 0.0))
         self.moments.update(value.reshape(-1))
-
-
-def _running_sum(value: Tensor, keep: Tensor) -> Tensor:
-    """Solve ``y[t] = value[t] + keep[t - 1] * y[t - 1]`` along the last dimension, ``[..., T]``, by doubling.
-
-    After pass k every ``y[t]`` holds the last ``2 ** k`` terms of its sum (Hillis and Steele, "Data parallel
-    algorithms", 1986).
-    """
-    shift, length = 1, value.shape[-1]
-    factor = keep[..., :-1]  # of y[t - shift] in y[t], for t >= shift
-    while shift < length:
-        later = torch.addcmul(value[..., shift:], factor, value[..., :-shift])
-        value = torch.cat([value[..., :shift], later], -1)
-        factor = factor[..., shift:] * factor[..., :-shift]
-        shift *= 2
-    return value

@@ -227,9 +227,13 @@ class RecurrentNet(nn.Module):
         if not self.batch_first:
             x = x.transpose(0, 1)
         batch, time = x.shape[:2]
+        if time == 0:
+            raise ArgumentError(f"A sequence must have at least one step, as in torch.nn; got shape {list(x.shape)}.")
         stored = None if initial is None else tuple(self._spread(state, batch, time) for state in initial)
         boundaries = Boundaries.from_cu_seqlens(torch.arange(batch + 1, device=x.device) * time, batch * time)
-        features, after = self.run(x.reshape(batch * time, -1), stored, boundaries, "fastest", DEFAULT_OPTIONS)
+        features, after = self.run(
+            x.reshape(batch * time, self.input_size), stored, boundaries, "fastest", DEFAULT_OPTIONS
+        )
         features = features.unflatten(0, (batch, time))
         final = tuple(state.unflatten(0, (batch, time))[:, -1].transpose(0, 1) for state in after)
         return features if self.batch_first else features.transpose(0, 1), final

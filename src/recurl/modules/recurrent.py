@@ -315,7 +315,7 @@ def _flags(tensordict: TensorDictBase, batch: torch.Size) -> Tensor:
         )
     if is_init.dtype not in (torch.bool, torch.uint8):
         raise UsageError(f"is_init must be boolean, got {is_init.dtype}. Convert it: is_init.bool().")
-    if is_init.shape not in (batch, torch.Size([*batch, 1])):
+    if is_init.shape != batch and is_init.shape != torch.Size([*batch, 1]):  # Dynamo can't compare by "in"
         raise ArgumentError(
             f"is_init must have the batch size {list(batch)}, with or without a trailing 1; got {list(is_init.shape)}."
         )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterable
+from typing import NoReturn, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.errors import ArgumentError, MissingKeyError
-from recurl.keys import NestedKey, next_key, normalize_key
+from recurl.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.keys import MASK, NestedKey, next_key, normalize_key
 from recurl.lowering import Step, leaves
 from recurl.mode import set_recurrent_mode
 
@@ -22,6 +23,7 @@ __all__ = [
     "per_token",
     "standardized",
     "states_of",
+    "without_padding",
 ]
 
 
@@ -35,13 +37,33 @@ class LossModule(TensorDictModuleBase):
     """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the losses of a batch ``[T]`` or ``[*B, T]`` as a TensorDict of scalars."""
+        """Return the losses of a batch ``[T]`` or ``[*B, T]``, not empty, as a TensorDict of scalars."""
         return TensorDict(self.tensors(tensordict), [])
 
     def tensors(self, batch: Step) -> dict[str, Tensor]:
         """Return the same losses by name; the batch may also be ``Entries``, as ``SequenceMinibatches`` makes them."""
+        if batch.batch_size.numel() == 0:
+            raise ArgumentError(
+                f"A loss is a mean over tokens, but the batch, of shape {list(batch.batch_size)}, has none: skip it."
+            )
+        if batch.get(MASK, None) is not None:
+            batch = without_padding(batch, self.in_keys)
         with set_recurrent_mode(True):
             return self.losses(batch)
+
+    def make_value_estimator(self, *args: object, **kwargs: object) -> NoReturn:
+        """Raise: there are no estimators inside losses."""
+        raise UsageError(
+            "There is no make_value_estimator(): advantages are computed before the loss, batch = GAE(gamma, lmbda, "
+            "critic)(batch); gamma and n_steps are arguments of DQNLoss."
+        )
+
+    def set_keys(self, **keys: object) -> NoReturn:
+        """Raise: the names of entries are fixed."""
+        raise UsageError(
+            "There is no set_keys(): the entries that are read, in in_keys, have the names that recurl writes. Rename "
+            "those of a batch of your own: batch.rename_key_(old, new)."
+        )
 
     def losses(self, batch: Step) -> dict[str, Tensor]:
         """Compute the losses; called in recurrent mode."""
@@ -50,6 +72,19 @@ class LossModule(TensorDictModuleBase):
     def why_not_lowered(self) -> str | None:
         """Say why the networks run on TensorDicts, or return None where they run as calls on tensors."""
         raise NotImplementedError
+
+
+def without_padding(batch: Step, keys: Iterable[NestedKey]) -> Step:
+    """Return a copy of ``batch``, which has a mask, with zeros for the numbers among ``keys`` that don't count.
+
+    To leave such tokens out of a mean is not enough: their gradient of zero times what isn't finite is NaN.
+    """
+    padding, clean = ~per_token(MASK, batch.get(MASK), batch.batch_size), batch.copy()
+    for key in keys:
+        value = batch.get(key, None)
+        if value is not None and value.is_floating_point():
+            clean.set(key, value.masked_fill(padding.reshape(*padding.shape, *(1,) * (value.ndim - padding.ndim)), 0.0))
+    return clean
 
 
 def entry(tensordict: Step, key: NestedKey, advice: str) -> Tensor:
@@ -91,7 +126,12 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def standardized(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Shift and scale ``values`` ``[...]`` to mean 0 and (biased) standard deviation 1 over the tokens that count."""
+    """Shift and scale ``values`` ``[...]`` to mean 0 and (biased) standard deviation 1 over the tokens that count.
+
+    One of these that isn't finite makes all of them NaN, for they share a mean.
+    """
+    if values.numel() == 0:
+        return values
     if mask is None:
         variance, mean = torch.var_mean(values, correction=0)
         return (values - mean) / variance.sqrt().clamp_min(1e-8)

@@ -9,6 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.nn import functional as F
 
+from recurl.absent import without_arguments
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
 from recurl.lowering import Network, Step, why_not_lowered
@@ -25,6 +26,7 @@ _TARGET = "target"
 _ERROR_KEYS = ["td_error", "q_value", "q_target"]
 
 
+@without_arguments(action_space="leave it out, integers and one-hot actions are told apart by their shape")
 class DQNLoss(LossModule):
     """Temporal-difference loss of action values, over sequences.
 
@@ -157,6 +159,7 @@ class DQNLoss(LossModule):
         chosen = _chosen(values, entry(batch, ACTION, "The policy writes it during collection."))
         with torch.no_grad():
             target = self._targets(batch, sequences, online, run)
+            target = target.detach()  # from forward-mode tangents, which no_grad leaves
         weight = batch.get(_WEIGHT, None)
         distance = self._distance(chosen, target, reduction="none")
         if weight is not None:

@@ -73,7 +73,8 @@ class ClipPPOLoss(LossModule):
             between the replays of a CUDA graph.
         critic_coeff: coefficient of ``loss_critic``.
         loss_critic_type: ``"smooth_l1"``, ``"l1"`` or ``"l2"``, the distance of value and target.
-        normalize_advantage: shift and scale the advantage to mean 0 and standard deviation 1 in each minibatch.
+        normalize_advantage: shift and scale the advantage to mean 0 and standard deviation 1 in each minibatch, where
+            one that isn't finite makes all of them NaN.
         clip_value: also clip the value's distance from the stored ``"state_value"``, and take the larger loss of the
             two: a number, or True for ``clip_epsilon``.
 

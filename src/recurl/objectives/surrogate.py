@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recurl.autograd import differentiate_again, first_derivatives_do
+from recurl.autograd import differentiate_again, first_derivatives_do, gradients_have_derivatives
 from recurl.objectives.common import masked_mean
 
 __all__ = ["DISTANCES", "Data", "Surrogate", "Terms"]
@@ -54,15 +54,18 @@ class Surrogate(NamedTuple):
     def __call__(self, log_prob: Tensor, value: Tensor, data: Data) -> Terms:
         """Return the terms for the log-probabilities and values of now, ``[*B, T]`` each.
 
-        Their first derivatives are written out: a dozen operations instead of the three dozen of torch's graph.
+        Their first derivatives by the two are written out: a dozen operations instead of the three dozen of torch's
+        graph. Where the data are to be differentiated too, it is left to torch.
         """
-        if first_derivatives_do():
+        if first_derivatives_do() and not any(value is not None and value.requires_grad for value in data):
             return Terms(*_Means.apply(log_prob, value, self, data))
         return self.means(log_prob, value, data)
 
     def means(self, log_prob: Tensor, value: Tensor, data: Data) -> Terms:
         """The same, left to torch to be derived."""
         log_ratio = log_prob - data.log_prob
+        if data.mask is not None:  # the ratio of a token that doesn't count may overflow, and 0 * inf is NaN
+            log_ratio = torch.where(data.mask, log_ratio, 0.0)
         ratio = log_ratio.exp()
         gain = torch.minimum(*self.gains(ratio, data.advantage))
         distance, far = self.distances(value, data)
@@ -81,7 +84,8 @@ class Surrogate(NamedTuple):
         plain = distance(value, data.target, reduction="none")
         if data.old_value is None:
             return plain, None
-        near = data.old_value + (value - data.old_value).clamp(-self.clip_value, self.clip_value)
+        # Exact inside the bounds, where old + (value - old) would differ from the value by its rounding.
+        near = value.clamp(data.old_value - self.clip_value, data.old_value + self.clip_value)
         return plain, distance(near, data.target, reduction="none")
 
     def slope(self, difference: Tensor) -> Tensor:
@@ -111,7 +115,7 @@ class _Means(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         gain, distance = grads[:2]
         surrogate, data, (log_prob, value) = ctx.surrogate, ctx.data, ctx.saved_tensors
-        if torch.is_grad_enabled():  # these gradients may be differentiated again
+        if gradients_have_derivatives(grads):
             zero = log_prob.new_zeros(())
             wanted = [zero if grad is None else grad for grad in (gain, distance)]
             again = differentiate_again(lambda *x: surrogate.means(*x, data)[:2], (log_prob, value), wanted)

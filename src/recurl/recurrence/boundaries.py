@@ -249,7 +249,7 @@ class Boundaries:
 
 
 def _per_token(name: str, values: Tensor, shape: torch.Size) -> Tensor:
-    if values.shape not in (shape, torch.Size([*shape, 1])):
+    if values.shape != shape and values.shape != torch.Size([*shape, 1]):  # Dynamo can't compare by "in"
         raise ArgumentError(
             f"{name} must have the batch shape {tuple(shape)}, with or without a trailing 1; "
             f"got shape {tuple(values.shape)}."

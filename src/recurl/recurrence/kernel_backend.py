@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
-from recurl.autograd import is_functorch_active
+from recurl.autograd import gradients_have_derivatives, is_forward_mode, is_functorch_active
 from recurl.recurrence.backend import LayerCall, Support, without_autocast
 from recurl.recurrence.cells import States
 from recurl.recurrence.ops import (
@@ -21,7 +21,10 @@ from recurl.recurrence.ops import (
     inputs_of,
     map_each,
     map_recurrence,
+    refuse_forward_mode,
+    refuse_tangents,
     refuse_twice,
+    run_differentiable,
     run_forward,
     with_inputs,
 )
@@ -48,10 +51,13 @@ class KernelBackend:
         inputs = inputs_of(call)
         wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
         if torch.compiler.is_compiling():
+            refuse_forward_mode(self.name)
             after = self._operators(call, keep=wanted and not call.options.recompute)
+        elif is_forward_mode() and (plain := run_differentiable(self.kernels, call)) is not None:
+            after = plain
         elif is_functorch_active():
             after = _Transformed.apply(self._operators, *arguments_of(call)[STARTS:], *inputs)
-        elif wanted:
+        elif wanted or is_forward_mode():
             after: States = _Recurrence.apply(self.kernels, call, *inputs)
         else:
             after = run_forward(self.kernels, call, keep=False)[0]
@@ -79,17 +85,22 @@ class _Recurrence(torch.autograd.Function):
         template = LayerCall(cell, cast(Any, None), cast(Any, None), (), boundaries, options)
         call, needs = with_inputs(template, inputs), tuple(ctx.needs_input_grad[2:])
         with without_autocast(call.x.device):
-            if torch.is_grad_enabled():  # the caller may want to differentiate these gradients again
+            if gradients_have_derivatives(grads):
                 return None, None, *_backward_twice(ctx.kernels, call, inputs, grads, needs)
             after, saved = kept[: ctx.num_states], kept[ctx.num_states :]
             return None, None, *ctx.kernels.backward(call, after, saved, grads, needs)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+        refuse_tangents(ctx.kernels.name)
 
 
 def _backward_twice(
     kernels: Kernels, call: LayerCall, inputs: Gradients, grads: States, needs: tuple[bool, ...]
 ) -> Gradients:
     """Gradients that are themselves differentiable: the recurrence again, in autograd."""
-    outputs = kernels.differentiable(call)
+    with torch.enable_grad():
+        outputs = kernels.differentiable(call)
     if outputs is None:
         refuse_twice(kernels.name)
     wanted = [tensor for tensor, need in zip(inputs, needs, strict=True) if tensor is not None and need]
@@ -123,6 +134,10 @@ class _Transformed(torch.autograd.Function):
         return (*(None for _ in range(5)), *(None if tensor is None else next(found) for tensor in inputs))
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+        refuse_tangents(ctx.operators.kernels.name)
+
+    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[States, tuple[int, ...]]:
         operators, *args = inputs
 
@@ -150,6 +165,10 @@ class _TransformedBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> NoReturn:
         refuse_twice(ctx.name)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+        refuse_tangents(ctx.name)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[States, tuple[int, ...]]:

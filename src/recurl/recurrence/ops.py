@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from recurl.autograd import have_tangents, is_forward_mode
 from recurl.errors import UnsupportedError
 from recurl.recurrence.backend import LayerCall, Options, Support, record_run, without_autocast
 from recurl.recurrence.boundaries import Boundaries
@@ -70,7 +71,7 @@ class Kernels(Protocol):
         ...
 
     def differentiable(self, call: LayerCall) -> States | None:
-        """Return the states after every token by differentiable operations, for double backward; or None."""
+        """Return the states after every token by operations that torch derives, to any order and forwards; or None."""
         ...
 
 
@@ -92,6 +93,29 @@ def run_forward(kernels: Kernels, call: LayerCall, *, keep: bool) -> tuple[State
     record_run(kernels.name)
     with without_autocast(call.x.device):
         return kernels.forward(call, keep)
+
+
+def run_differentiable(kernels: Kernels, call: LayerCall) -> States | None:
+    """Run by operations that torch can derive in any mode, outside autocast, and take note of it; None without such."""
+    with without_autocast(call.x.device):
+        after = kernels.differentiable(call)
+    if after is not None:
+        record_run(kernels.name)
+    return after
+
+
+def refuse_tangents(name: str) -> NoReturn:
+    """Raise: kernels have no derivatives of forward mode."""
+    raise UnsupportedError(
+        f"The recurrent backend {name!r} has no derivatives of forward mode here (torch.func.jvp, jacfwd, "
+        "torch.autograd.forward_ad): use recurrent_backend='loop', outside torch.compile and torch.export."
+    )
+
+
+def refuse_forward_mode(name: str) -> None:
+    """Raise where forward mode is on, for operators would lose the tangents in silence."""
+    if is_forward_mode():
+        refuse_tangents(name)
 
 
 def refuse_twice(name: str) -> NoReturn:
@@ -141,7 +165,10 @@ class Operators:
         return op
 
     def _run_forward(self, *args: Any) -> list[Tensor]:
-        after, saved = run_forward(self.kernels, _call_of(args), keep=args[_CALL])
+        call = _call_of(args)
+        if have_tangents(inputs_of(call)):
+            refuse_tangents(self.kernels.name)
+        after, saved = run_forward(self.kernels, call, keep=args[_CALL])
         return [*after, *saved]
 
     def _fake_forward(self, *args: Any) -> list[Tensor]:

@@ -7,7 +7,8 @@ from typing import Any, cast
 import torch
 from torch import _VF, Tensor
 
-from recurl.autograd import is_vmap_active
+from recurl.autograd import is_forward_mode, is_functorch_active
+from recurl.errors import UnsupportedError
 from recurl.recurrence.backend import LayerCall, Support, record_run
 from recurl.recurrence.cells import LayerWeights, States
 
@@ -30,8 +31,6 @@ class PadBackend:
         """It reads segment lengths on the host, and keeps torch.nn's buffers for the backward pass."""
         if torch.compiler.is_exporting():
             return "it reads segment lengths on the host, which can't be exported; use 'auto' or 'loop'"
-        if is_vmap_active():
-            return "torch.nn's kernels can't be mapped by torch.vmap; use 'fastest' or 'loop'"
         if support.options.recompute:
             return "torch.nn's kernels keep their own buffers, so recurrent_recompute must be 'none'"
         return None
@@ -40,6 +39,17 @@ class PadBackend:
     @torch.compiler.disable(reason="the recurrent backend 'pad' reads segment lengths on the host: use 'auto'")
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """See :meth:`recurl.recurrence.backend.Backend.run`."""
+        try:
+            return self._run(call)
+        except RuntimeError as error:
+            if not is_functorch_active() and not is_forward_mode():
+                raise
+            raise UnsupportedError(
+                "The recurrent backend 'pad' runs torch.nn's kernels, which torch can't transform or derive here (by "
+                "torch.func or torch.autograd.forward_ad): use recurrent_backend='loop'."
+            ) from error
+
+    def _run(self, call: LayerCall) -> tuple[Tensor, States]:
         plan = call.boundaries.host()
         initial = tuple(state.index_select(0, plan.starts).unsqueeze(0) for state in call.states)
         rows, longest = plan.starts.shape[0], len(plan.steps)

@@ -21,7 +21,7 @@ from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import CELLS, LayerWeights, States
 from recurl.recurrence.derivatives import DERIVATIVES
 from recurl.recurrence.kernel_backend import KernelBackend
-from recurl.recurrence.ops import Gradients, inputs_of
+from recurl.recurrence.ops import Gradients, inputs_of, refuse_forward_mode
 
 _Step = Callable[[States, Tensor], tuple[States, States]]
 
@@ -58,9 +58,9 @@ class ScanKernels:
         """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
         return (call.x.new_empty(call.x.shape[0], call.weights.w_hh.shape[0]),)
 
-    def differentiable(self, call: LayerCall) -> States | None:
-        """Not offered."""
-        return None
+    def differentiable(self, call: LayerCall) -> States:
+        """See :meth:`recurl.recurrence.ops.Kernels.differentiable`."""
+        return _forward(call, _layout(call.boundaries), keep=False)[0]
 
 
 class ScanBackend(KernelBackend):
@@ -73,6 +73,7 @@ class ScanBackend(KernelBackend):
         """See :meth:`recurl.recurrence.backend.Backend.run`."""
         if not torch.compiler.is_compiling():
             return super().run(call)
+        refuse_forward_mode(self.name)
         layout, starts = _layout(call.boundaries), call.boundaries.starts
         inputs = inputs_of(call)
         after: States = _Traced.apply(
@@ -208,6 +209,14 @@ def _allow_scalars() -> None:
         torch.compiler.config.capture_scalar_outputs = True
 
 
+@torch.compiler.assume_constant_result
+def _count_reads() -> int:
+    """Return how many lengths this trace has read, this one included."""
+    context = cast(Any, torch)._guards.TracingContext.get()  # has no public name
+    context.recurl_reads = getattr(context, "recurl_reads", 0) + 1
+    return context.recurl_reads
+
+
 def _layout(boundaries: Boundaries) -> _Layout:
     if torch.compiler.is_compiling():
         _allow_scalars()
@@ -227,6 +236,10 @@ def _layout(boundaries: Boundaries) -> _Layout:
 
 def _read(value: Tensor, most: int) -> int:
     """A number from 1 to ``most``, read from the device."""
+    if torch.compiler.is_compiling():
+        # Without effect, but it keeps the same length read twice, as by two layers, apart: torch's compiler would read
+        # it once, and know tensors whose sizes follow from it by two different symbols.
+        value = value.clamp(min=-_count_reads())
     number = int(value.item())
     if torch.compiler.is_compiling():
         check = cast(Any, torch)._check  # documented under this name

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl.autograd import is_functorch_active
+from recurl.autograd import first_derivatives_do
 from recurl.recurrence.backend import DEFAULT_OPTIONS, Backend, LayerCall, Options
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import Cell, LayerWeights, States
@@ -98,8 +98,8 @@ def _stored(cell: Cell, weights: LayerWeights, x: Tensor, states: States | None,
 def _run_forward(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
     if call.x.shape[0] > 0:
         return backend.run(call)
-    empty = tuple(call.x.new_zeros(0, size) for size in call.weights.state_sizes(call.cell))
-    return empty[0], empty
+    after = call.weights.step(call.cell, call.x, call.states)  # no rows, but a gradient for all that it depends on
+    return after[0], after
 
 
 def _run_reversed(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
@@ -148,7 +148,8 @@ def step_stack(
         states = tuple(x.new_zeros(x.shape[0], len(weights), size) for size in weights[0][0].state_sizes(cell))
     elif is_init is not None:
         states = tuple(state.masked_fill(is_init.reshape(-1, 1, 1), 0) for state in states)
-    kernel = fused and (torch.compiler.is_compiling() or not is_functorch_active())  # which can't map ATen's
+    # Torch can neither map ATen's kernels nor, on every device, carry tangents through them.
+    kernel = fused and (torch.compiler.is_compiling() or first_derivatives_do())
     after: list[States] = []
     features = x
     for depth, (layer,) in enumerate(weights):

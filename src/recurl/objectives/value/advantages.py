@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.errors import ArgumentError
-from recurl.keys import NestedKey, next_key
-from recurl.objectives.common import entry, per_token, standardized
+from recurl.absent import without_arguments
+from recurl.errors import ArgumentError, UsageError
+from recurl.keys import MASK, NestedKey, next_key
+from recurl.lowering import Step
+from recurl.objectives.common import entry, per_token, standardized, without_padding
 from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
 from recurl.objectives.value.functional import generalized_advantage_estimate
 
@@ -20,6 +22,12 @@ __all__ = ["GAE"]
 _ADVANTAGE, _TARGET, _VALUE = "advantage", "value_target", "state_value"
 
 
+@without_arguments(
+    shifted="leave it out, next values are always those of the next token where there is one",
+    deactivate_vmap="leave it out, nothing is vmapped",
+    vectorized="leave it out, there is one implementation",
+    time_dim="leave it out, time is the last dimension of the batch",
+)
 class GAE(TensorDictModuleBase):
     """Generalised advantage estimation with exact values, for recurrent and feed-forward critics.
 
@@ -36,7 +44,7 @@ class GAE(TensorDictModuleBase):
             next observations go through it too. It may share modules with the policy. None: the batch already holds
             ``"state_value"`` and ``("next", "state_value")``.
         average_gae: shift and scale the advantage to mean 0 and standard deviation 1 over the batch (``value_target``
-            is taken before that).
+            is taken before that). What isn't finite stays in its trajectory else, but reaches all by the mean.
         differentiable: let gradients flow from the results into the critic.
 
     Reads a batch ``[T]`` or ``[*B, T]``, time last: what the critic reads, at the root and (states and
@@ -102,16 +110,17 @@ class GAE(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write advantages, targets and values into ``tensordict`` and return it."""
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()):
-            sequences = Sequences.read(tensordict)
-            value, next_value = self._values(tensordict, sequences)
+            masked = tensordict.get(MASK, None) is not None
+            batch: Step = without_padding(tensordict, self.in_keys) if masked else tensordict
+            sequences = Sequences.read(batch)
+            value, next_value = self._values(batch, sequences)
             advantage, target = generalized_advantage_estimate(
                 self.gamma, self.lmbda, value, next_value, sequences.reward, sequences.terminated, sequences.ends
             )
             advantage, target = _finish(advantage, target, sequences.mask, self.average_gae)
-        tensordict.set(_ADVANTAGE, advantage.unsqueeze(-1))
-        tensordict.set(_TARGET, target.unsqueeze(-1))
-        tensordict.set(_VALUE, value.unsqueeze(-1))
-        tensordict.set(next_key(_VALUE), next_value.unsqueeze(-1))
+        for key, result in zip(self.out_keys, (advantage, target, value, next_value), strict=True):
+            # Detached from forward-mode tangents too, which disabled gradients leave.
+            tensordict.set(key, (result if self.differentiable else result.detach()).unsqueeze(-1))
         return tensordict
 
     def why_not_lowered(self) -> str | None:
@@ -119,18 +128,25 @@ class GAE(TensorDictModuleBase):
         unroll = self._unroll()
         return None if unroll is None else unroll.why_not_lowered()
 
-    def _values(self, tensordict: TensorDictBase, sequences: Sequences) -> tuple[Tensor, Tensor]:
+    def set_keys(self, **keys: object) -> NoReturn:
+        """Raise: the names of entries are fixed."""
+        raise UsageError(
+            "There is no set_keys(): the entries that are read and written, in in_keys and out_keys, have fixed names. "
+            "Rename those of a batch of your own: batch.rename_key_(old, new)."
+        )
+
+    def _values(self, batch: Step, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """V of every observation and of every next one, ``[*B, T]`` each."""
-        shape, unroll = tensordict.batch_size, self._unroll()
+        shape, unroll = batch.batch_size, self._unroll()
         if unroll is None:
             value, following = (
-                per_token(key, entry(tensordict, key, "Or pass a value_network, which computes it."), shape)
+                per_token(key, entry(batch, key, "Or pass a value_network, which computes it."), shape)
                 for key in (_VALUE, next_key(_VALUE))
             )
             return value, following.masked_fill(sequences.terminated, 0.0)
-        run = unroll.run(tensordict, sequences)
+        run = unroll.run(batch, sequences)
         value = per_token(_VALUE, cast(Tensor, run.get(_VALUE)), shape)
-        return value, per_token(_VALUE, unroll.following(tensordict, sequences, run), shape)
+        return value, per_token(_VALUE, unroll.following(batch, sequences, run), shape)
 
 
 def _finish(advantage: Tensor, target: Tensor, mask: Tensor | None, average: bool) -> tuple[Tensor, Tensor]:

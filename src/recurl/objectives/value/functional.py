@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from recurl.errors import ArgumentError
+from recurl.recurrence.linear import reverse_linear_recurrence
 
 __all__ = [
     "generalized_advantage_estimate",
@@ -14,42 +15,6 @@ __all__ = [
     "reverse_linear_recurrence",
     "value_rescaling",
 ]
-
-
-def reverse_linear_recurrence(offset: Tensor, coefficient: Tensor) -> Tensor:
-    """Solve ``y[t] = offset[t] + coefficient[t] * y[t + 1]`` backwards along the last dimension, with ``y[T] = 0``.
-
-    The solution is built by doubling (Hillis and Steele, "Data parallel algorithms", 1986): after pass k every
-    ``y[t]`` holds the sum of its first ``2 ** k`` terms, so ``ceil(log2 T)`` passes of elementwise operations do,
-    without a loop over time and without a device synchronisation. A zero coefficient cuts the stream.
-
-    Args:
-        offset: ``[..., T]``, floating point.
-        coefficient: ``[..., T]``, same dtype; what stands at the last position is not used.
-
-    Returns:
-        ``[..., T]``, differentiable with respect to both arguments.
-
-    Raises:
-        ArgumentError: the two shapes differ.
-
-    Example:
-        >>> reverse_linear_recurrence(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.5, 0.5, 0.5]))
-        tensor([1.7500, 1.5000, 1.0000])
-    """
-    if offset.shape != coefficient.shape:
-        raise ArgumentError(
-            f"offset and coefficient must have the same shape, got {tuple(offset.shape)} and "
-            f"{tuple(coefficient.shape)}."
-        )
-    length = offset.shape[-1]
-    shift, factor = 1, coefficient[..., :-1]  # factor: of y[t + shift] in y[t], for t < T - shift
-    while shift < length:
-        earlier = torch.addcmul(offset[..., :-shift], factor, offset[..., shift:])
-        offset = torch.cat([earlier, offset[..., -shift:]], -1)
-        factor = factor[..., :-shift] * factor[..., shift:]
-        shift *= 2
-    return offset
 
 
 def generalized_advantage_estimate(

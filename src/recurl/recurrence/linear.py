@@ -1,0 +1,51 @@
+"""Linear recurrences, such as discounted sums, without a loop over time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recurl.errors import ArgumentError
+
+__all__ = ["reverse_linear_recurrence"]
+
+
+def reverse_linear_recurrence(offset: Tensor, coefficient: Tensor) -> Tensor:
+    """Solve ``y[t] = offset[t] + coefficient[t] * y[t + 1]`` backwards along the last dimension, with ``y[T] = 0``.
+
+    The solution is built by doubling (Hillis and Steele, "Data parallel algorithms", 1986): after pass k every
+    ``y[t]`` holds the sum of its first ``2 ** k`` terms, so ``ceil(log2 T)`` passes of elementwise operations do,
+    without a loop over time and without a device synchronisation.
+
+    A zero coefficient cuts the stream: nothing passes, neither NaN and infinities of what follows nor gradients.
+
+    Args:
+        offset: ``[..., T]``, floating point.
+        coefficient: ``[..., T]``, same dtype, finite; what stands at the last position is not used.
+
+    Returns:
+        ``[..., T]``, differentiable with respect to both arguments.
+
+    Raises:
+        ArgumentError: the two shapes differ.
+
+    Example:
+        >>> reverse_linear_recurrence(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.5, 0.5, 0.5]))
+        tensor([1.7500, 1.5000, 1.0000])
+        >>> reverse_linear_recurrence(torch.tensor([1.0, 1.0, torch.nan]), torch.tensor([0.5, 0.0, 0.5]))
+        tensor([1.5000, 1.0000,    nan])
+    """
+    if offset.shape != coefficient.shape:
+        raise ArgumentError(
+            f"offset and coefficient must have the same shape, got {tuple(offset.shape)} and "
+            f"{tuple(coefficient.shape)}."
+        )
+    length = offset.shape[-1]
+    shift, factor = 1, coefficient[..., :-1]  # factor: of y[t + shift] in y[t], for t < T - shift
+    while shift < length:
+        cut = factor == 0  # selected, for 0 * NaN is NaN
+        earlier = torch.addcmul(offset[..., :-shift], factor, offset[..., shift:].masked_fill(cut, 0.0))
+        offset = torch.cat([earlier, offset[..., -shift:]], -1)
+        factor = (factor[..., :-shift] * factor[..., shift:]).masked_fill(cut[..., :-shift], 0.0)
+        shift *= 2
+    return offset

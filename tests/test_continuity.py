@@ -373,6 +373,21 @@ def test_nan_states_are_equal() -> None:
     check_order(data)
 
 
+def test_padding_holds_anything() -> None:
+    data = unmarked(collected(make_policy())[1])
+    mask = torch.ones(data.batch_size, dtype=torch.bool)
+    mask[:, 30:] = False
+    for key in ("a_h", "v_h", "observation"):
+        data[key][:, 30:] = 7.0
+    with pytest.raises(UsageError, match="don't follow each other"):
+        check_order(data)
+    data["collector", "mask"] = mask
+    check_order(data)
+    data["a_h"][0, 20] = data["observation"][0, 20] = 7.0
+    with pytest.raises(UsageError, match="token 20 of row 0"):
+        check_order(data)
+
+
 def test_nothing_is_read_under_transforms() -> None:
     policy = make_policy()
     data = unmarked(collected(policy)[1].reshape(-1))

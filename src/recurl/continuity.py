@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recurl.autograd import is_functorch_active
 from recurl.errors import MissingKeyError, UsageError
-from recurl.keys import ACTION, DONE, IS_INIT, NEXT, STORED, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
+from recurl.keys import ACTION, DONE, IS_INIT, MASK, NEXT, STORED, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
 from recurl.lowering import Step, leaves
 from recurl.recurrence import Boundaries, boundaries_of
 
@@ -65,10 +65,11 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
     """Refuse a batch that nothing marks and whose stored states show that its tokens don't follow each other.
 
     The state that a token was collected with is the one that the token before wrote under ``"next"``. Where trajectory
-    steps or the marks of a sample are in the batch they decide, and nothing is checked. It can't be told where there
-    are no states under ``"next"``, where they are all the same, or where a recurrent pass has rewritten them (which
-    observations that follow each other show); nor is anything read while a CUDA graph is captured, or under
-    ``torch.compile`` and ``torch.vmap``. On a GPU this waits for the device once.
+    steps or the marks of a sample are in the batch they decide, and nothing is checked. Padding, as
+    ``("collector", "mask")`` says, is left out. It can't be told where there are no states under ``"next"``, where they
+    are all the same, or where a recurrent pass has rewritten them (which observations that follow each other show); nor
+    is anything read while a CUDA graph is captured, or under ``torch.compile`` and ``torch.vmap``. On a GPU this waits
+    for the device once.
 
     Args:
         batch: ``[*B, T]``.
@@ -77,7 +78,9 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
     Raises:
         UsageError: a state is not the one that the token before left.
     """
-    if batch.ndim == 0 or batch.get(TRAJ_STEPS, None) is not None or batch.get(STORED, None) is not None:
+    if batch.ndim == 0 or batch.batch_size.numel() == 0:
+        return
+    if batch.get(TRAJ_STEPS, None) is not None or batch.get(STORED, None) is not None:
         return
     found = list(_states(batch))
     if not found or batch.batch_size[-1] < 2 or not _readable(found[0][1]):
@@ -87,6 +90,10 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
             return
         starts = boundaries_in(batch).starts
     inner = ~starts.reshape(batch.batch_size)[..., 1:]
+    mask = batch.get(MASK, None)
+    if mask is not None:  # padding holds anything
+        valid = mask.reshape(batch.batch_size)
+        inner = inner & valid[..., 1:] & valid[..., :-1]
     for key, state, after in found:
         broken = inner & ~_alike(state, after, batch.ndim) & ~_untold(after, batch.ndim)
         if broken.any() and not _observations_follow(batch, inner):

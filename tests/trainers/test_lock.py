@@ -192,25 +192,27 @@ def test_without_locks_an_owner_that_names_nobody(tmp_path, no_locks):
 
 
 MANY = """
-import os, sys, time
+import os, select, sys, time
 from pathlib import Path
 from recurl.errors import LockedError
 from recurl.trainers.lock import FolderLock
 
-def contend(start):
+def contend(start, end):
     while time.monotonic() < start:
         pass
     try:
         with FolderLock(Path(sys.argv[1]), print).hold():
-            time.sleep(0.5)
+            select.select([end], [], [], 30)  # until all others have tried
             os._exit(0)
     except LockedError:
         os._exit(1)
 
 for _ in range(5):
-    start = time.monotonic() + 0.2
-    children = [os.fork() or contend(start) for _ in range(20)]
-    print(sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+    start, (end, others) = time.monotonic() + 0.2, os.pipe()
+    children = [os.fork() or contend(start, end) for _ in range(20)]
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(19)]
+    os.write(others, b"x")
+    print(sorted([*codes, os.waitstatus_to_exitcode(os.wait()[1])]))
 """
 
 

@@ -14,6 +14,7 @@ from recurl.trainers.durable import make_folder, write_all, writing
 from recurl.trainers.metrics import Row
 
 _NUMBERS = itertools.count()
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 
 class Events:
@@ -39,7 +40,7 @@ class Events:
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
         self._path = folder / name
         with writing(self._path):
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+            self._descriptor = os.open(self._path, _FLAGS, 0o666)
         self._add(file_version="brain.Event:2")
         if purge_step is not None:
             log = self._protos.SessionLog

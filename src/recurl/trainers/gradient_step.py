@@ -95,10 +95,8 @@ class GradientStep:
         before = {id(tensor): tensor.clone() for tensor in self._tensors()}
         self.optimizer.step()
         for tensor in self._tensors():
-            kept = before.get(id(tensor))
-            tensor.copy_(
-                torch.where(good.to(tensor.device) > 0, tensor, 0 if kept is None else kept)
-            )  # new ones began at 0
+            kept = before.get(id(tensor), 0)  # what is new began at 0
+            tensor.copy_(torch.where(good.to(tensor.device) > 0, tensor, kept))
 
     def _tensors(self) -> list[Tensor]:
         states = [value for state in self.optimizer.state.values() for value in state.values()]

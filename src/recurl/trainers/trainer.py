@@ -88,6 +88,7 @@ class Trainer:
             path, state = load_newest(self.folder.checkpoints, self._notify)
             with fitting(path):
                 self._load(state)
+            self._held.close()
             self._held = stack.pop_all()
         if not self.algorithm.can_save_env:
             self._notify(f"{self.config.env} can't save its state: its episodes start over, the resumed run differs.")

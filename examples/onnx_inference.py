@@ -4,6 +4,7 @@ recurl train ppo --env CartPole-v1 --run-dir runs/cartpole && recurl export runs
 python examples/onnx_inference.py runs/cartpole/policy.onnx
 """
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ import onnxruntime
 
 path = Path(sys.argv[1])
 about = json.loads(path.with_name(path.name + ".json").read_text())
-session = onnxruntime.InferenceSession(path)
+model = path.read_bytes()
+assert hashlib.sha256(model).hexdigest() == about["sha256"], f"{path} is damaged, or not the file that was exported"
+session = onnxruntime.InferenceSession(model)
 env = gymnasium.make(about["env"], **about["env_arguments"])
 
 states = {

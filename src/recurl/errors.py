@@ -50,3 +50,15 @@ class UnsupportedError(RecurlError, NotImplementedError):
 
 class MissingDependencyError(RecurlError, ImportError):
     """An optional dependency is not installed."""
+
+
+class StorageError(RecurlError, OSError):
+    """A file or folder can't be written: no space, no permission, no such place."""
+
+
+class LockedError(UsageError):
+    """Another process works in the same place."""
+
+
+class NonFiniteError(RecurlError, ArithmeticError):
+    """A number that must be finite is NaN or infinite."""

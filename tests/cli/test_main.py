@@ -1,14 +1,19 @@
+import io
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 
 from recurl import __version__
 from recurl.cli import main
 from recurl.trainers import RunFolder
+from recurl.trainers.checkpoint import latest_checkpoint
 
 SMALL = (  # noqa: SIM905 - reads as it is typed
     "--env recurl/RepeatPrevious-v0 --env-kwargs k=1 episode_length=8 --hidden-size 8 --num-envs 4 --rollout-steps 16 "
@@ -150,23 +155,155 @@ def test_another_missing_module_is_not_blamed_on_the_extra(monkeypatch):
 def test_broken_runs(tmp_path, capsys):
     folder = RunFolder(tmp_path / "run")
     assert train(folder.path) == 0
+    commands = (["evaluate", folder.path], ["export", folder.path], ["train", "--resume", folder.path])
     fails(capsys, ["evaluate", folder.path, "--episodes", "0"], "--episodes must be positive")
     options = folder.config.read_text()
     folder.config.write_text(options.replace('"hidden_size": 8', '"hidden_size": 9'))
-    for command in (["evaluate", folder.path], ["train", "--resume", folder.path]):
-        fails(capsys, command, "The checkpoint doesn't fit")
+    for command in commands:
+        fails(capsys, command, "000000000128.pt doesn't fit the run's config.json: RuntimeError: Error(s) in loading")
+    folder.config.write_text(options.replace('"num_envs": 4', '"num_envs": 2'))
+    fails(capsys, commands[-1], "config.json doesn't fit the checkpoint: num_envs must stay 4, got 2")
     folder.config.write_text(options)
-    checkpoints = sorted(folder.checkpoints.iterdir())
-    for path in checkpoints:
+    for path in folder.checkpoints.iterdir():
         path.write_bytes(path.read_bytes()[:100])
-    for command in (["evaluate", folder.path], ["train", "--resume", folder.path]):
-        fails(capsys, command, str(checkpoints[-1]), "is broken", "delete it")
-    for path in checkpoints:
+    for command in commands:
+        fails(capsys, command, "000000000128.pt is broken or not a checkpoint", "There is no other: put one back")
+    for path in folder.checkpoints.iterdir():
         path.unlink()
-    for command in (["evaluate", folder.path], ["train", "--resume", folder.path]):
+    for command in commands:
         fails(capsys, command, "There is no checkpoint in")
     folder.config.write_text("{")
-    fails(capsys, ["train", "--resume", folder.path], "is not JSON")
+    fails(capsys, commands[-1], "is not JSON")
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capsys):
+    folder = RunFolder(tmp_path / "run")
+    assert train(folder.path, "--checkpoint-every", "1") == 0
+    newest = latest_checkpoint(folder.checkpoints)
+    good = newest.read_bytes()
+    flipped = bytearray(good)
+    flipped[len(good) // 3] ^= 4
+    newest.write_bytes(flipped)
+    for command in (["evaluate", folder.path, "--episodes", "2"], ["export", folder.path, "--format", "torch"]):
+        capsys.readouterr()
+        assert main([str(word) for word in command]) == 0
+        (notice,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Notice")]
+        assert notice.startswith(f"Notice: The checkpoint {newest} is broken or not a checkpoint (")
+        assert notice.endswith("The one before it is taken, 000000000064.pt.")
+    rows = folder.metrics.read_text()
+    assert main(["train", "--resume", str(folder.path)]) == 0
+    assert "The one before it is taken, 000000000064.pt" in capsys.readouterr().out
+    assert [line.split(",")[1] for line in folder.metrics.read_text().splitlines()] == ["env_steps", "64", "128"]
+    assert folder.metrics.read_text().splitlines()[1] == rows.splitlines()[1]
+    assert [path.name for path in sorted(folder.checkpoints.iterdir())] == ["000000000064.pt", newest.name]
+    agents = [
+        torch.load(io.BytesIO(data), weights_only=True)["algorithm"]["agent"] for data in (good, newest.read_bytes())
+    ]
+    assert all(torch.equal(agents[0][name], agents[1][name]) for name in agents[0])
+
+
+def test_rows_that_are_lost_are_no_reason_to_stop(tmp_path, capsys):
+    folder = RunFolder(tmp_path / "run")
+    assert train(folder.path, "--total-steps", "256") == 0
+    folder.config.write_text(folder.config.read_text().replace('"total_steps": 256', '"total_steps": 384'))
+    lines = folder.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text("".join(lines[:3])[:-7])
+    assert main(["train", "--resume", str(folder.path)]) == 0
+    assert (
+        f"Notice: {folder.metrics} holds the rows of 1 of the 4 updates before the checkpoint"
+        in capsys.readouterr().out
+    )
+    rows = [line.split(",")[:2] for line in folder.metrics.read_text().splitlines()[1:]]
+    assert rows == [["1", "64"], ["5", "320"], ["6", "384"]]
+    folder.metrics.write_text("a,b\n1,2\n")
+    fails(capsys, ["train", "--resume", folder.path], "metrics.csv must have the columns", "move it away")
+
+
+def test_a_folder_in_which_another_process_works_is_left_alone(run, capsys):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
+    with RunFolder(run).hold():
+        for command in (["train", "--resume", run], ["train", "ppo", *SMALL, "--run-dir", run, "--overwrite"]):
+            fails(
+                capsys, command, f"Another process (pid {os.getpid()} on ", f") works in {run}: wait until it has ended"
+            )
+        assert main(["evaluate", str(run), "--episodes", "2"]) == 0
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "every", "file"), [(100, 1, "config.json"), (1000, 100, "tensorboard/events"), (6000, 1, "checkpoints/")]
+)
+def test_no_room(tmp_path, capsys, limit, every, file):
+    """The system refuses to let a file grow: said with its name and what to do, and what was saved stays good."""
+    folder = RunFolder(tmp_path / "run")
+    words = ["--checkpoint-every", str(every), "--total-steps", "1280"]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        assert train(folder.path, *words) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"recurl: Can't write {folder.path}/")
+    for word in (file, "File too large", "raise the limit on the size of files (ulimit -f)"):
+        assert word in said
+    assert list(tmp_path.rglob("*.partial")) == []
+    if folder.checkpoints.exists() and list(folder.checkpoints.iterdir()):
+        assert f"recurl train --resume {folder.path}" in said
+        assert main(["train", "--resume", str(folder.path)]) == 0
+
+
+def test_no_room_for_what_follows_a_checkpoint(tmp_path, capsys):
+    folder = RunFolder(tmp_path / "run")
+    assert train(folder.path, "--checkpoint-every", "1", "--total-steps", "640") == 0
+    folder.config.write_text(folder.config.read_text().replace('"total_steps": 640', '"total_steps": 1280'))
+    size = folder.metrics.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 700, before[1]))
+    try:
+        assert main(["train", "--resume", str(folder.path)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = capsys.readouterr().err
+    assert "Its newest checkpoint, of 640 steps, is good: recurl train --resume" in said
+    assert main(["train", "--resume", str(folder.path)]) == 0
+    assert [line.split(",")[0] for line in folder.metrics.read_text().splitlines()[1:]] == [
+        str(n) for n in range(1, 21)
+    ]
+
+
+def test_numbers_that_are_not_finite_end_a_run_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    words = [*SMALL[2:], "--env", "tests.trainers.faulty:recurl-test/Faulty-v0", "--checkpoint-every", "1"]
+    words[0:3] = []
+    command = [
+        "train",
+        "ppo",
+        *words,
+        "--env-kwargs",
+        "steps=20",
+        "--total-steps",
+        "256",
+        "--run-dir",
+        tmp_path / "run",
+    ]
+    fails(
+        capsys,
+        command,
+        "The reward of environment 1 at step 3 of its batch (environment step 78) was nan, where only finite",
+        "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip).",
+        f"Its newest checkpoint, of 64 steps, is good: recurl train --resume {tmp_path / 'run'}",
+    )
+    assert main([str(word) for word in [*command, "--overwrite", "--on-nonfinite", "skip"]]) == 0
+
+
+def test_an_evaluation_of_episodes_that_never_end(tmp_path, capsys):
+    folder = tmp_path / "run"
+    words = ["--env-kwargs", "k=1", "episode_length=100000", "--eval-max-steps", "40"]
+    assert main(["train", "ppo", *SMALL, *words, "--total-steps", "64", "--run-dir", str(folder)]) == 0
+    assert "length 40; 3 of 3 episodes were cut after 40 steps" in capsys.readouterr().out
+    assert main(["evaluate", str(folder), "--episodes", "2", "--max-steps", "30"]) == 0
+    assert "2 of 2 episodes were cut after 30 steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

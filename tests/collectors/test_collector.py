@@ -368,6 +368,30 @@ def test_an_environment_that_was_used_elsewhere_is_noticed(rows: int | None, wra
         next(batches)
 
 
+@pytest.mark.parametrize("rows", [None, 3])
+def test_rows_are_reset_between_batches(rows: int | None) -> None:
+    collector = Collector(random_ends(rows), make_policy(), frames_per_batch=8 * (rows or 1))
+    collector.reset_rows(torch.zeros(collector.env.batch_size, dtype=torch.bool))  # before the first batch: nothing yet
+    first = collector.collect()
+    chosen = torch.ones((), dtype=torch.bool) if rows is None else torch.tensor([False, True, False])
+    collector.reset_rows(chosen)
+    second = collector.collect()
+    time = first.ndim - 1
+    end = {key: first.get(("next", key)).select(time, -1) for key in ("done", "observation", "recurrent_state_h")}
+    start = {key: second.get(key).select(time, 0) for key in ("is_init", "observation", "recurrent_state_h")}
+    begins = chosen | end["done"].squeeze(-1)
+    assert torch.equal(start["is_init"].squeeze(-1), begins)
+    assert not start["recurrent_state_h"][begins].any()
+    for key in ("observation", "recurrent_state_h"):
+        assert torch.equal(start[key][~begins], end[key][~begins])
+        assert not torch.equal(start[key][begins], end[key][begins])
+    ids = [batch["collector", "traj_ids"].select(time, place) for batch, place in ((first, -1), (second, 0))]
+    assert torch.equal(ids[0] == ids[1], ~begins)
+    steps = second["collector", "traj_steps"]
+    assert torch.equal(steps.select(time, 0) == 0, begins)
+    assert torch.equal(steps, reference_steps(second))
+
+
 def test_an_environment_that_was_used_elsewhere_may_start_anew() -> None:
     env = random_ends(None)
     collector = Collector(env, make_policy(), frames_per_batch=8, total_frames=16, reset_at_each_iter=True)

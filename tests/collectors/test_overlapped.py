@@ -136,6 +136,20 @@ class Failing(nn.Module):
         raise ValueError("no such thing")
 
 
+def test_rows_are_reset_after_the_batch_under_way() -> None:
+    with OverlappedCollector(create, make_policy(), frames_per_batch=12) as collector:
+        first = collector.collect()
+        chosen = torch.tensor([False, True, False])
+        collector.reset_rows(chosen)
+        second, third = collector.collect(), collector.collect()
+        ids = [part[TRAJ_IDS] for part in (first, second, third)]
+        done = second["next", "done"][:, -1, 0]
+        assert torch.equal(ids[0][:, -1] == ids[1][:, 0], ~first["next", "done"][:, -1, 0])
+        assert torch.equal(ids[1][:, -1] == ids[2][:, 0], ~(done | chosen))
+        assert torch.equal(third["is_init"][:, 0, 0], done | chosen)
+        assert not third["recurrent_state_h"][1, 0].any()
+
+
 def test_a_failure_in_the_worker_is_raised_here() -> None:
     policy = Seq(Mod(Failing(), ["observation"], ["action"]))
     with (

@@ -5,8 +5,9 @@ from tensordict import TensorDict
 from recurl import specs
 from recurl.errors import UnsupportedError
 from recurl.mode import set_recurrent_mode
+from recurl.modules import Categorical
 from recurl.trainers import PPOConfig
-from recurl.trainers.agent import Agent, FlatObservation
+from recurl.trainers.agent import Agent, Choices, FlatObservation
 
 BOX = specs.Composite({"observation": specs.Unbounded(2, 3)}, shape=(2,))
 DISCRETE = specs.Categorical(3)
@@ -85,3 +86,17 @@ def test_continuous_actions_stay_in_their_bounds():
 def test_other_actions_are_refused(action):
     with pytest.raises(UnsupportedError, match="PPO needs Discrete actions, or a Box of one dimension"):
         make(action=action)
+
+
+def test_choices_are_those_of_a_categorical_and_survive_nan():
+    logits = torch.randn(5, 7, 3)
+    drawn = []
+    for kind in (Choices, Categorical):
+        torch.manual_seed(1)
+        drawn.append(kind(logits=logits).sample())
+    assert torch.equal(*drawn)
+    assert Choices(logits=logits).sample((4,)).shape == (4, 5, 7)
+    frequencies = torch.bincount(Choices(logits=logits[0, 0]).sample((20_000,)), minlength=3) / 20_000
+    torch.testing.assert_close(frequencies, logits[0, 0].softmax(-1), atol=0.02, rtol=0)
+    logits[2, 3, 1] = torch.nan
+    assert 0 <= Choices(logits=logits).sample().min() <= Choices(logits=logits).sample().max() < 3

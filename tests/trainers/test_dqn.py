@@ -1,10 +1,12 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from recurl.errors import ArgumentError
 from recurl.trainers import DQN, DQNConfig, R2D2Config
+from recurl.trainers.checkpoint import fitting
 
 
 def config(kind=DQNConfig, **options):
@@ -103,5 +105,6 @@ def test_a_state_of_other_options_is_refused():
     dqn.learn(dqn.collect())
     state = dqn.state_dict()
     for other in ({"hidden_size": 16}, {"buffer_size": 1000}):
-        with pytest.raises(ArgumentError, match=r"doesn't fit the run's config\.json|saved buffer must have"):
+        words = r"1.pt doesn't fit the run's config\.json|saved buffer must have"
+        with pytest.raises(ArgumentError, match=words), fitting(Path("1.pt")):
             DQN(config(**other)).load_state_dict(state)

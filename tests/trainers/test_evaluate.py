@@ -1,3 +1,4 @@
+import dataclasses
 import io
 
 import pytest
@@ -51,11 +52,52 @@ def test_short_episodes_do_not_weigh_more():
     assert evaluation.returns == [float(length) for length in evaluation.lengths]
 
 
+def test_episodes_that_never_end_are_cut_and_counted():
+    """To the left or the right for ever: two of the four rows reach no end of the corridor."""
+    turn = TensorDictModule(lambda x: torch.ones(x.shape[:-1], dtype=torch.int64), ["observation"], ["action"])
+    env = make_env(dataclasses.replace(CONFIG, env_kwargs=("corridor_length=2", "max_episode_steps=1000000")), 4)
+    env.set_seed(0)
+    seen = []
+    evaluation = evaluate_policy(turn, env, episodes=6, max_steps=50, progress=lambda *numbers: seen.append(numbers))
+    assert evaluation.lengths == [50] * 6
+    assert (evaluation.cut, evaluation.max_steps) == (6, 50)
+    assert str(evaluation).endswith(", length 50; 6 of 6 episodes were cut after 50 steps")
+    assert seen[:2] == [(0, 4), (0, 8)]
+    assert seen[-1] == (6, 400)
+
+
+def test_an_episode_that_ends_at_the_bound_is_not_cut():
+    policy = TensorDictModule(lambda x: torch.zeros(x.shape[:-1], dtype=torch.int64), ["observation"], ["action"])
+    env = make_env(PPOConfig(env="CartPole-v1"), 1)
+    lengths = []
+    for bound in (1000, None):
+        env.set_seed(0)
+        bound = lengths[0] if bound is None else bound
+        evaluation = evaluate_policy(policy, env, episodes=1, max_steps=bound)
+        assert evaluation.cut == 0
+        lengths += evaluation.lengths
+    assert lengths[0] == lengths[1]
+    assert "cut" not in str(evaluation)
+
+
+def test_a_run_has_a_bound_of_its_own(tmp_path):
+    folder = RunFolder(tmp_path)
+    config = dataclasses.replace(CONFIG, env_kwargs=("corridor_length=2", "max_episode_steps=60"), eval_max_steps=7)
+    folder.create(config)
+    trainer = Trainer(config, folder, console=Console(file=io.StringIO()))
+    trainer.run()
+    trainer.close()
+    assert max(evaluate_run(folder, episodes=7).lengths) <= 7
+    assert evaluate_run(folder, episodes=7, max_steps=3).max_steps == 3
+
+
 def test_nothing_to_evaluate(tmp_path):
     with pytest.raises(ArgumentError, match="--episodes must be positive, got 0"):
         evaluate_policy(TensorDictModule(lambda x: x, ["a"], ["b"]), make_env(CONFIG, 1), episodes=0)
     with pytest.raises(ArgumentError, match="--episodes must be positive, got -1"):
         evaluate_run(RunFolder(tmp_path), episodes=-1)
+    with pytest.raises(ArgumentError, match="--max-steps must be positive, got 0"):
+        evaluate_policy(TensorDictModule(lambda x: x, ["a"], ["b"]), make_env(CONFIG, 1), episodes=1, max_steps=0)
     with pytest.raises(ArgumentError, match="holds no run"):
         evaluate_run(RunFolder(tmp_path), episodes=1)
 

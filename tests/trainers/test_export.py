@@ -11,8 +11,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from recurl.errors import ArgumentError, MissingDependencyError, UnsupportedError
-from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, Trainer, export_run, load_agent, make_env
+from recurl.errors import ArgumentError, MissingDependencyError, NonFiniteError, StorageError, UnsupportedError
+from recurl.trainers import (
+    DQNConfig,
+    PPOConfig,
+    R2D2Config,
+    RunFolder,
+    Trainer,
+    check_export,
+    export_run,
+    load_agent,
+    make_env,
+)
+from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from recurl.trainers.policy_step import PolicyStep, verify
 
 MEMORY = "recurl/RepeatPrevious-v0"
@@ -242,11 +253,56 @@ def test_mistakes(lstm, tmp_path, monkeypatch):
         export_run(RunFolder(tmp_path), "torch")
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("recurl.trainers.export.verify", lambda *_: None)
-    with pytest.raises(ArgumentError, match=r"policy\.pt2 can't be written .*--out"):
+    with pytest.raises(StorageError, match=r"Can't write .*file \(.*\): take a folder elsewhere.*named with --out"):
         export_run(lstm, "torch", tmp_path / "file" / "policy.pt2")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingDependencyError, match=r"onnxscript is not installed: pip install 'recurl\[export\]'"):
         export_run(lstm, "onnx")
+
+
+@pytest.mark.parametrize("kind", ["torch", "onnx"])
+def test_a_damaged_file_is_refused(lstm, tmp_path, kind, monkeypatch):
+    monkeypatch.setattr("recurl.trainers.export.verify", lambda *_: None)
+    path = export_run(lstm, kind, tmp_path / f"policy{'.pt2' if kind == 'torch' else '.onnx'}")
+    assert check_export(path) == about(path)
+    data, draw = path.read_bytes(), np.random.default_rng(0)
+    for bit in draw.integers(0, len(data) * 8, 100):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(ArgumentError, match=r"must have the SHA-256 in .*json, \w{64}, got \w{64}: it was damaged"):
+            check_export(path)
+    path.write_bytes(data)
+    description = path.with_name(path.name + ".json")
+    for text, said in (("{", "is not JSON"), ("[]", "must have the SHA-256 in .*, None")):
+        description.write_text(text)
+        with pytest.raises(ArgumentError, match=said):
+            check_export(path)
+    description.unlink()
+    with pytest.raises(ArgumentError, match=r"json can't be read \(No such file"):
+        check_export(path)
+
+
+def test_what_was_written_is_verified_before_it_is_tried(lstm, tmp_path, monkeypatch):
+    def damaged(program, path):
+        path.write_bytes(b"no container")
+
+    monkeypatch.setattr(torch.export, "save", damaged)
+    with pytest.raises(ArgumentError, match=r"policy.pt2 is damaged \(File is not a zip file\): export the run again"):
+        export_run(lstm, "torch", tmp_path / "policy.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_that_is_not_finite_is_refused(tmp_path):
+    folder = trained(tmp_path, PPOConfig, MEMORY, {"cell": "gru"})
+    path = latest_checkpoint(folder.checkpoints)
+    state = load_checkpoint(path)
+    state["algorithm"]["agent"]["critic.module.2.module.bias"][0] = torch.nan
+    save_checkpoint(folder.checkpoints, int(path.stem), state)
+    with pytest.raises(
+        NonFiniteError, match=r"All numbers of the policy in .*pt must be finite, but critic.* holds nan"
+    ):
+        export_run(folder, "torch")
 
 
 def test_the_example_runs_without_recurl(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from recurl.errors import ArgumentError
 from recurl.trainers.gradient_step import GradientStep
 
 
@@ -82,3 +83,54 @@ def test_a_capturable_step_is_the_same_and_its_rate_stays_one_tensor():
     assert second.optimizer.param_groups[0]["lr"] is rate
     for a, b in zip(plain.parameters(), captured.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)  # the rate is a float32 tensor
+
+
+def state_of(step):
+    return [p.detach().clone() for p in step._parameters] + [
+        value.clone() for state in step.optimizer.state.values() for value in state.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "capturable"),
+    [((torch.float32,) * 2, False), ((torch.float32,) * 2, True), ((torch.float32, torch.float64), False)],
+    ids=["fused", "capturable", "unfused"],
+)
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda a, b: a.sum() + b.sum() * torch.nan,
+        lambda a, b: (a.sum() + b.sum()) * torch.inf,
+        lambda a, b: a.sum() + b.sum() + torch.inf,  # its gradient is finite
+        lambda a, b: a.sum() * 3e38 + b.sum() * 3e38,  # the norm isn't
+        lambda a, b: a.sqrt().sum() * 0 + (b - 1).sqrt().sum(),  # the gradient isn't
+    ],
+)
+def test_a_step_that_is_not_finite_changes_nothing(dtypes, capturable, steps, loss):
+    weights = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in dtypes]
+    other = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in dtypes]
+    ours, theirs = (GradientStep(w, learning_rate=0.1, max_norm=1.0, capturable=capturable) for w in (weights, other))
+    good = lambda a, b: (a * 2).sum() + b.square().sum()  # noqa: E731 - a formula
+    for _ in range(steps):
+        ours(good(*weights))
+        theirs(good(*other))
+    before = state_of(ours)
+    given = loss(*weights)
+    norm = ours(given)
+    assert not (norm + given.detach()).isfinite()
+    if steps:
+        assert all(map(torch.equal, state_of(ours), before))
+    assert not hasattr(ours.optimizer, "found_inf")
+    for _ in range(3):  # and it is as if it had never been
+        assert torch.equal(ours(good(*weights)), theirs(good(*other)))
+    assert all(map(torch.equal, state_of(ours), state_of(theirs)))
+
+
+def test_a_state_of_other_parameters_is_refused():
+    step = GradientStep([nn.Parameter(torch.ones(2))], learning_rate=0.1, max_norm=1.0)
+    other = nn.Parameter(torch.ones(3))
+    from_other = GradientStep([other], learning_rate=0.1, max_norm=1.0)
+    from_other(other.sum())
+    with pytest.raises(ArgumentError, match=r"must have the shapes of the parameters, got \{torch.Size\(\[3\]\)\} for"):
+        step.load_state_dict(from_other.state_dict())

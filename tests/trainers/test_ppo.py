@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from recurl.errors import ArgumentError
 from recurl.trainers import PPO, PPOConfig
+from recurl.trainers.checkpoint import fitting
 
 
 def config(**options):
@@ -68,5 +71,8 @@ def test_schedules_fall_linearly():
 
 def test_a_state_of_other_options_is_refused():
     state = PPO(config()).state_dict()
-    with pytest.raises(ArgumentError, match=r"doesn't fit the run's config\.json"):
+    with (
+        pytest.raises(ArgumentError, match=r"1.pt doesn't fit the run's config\.json: RuntimeError"),
+        fitting(Path("1.pt")),
+    ):
         PPO(config(hidden_size=16)).load_state_dict(state)

@@ -1,12 +1,15 @@
 import gc
 import io
+import os
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
-from recurl.errors import MissingDependencyError
+from recurl.errors import ArgumentError, LockedError, MissingDependencyError
 from recurl.keys import TRAJ_IDS
 from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
@@ -193,3 +196,94 @@ def test_run_folder_holds_everything(tmp_path):
         assert column in header
     whole_header = folder.metrics.read_text().splitlines()[0]
     assert set(CLOCKS) <= set(whole_header.split(","))
+
+
+def make_trainer(options, folder):
+    return Trainer(options, folder, console=Console(file=io.StringIO()))
+
+
+def test_a_new_run_needs_the_folder_of_one(tmp_path):
+    options, folder = config(total_steps=64), RunFolder(tmp_path / "run")
+    trainer = make_trainer(options, folder)
+    with pytest.raises(ArgumentError, match=r"There is no run in .*: make its folder first, folder.create\(config\)"):
+        trainer.run()
+    folder.create(config(total_steps=64, seed=1))
+    words = r"must be the folder of a new run with these options.*go on with the run that is there after trainer.resume"
+    with pytest.raises(ArgumentError, match=words):
+        trainer.run()
+    folder.create(options, overwrite=True)
+    assert trainer.run().status == "finished"
+    trainer.close()
+    with pytest.raises(ArgumentError, match=words):
+        make_trainer(options, folder).run()
+    with pytest.raises(ArgumentError, match="holds a run already"):
+        folder.create(options)
+
+
+def test_a_folder_is_held_from_resume_to_the_end(tmp_path):
+    options, folder, other = config(total_steps=128, checkpoint_every=1), RunFolder(tmp_path), RunFolder(tmp_path)
+    train(options, tmp_path, stop_after=1)
+    trainer = make_trainer(options, folder)
+    trainer.resume()
+    for use in (make_trainer(options, other).resume, lambda: other.create(options, overwrite=True)):
+        with pytest.raises(LockedError, match=r"Another process .* works in"):
+            use()
+
+    def stays_held():
+        with pytest.raises(LockedError, match=r"Another process .* works in"), other.hold():
+            pass
+        return False
+
+    trainer.run(stays_held)
+    with other.hold():
+        pass
+    trainer = make_trainer(options, folder)
+    trainer.resume()
+    trainer.close()
+    with other.hold():
+        pass
+    for path in folder.checkpoints.iterdir():
+        path.unlink()
+    with pytest.raises(ArgumentError, match="There is no checkpoint"):
+        trainer.resume()
+    with other.hold():
+        pass
+
+
+def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_them(tmp_path, monkeypatch):
+    """In the order in which a loss of power finds them: rows, checkpoint, its name, and only then the old one goes."""
+    log, fsync, replace, unlink = [], os.fsync, Path.replace, Path.unlink
+    name = lambda path: Path(path).name.split(".")[0] + Path(path).suffix  # noqa: E731 - without the process
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: log.append(f"sync {name(os.readlink(f'/proc/self/fd/{fd}'))}") or fsync(fd)
+    )
+    monkeypatch.setattr(Path, "replace", lambda path, to: log.append(f"name {name(to)}") or replace(path, to))
+    monkeypatch.setattr(Path, "unlink", lambda path, **more: log.append(f"drop {name(path)}") or unlink(path, **more))
+    options, folder = config(total_steps=192, checkpoint_every=1), RunFolder(tmp_path / "run")
+    folder.create(options)
+    trainer = make_trainer(options, folder)
+    assert "sync run" in log[: log.index("name config.json")]
+    assert log[-1] == "sync run"
+    log.clear()
+    trainer.run()
+    trainer.close()
+    start = log.index("name 000000000128.pt")
+    assert log[start - 3 : start + 2] == [
+        "sync metrics.csv",
+        "sync run",
+        "sync 000000000128.partial",
+        "name 000000000128.pt",
+        "sync checkpoints",
+    ]
+    third = log[start + 3 :]
+    assert third.index("sync checkpoints") < third.index("drop 000000000064.pt")
+
+
+def test_a_folder_that_was_half_replaced_is_none(tmp_path):
+    train(config(total_steps=64), tmp_path)
+    folder = RunFolder(tmp_path)
+    shutil.rmtree(folder.checkpoints)
+    trainer = make_trainer(config(total_steps=64), folder)
+    with pytest.raises(ArgumentError, match="the run stopped before its first; train it anew"):
+        trainer.resume()
+    trainer.close()

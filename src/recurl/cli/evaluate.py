@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.console import Console
 
 from recurl.cli.arguments import parse_arguments
+from recurl.cli.notices import notify
 from recurl.trainers import RunFolder, evaluate_run
 
 
@@ -22,10 +24,13 @@ class Evaluate:
     """Episodes to play."""
     seed: int | None = None
     """Seed of the environments; by default one that training did not use."""
+    max_steps: int | None = None
+    """Cut an episode that goes on after so many steps; by default what --eval-max-steps was in training."""
 
 
 def evaluate_command(arguments: list[str]) -> int:
     """Evaluate a run."""
     wanted = parse_arguments(Evaluate, arguments, prog="recurl evaluate")
-    print(evaluate_run(RunFolder(wanted.run), episodes=wanted.episodes, seed=wanted.seed))
+    folder, aside = RunFolder(wanted.run, notify), Console(stderr=True)
+    print(evaluate_run(folder, episodes=wanted.episodes, seed=wanted.seed, max_steps=wanted.max_steps, console=aside))
     return 0

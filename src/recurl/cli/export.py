@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from recurl.cli.arguments import parse_arguments
+from recurl.cli.notices import notify
 from recurl.trainers import RunFolder, export_run
 
 
@@ -27,6 +28,6 @@ class Export:
 def export_command(arguments: list[str]) -> int:
     """Export a run's policy."""
     wanted = parse_arguments(Export, arguments, prog="recurl export")
-    path = export_run(RunFolder(wanted.run), wanted.format, wanted.out)
+    path = export_run(RunFolder(wanted.run, notify), wanted.format, wanted.out)
     print(f"{path}: the greedy policy, equal to the run's over 1,000 steps with resets; {path}.json says what it takes")
     return 0

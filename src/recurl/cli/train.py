@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +12,13 @@ import tyro
 from rich.console import Console
 
 from recurl.cli.arguments import parse_arguments
+from recurl.cli.notices import notify
 from recurl.cli.signals import StopOnSignal
+from recurl.errors import ArgumentError, NonFiniteError, StorageError
 from recurl.trainers import DQNConfig, Outcome, PPOConfig, R2D2Config, RunConfig, RunFolder, Trainer, evaluate_run
+from recurl.trainers.checkpoint import latest_checkpoint
 
+_REMEDY = "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip). "
 _STATUS = {"solved": "Solved", "finished": "Finished", "stopped": "Stopped"}
 
 
@@ -75,37 +81,53 @@ def train_r2d2_command(arguments: list[str]) -> int:
 
 def _train_anew(config: RunConfig, place: Place) -> int:
     name = f"{config.env.rsplit('/', 1)[-1]}-{config.algorithm}-{config.cell}-seed{config.seed}"
-    folder = RunFolder(place.run_dir or Path("runs") / name)
+    folder = RunFolder(place.run_dir or Path("runs") / name, notify)
     folder.check_free(overwrite=place.overwrite)
-    console = Console()
-    trainer = Trainer(config, folder, console=console)
-    folder.create(config)
-    return _train(trainer, console)
+    with closing(Trainer(config, folder, console=Console())) as trainer, folder.hold():
+        folder.create(config, overwrite=place.overwrite)
+        return _train(trainer)
 
 
 def resume_command(arguments: list[str]) -> int:
     """Go on with a run."""
-    folder = RunFolder(parse_arguments(Resume, arguments, prog="recurl train").resume)
-    console = Console()
-    trainer = Trainer(folder.read_config(), folder, console=console)
-    trainer.resume()
-    return _train(trainer, console)
+    folder = RunFolder(parse_arguments(Resume, arguments, prog="recurl train").resume, notify)
+    with closing(Trainer(folder.read_config(), folder, console=Console())) as trainer:
+        trainer.resume()
+        return _train(trainer)
 
 
-def _train(trainer: Trainer, console: Console) -> int:
-    config, path = trainer.config, trainer.folder.path
+def _train(trainer: Trainer) -> int:
+    config, path, console = trainer.config, trainer.folder.path, trainer.console
     set_up = time.process_time()
     how = f"by {config.algorithm} with {config.cell} on {config.device}, seed {config.seed}"
     _say(console, f"Training {config.env} {how}, into {path}")
-    with StopOnSignal() as stop:
+    with StopOnSignal() as stop, _saying_how_to_go_on(trainer.folder):
         outcome = trainer.run(stop.requested)
     trainer.close()
     _say(console, _summary(outcome, set_up))
     if stop.requested():
         _say(console, f"Go on with: recurl train --resume {path}")
         return stop.exit_code
-    _say(console, str(evaluate_run(trainer.folder, episodes=config.eval_episodes)))
+    _say(console, str(evaluate_run(trainer.folder, episodes=config.eval_episodes, console=console)))
     return 0
+
+
+@contextmanager
+def _saying_how_to_go_on(folder: RunFolder) -> Generator[None]:
+    """Add to an error that ends a run what it has left."""
+    try:
+        yield
+    except (NonFiniteError, StorageError) as error:
+        try:
+            newest = latest_checkpoint(folder.checkpoints)
+        except ArgumentError:
+            advice = "The run has no checkpoint yet: begin it anew."
+        else:
+            advice = (
+                f"Its newest checkpoint, of {int(newest.stem):,} steps, is good: recurl train --resume {folder.path}"
+            )
+        remedy = _REMEDY if isinstance(error, NonFiniteError) else ""
+        raise type(error)(f"{error} {remedy}{advice}") from error
 
 
 def _summary(outcome: Outcome, set_up: float) -> str:

@@ -24,7 +24,7 @@ from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.transformed import TransformedEnv
 from recurl.envs.utils import check_policy_wiring, policy_transforms
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WiringError
-from recurl.keys import ACTION, DONE, NEXT, TRAJ_STEPS, TRUNCATED
+from recurl.keys import ACTION, DONE, NEXT, RESET, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType, set_exploration_type
 from recurl.modules import recurrent_modules
@@ -255,6 +255,19 @@ class Collector(CollectorBase):
     def _load_weights(self, state: dict[str, Tensor]) -> None:
         assert isinstance(self.policy, nn.Module)
         self.policy.load_state_dict(state)
+
+    def reset_rows(self, rows: Tensor) -> None:
+        """Begin new episodes in some rows: new trajectory ids, states from zero.
+
+        What ran there is cut without being marked done.
+
+        Args:
+            rows: bool ``[*B]``.
+        """
+        self._check_idle()
+        if self._root is not None:
+            self._root = self.env.reset(self._plain(self._root).set(RESET, rows.unsqueeze(-1)))
+        self._trajectories.renew_rows(rows)
 
     def set_seed(self, seed: int) -> None:
         """Seed the environment; takes effect at its next full reset."""

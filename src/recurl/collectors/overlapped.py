@@ -83,6 +83,13 @@ class OverlappedCollector(MultiCollector):
             raise UsageError("Weights can only be updated in a policy that is an nn.Module.")
         self._source = self._policy if weights is None else weights
 
+    def reset_rows(self, rows: Tensor) -> None:
+        """Begin new episodes in some rows after the batch under way; see :meth:`Collector.reset_rows`."""
+        self._check_idle()
+        if self._collecting:
+            self._wait()
+        self._query(("reset_rows", rows))
+
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to go on exactly from here, the batch under way included (it is waited for).
 

@@ -88,6 +88,7 @@ class _Server:
             "seed": self._collector.set_seed,
             "save": self._save,
             "load": self._load,
+            "reset_rows": self._reset_rows,
             "close": self._close,
         }
         while True:
@@ -124,6 +125,9 @@ class _Server:
         TRAJECTORY_IDS.start_at(first_id)
         torch.set_rng_state(state["rng"])
         self._channel.send(self._collector.load_state_dict(state["collector"]))
+
+    def _reset_rows(self, rows: Tensor) -> None:
+        self._channel.send(self._collector.reset_rows(rows))
 
     def _close(self) -> None:
         raise Closed

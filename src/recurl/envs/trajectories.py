@@ -91,6 +91,11 @@ class Trajectories:
         self.ids = TRAJECTORY_IDS.take(self._batch_size, self._device)
         self._steps = torch.zeros_like(self.ids)
 
+    def renew_rows(self, rows: Tensor) -> None:
+        """Let the next batch begin new trajectories in some rows, bool ``[*B]``; between two batches."""
+        self.ids = torch.where(rows, TRAJECTORY_IDS.take(self._batch_size, self._device), self.ids)
+        self._steps = self._steps.masked_fill(rows, 0)
+
     def begin_batch(self, steps: int) -> None:
         """Take notice of ends in a batch of so many steps."""
         self._ended = torch.zeros((steps, *self._batch_size), dtype=torch.bool, device=self._device)

@@ -80,6 +80,23 @@ class Encoder(nn.Module):
         return torch.tanh(self.layer(flat if self.norm is None else self.norm(flat)))
 
 
+class Choices(Categorical):
+    """Draws the same choices as ``Categorical``, and some choice where a probability is NaN.
+
+    So a batch in which an observation is NaN comes to its end, and the trainer can say where that began. A GPU that
+    refused such probabilities would have to be given up.
+
+    Example:
+        >>> Choices(logits=torch.full((2, 3), torch.nan)).sample().shape
+        torch.Size([2])
+    """
+
+    def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
+        """Draw choices, ``[*sample_shape, *B]`` int64."""
+        probs = self.probs.detach().expand(*sample_shape, *self.batch_shape, -1)
+        return torch.div(probs, torch.empty_like(probs).exponential_()).max(-1).indices
+
+
 class Agent(nn.Module):
     """Policy and critic of a run, with a shared trunk or one each.
 
@@ -170,7 +187,7 @@ def _memory(config: RunConfig, embedding: str, memory: str, prefix: str) -> Tens
 def _actor_head(size: int, memory: NestedKey, spec: specs.TensorSpec) -> tuple[TensorDictModule, dict[str, Any]]:
     if isinstance(spec, specs.Categorical) and not spec.shape:
         head = TensorDictModule(_initialised(nn.Linear(size, spec.n), 0.01), in_keys=[memory], out_keys=["logits"])
-        return head, {"in_keys": ["logits"], "distribution_class": Categorical}
+        return head, {"in_keys": ["logits"], "distribution_class": Choices}
     if (
         isinstance(spec, specs.Bounded)
         and len(spec.shape) == 1

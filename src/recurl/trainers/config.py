@@ -35,6 +35,7 @@ class RunConfig:
         "checkpoint_every",
         "threads",
         "eval_episodes",
+        "eval_max_steps",
     )
     """Options above 0."""
     not_negative: ClassVar[tuple[str, ...]] = ("seed",)
@@ -83,6 +84,10 @@ class RunConfig:
     """End the run once the mean return of the last 20 episodes reaches this."""
     eval_episodes: int = 100
     """Greedy episodes played at the end."""
+    eval_max_steps: int = 27_000
+    """Most steps of such an episode: a longer one is cut there, and the evaluation says so."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """Where a reward, an observation, a loss or a gradient is NaN or infinite: stop, or skip the batch or step."""
 
     def __post_init__(self) -> None:
         for name in self.positive:

@@ -17,10 +17,10 @@ from recurl.data import (
     ZeroStart,
     slice_priorities,
 )
-from recurl.errors import ArgumentError
 from recurl.objectives import DQNLoss, HardUpdate
 from recurl.trainers.agent import collecting
 from recurl.trainers.environment import make_env
+from recurl.trainers.finite import all_finite, first_of
 from recurl.trainers.gradient_step import GradientStep
 from recurl.trainers.q_agent import QAgent
 from recurl.trainers.replay_burn_in import MidEpisodeBurnIn
@@ -28,6 +28,7 @@ from recurl.trainers.replay_config import DQNConfig
 from recurl.trainers.seeding import seed_everything
 
 _REPORTED = ("loss", "q_value", "q_target")
+_CHECKED = (*_REPORTED, "grad_norm")
 
 
 class DQN:
@@ -41,6 +42,7 @@ class DQN:
     """
 
     agent_class = QAgent
+    reported = (*_CHECKED, "eps")
     live = "loss {loss:.4f}  value {q_value:.3f}  eps {eps:.2f}"
 
     def __init__(self, config: DQNConfig) -> None:
@@ -48,6 +50,7 @@ class DQN:
         seed_everything(config.seed)
         self.config = config
         self.env_steps = 0
+        self.fault: str | None = None
         env = make_env(config, config.num_envs)
         env.set_seed(config.seed)
         self.can_save_env = env.can_save_state
@@ -93,17 +96,24 @@ class DQN:
 
         Returns:
             Loss, mean value of the actions taken and mean target, averaged over the update (nan before learning
-            starts), the norm of the gradient, and the present probability of a random action.
+            starts), the norm of the gradient, and the present probability of a random action. Steps whose loss or norm
+            wasn't finite were not made; ``fault`` names the first of these.
         """
         self.buffer.extend(batch.select(*self.loss.in_keys, strict=False))
         if self.agent.norm is not None:
             flat = self.agent.flat
             self.agent.norm.update(flat(*(batch[key] for key in flat.keys)))
-        names = (*_REPORTED, "grad_norm")
-        mean = [math.nan] * len(names)
+        learned = {**dict.fromkeys(_CHECKED, math.nan), "eps": self.agent.explore.eps.item()}
         if self.env_steps >= self.config.learning_starts:
-            mean = torch.stack([self._step() for _ in range(self.config.gradient_steps)]).mean(0).tolist()
-        return {**dict(zip(names, mean, strict=True)), "eps": self.agent.explore.eps.item()}
+            mean = torch.stack([self._step() for _ in range(self.config.gradient_steps)]).mean(0)
+            learned.update(zip(_CHECKED, mean.tolist(), strict=True))
+            self.fault = first_of(learned, _CHECKED)
+        return learned
+
+    def restart(self, rows: torch.Tensor) -> bool:
+        """Begin new episodes in some environments; see :meth:`Algorithm.restart`."""
+        self.collector.reset_rows(rows)
+        return False
 
     def _step(self) -> torch.Tensor:
         sample = self.buffer.sample().to(self.config.device)
@@ -111,7 +121,7 @@ class DQN:
         losses = self.loss(trained)
         norm = self.optimizer(losses["loss"])
         self.targets.step()
-        if self.config.prioritized:
+        if self.config.prioritized and all_finite([norm, losses["td_error"]]):
             priority = slice_priorities(sample, losses["td_error"], trained, eta=self.config.priority_eta)
             self.buffer.update_priority(sample["index"], priority, sample["collector", "write_step"])
         return torch.stack([*(losses[name].detach() for name in _REPORTED), norm])
@@ -144,18 +154,14 @@ class DQN:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned.
 
-        Raises:
-            ArgumentError: the state belongs to other options.
+        A state of other options raises whatever the part that it doesn't fit raises.
         """
-        try:
-            self.agent.load_state_dict(state["agent"])
-            self.loss.target_value_network.load_state_dict(state["target"])
-            self.targets.load_state_dict(state["targets"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.buffer.load_state_dict(state["buffer"])
-            restored = self.collector.load_state_dict(state["collector"])
-        except (RuntimeError, KeyError) as error:
-            raise ArgumentError(f"The checkpoint doesn't fit the run's config.json: {error}") from error
+        self.agent.load_state_dict(state["agent"])
+        self.loss.target_value_network.load_state_dict(state["target"])
+        self.targets.load_state_dict(state["targets"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.buffer.load_state_dict(state["buffer"])
+        restored = self.collector.load_state_dict(state["collector"])
         self.env_steps = state["env_steps"]
         if not restored:
             self.collector.set_seed(self.config.seed + self.env_steps)  # other episodes than those of the beginning

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recurl.errors import ArgumentError
+
 WINDOW = 20
 
 
@@ -34,14 +36,17 @@ class EpisodeStats:
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
 
-    def update(self, reward: Tensor, done: Tensor) -> None:
+    def update(self, reward: Tensor, done: Tensor, *, without: Tensor | None = None) -> None:
         """Take in one batch.
 
         Args:
             reward: unscaled rewards ``[B, T]``.
             done: bool ``[B, T]``, true at the last step of an episode.
+            without: bool ``[B]``, rows whose episodes are left out; they begin new ones after the batch.
         """
         rewards, dones = reward.cpu().double().numpy(), done.cpu().numpy()
+        gone = np.zeros(len(rewards), dtype=bool) if without is None else without.cpu().numpy()
+        dones = dones & ~gone[:, None]
         begin = np.zeros(len(rewards), dtype=np.int64)  # of the episode that a row is in
         for step, row in np.argwhere(dones.T):
             self.returns.append(float(self._return[row] + rewards[row, begin[row] : step + 1].sum()))
@@ -50,6 +55,7 @@ class EpisodeStats:
             self._return[row], self._length[row], begin[row] = 0.0, 0, step + 1
         self._return += [row[first:].sum() for row, first in zip(rewards, begin, strict=True)]
         self._length += rewards.shape[1] - begin
+        self._return[gone], self._length[gone] = 0.0, 0
 
     @property
     def mean_return(self) -> float:
@@ -76,9 +82,17 @@ class EpisodeStats:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
-        self._return = state["return"].numpy().copy()
-        self._length = state["length"].numpy().copy()
+        """Go on from what :meth:`state_dict` returned.
+
+        Raises:
+            ArgumentError: it is of another number of environments.
+        """
+        sums, lengths = state["return"].numpy().copy(), state["length"].numpy().copy()
+        if not sums.shape == lengths.shape == self._return.shape:
+            raise ArgumentError(
+                f"The episodes must be those of {len(self._return)} environments, got {sums.shape} and {lengths.shape}."
+            )
+        self._return, self._length = sums, lengths
         self.episodes = state["episodes"]
         self.returns = deque(state["returns"], maxlen=WINDOW)
         self.lengths = deque(state["lengths"], maxlen=WINDOW)

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from statistics import fmean, pstdev
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from recurl.envs import EnvBase, interact
-from recurl.errors import ArgumentError
-from recurl.keys import DONE, NEXT, REWARD
+from recurl.envs import EnvBase, StepCounter, TransformedEnv, interact
+from recurl.errors import ArgumentError, NonFiniteError
+from recurl.keys import DONE, NEXT, REWARD, TERMINATED, NestedKey
 from recurl.mode import ExplorationType, set_exploration_type
 from recurl.trainers.algorithms import RunAgent, make_agent
-from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
+from recurl.trainers.checkpoint import fitting, load_newest
 from recurl.trainers.config import RunConfig
 from recurl.trainers.environment import make_env
+from recurl.trainers.evaluation_display import EvaluationDisplay
+from recurl.trainers.finite import all_finite, check_finite
 from recurl.trainers.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _SIDE_BY_SIDE = 50
 _FRESH = 1_000_003
+MOST_STEPS = 27_000
+"""Steps of an episode before an evaluation cuts it: those that evaluations on Atari allow."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,10 @@ class Evaluation:
     """Undiscounted return of each episode."""
     lengths: list[int]
     """Steps of each episode."""
+    cut: int = 0
+    """Episodes that had not ended after ``max_steps`` and were cut there."""
+    max_steps: int = MOST_STEPS
+    """The bound."""
 
     @property
     def mean_return(self) -> float:
@@ -45,60 +60,108 @@ class Evaluation:
 
     def __str__(self) -> str:
         spread = f"standard deviation {pstdev(self.returns):.4g}, from {min(self.returns):.4g}"
-        return (
+        text = (
             f"Greedy evaluation over {len(self.returns)} episodes: return {self.mean_return:.4g} "
             f"({spread} to {max(self.returns):.4g}), length {fmean(self.lengths):.4g}"
         )
+        if self.cut:
+            text += f"; {self.cut} of {len(self.returns)} episodes were cut after {self.max_steps:,} steps"
+        return text
 
 
 class _Scores:
-    """Counts the same number of episodes from every environment, so that short ones don't weigh more."""
+    """Counts the same number of episodes from every environment, so that short ones don't weigh more.
 
-    def __init__(self, quota: list[int]) -> None:
+    Args:
+        quota: episodes of each environment.
+        observations: keys of the observations.
+        max_steps: most steps of an episode.
+        progress: called after every step with the episodes that have ended and the steps made.
+    """
+
+    def __init__(
+        self, quota: list[int], observations: list[NestedKey], max_steps: int, progress: Callable[[int, int], None]
+    ) -> None:
         self._left = quota
         self._return = [0.0] * len(quota)
         self._length = [0] * len(quota)
+        self._observations = observations
+        self._max_steps = max_steps
+        self._progress = progress
         self.returns: list[float] = []
         self.lengths: list[int] = []
+        self.cut = 0
 
     def write(self, step: int, tensordict: TensorDictBase) -> None:
-        rewards = tensordict[NEXT, REWARD].flatten().tolist()
-        dones = tensordict[NEXT, DONE].flatten().tolist()
-        for row, (reward, done) in enumerate(zip(rewards, dones, strict=True)):
+        after = tensordict[NEXT]
+        rewards = after[REWARD].flatten().tolist()
+        dones, ends = (after[key].flatten().tolist() for key in (DONE, TERMINATED))
+        if not all(map(math.isfinite, rewards)):
+            self._refuse("a reward", step)
+        if not all_finite([after[key] for key in self._observations]):
+            self._refuse("an observation", step)
+        for row, (reward, done, end) in enumerate(zip(rewards, dones, ends, strict=True)):
             self._return[row] += reward
             self._length[row] += 1
             if done:
-                self._finish(row)
+                self._finish(row, ended=end)
+        self._progress(len(self.returns), (step + 1) * len(rewards))
 
-    def _finish(self, row: int) -> None:
+    def _refuse(self, what: str, step: int) -> None:
+        raise NonFiniteError(
+            f"The environment must give finite numbers, but {what} at step {step} of the evaluation isn't: "
+            "mend the environment."
+        )
+
+    def _finish(self, row: int, *, ended: bool) -> None:
         if self._left[row]:
             self._left[row] -= 1
             self.returns.append(self._return[row])
             self.lengths.append(self._length[row])
+            self.cut += self._length[row] == self._max_steps and not ended
         self._return[row], self._length[row] = 0.0, 0
 
     def complete(self, tensordict: TensorDictBase) -> bool:
         return not any(self._left)
 
 
-def evaluate_policy(policy: TensorDictModuleBase, env: EnvBase, *, episodes: int) -> Evaluation:
+def evaluate_policy(
+    policy: TensorDictModuleBase,
+    env: EnvBase,
+    *,
+    episodes: int,
+    max_steps: int = MOST_STEPS,
+    progress: Callable[[int, int], None] = lambda done, steps: None,
+) -> Evaluation:
     """Play greedy episodes.
 
     Args:
         policy: the actor; its hidden states must be declared by the environment.
         env: environments ``[B]``, seeded; each plays the same number of episodes, or one more.
         episodes: how many episodes count.
+        max_steps: an episode that goes on after so many is cut, and counts with what it has reached.
+        progress: called after every step with the number of episodes that have ended, and of steps made.
 
     Raises:
-        ArgumentError: ``episodes`` is not positive.
+        ArgumentError: ``episodes`` or ``max_steps`` is not positive.
+        NonFiniteError: a reward or an observation isn't finite.
     """
+    _check(episodes, max_steps)
+    rows = env.batch_size.numel()
+    observations = list(env.observation_spec.keys(True, True))
+    quota = [episodes // rows + (row < episodes % rows) for row in range(rows)]
+    scores = _Scores(quota, observations, max_steps, progress)
+    bounded = TransformedEnv(env, StepCounter(max_steps, step_count_key="evaluation_step"))
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        interact(bounded, policy, bounded.reset(), sys.maxsize, write=scores.write, stop=scores.complete)
+    return Evaluation(scores.returns, scores.lengths, scores.cut, max_steps)
+
+
+def _check(episodes: int, max_steps: int) -> None:
     if episodes <= 0:
         raise ArgumentError(f"--episodes must be positive, got {episodes}.")
-    rows = env.batch_size.numel()
-    scores = _Scores([episodes // rows + (row < episodes % rows) for row in range(rows)])
-    with set_exploration_type(ExplorationType.DETERMINISTIC):
-        interact(env, policy, env.reset(), sys.maxsize, write=scores.write, stop=scores.complete)
-    return Evaluation(scores.returns, scores.lengths)
+    if max_steps <= 0:
+        raise ArgumentError(f"--max-steps must be positive, got {max_steps}.")
 
 
 def load_agent(folder: RunFolder, *, on_cpu: bool = False) -> tuple[RunConfig, RunAgent]:
@@ -110,34 +173,47 @@ def load_agent(folder: RunFolder, *, on_cpu: bool = False) -> tuple[RunConfig, R
 
     Raises:
         ArgumentError: the run has no checkpoint, or it can't be read or doesn't fit.
+        NonFiniteError: the policy isn't finite.
     """
     config = folder.read_config()
     config = config.on_cpu() if on_cpu else config
-    state = load_checkpoint(latest_checkpoint(folder.checkpoints))
+    path, state = load_newest(folder.checkpoints, folder.notify)
     with make_env(config, 1) as plain:
         agent = make_agent(config, plain)
-    try:
+    with fitting(path):
         agent.load_state_dict(state["algorithm"]["agent"])
-    except (RuntimeError, KeyError) as error:
-        raise ArgumentError(f"The checkpoint doesn't fit {folder.config}: {error}") from error
+    check_finite(agent.state_dict(), f"the policy in {path}")
     return config, agent
 
 
-def evaluate_run(folder: RunFolder, *, episodes: int, seed: int | None = None) -> Evaluation:
+def evaluate_run(
+    folder: RunFolder,
+    *,
+    episodes: int,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    console: Console | None = None,
+) -> Evaluation:
     """Play greedy episodes with the newest checkpoint of a run.
 
     Args:
         folder: the run.
         episodes: how many episodes.
         seed: of the environments; by default one that training did not use.
+        max_steps: an episode that goes on after so many is cut; by default the run's ``eval_max_steps``.
+        console: where progress is shown, if it takes seconds.
 
     Raises:
-        ArgumentError: the run has no checkpoint, it can't be read or doesn't fit, or ``episodes`` is not positive.
+        ArgumentError: the run has no checkpoint, it can't be read or doesn't fit, or a number is not positive.
+        NonFiniteError: the policy, a reward or an observation isn't finite.
     """
-    if episodes <= 0:
-        raise ArgumentError(f"--episodes must be positive, got {episodes}.")
+    _check(episodes, 1 if max_steps is None else max_steps)
     config, agent = load_agent(folder)
     torch.set_num_threads(config.threads)
-    with make_env(config, min(episodes, _SIDE_BY_SIDE), policy=agent.actor) as env:
+    with (
+        make_env(config, min(episodes, _SIDE_BY_SIDE), policy=agent.actor) as env,
+        closing(EvaluationDisplay(console, episodes)) as display,
+    ):
         env.set_seed(config.seed + _FRESH if seed is None else seed)
-        return evaluate_policy(agent.actor, env, episodes=episodes)
+        most = config.eval_max_steps if max_steps is None else max_steps
+        return evaluate_policy(agent.actor, env, episodes=episodes, max_steps=most, progress=display.update)

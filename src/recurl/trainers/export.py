@@ -6,14 +6,15 @@ everything that the policy does to an observation, normalisation included, and n
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import logging
-import shutil
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -23,9 +24,11 @@ from tensordict.nn import TensorDictSequential
 from torch import Tensor
 
 from recurl import __version__, specs
+from recurl.container import damage
 from recurl.envs import EnvBase
-from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.errors import ArgumentError, MissingDependencyError, StorageError
 from recurl.trainers.config import RunConfig
+from recurl.trainers.durable import make_folder, write_whole
 from recurl.trainers.environment import make_env
 from recurl.trainers.evaluate import load_agent
 from recurl.trainers.policy_step import VERIFIED_STEPS, Function, PolicyStep, verify
@@ -40,7 +43,8 @@ def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path
     """Write the greedy policy of a run's newest checkpoint as a file, checked against the policy.
 
     Beside it goes ``<file>.json``: names, shapes and dtypes of inputs and outputs, which output feeds which state, the
-    actions, and the environment. The file computes on the CPU (ONNX: wherever its runtime does).
+    actions, the environment, and the SHA-256 of the file, for :func:`check_export`. The file computes on the CPU
+    (ONNX: wherever its runtime does).
 
     Args:
         folder: the run.
@@ -51,7 +55,9 @@ def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path
         The file.
 
     Raises:
-        ArgumentError: there is no such format, the run can't be read, or the file can't be written.
+        ArgumentError: there is no such format, or the run can't be read.
+        StorageError: the file can't be written.
+        NonFiniteError: the policy isn't finite.
         MissingDependencyError: ``"onnx"`` without the extra ``export``.
         UnsupportedError: the function would not compute what the policy computes; no file is written.
     """
@@ -69,14 +75,48 @@ def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path
         trial = Path(place) / path.name
         kind.write(policy, policy.arguments(env.reset()), trial)
         verify(kind.read(trial), policy, env)
-        about = {"format": format, "file": path.name, **describe(config, policy, env)}
+        data = trial.read_bytes()
+        about = {"format": format, "file": path.name, "sha256": _sha256(data), **describe(config, policy, env)}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(trial, path)
-            path.with_name(path.name + ".json").write_text(json.dumps(about, indent=2) + "\n")
-        except OSError as error:
-            raise ArgumentError(f"{path} can't be written ({error.strerror}): name another with --out.") from error
+            make_folder(path.parent)
+            write_whole(path, data)
+            write_whole(_description(path), json.dumps(about, indent=2).encode() + b"\n")
+        except StorageError as error:
+            raise StorageError(f"{error} Another file is named with --out.") from error
+    check_export(path)
     return path
+
+
+def check_export(path: Path) -> dict[str, Any]:
+    """Verify a file that :func:`export_run` wrote, and return what the file beside it, ``<file>.json``, says of it.
+
+    The file must have the SHA-256 that is written there: a damaged one, or one that doesn't belong to it, is refused.
+
+    Raises:
+        ArgumentError: it does not, or one of the two can't be read.
+    """
+    try:
+        data, text = path.read_bytes(), _description(path).read_bytes()
+        about = json.loads(text)
+    except OSError as error:
+        raise ArgumentError(f"{error.filename} can't be read ({error.strerror}): export the run again.") from error
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"{_description(path)} is not JSON ({error}): export the run again.") from error
+    expected = about.get("sha256") if isinstance(about, dict) else None
+    if expected != _sha256(data):
+        raise ArgumentError(
+            f"{path} must have the SHA-256 in {_description(path).name}, {expected}, got {_sha256(data)}: it was "
+            "damaged, or is another file; export the run again."
+        )
+    return cast(dict[str, Any], about)
+
+
+def _description(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, Any]:
@@ -136,7 +176,11 @@ def _write_torch(policy: PolicyStep, example: tuple[Tensor, ...], path: Path) ->
 
 
 def _read_torch(path: Path) -> Function:
-    function = torch.export.load(path).module()
+    data = path.read_bytes()
+    wrong = damage(data)
+    if wrong is not None:
+        raise ArgumentError(f"{path} is damaged ({wrong}): export the run again.")
+    function = torch.export.load(BytesIO(data)).module()
     return lambda arguments: function(*arguments)
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from recurl.errors import ArgumentError
+
 _kernels: Any = torch  # those of torch.optim and torch.nn.utils have no public names
 
 
@@ -22,6 +24,9 @@ class _State(NamedTuple):
 
 class GradientStep:
     """Adam behind a bound on the norm of the gradient.
+
+    A step whose loss or norm isn't finite is none: parameters and the optimiser's state stay as they were. That is
+    decided where the numbers are, without a wait for them.
 
     Where the parameters are of one floating-point dtype, on the CPU or one CUDA device, the optimiser runs as one
     kernel over all of them (``fused=True``), called without the optimiser's own bookkeeping.
@@ -62,17 +67,40 @@ class GradientStep:
         self.optimizer = torch.optim.Adam(self._parameters, lr=rate, eps=eps, fused=self._fused, capturable=capturable)
 
     def __call__(self, loss: Tensor) -> Tensor:
-        """Step down the gradient of ``loss``; return the gradient's norm before it was scaled, a scalar."""
+        """Step down the gradient of ``loss``; return the gradient's norm before it was scaled, a scalar.
+
+        Where it or the loss isn't finite, nothing is changed.
+        """
         for parameter in self._parameters:
             parameter.grad = None
         loss.backward()
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if self._fused and len(grads) == len(self._parameters) and self._known():
-            return self._step(grads)
+            return self._step(grads, loss.detach())
         norm = get_total_norm(grads)
         clip_grads_with_norm_(self._parameters, self._max_norm, norm)
-        self.optimizer.step()
+        good = _finite(norm, loss.detach())
+        if self._fused:
+            optimizer: Any = self.optimizer
+            optimizer.found_inf = 1 - good
+            optimizer.step()
+            del optimizer.found_inf
+        else:
+            self._step_where(good)
         return norm
+
+    @torch.no_grad()
+    def _step_where(self, good: Tensor) -> None:
+        """Step, and take it back where it isn't good: for kernels that can't be told so."""
+        before = {id(tensor): tensor.clone() for tensor in self._tensors()}
+        self.optimizer.step()
+        for tensor in self._tensors():
+            kept = before.get(id(tensor), 0)  # what is new began at 0
+            tensor.copy_(torch.where(good.to(tensor.device) > 0, tensor, kept))
+
+    def _tensors(self) -> list[Tensor]:
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        return [*self._parameters, *(value for value in states if isinstance(value, Tensor))]
 
     def _known(self) -> bool:
         """Whether the optimiser has a state for every parameter, as it has after a first step or from a checkpoint."""
@@ -85,12 +113,13 @@ class GradientStep:
         return True
 
     @torch.no_grad()
-    def _step(self, grads: list[Tensor]) -> Tensor:
+    def _step(self, grads: list[Tensor], loss: Tensor) -> Tensor:
         """The same operations, without what stands around them."""
         group, state = self.optimizer.param_groups[0], cast(_State, self._state)
         norm = torch.linalg.vector_norm(torch.stack(_kernels._foreach_norm(grads)))
         _kernels._foreach_mul_(grads, (self._max_norm / (norm + 1e-6)).clamp(max=1.0))
-        _kernels._foreach_add_(state.steps, 1.0)
+        good = _finite(norm, loss)
+        _kernels._foreach_add_(state.steps, [good] * len(grads))
         _kernels._fused_adam_(
             self._parameters,
             grads,
@@ -105,6 +134,7 @@ class GradientStep:
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
+            found_inf=1 - good,
         )
         return norm
 
@@ -121,9 +151,25 @@ class GradientStep:
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
+        """Go on from what :meth:`state_dict` returned.
+
+        Raises:
+            ArgumentError: it is of other parameters.
+        """
         self.optimizer.load_state_dict(state)
+        for parameter, saved in self.optimizer.state.items():
+            shapes = {saved[name].shape for name in ("exp_avg", "exp_avg_sq")}
+            if shapes != {parameter.shape}:
+                raise ArgumentError(
+                    f"The optimiser's state must have the shapes of the parameters, got {shapes} for {parameter.shape}."
+                )
         if self._device is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = torch.as_tensor(group["lr"], device=self._device)
         self._state = None
+
+
+def _finite(norm: Tensor, loss: Tensor) -> Tensor:
+    """1 where both are finite, 0 elsewhere, float32."""
+    both = norm + loss
+    return (both - both == 0).to(torch.float32)

@@ -7,7 +7,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from recurl.trainers.log import LIVE, Row
+from recurl.trainers.log import LIVE
+from recurl.trainers.metrics import Row
 
 
 class LiveDisplay:

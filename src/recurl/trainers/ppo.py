@@ -11,7 +11,6 @@ from tensordict import TensorDictBase
 from recurl.collectors import Collector, OverlappedCollector
 from recurl.data import SequenceMinibatches
 from recurl.envs import EnvBase
-from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
 from recurl.lowering import Entries
 from recurl.modules import RewardScaler
@@ -21,6 +20,7 @@ from recurl.trainers.agent import Agent, collecting
 from recurl.trainers.config import PPOConfig
 from recurl.trainers.cuda_graph import CudaGraphStep
 from recurl.trainers.environment import make_env
+from recurl.trainers.finite import first_of
 from recurl.trainers.gradient_step import GradientStep
 from recurl.trainers.seeding import seed_everything
 
@@ -40,6 +40,7 @@ class PPO:
     """
 
     agent_class = Agent
+    reported = (*_LOSSES, "grad_norm", *_DIAGNOSTICS, "learning_rate")
     live = "loss {loss_objective:+.3f} (policy) {loss_critic:.3f} (value)  entropy {entropy:.2f}"
 
     def __init__(self, config: PPOConfig) -> None:
@@ -47,6 +48,7 @@ class PPO:
         seed_everything(config.seed)
         self.config = config
         self.env_steps = 0
+        self.fault: str | None = None
         env = make_env(config, config.num_envs)
         env.set_seed(config.seed)
         self.can_save_env = env.can_save_state
@@ -96,7 +98,7 @@ class PPO:
 
         Returns:
             Losses and gradient norm, averaged over the update; diagnostics, averaged over its last epoch; and the step
-            size used.
+            size used. Steps whose loss or norm wasn't finite were not made; ``fault`` names the first of these.
         """
         fraction = self._set_schedules()
         if self.scaler is not None:
@@ -109,11 +111,20 @@ class PPO:
         if self.agent.norm is not None:
             flat = self.agent.flat
             self.agent.norm.update(flat(*(batch[key] for key in flat.keys)))
-        names = (*_LOSSES, "grad_norm", *_DIAGNOSTICS)
         split = len(_LOSSES) + 1
         steps = [values[:split] for epoch in epochs for values in epoch]
         means = torch.cat([_means(steps), _means([values[split:] for values in epochs[-1]])])
-        return {**dict(zip(names, means.tolist(), strict=True)), "learning_rate": self.config.learning_rate * fraction}
+        values = (*means.tolist(), self.config.learning_rate * fraction)
+        learned: dict[str, float] = dict(zip(self.reported, values, strict=True))
+        self.fault = first_of(learned, self.reported[:split])
+        return learned
+
+    def restart(self, rows: torch.Tensor) -> bool:
+        """Begin new episodes in some environments; see :meth:`Algorithm.restart`."""
+        self.collector.reset_rows(rows)
+        if self.scaler is not None:
+            self.scaler.returns[rows] = 0
+        return self.config.overlap
 
     def _epoch(self, minibatches: SequenceMinibatches, *, last: bool) -> list[list[torch.Tensor]]:
         """Make the gradient steps of an epoch and return what each reports; the diagnostics in the last one."""
@@ -159,17 +170,13 @@ class PPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned.
 
-        Raises:
-            ArgumentError: the state belongs to other options.
+        A state of other options raises whatever the part that it doesn't fit raises.
         """
-        try:
-            self.agent.load_state_dict(state["agent"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            if self.scaler is not None:
-                self.scaler.load_state_dict(state["scaler"])
-            restored = self.collector.load_state_dict(state["collector"])
-        except (RuntimeError, KeyError) as error:
-            raise ArgumentError(f"The checkpoint doesn't fit the run's config.json: {error}") from error
+        self.agent.load_state_dict(state["agent"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        restored = self.collector.load_state_dict(state["collector"])
         self.env_steps = state["env_steps"]
         if not restored:
             self.collector.set_seed(self.config.seed + self.env_steps)  # other episodes than those of the beginning

@@ -1,0 +1,129 @@
+"""Attacks runs in every way that we can think of, and counts what becomes of them; writes results/torture.csv.
+
+Each kind of attack is a module of ``torture_kinds`` with a ``COUNT``, how often it is made by default, and a function
+``attack(number, place)``: it makes the attack of that number, in a folder that it may fill, and returns what was
+attacked and what became of it, or raises ``Broken``. The same number is the same attack. What has been attacked is
+noted in the folder: a torture that was stopped goes on where it was. Linux, and enough memory for twenty processes.
+Usage::
+
+    python benchmarks/torture.py                        # every kind, an hour
+    python benchmarks/torture.py kills --count 20       # some of one kind
+    python benchmarks/torture.py kills --only 7         # one attack again
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import json
+import os
+import pkgutil
+import platform
+import shutil
+import subprocess
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import torture_kinds
+from torture_kinds.forks import Broken
+
+RESULTS = Path(__file__).parent / "results" / "torture.csv"
+FIELDS = ("date", "commit", "device", "torch", "kind", "what", "attacks", "broken", "outcomes", "seconds")
+
+
+def kinds() -> dict[str, ModuleType]:
+    """Every module of ``torture_kinds`` that has an attack."""
+    names = [module.name for module in pkgutil.iter_modules(torture_kinds.__path__)]
+    modules = {name: importlib.import_module(f"torture_kinds.{name}") for name in names}
+    return {name: module for name, module in modules.items() if hasattr(module, "attack")}
+
+
+def main() -> None:
+    found = kinds()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", nargs="*", metavar="KIND", help=f"of {', '.join(found)}; all by default")
+    parser.add_argument("--count", type=int, help="attacks of each kind")
+    parser.add_argument("--only", type=int, help="make this attack, and keep its folder")
+    parser.add_argument("--place", type=Path, default=Path("build/torture"), help="where runs go")
+    options = parser.parse_args()
+    unknown = set(options.kind) - set(found)
+    if unknown:
+        parser.error(f"there is no {', '.join(unknown)}, only {', '.join(found)}")
+    torch.set_num_threads(1)
+    for name in options.kind or found:
+        if options.only is not None:
+            print(name, options.only, *once(found[name], options.only, options.place / name, keep=True))
+        else:
+            torture(name, found[name], options.count or found[name].COUNT, options.place)
+
+
+def torture(name: str, module: ModuleType, count: int, place: Path) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    notes = place / f"{name}.jsonl"
+    made = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+    known = {note["number"] for note in made}
+    with notes.open("a") as file:
+        for number in sorted(set(range(count)) - known):
+            start = time.perf_counter()
+            what, outcome = once(module, number, place / name, keep=False)
+            note = {"number": number, "what": what, "outcome": outcome, "seconds": time.perf_counter() - start}
+            print(f"{name} {number:4d} of {count}: {what}: {outcome}", flush=True)
+            file.write(json.dumps(note) + "\n")
+            file.flush()
+            made.append(note)
+    write(name, [note for note in made if note["number"] < count])
+
+
+def once(module: ModuleType, number: int, place: Path, *, keep: bool) -> tuple[str, str]:
+    """Make an attack in a folder of its own, which stays where it broke something."""
+    folder = place / f"{number:05d}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        what, outcome = module.attack(number, folder)
+    except Broken as error:
+        return error.what, f"BROKEN: {error}"
+    if not keep:
+        shutil.rmtree(folder)
+    return what, outcome
+
+
+def write(name: str, notes: list[dict[str, Any]]) -> None:
+    """Replace the rows of a kind: one for everything that was attacked."""
+    rows: list[dict[str, Any]] = []
+    if RESULTS.exists():
+        with RESULTS.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["kind"] != name]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    for what in sorted({note["what"] for note in notes}):
+        mine = [note for note in notes if note["what"] == what]
+        outcomes = Counter(note["outcome"].partition(":")[0] for note in mine)
+        rows.append(
+            {
+                "date": datetime.now(UTC).date().isoformat(),
+                "commit": commit.strip(),
+                "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
+                "torch": torch.__version__,
+                "kind": name,
+                "what": what,
+                "attacks": len(mine),
+                "broken": outcomes.pop("BROKEN", 0),
+                "outcomes": ", ".join(f"{outcome} {number}" for outcome, number in sorted(outcomes.items())),
+                "seconds": f"{sum(note['seconds'] for note in mine):.0f}",
+            }
+        )
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=lambda row: (row["kind"], row["what"])))
+
+
+if __name__ == "__main__":
+    main()

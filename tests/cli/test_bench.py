@@ -39,7 +39,7 @@ def test_nothing_that_can_run(tmp_path, capsys):
         ("bench learning", "There is no benchmark 'learning'"),
         ("bench rnn --cell rnn", "--cell"),
         ("bench rnn --hidden-size 0", "--hidden-size must be positive, got 0"),
-        ("bench rnn --mean-segment -1", "--mean-segment must be positive, got -1"),
+        ("bench rnn --mean-segment -1", "--mean-segment must not be negative, got -1"),
         ("bench rnn --threads 0", "--threads must be positive, got 0"),
         ("bench rnn --repeats 0", "--repeats must be positive, got 0"),
         ("bench rnn --backends fast", "--backends must be of auto, fastest, "),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import itertools
 import platform
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +23,10 @@ from recurl import __version__
 from recurl.cli.arguments import parse_arguments
 from recurl.diagnostics import RNNCase, RNNTime, time_rnn
 from recurl.errors import ArgumentError
+from recurl.ranges import Count, NotNegative, Threads, Whole
 from recurl.recurrence import BACKENDS
-from recurl.trainers.environment import check_device
+
+_THREADS = min(torch.get_num_threads(), 1024)
 
 
 @dataclass(frozen=True)
@@ -34,17 +38,17 @@ class BenchRNN:
 
     cell: tuple[Literal["lstm", "gru"], ...] = ("lstm",)
     """Cells."""
-    hidden_size: tuple[int, ...] = (64,)
+    hidden_size: tuple[Count, ...] = (64,)
     """Widths of the hidden state."""
-    input_size: int | None = None
+    input_size: Count | None = None
     """Width of the input; that of the hidden state by default."""
-    num_layers: int = 1
+    num_layers: Count = 1
     """Stacked layers."""
-    batch: tuple[int, ...] = (32,)
+    batch: tuple[Count, ...] = (32,)
     """Rows of a batch."""
-    time: tuple[int, ...] = (128,)
+    time: tuple[Count, ...] = (128,)
     """Steps of each row."""
-    mean_segment: tuple[int, ...] = (50,)
+    mean_segment: tuple[Whole, ...] = (50,)
     """Mean steps between two resets, which come at random; 0 for none."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Of parameters and data."""
@@ -52,13 +56,13 @@ class BenchRNN:
     """Of the recurrent products in float32 on a GPU; bf16 rounds their operands."""
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     """Where to run, such as cpu or cuda."""
-    threads: int = torch.get_num_threads()
+    threads: Threads = _THREADS
     """CPU threads of torch."""
     backends: tuple[str, ...] = ()
     """Backends to time; all but the slow reference by default."""
-    repeats: int = 20
+    repeats: Count = 20
     """Times that each backend runs, in turns."""
-    seconds: float = 30.0
+    seconds: NotNegative = 30.0
     """No new turn of a case after this many seconds."""
     out: Path = Path("bench-rnn")
     """Folder for rnn.csv and rnn.png."""
@@ -67,13 +71,13 @@ class BenchRNN:
 def bench_rnn_command(arguments: list[str]) -> int:
     """Time the backends; show a table and write it."""
     wanted = parse_arguments(BenchRNN, arguments, prog="recurl bench rnn")
-    check_device(wanted.device)
-    if wanted.threads <= 0:
-        raise ArgumentError(f"--threads must be positive, got {wanted.threads}.")
     for name in wanted.backends:
         if name not in BACKENDS.names:
             raise ArgumentError(f"--backends must be of {', '.join(BACKENDS.names)}, got {name!r}.")
     cases = _cases(wanted)
+    for case in cases:
+        case.check_machine()
+    _make_folder(wanted.out)
     before = torch.get_num_threads()
     torch.set_num_threads(wanted.threads)
     console = Console()
@@ -85,14 +89,27 @@ def bench_rnn_command(arguments: list[str]) -> int:
             results += measured
     finally:
         torch.set_num_threads(before)
-    try:
-        wanted.out.mkdir(parents=True, exist_ok=True)
+    with _writing(wanted.out):
         _write(wanted.out / "rnn.csv", results, wanted)
         _draw(wanted.out / "rnn.png", cases, results)
-    except OSError as error:
-        raise ArgumentError(f"Can't write to {wanted.out} ({error.strerror}): name another folder (--out).") from error
     console.print(f"{wanted.out / 'rnn.csv'} and {wanted.out / 'rnn.png'} hold these results", soft_wrap=True)
     return 0
+
+
+@contextmanager
+def _writing(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError(f"Can't write to {folder} ({error.strerror}): name another folder (--out).") from error
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder, but none above it, and see that a file can be written there."""
+    with _writing(folder):
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
 
 
 def _cases(wanted: BenchRNN) -> list[RNNCase]:
@@ -112,6 +129,8 @@ def _cases(wanted: BenchRNN) -> list[RNNCase]:
         )
         for cell, hidden, batch, steps, segment in itertools.product(*lists)
     ]
+    if not cases:
+        raise ArgumentError("--cell, --hidden-size, --batch, --time and --mean-segment need a value each.")
     return list(dict.fromkeys(cases))
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from recurl.cli.arguments import parse_arguments
+from recurl.ranges import Count, Seed
 from recurl.trainers import RunFolder, evaluate_run
 
 
@@ -18,9 +19,9 @@ class Evaluate:
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
-    episodes: int = 100
+    episodes: Count = 100
     """Episodes to play."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the environments; by default one that training did not use."""
 
 

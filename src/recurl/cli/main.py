@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from recurl import __version__
 from recurl.errors import ArgumentError, MissingDependencyError, RecurlError
 
+_LONGEST = 1_000  # characters of a message
 _EXTRA = ("tyro", "rich")
 _ALGORITHMS = ("ppo", "dqn", "r2d2")
 _SIMPLE = ("evaluate", "export", "doctor")
@@ -48,14 +49,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     try:
+        _check_text(arguments)
         command, rest = _choose(arguments)
         return command(rest)
     except KeyboardInterrupt:
         print("recurl: interrupted.", file=sys.stderr)
         return 128 + signal.SIGINT
     except (RecurlError, OSError) as error:
-        print("recurl: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return _fail(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
+        return _fail(f"There is not enough memory, ask for less: {error}")
+
+
+def _fail(text: str) -> int:
+    line = " ".join(text.split())
+    print("recurl: " + (line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."), file=sys.stderr)
+    return 2
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether an allocation failed: of torch on a GPU, on the CPU (where it has no class for that), or another's."""
+    named = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return named or isinstance(error, MemoryError)
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        try:
+            encoded = argument.encode()
+        except UnicodeEncodeError as error:
+            raise ArgumentError(f"Arguments must be UTF-8, got {argument!r}: rename what it stands for.") from error
+        if b"\0" in encoded:
+            raise ArgumentError(f"Arguments must not have null characters, got {argument!r}.")
 
 
 def _choose(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:

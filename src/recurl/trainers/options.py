@@ -24,6 +24,6 @@ def read_options(values: Mapping[str, Any]) -> RunConfig:
         5
     """
     name = values.get("algorithm", PPOConfig.algorithm)
-    if name not in OPTIONS:
+    if not isinstance(name, str) or name not in OPTIONS:
         raise ArgumentError(f"There is no algorithm {name!r}, only {', '.join(OPTIONS)}.")
     return OPTIONS[name].from_dict(values)

@@ -17,6 +17,7 @@ from recurl.envs.gym_spaces import ActionReader, ObservationReader
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED
+from recurl.transforms import makes_memory
 
 __all__ = ["GymEnv", "GymWrapper"]
 
@@ -98,6 +99,7 @@ class GymWrapper(EnvBase):
         return self._env
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get(RESET, None)
         if mask is not None and self.batch_size:
@@ -113,6 +115,7 @@ class GymWrapper(EnvBase):
         return like(tensordict, entries, self.batch_size, self.device)
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._any_closed:
             raise UsageError(

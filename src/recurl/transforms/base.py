@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from tensordict import TensorDictBase
 
-from recurl.entries import takes_entries
+from recurl.entries import Entries, takes_entries
 from recurl.errors import ArgumentTypeError, UnsupportedError
 from recurl.keys import RESET, NestedKey
 from recurl.specs import Composite
 
-__all__ = ["Compose", "Transform", "fill_reset", "merge_reset", "reset_mask"]
+__all__ = [
+    "Compose",
+    "Transform",
+    "fill_reset",
+    "keeps_memory",
+    "makes_memory",
+    "merge_reset",
+    "own_copy",
+    "reset_mask",
+]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_MAKES_MEMORY = "_recurl_makes_memory"
+
+
+def makes_memory(function: _F) -> _F:
+    """Mark ``_reset`` or ``_step``: nothing writes later to the tensors that it returns.
+
+    What an unmarked method of an environment or transform returns is copied, as it may be one buffer that changes at
+    every step. A method that overrides a marked one has no mark unless it gets its own.
+    """
+    setattr(function, _MAKES_MEMORY, True)
+    return function
+
+
+def keeps_memory(instance: object) -> bool:
+    """Whether what ``_reset`` and ``_step`` of an environment or transform return must be copied."""
+    methods = ("_reset", "_step")
+    own = [getattr(getattr(type(instance), name), _MAKES_MEMORY, False) for name in methods]
+    return not all(own) or any(name in vars(instance) for name in methods)
+
+
+def own_copy(tensordict: TensorDictBase) -> TensorDictBase:
+    """Return the same entries in memory that nobody else has."""
+    if not isinstance(tensordict, Entries):
+        return tensordict.clone()
+    entries = {
+        name: value.clone() if isinstance(value, torch.Tensor) else own_copy(cast(Any, value))
+        for name, value in tensordict.items()
+    }
+    return cast(Any, Entries(entries, tensordict.batch_size, tensordict.device))
 
 
 class Transform:
@@ -22,6 +62,8 @@ class Transform:
     A transform holds no state of the environment (all state travels in the TensorDict), so one instance may serve
     several environments. Every hook is the identity unless overridden. Iterating a transform yields its parts: a
     single transform yields itself.
+
+    What the hooks return is copied, unless they are marked with :func:`makes_memory`.
     """
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
@@ -41,6 +83,7 @@ class Transform:
         return done_spec
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Return the root after a reset.
 
@@ -51,6 +94,7 @@ class Transform:
         return tensordict_reset
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Return the ``next`` of a step, from the root that was stepped and the ``next`` made so far."""
         return next_tensordict
@@ -137,12 +181,14 @@ class Compose(Transform):
         return done_spec
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         for part in self._parts:
             tensordict_reset = part._reset(tensordict, tensordict_reset)
         return tensordict_reset
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for part in self._parts:
             next_tensordict = part._step(tensordict, next_tensordict)

@@ -9,7 +9,7 @@ from recurl.entries import takes_entries
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, IS_INIT
 from recurl.specs import Binary, Composite
-from recurl.transforms.base import Transform, reset_mask
+from recurl.transforms.base import Transform, makes_memory, reset_mask
 
 
 class InitTracker(Transform):
@@ -47,6 +47,7 @@ class InitTracker(Transform):
         return spec
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         mask = reset_mask(tensordict)
         if mask is None:
@@ -56,6 +57,7 @@ class InitTracker(Transform):
         return tensordict_reset.set(self.init_key, flag)
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict.set(self.init_key, torch.zeros_like(next_tensordict[DONE]))
 

@@ -11,7 +11,7 @@ from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.keys import NestedKey
 from recurl.specs import Composite, TensorSpec
-from recurl.transforms.base import Transform, fill_reset, merge_reset, reset_mask
+from recurl.transforms.base import Transform, fill_reset, makes_memory, merge_reset, reset_mask
 
 
 class TensorDictPrimer(Transform):
@@ -89,6 +89,7 @@ class TensorDictPrimer(Transform):
         return target
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         mask = reset_mask(tensordict)
         batch = tensordict_reset.batch_size
@@ -103,6 +104,7 @@ class TensorDictPrimer(Transform):
         return tensordict_reset
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for key, _ in self._specs:
             if key not in next_tensordict:

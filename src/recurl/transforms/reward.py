@@ -11,7 +11,7 @@ from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import REWARD
 from recurl.specs import Composite, Unbounded
-from recurl.transforms.base import Transform, fill_reset, reset_mask
+from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
 
 
 class RewardSum(Transform):
@@ -48,6 +48,7 @@ class RewardSum(Transform):
         return spec
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         mask = reset_mask(tensordict)
         for key in self.out_keys:
@@ -55,6 +56,7 @@ class RewardSum(Transform):
         return tensordict_reset
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             if out_key not in tensordict:

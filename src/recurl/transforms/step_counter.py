@@ -9,7 +9,7 @@ from recurl.entries import takes_entries
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import DONE, TRUNCATED
 from recurl.specs import Binary, Bounded, Composite
-from recurl.transforms.base import Transform, fill_reset, reset_mask
+from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
 
 
 class StepCounter(Transform):
@@ -66,6 +66,7 @@ class StepCounter(Transform):
         return spec
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
         mask = reset_mask(tensordict)
         entries = [(self.step_count_key, torch.int64)]
@@ -76,6 +77,7 @@ class StepCounter(Transform):
         return tensordict_reset
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         if self.step_count_key not in tensordict:
             raise MissingKeyError(

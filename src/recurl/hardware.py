@@ -34,7 +34,7 @@ def check_device(device: str) -> None:
             raise ArgumentError("there is one CPU device")
         torch.ones(1, device=asked).add(1).item()
     except Exception as error:  # torch says it with errors of many classes
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise ArgumentError(f"--device {device} can't be used, try --device cpu: {reason}") from error
 
 

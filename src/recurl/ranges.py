@@ -53,7 +53,7 @@ class Range:
 
     def rule(self, value: float) -> str | None:
         """Return what must hold and doesn't, or None."""
-        if not math.isfinite(value) and not (self.infinite and value == math.inf):
+        if isinstance(value, float) and not math.isfinite(value) and not (self.infinite and value == math.inf):
             return "must be a number, or inf for no bound" if self.infinite else "must be a finite number"
         if self.low <= value <= self.high and not (self.above and value == self.low):
             return None
@@ -126,7 +126,16 @@ class Field:
         wanted, fits = _KINDS[self.kind]
         if not fits(value):
             return f"must be {wanted}"
-        return None if self.range is None else self.range.rule(value)
+        if self.range is None:
+            return None
+        return self.range.rule(_float(value) if self.kind is float else value)
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an int
+        return math.inf
 
 
 def _is_text(value: Any) -> bool:

@@ -44,12 +44,20 @@ def test_nothing_that_can_run(tmp_path, capsys):
         ("bench rnn --repeats 0", "--repeats must be positive, got 0"),
         ("bench rnn --backends fast", "--backends must be of auto, fastest, "),
         ("bench rnn --device abacus", "--device abacus can't be used"),
+        ("bench rnn --device meta", "--device meta can't be used"),
+        ("bench rnn --hidden-size 1000000000", "GiB for the weights"),
+        ("bench rnn --time 2000000000 --batch 1000", "GiB for the batch"),
+        ("bench rnn --seconds nan", "--seconds must be a finite number, got nan"),
+        ("bench rnn --batch", "need a value each"),
+        ("bench rnn --out {tmp}/none/x", "Can't write to {tmp}/none/x (No such file or directory)"),
         ("bench rnn --time 2 --batch 1 --repeats 1 --backends loop --out {tmp}/file/x", "--out"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, capsys, arguments, words):
     (tmp_path / "file").write_text("")
     assert main(arguments.format(tmp=tmp_path).split()) == 2
-    said = capsys.readouterr().err
+    out, said = capsys.readouterr()
     assert len(said.splitlines()) == 1
-    assert words in said
+    assert words.format(tmp=tmp_path) in said
+    assert out == "", "nothing was timed"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

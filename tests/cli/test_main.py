@@ -1,8 +1,11 @@
+import math
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -119,7 +122,23 @@ def test_help_and_version(capsys):
         ("train ppo --env recurl/TMaze-v0 --device nowhere --run-dir {tmp}/r", ["--device nowhere", "--device cpu"]),
         ("train ppo --env recurl/TMaze-v0 --run-dir {tmp}/file/r", ["Can't write", "--run-dir"]),
         ("train ppo --env recurl/TMaze-v0 --run-dir {tmp}", ["is not empty and holds no run"]),
+        ("train ppo --env recurl/TMaze-v0 --learning-rate nan", ["--learning-rate must be a finite number, got nan"]),
+        ("train ppo --env recurl/TMaze-v0 --entropy-coeff inf", ["--entropy-coeff must be a finite number, got inf"]),
+        ("train ppo --env recurl/TMaze-v0 --max-grad-norm nan", ["--max-grad-norm must be a number, or inf"]),
+        ("train ppo --env recurl/TMaze-v0 --seed 9223372036854775808", ["--seed must be at most"]),
+        ("train ppo --env recurl/TMaze-v0 --threads 1000000", ["--threads must be at most 1,024"]),
+        ("train ppo --env recurl/TMaze-v0 --device meta --run-dir {tmp}/r", ["--device meta can't be used"]),
+        ("train ppo --env recurl/TMaze-v0 --device cpu:3 --run-dir {tmp}/r", ["--device cpu:3", "one CPU"]),
+        ("train ppo --env recurl/TMaze-v0 --device hpu --run-dir {tmp}/r", ["--device hpu can't be used"]),
+        ("train ppo --env recurl/TMaze-v0 --hidden-size 100000000 --run-dir {tmp}/r", ["GiB", "--hidden-size"]),
+        ("train dqn --env recurl/TMaze-v0 --buffer-size 2000000000 --run-dir {tmp}/r", ["GiB", "--buffer-size"]),
+        ("train ppo --env recurl/TMaze-v0 --env-kwargs k=1 k=2 --run-dir {tmp}/r", ["--env-kwargs got k twice"]),
+        ("train ppo --env ..:x --run-dir {tmp}/r", ["--env ..:x can't be made, TypeError"]),
+        ("train ppo --env CartPole-v1 --env-kwargs render_mode=x=1 --run-dir {tmp}/r", ["--env CartPole-v1", "render"]),
         ("train --resume {tmp}/none", ["holds no run"]),
+        ("evaluate {tmp}/none --seed -1", ["--seed must not be negative, got -1"]),
+        ("evaluate {tmp}/none --episodes 0", ["--episodes must be positive, got 0"]),
+        ("export {tmp}/none --out {tmp}/nope/policy.onnx", ["There is no folder", "nope", "--out"]),
         ("evaluate", ["Folder of the run. (required)"]),
         ("evaluate {tmp}/none", ["holds no run"]),
         ("export", ["Folder of the run. (required)"]),
@@ -132,6 +151,29 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, words):
     (tmp_path / "file").write_text("mine")
     fails(capsys, arguments.format(tmp=tmp_path).split(), *words)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", ["\udcff", "a\0b"])
+@pytest.mark.parametrize("words", ["train ppo --env x --run-dir", "evaluate", "bench rnn --out", "doctor", "", "fly"])
+def test_arguments_that_are_no_text(capsys, words, name):
+    fails(capsys, [*words.split(), name], "Arguments must", ascii(name)[1:-1])
+
+
+def test_no_memory_is_one_line(capsys, tmp_path, monkeypatch):
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    room = used + 2**30
+    words = [*SMALL, "--hidden-size", "6000", "--run-dir", tmp_path / "run", "--total-steps", "64"]
+    resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
+    try:
+        fails(capsys, ["train", "ppo", *words], "There is not enough memory, ask for less")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_a_norm_without_bound(tmp_path):
+    assert train(tmp_path / "run", "--max-grad-norm", "inf") == 0
+    assert RunFolder(tmp_path / "run").read_config().max_grad_norm == math.inf
 
 
 def test_a_missing_extra_names_its_pip_line(capsys, monkeypatch):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from recurl import __version__
 from recurl.errors import ArgumentError, MissingDependencyError, RecurlError
 
-_LONGEST = 1_000  # characters of a message
+_LONGEST = 600  # characters of a message
 _EXTRA = ("tyro", "rich")
 _ALGORITHMS = ("ppo", "dqn", "r2d2")
 _SIMPLE = ("evaluate", "export", "doctor")
@@ -49,24 +49,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     try:
-        _check_text(arguments)
+        check_text(arguments)
         command, rest = _choose(arguments)
         return command(rest)
     except KeyboardInterrupt:
         print("recurl: interrupted.", file=sys.stderr)
         return 128 + signal.SIGINT
-    except (RecurlError, OSError) as error:
-        return _fail(str(error))
-    except (MemoryError, RuntimeError) as error:
-        if not _lacks_memory(error):
+    except (RecurlError, OSError, MemoryError, RuntimeError) as error:
+        text = complaint(error)
+        if text is None:
             raise
-        return _fail(f"There is not enough memory, ask for less: {error}")
+        print(text, file=sys.stderr)
+        return 2
 
 
-def _fail(text: str) -> int:
+def complaint(error: Exception) -> str | None:
+    """Return the line to say about a failure that was to be expected, or None for any other."""
+    if isinstance(error, RecurlError | OSError):
+        text = str(error)
+    elif _lacks_memory(error):
+        text = f"There is not enough memory, ask for less: {error}"
+    else:
+        return None
     line = " ".join(text.split())
-    print("recurl: " + (line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."), file=sys.stderr)
-    return 2
+    return "recurl: " + (line if len(line) <= _LONGEST else f"{line[:_LONGEST]}...")
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -75,7 +81,12 @@ def _lacks_memory(error: Exception) -> bool:
     return named or isinstance(error, MemoryError)
 
 
-def _check_text(arguments: Sequence[str]) -> None:
+def check_text(arguments: Sequence[str]) -> None:
+    """Refuse arguments that can't be written anywhere.
+
+    Raises:
+        ArgumentError: one is not UTF-8, or has a null character.
+    """
     for argument in arguments:
         try:
             encoded = argument.encode()

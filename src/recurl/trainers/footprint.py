@@ -6,13 +6,8 @@ from recurl.hardware import check_device, check_memory
 from recurl.trainers.config import RunConfig
 from recurl.trainers.replay_config import DQNConfig
 
-_GATES = {"lstm": 4, "gru": 3, "none": 3}
+_MATRICES = {"lstm": 8, "gru": 6, "none": 8}  # of hidden x hidden; "none" has them once, whatever the layers
 _STATES = {"lstm": 2, "gru": 1, "none": 0}
-_ADVICE = {
-    "the networks": "--hidden-size or --num-layers",
-    "a batch": "--num-envs or --rollout-steps",
-    "the replay buffer": "--buffer-size",
-}
 _NUMBER = 4  # bytes
 _FLAGS_AND_REWARD = 20  # bytes per step
 
@@ -28,9 +23,10 @@ def check_machine(config: RunConfig, *, learning: bool = True) -> None:
         ArgumentError: naming the options to change.
     """
     check_device(config.device)
-    parts = footprint(config, learning=learning)
-    largest = max(parts, key=lambda name: parts[name])
-    check_memory(config.device, parts, f"lower {_ADVICE[largest]}")
+    sizes = "--hidden-size, --num-layers, --num-envs or --rollout-steps"
+    if isinstance(config, DQNConfig):
+        sizes = f"--buffer-size, {sizes}"
+    check_memory(config.device, footprint(config, learning=learning), f"lower {sizes}")
 
 
 def footprint(config: RunConfig, *, learning: bool = True) -> dict[str, int]:
@@ -46,7 +42,7 @@ def footprint(config: RunConfig, *, learning: bool = True) -> dict[str, int]:
         {'the networks': 128, 'a batch': 16}
     """
     layers, hidden = config.num_layers, config.hidden_size
-    weights = _GATES[config.cell] * layers * 2 * hidden * hidden * _NUMBER
+    weights = _MATRICES[config.cell] * (1 if config.cell == "none" else layers) * hidden * hidden * _NUMBER
     if not learning:
         return {"the networks": weights}
     states = _STATES[config.cell] * layers * hidden * _NUMBER

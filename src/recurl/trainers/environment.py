@@ -36,9 +36,9 @@ def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = Non
         raise ArgumentError(f"--env {asked} can't be used: {error}") from error
     except RecurlError:
         raise
-    except TypeError as error:
-        raise ArgumentError(
-            f"--env {config.env} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"
-        ) from error
     except Exception as error:  # the environment is somebody else's code
+        if isinstance(error, TypeError) and config.env_kwargs:
+            raise ArgumentError(
+                f"--env {config.env} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"
+            ) from error
         raise ArgumentError(f"--env {asked} can't be made, {type(error).__name__}: {error}") from error

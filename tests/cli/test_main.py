@@ -1,9 +1,11 @@
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -169,6 +171,42 @@ def test_no_memory_is_one_line(capsys, tmp_path, monkeypatch):
         fails(capsys, ["train", "ppo", *words], "There is not enough memory, ask for less")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+FAULTY = """
+import gymnasium as gym, numpy as np
+
+class Faulty(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    time = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        if self.time == 6:
+            raise KeyError("the wheel\\ncame off")
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+gym.register("Faulty-v0", entry_point=Faulty)
+"""
+
+
+def test_an_error_in_a_worker_is_two_lines_and_a_file(tmp_path, capsys, monkeypatch):
+    (tmp_path / "faulty_environment.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = "train ppo --env faulty_environment:Faulty-v0 --overlap --num-envs 2 --minibatches 1 --total-steps 256"
+    assert main([*words.split(), "--run-dir", str(tmp_path / "run")]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"recurl: Worker 0 \(process \d+\) raised KeyError: 'the wheel\\ncame off'", first)
+    name = re.fullmatch(rf"recurl: its traceback is in ({tmp_path}/recurl-worker-\w+\.txt)", second)[1]
+    trace = Path(name).read_text()
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert trace.endswith("KeyError: 'the wheel\\ncame off'\n")
+    assert " in step\n" in trace
 
 
 def test_a_norm_without_bound(tmp_path):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 
 from recurl import __version__
-from recurl.errors import ArgumentError, MissingDependencyError, RecurlError
+from recurl.errors import ArgumentError, MissingDependencyError, RecurlError, RemoteTraceback
 
 _LONGEST = 600  # characters of a message
 _EXTRA = ("tyro", "rich")
@@ -60,7 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if text is None:
             raise
         print(text, file=sys.stderr)
+        if isinstance(error.__cause__, RemoteTraceback):
+            print(f"recurl: its traceback is in {_kept(error.__cause__)}", file=sys.stderr)
         return 2
+
+
+def _kept(trace: RemoteTraceback) -> str:
+    """Write a traceback to a file, and return its name."""
+    with tempfile.NamedTemporaryFile("w", prefix="recurl-worker-", suffix=".txt", delete=False) as file:
+        file.write(str(trace).lstrip())
+    return file.name
 
 
 def complaint(error: Exception) -> str | None:

@@ -173,8 +173,10 @@ class ParallelEnv(_BatchedEnv):
     """Environments stepped at the same time, each in a process of its own.
 
     Workers are new interpreters (never forks); data pass through anonymous shared memory. The main script needs no
-    ``if __name__ == "__main__"`` guard. A worker that raises, dies or hangs raises here, with its traceback or fate;
-    then all workers are stopped. They also end when this object is closed or dropped, and when this process dies.
+    ``if __name__ == "__main__"`` guard, but what it registers with ``gymnasium.register`` is unknown to them: register
+    in ``create_env_fn``, or name the module that does, ``"module:id"``. A worker that raises, dies or hangs raises
+    here, with its traceback as the cause; then all workers are stopped. They also end when this object is closed or
+    dropped, and when this process dies.
 
     Transforms may be inside, in the workers, or outside, around the batch; recurrent states declared by primers inside
     are passed like any other entry. Runs on POSIX systems.

@@ -60,6 +60,9 @@ def _verify(file: IO[bytes], path: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             for member in archive.infolist():
+                # Of a member with two sizes, or one that is marked as a folder, torch reads something else.
+                if member.compress_size != member.file_size or member.external_attr:
+                    raise zipfile.BadZipFile(f"{member.filename!r} has a wrong header")
                 with archive.open(member) as content:
                     while content.read(_CHUNK):
                         pass

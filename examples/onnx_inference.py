@@ -1,4 +1,4 @@
-"""An exported policy at work, without recurl: only gymnasium, numpy and onnxruntime.
+"""An exported policy at work, without recurl (but for its own tasks): only gymnasium, numpy and onnxruntime.
 
 recurl train ppo --env CartPole-v1 --run-dir runs/cartpole && recurl export runs/cartpole
 python examples/onnx_inference.py runs/cartpole/policy.onnx
@@ -15,7 +15,8 @@ import onnxruntime
 path = Path(sys.argv[1])
 about = json.loads(path.with_name(path.name + ".json").read_text())
 session = onnxruntime.InferenceSession(path)
-env = gymnasium.make(about["env"], **about["env_arguments"])
+name = about["env"] if not about["env"].startswith("recurl/") else f"recurl.envs:{about['env']}"  # recurl's own tasks
+env = gymnasium.make(name, **about["env_arguments"])
 
 states = {
     i["name"]: np.zeros((1, *i["shape"][1:]), np.float32) for i in about["inputs"] if i["name"] in about["states"]

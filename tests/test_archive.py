@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 import torch
-from torch.serialization import set_crc32_options
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from recurl.archive import load_archive, save_archive
 from recurl.errors import ArgumentError
@@ -106,6 +106,7 @@ def test_checksums_are_written_whatever_torch_is_set_to(tmp_path):
     set_crc32_options(False)
     try:
         save_archive(VALUE, tmp_path / "a.pt")
+        assert not get_crc32_options()
     finally:
         set_crc32_options(True)
     assert same(load_archive(tmp_path / "a.pt"), VALUE)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import torch
-from torch.utils.serialization import config
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from recurl.errors import ArgumentError
 
@@ -23,8 +23,12 @@ def save_archive(value: Any, file: Path | IO[bytes]) -> None:
         value: tensors and plain Python values, nested in dicts, lists and tuples.
         file: where to; a path, or a binary file that is open for writing.
     """
-    with cast(Any, config).patch("save.compute_crc32", True):
+    before = get_crc32_options()
+    set_crc32_options(True)
+    try:
         torch.save(value, file)
+    finally:
+        set_crc32_options(before)
 
 
 def load_archive(path: Path) -> Any:

@@ -1,9 +1,12 @@
 import csv
+from itertools import pairwise
 
 import pytest
 import torch
 
 from recurl.cli import main
+from recurl.cli.bench import figure
+from recurl.diagnostics import RNNCase, RNNTime
 
 SMALL = ["bench", "rnn", "--device", "cpu", "--hidden-size", "8", "--batch", "2", "--repeats", "2", "--threads", "1"]
 
@@ -61,3 +64,19 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, words):
     assert words.format(tmp=tmp_path) in said
     assert out == "", "nothing was timed"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("spread", [1.0, 1.1, 1.5, 2.0, 4.0, 8.0, 30.0, 100.0, 999.0, 1e4, 1e6])
+@pytest.mark.parametrize("start", [0.0123, 0.9, 7.5, 812.0])
+def test_labels_of_the_plot_do_not_overlap(start, spread):
+    case = RNNCase()
+    times = {"loop": start, "pad": start * spread**0.5, "cpu": start * spread}
+    drawn = figure([case], [RNNTime(case, name, (time,)) for name, time in times.items()])
+    drawn.draw_without_rendering()
+    axis = drawn.axes[0].xaxis
+    low, high = axis.get_view_interval()
+    ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    boxes = [tick.label1.get_window_extent() for tick in ticks if tick.label1.get_text()]
+    assert 2 <= len(boxes) <= 12
+    assert all(left.x1 + 2 < right.x0 for left, right in pairwise(boxes))
+    assert not any(label.get_text() for label in axis.get_minorticklabels())

@@ -76,6 +76,13 @@ def test_default_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "ppo", *SMALL, "--total-steps", "64", "--cell", "gru", "--seed", "3"]) == 0
     assert RunFolder(tmp_path / "runs" / "RepeatPrevious-v0-ppo-gru-seed3").metrics.exists()
+    named = ["recurl.envs:recurl/RepeatPrevious-v0" if word.startswith("recurl/") else word for word in SMALL]
+    assert main(["train", "ppo", *named, "--total-steps", "64", "--cell", "none"]) == 0
+    assert RunFolder(tmp_path / "runs" / "RepeatPrevious-v0-ppo-none-seed0").metrics.exists()
+    named = ["recurl.envs.tasks:CartPole-v1" if word.startswith("recurl/") else word for word in SMALL]
+    named = [word for word in named if "=" not in word and word != "--env-kwargs"]
+    assert main(["train", "ppo", *named, "--total-steps", "64", "--cell", "none"]) == 0
+    assert RunFolder(tmp_path / "runs" / "CartPole-v1-ppo-none-seed0").metrics.exists()
 
 
 def test_a_run_is_not_overwritten_by_accident(run, capsys):

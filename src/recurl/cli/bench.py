@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import platform
 import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -91,7 +94,7 @@ def bench_rnn_command(arguments: list[str]) -> int:
         torch.set_num_threads(before)
     with _writing(wanted.out):
         _write(wanted.out / "rnn.csv", results, wanted)
-        _draw(wanted.out / "rnn.png", cases, results)
+        figure(cases, results).savefig(wanted.out / "rnn.png", dpi=120)
     console.print(f"{wanted.out / 'rnn.csv'} and {wanted.out / 'rnn.png'} hold these results", soft_wrap=True)
     return 0
 
@@ -199,11 +202,11 @@ def _row(result: RNNTime, wanted: BenchRNN) -> dict[str, Any]:
     }
 
 
-def _draw(path: Path, cases: Sequence[RNNCase], results: Sequence[RNNTime]) -> None:
-    """A line of points for each case, one point for each backend."""
-    figure = Figure(figsize=(9, 1.8 + 0.8 * len(cases)), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+def figure(cases: Sequence[RNNCase], results: Sequence[RNNTime]) -> Figure:
+    """Return a line of points for each case, one point for each backend."""
+    drawn = Figure(figsize=(9, 1.8 + 0.8 * len(cases)), layout="constrained")
+    FigureCanvasAgg(drawn)
+    axes = drawn.add_subplot()
     for name in sorted({result.backend for result in results if result.times_ms}):
         measured = [result for result in results if result.backend == name and result.times_ms]
         places = [cases.index(result.case) for result in measured]
@@ -215,9 +218,35 @@ def _draw(path: Path, cases: Sequence[RNNCase], results: Sequence[RNNTime]) -> N
     axes.set(xlabel="milliseconds, forward and backward (median): less is better", xscale="log")
     axes.set_ylim(len(cases) - 0.5, -0.5)
     axes.margins(x=0.1)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
+    _label_times(axes)
     axes.grid(visible=True, alpha=0.3)
     if axes.lines:
-        figure.legend(loc="outside upper center", ncols=6)
-    canvas.print_figure(path, dpi=120)
+        drawn.legend(loc="outside upper center", ncols=6)
+    return drawn
+
+
+def _label_times(axes: Axes) -> None:
+    """Label ticks as densely as there is room for."""
+    low, high = axes.get_xlim()
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks: list[float] = []
+    for steps in _STEPS:
+        ticks = [tick for tick in (step * 10.0**power for power in powers for step in steps) if low <= tick <= high]
+        gaps = [math.log10(after / before) for before, after in pairwise(ticks)]
+        if min(gaps, default=0.0) >= math.log10(high / low) * _ROOM:
+            break
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+
+
+_ROOM = 0.1
+"""Room of a label, as a part of the axis."""
+_STEPS: tuple[Sequence[float], ...] = (
+    *([step / part for step in range(part, 10 * part)] for part in (100, 50, 20, 10, 5, 2, 1)),
+    (1, 1.5, 2, 3, 4, 5, 6, 8),
+    (1, 2, 3, 5),
+    (1, 2, 5),
+    (1, 3),
+    (1,),
+)
+"""Ticks within a decade, the densest first."""

@@ -142,6 +142,8 @@ def test_async_collection_and_the_buffer() -> None:
         replay_buffer=buffer,
         reset_at_each_iter=True,
     )
+    with pytest.raises(ArgumentError, match="A seed must be an integer that is not negative, got -1"):
+        collector.set_seed(-1)
     collector.set_seed(3)
     batches = [collector.collect() for _ in range(4)]
     for batch in batches:

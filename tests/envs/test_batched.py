@@ -198,8 +198,9 @@ def test_arguments():
             kind(1, 3)
     with pytest.raises(ArgumentTypeError, match="must make an environment of recurl"):
         SerialEnv(1, lambda: 3)
-    with pytest.raises(ArgumentError, match="timeout must be positive"):
-        ParallelEnv(1, repeat_previous, timeout=0)
+    for timeout in (0, -1.0, float("nan")):
+        with pytest.raises(ArgumentError, match="timeout must be positive"):
+            ParallelEnv(1, repeat_previous, timeout=timeout)
     with pytest.raises(ArgumentTypeError, match="must be picklable"):
         ParallelEnv(1, functools.partial(repeat_previous, threading.Lock()))
     with pytest.raises(ArgumentTypeError, match="create_env_fn must be callable"):

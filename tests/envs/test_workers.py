@@ -168,9 +168,10 @@ def test_a_worker_that_stops_while_it_reads_weights():
     policy = Stops(Greedy(4, 2), in_keys=["observation"], out_keys=["action"])
     collector = MultiAsyncCollector([lambda: GymEnv("CartPole-v1")], policy, frames_per_batch=4, timeout=1.0)
     collector.collect()
+    time.sleep(0.7)  # the worker makes its second batch with the same weights
     collector.update_policy_weights_()
     collector.collect()
-    time.sleep(0.5)
+    time.sleep(0.7)
     begin = time.monotonic()
     with pytest.raises(WorkerError, match="has kept shared memory locked for 1 s: it hangs"):
         collector.update_policy_weights_()

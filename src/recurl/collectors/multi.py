@@ -18,6 +18,7 @@ from recurl.collectors.trajectory_ids import TRAJECTORY_IDS
 from recurl.collectors.weights import SharedWeights, Weights
 from recurl.collectors.worker import CollectorInfo, serve_collector
 from recurl.envs import EnvBase
+from recurl.envs.utils import checked_seed
 from recurl.envs.workers import Reply, Task, WorkerGroup, creators
 from recurl.envs.workers_memory import SharedTensors
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WorkerError
@@ -218,7 +219,8 @@ class MultiCollector(CollectorBase):
 
     def set_seed(self, seed: int) -> None:
         """Seed the environments, row ``i`` of all with ``seed + i``; takes effect at their next full reset."""
-        self._between_batches(lambda: self._seed_workers(seed))
+        first = checked_seed(seed)
+        self._between_batches(lambda: self._seed_workers(first))
 
     def _seed_workers(self, seed: int) -> None:
         for index in range(self.num_workers):

@@ -132,15 +132,29 @@ class GymWrapper(EnvBase):
         outcome = self._call("step", self._actions.read(tensordict[ACTION]))
         observation, reward, terminated, truncated, _ = _parts(outcome, "step", _STEP)
         shape = self._closed_rows.shape
-        flags = np.empty((3, *shape), dtype=np.bool_)
-        flags[0] = self._flags("terminated", terminated)
-        flags[1] = self._flags("truncated", truncated)
+        flags = np.empty((3, self._closed_rows.size), dtype=np.bool_)
+        flags[0] = self._one_per_row("terminated", terminated, "biu")
+        flags[1] = self._one_per_row("truncated", truncated, "biu")
         np.logical_or(flags[0], flags[1], out=flags[2])
+        flags = flags.reshape(3, *shape)
         self._close_rows(flags[2].copy())
         entries: dict[Any, torch.Tensor] = self._observations.read(observation)
-        entries[REWARD] = torch.from_numpy(self._rewards(reward))
+        rewards = self._one_per_row("reward", reward, "fiub")
+        entries[REWARD] = torch.from_numpy(np.array(rewards, dtype=np.float32).reshape(shape))
         entries[TERMINATED], entries[TRUNCATED], entries[DONE] = torch.from_numpy(flags).unbind()
         return like(tensordict, entries, self.batch_size, self.device)
+
+    def _one_per_row(self, name: str, value: Any, kinds: str) -> np.ndarray[Any, Any]:
+        """Return rewards or flags, ``[rows]`` or ``[]``, of one of numpy's ``kinds``."""
+        found = np.asarray(value)
+        fits = found.dtype.kind in kinds and found.size == self._closed_rows.size
+        if fits and name != "reward" and found.dtype.kind != "b":
+            fits = bool(np.isin(found, (0, 1)).all())
+        if not fits:
+            kind = "number" if name == "reward" else "bool"
+            count = f"{self._closed_rows.size} {kind}s, one per environment" if self.batch_size else f"a {kind}"
+            raise UsageError(f"step() of {self._env} must return as {name} {count}, got {brief(value)}.")
+        return found if found.ndim < 2 else found.ravel()
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         try:
@@ -153,23 +167,6 @@ class GymWrapper(EnvBase):
                 f"{method}() made does not ({type(error).__name__}: {error}). Correct the observation_space of "
                 f"{self._env}, or what its reset() and step() return."
             ) from error
-
-    def _rewards(self, reward: Any) -> np.ndarray[Any, Any]:
-        found = np.asarray(reward)
-        if found.dtype.kind not in "fiub" or found.size != self._closed_rows.size:
-            raise self._misfit("reward", "number", reward)
-        return np.array(found, dtype=np.float32).reshape(self._closed_rows.shape)
-
-    def _flags(self, name: str, flags: Any) -> np.ndarray[Any, Any]:
-        found = np.asarray(flags)
-        is_flag = found.dtype.kind == "b" or (found.dtype.kind in "iu" and bool(np.isin(found, (0, 1)).all()))
-        if not is_flag or found.size != self._closed_rows.size:
-            raise self._misfit(name, "bool", flags)
-        return found.reshape(self._closed_rows.shape)
-
-    def _misfit(self, name: str, kind: str, value: object) -> UsageError:
-        count = f"{self._closed_rows.size} {kind}s, one per environment" if self.batch_size else f"a {kind}"
-        return UsageError(f"step() of {self._env} must return as {name} {count}, got {brief(value)}.")
 
     def _close_rows(self, rows: np.ndarray[Any, Any]) -> None:
         self._closed_rows = rows

@@ -56,12 +56,11 @@ class ObservationReader:
             try:
                 for name in path:
                     value = value[name]
-                found = read(value)
+                entries[key] = found = read(value)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 raise self._misfit(key, shape, f"{brief(value)} ({type(error).__name__}: {error})") from error
             if found.shape != shape:
                 raise self._misfit(key, shape, f"{found.dtype} of shape {list(found.shape)}")
-            entries[key] = found
         return entries
 
     def _misfit(self, key: NestedKey, shape: tuple[int, ...], got: str) -> ArgumentError:
@@ -195,10 +194,12 @@ def _observation_read(space: gym.Space[Any]) -> Callable[[Any], torch.Tensor]:
 
     def read(value: Any) -> torch.Tensor:
         found = np.asarray(value)
+        if found.dtype is dtype:
+            return torch.from_numpy(np.array(found, order="C"))
         if found.dtype.kind not in allowed:
             raise TypeError(f"{found.dtype} can't become {dtype}")
         out = np.array(found, dtype=dtype, order="C")
-        if dtype.kind != "f" and found.dtype != dtype and (out != found).any():
+        if dtype.kind != "f" and (out != found).any():
             raise ValueError(f"out of the range of {dtype}")
         return torch.from_numpy(out)
 

@@ -41,6 +41,7 @@ CLOSE = pickle.dumps(("close",))
 
 _CLOSE_SECONDS = 5.0
 _TAKE_SECONDS = 0.5
+_LONG = 1e9  # seconds
 _POLL_MS = 200
 _BEAT_SIZE = 8
 _BOOT = "import sys; sys.path[:] = {path!r}; from recurl.envs.workers_child import main; main({fds}, {parent})"
@@ -213,7 +214,7 @@ class WorkerGroup:
     """
 
     def __init__(self, tasks: Sequence[Task], timeout: float | None) -> None:
-        if timeout is not None and timeout <= 0:
+        if timeout is not None and not timeout > 0:  # NaN neither
             raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
         self.timeout = timeout
         self._tasks = list(tasks)
@@ -351,7 +352,7 @@ def _caused(error: Exception, text: str) -> Exception:
 
 def _timeval(seconds: float | None) -> bytes:
     """Return a time as setsockopt takes it; None is for ever."""
-    microseconds = 0 if seconds is None else max(int(seconds * 1e6), 1)
+    microseconds = 0 if seconds is None else max(int(min(seconds, _LONG) * 1e6), 1)
     return struct.pack("ll", *divmod(microseconds, 10**6))
 
 

@@ -1,4 +1,4 @@
-"""An exported policy at work, without recurl: only gymnasium, numpy and onnxruntime.
+"""An exported policy at work, without recurl (but for its own tasks): only gymnasium, numpy and onnxruntime.
 
 recurl train ppo --env CartPole-v1 --run-dir runs/cartpole && recurl export runs/cartpole
 python examples/onnx_inference.py runs/cartpole/policy.onnx
@@ -18,7 +18,8 @@ about = json.loads(path.with_name(path.name + ".json").read_text())
 model = path.read_bytes()
 assert hashlib.sha256(model).hexdigest() == about["sha256"], f"{path} is damaged, or not the file that was exported"
 session = onnxruntime.InferenceSession(model)
-env = gymnasium.make(about["env"], **about["env_arguments"])
+name = about["env"] if not about["env"].startswith("recurl/") else f"recurl.envs:{about['env']}"  # recurl's own tasks
+env = gymnasium.make(name, **about["env_arguments"])
 
 states = {
     i["name"]: np.zeros((1, *i["shape"][1:]), np.float32) for i in about["inputs"] if i["name"] in about["states"]

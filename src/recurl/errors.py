@@ -44,6 +44,13 @@ class WorkerError(RecurlError, RuntimeError):
     """A worker process raised an error, died, or hangs."""
 
 
+class RemoteTraceback(RecurlError):
+    """The traceback, as text, of an error in another process: the cause of the error that is raised here."""
+
+    def __str__(self) -> str:
+        return f"\n\n{super().__str__().strip()}\n"
+
+
 class UnsupportedError(RecurlError, NotImplementedError):
     """What was asked for is not offered, here or by this backend."""
 

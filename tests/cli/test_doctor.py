@@ -117,7 +117,7 @@ def test_a_run(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         ("--num-envs many --env CartPole-v1 --policy wires:policy", "--num-envs"),
         ("--env NoSuch-v0 --policy wires:policy", "--env NoSuch-v0 can't be made"),
         ("--env CartPole-v1 --env-kwargs colour=red --policy wires:policy", "--env CartPole-v1 can't be made"),
-        ("--env CartPole-v1 --env-kwargs colour --policy wires:policy", "NAME=VALUE"),
+        ("--env CartPole-v1 --env-kwargs colour --policy wires:policy", "name=value"),
         ("--env wires:policy --policy wires:policy", "must make an environment of recurl"),
         ("--env wires:nothing --policy wires:policy", "nothing"),
         ("--env CartPole-v1 --policy nowhere:policy", "--policy nowhere:policy can't be imported"),

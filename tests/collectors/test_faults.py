@@ -61,8 +61,8 @@ class Faulty(gym.Env):
 
 
 REPORTS = {
-    "raise": r"ValueError: the wheel came off(?s:.*)Worker {0} \(process \d+\) raised this(?s:.*)in step\n",
-    "hang": r"Worker {0} \(process \d+\) hangs: no answer and no step for 3 s(?s:.*)in step\n",
+    "raise": r"Worker {0} \(process \d+\) raised ValueError: the wheel came off",
+    "hang": r"Worker {0} \(process \d+\) hangs: no answer and no step for 3 s",
     "kill": r"Worker {0} \(process \d+\) was killed by SIGKILL",
 }
 
@@ -89,8 +89,10 @@ def test_a_fault_is_reported_and_everything_cleaned_up(kind: type, fault: str, t
     pids = [worker.process.pid for worker in collector._group.workers]
     (tmp_path / "orders").write_text(fault)
     begin = time.monotonic()
-    with pytest.raises(WorkerError, match=REPORTS[fault].format(0)):
+    with pytest.raises(WorkerError, match=REPORTS[fault].format(0)) as caught:
         list(collector)  # the order may come when a batch is already under way
+    assert " in step\n" in str(caught.value.__cause__)
+    del caught  # its frames keep the collector
     assert time.monotonic() - begin < 10
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with pytest.raises(UsageError, match="worker processes were stopped"):

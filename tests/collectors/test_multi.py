@@ -142,6 +142,8 @@ def test_async_collection_and_the_buffer() -> None:
         replay_buffer=buffer,
         reset_at_each_iter=True,
     )
+    with pytest.raises(ArgumentError, match="A seed must be an integer that is not negative, got -1"):
+        collector.set_seed(-1)
     collector.set_seed(3)
     batches = [collector.collect() for _ in range(4)]
     for batch in batches:
@@ -181,7 +183,7 @@ def test_async_collection_and_the_buffer() -> None:
 def test_errors_of_the_workers_collector() -> None:
     """The environment lacks what the policy needs, and the collector was told not to add it."""
     options = {"frames_per_batch": 3, "auto_register_policy_transforms": False}
-    with pytest.raises(MissingKeyError, match=r"(?s)^The policy reads 'is_init'.*Worker 0.*check_policy_wiring"):
+    with pytest.raises(MissingKeyError, match=r"^Worker 0 .* raised MissingKeyError: The policy reads 'is_init'"):
         MultiSyncCollector([lambda: env_of(3)], make_policy(), **options)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -11,6 +12,7 @@ from recurl.envs import (
     GymWrapper,
     InitTracker,
     RewardSum,
+    SerialEnv,
     StepCounter,
     TensorDictPrimer,
     TransformedEnv,
@@ -239,3 +241,21 @@ class TestTransformedEnv:
     def test_base_must_be_an_environment(self):
         with pytest.raises(ArgumentTypeError, match="wraps an environment of recurl, got CountEnv"):
             TransformedEnv(CountEnv())
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", None, float("nan")])
+def test_seeds_that_are_none(seed):
+    for use in (Walk().set_seed, lambda seed: SerialEnv(2, Walk).set_seed(seed)):
+        with pytest.raises(ArgumentError, match="A seed must be an integer that is not negative, got"):
+            use(seed)
+    if seed is not None:
+        with pytest.raises(ArgumentError, match="A seed must be an integer"):
+            Walk().reset(seed=seed)
+
+
+def test_seeds():
+    for seed in (0, np.int64(3), 2**80, torch.tensor(4)):
+        env = Walk()
+        env.set_seed(seed)
+        assert env.seed == int(seed)
+        assert type(env.seed) is int

@@ -202,8 +202,9 @@ def test_arguments():
             kind(1, 3)
     with pytest.raises(ArgumentTypeError, match="must make an environment of recurl"):
         SerialEnv(1, lambda: 3)
-    with pytest.raises(ArgumentError, match="timeout must be positive"):
-        ParallelEnv(1, repeat_previous, timeout=0)
+    for timeout in (0, -1.0, float("nan")):
+        with pytest.raises(ArgumentError, match="timeout must be positive"):
+            ParallelEnv(1, repeat_previous, timeout=timeout)
     with pytest.raises(ArgumentTypeError, match="must be picklable"):
         ParallelEnv(1, functools.partial(repeat_previous, threading.Lock()))
     with pytest.raises(ArgumentTypeError, match="create_env_fn must be callable"):
@@ -261,9 +262,9 @@ class Faulty(gym.Env):
 
 
 FAULTS = {
-    1: r"(?s)ValueError: the wheel came off.*Worker 0 \(process.*raised this.*in step\n",
-    2: r"(?s)Worker 0 \(process \d+\) hangs: no answer and no step for 1 s.*in step\n",
-    3: r"Worker 0 \(process \d+\) was killed by SIGKILL",
+    1: r"^Worker 0 \(process \d+\) raised ValueError: the wheel came off$",
+    2: r"^Worker 0 \(process \d+\) hangs: no answer and no step for 1 s\. If an environment .* larger timeout\.$",
+    3: r"^Worker 0 \(process \d+\) was killed by SIGKILL, perhaps by the system for lack of memory\.$",
 }
 
 
@@ -281,8 +282,10 @@ def test_a_fault_is_reported_and_everything_cleaned_up(action):
         with pytest.raises(UnsupportedError, match="can't restore"):
             env.set_state({})
     begin = time.monotonic()
-    with pytest.raises(WorkerError, match=FAULTS[action]):
+    with pytest.raises(WorkerError, match=FAULTS[action]) as caught:
         env.step(env.reset().set("action", torch.tensor([action])))
+    assert action == 3 or " in step\n" in str(caught.value.__cause__)
+    del caught  # its frames keep the environment
     assert time.monotonic() - begin < 10
     assert wait_until_gone(pids, 1)
     with pytest.raises(UsageError, match="worker processes were stopped"):
@@ -317,7 +320,9 @@ def test_errors_of_recurl_keep_their_type_and_name_the_worker():
     """The second of two workers fails; the first, which did well, is stopped too."""
     env = ParallelEnv(2, [lambda: Liar("nothing"), lambda: Liar("missing")])
     pids = [worker.process.pid for worker in env._group.workers]
-    with pytest.raises(MissingKeyError, match=r"(?s)^The environment declares the entry 'extra', but did.*Worker 1"):
+    with pytest.raises(
+        MissingKeyError, match=r"^Worker 1 .* raised MissingKeyError: The environment declares .* 'extra'"
+    ):
         env.reset()
     assert wait_until_gone(pids, 1)
 
@@ -332,7 +337,7 @@ def test_a_shape_that_was_not_declared():
 
 def test_a_failure_at_the_start():
     before = descriptors()
-    with pytest.raises(ArgumentTypeError, match=r"(?s)must make an environment of recurl, got 3.*Worker 0"):
+    with pytest.raises(ArgumentTypeError, match=r"^Worker 0 .* must make an environment of recurl, got 3"):
         ParallelEnv(1, lambda: 3)
     assert descriptors() == before
 

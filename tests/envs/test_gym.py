@@ -303,7 +303,9 @@ class TestAutoresetModes:
         gym.register("recurl-test/SameStep-v0", vector_entry_point=NativeSameStep)
         try:
             env = GymEnv("recurl-test/SameStep-v0", num_envs=2, vectorization_mode="vector_entry_point")
-            assert env.rollout(4, break_when_any_done=False)["next", "observation"][0, :, 0].tolist() == [1, 2, 1, 2]
+            batch = env.rollout(4, break_when_any_done=False)
+            assert batch["next", "observation"][0, :, 0].tolist() == [1, 2, 1, 2]
+            assert batch["observation"][0, :, 0].tolist() == [0, 1, 0, 1]
         finally:
             del gym.registry["recurl-test/SameStep-v0"]
         native = GymEnv("recurl/TMaze-v0", num_envs=2)

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from recurl.archive import save_archive
 from recurl.errors import ArgumentError
 from recurl.trainers import DQN, DQNConfig, R2D2Config
 from recurl.trainers.checkpoint import fitting
@@ -98,6 +99,16 @@ def test_burnt_in_slices_start_from_states_of_both_networks():
     assert (own != slow)[starts & ~begins].any()
     assert not own[starts & begins].any()
     assert torch.equal(own[~starts], slow[~starts])
+
+
+def test_a_checkpoint_holds_the_steps_there_are_not_the_room_for_more(tmp_path):
+    sizes = {}
+    for room in (2_000, 200_000):
+        dqn = DQN(config(buffer_size=room))
+        dqn.learn(dqn.collect())
+        save_archive(dqn.state_dict(), tmp_path / f"{room}.pt")
+        sizes[room] = (tmp_path / f"{room}.pt").stat().st_size
+    assert sizes[200_000] < sizes[2_000] + 1_000
 
 
 def test_a_state_of_other_options_is_refused():

@@ -315,3 +315,10 @@ def test_the_example_runs_without_recurl(tmp_path):
     )
     end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(end.stdout.removeprefix("return ")) >= 8
+
+
+def test_the_example_runs_on_a_task_of_recurl(lstm, tmp_path):
+    path = export_run(lstm, "onnx", tmp_path / "policy.onnx")
+    example = Path(__file__).parents[2] / "examples" / "onnx_inference.py"
+    end = subprocess.run([sys.executable, example, path], capture_output=True, text=True, check=True)
+    assert end.stdout.startswith("return ")

@@ -12,6 +12,7 @@ from typing import TypeVar
 import tyro
 
 from recurl.errors import ArgumentError
+from recurl.ranges import check_fields
 
 _T = TypeVar("_T")
 _BOX = re.compile(r"[│╭╮╰╯]|\x1b\[[0-9;]*m")
@@ -26,19 +27,21 @@ def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _
         prog: the command, as shown in help texts.
 
     Raises:
-        ArgumentError: the arguments don't fit.
+        ArgumentError: the arguments don't fit, or a value is out of its field's range.
         SystemExit: help was asked for and has been printed.
     """
     # tyro draws its boxes, which _one_line reads, in what the encoding of the stream offers.
     said, complaint = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
-            return tyro.cli(kind, args=list(arguments), prog=prog)
+            wanted = tyro.cli(kind, args=list(arguments), prog=prog)
     except SystemExit as end:
         if end.code:
             raise ArgumentError(_one_line(_text(complaint) or _text(said), prog)) from None
         sys.stdout.write(_text(said))
         raise
+    check_fields(wanted)
+    return wanted
 
 
 def _text(stream: io.TextIOWrapper) -> str:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import platform
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -21,8 +26,10 @@ from recurl import __version__
 from recurl.cli.arguments import parse_arguments
 from recurl.diagnostics import RNNCase, RNNTime, time_rnn
 from recurl.errors import ArgumentError
+from recurl.ranges import Count, NotNegative, Threads, Whole
 from recurl.recurrence import BACKENDS
-from recurl.trainers.environment import check_device
+
+_THREADS = min(torch.get_num_threads(), 1024)
 
 
 @dataclass(frozen=True)
@@ -34,17 +41,17 @@ class BenchRNN:
 
     cell: tuple[Literal["lstm", "gru"], ...] = ("lstm",)
     """Cells."""
-    hidden_size: tuple[int, ...] = (64,)
+    hidden_size: tuple[Count, ...] = (64,)
     """Widths of the hidden state."""
-    input_size: int | None = None
+    input_size: Count | None = None
     """Width of the input; that of the hidden state by default."""
-    num_layers: int = 1
+    num_layers: Count = 1
     """Stacked layers."""
-    batch: tuple[int, ...] = (32,)
+    batch: tuple[Count, ...] = (32,)
     """Rows of a batch."""
-    time: tuple[int, ...] = (128,)
+    time: tuple[Count, ...] = (128,)
     """Steps of each row."""
-    mean_segment: tuple[int, ...] = (50,)
+    mean_segment: tuple[Whole, ...] = (50,)
     """Mean steps between two resets, which come at random; 0 for none."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Of parameters and data."""
@@ -52,13 +59,13 @@ class BenchRNN:
     """Of the recurrent products in float32 on a GPU; bf16 rounds their operands."""
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     """Where to run, such as cpu or cuda."""
-    threads: int = torch.get_num_threads()
+    threads: Threads = _THREADS
     """CPU threads of torch."""
     backends: tuple[str, ...] = ()
     """Backends to time; all but the slow reference by default."""
-    repeats: int = 20
+    repeats: Count = 20
     """Times that each backend runs, in turns."""
-    seconds: float = 30.0
+    seconds: NotNegative = 30.0
     """No new turn of a case after this many seconds."""
     out: Path = Path("bench-rnn")
     """Folder for rnn.csv and rnn.png."""
@@ -67,13 +74,13 @@ class BenchRNN:
 def bench_rnn_command(arguments: list[str]) -> int:
     """Time the backends; show a table and write it."""
     wanted = parse_arguments(BenchRNN, arguments, prog="recurl bench rnn")
-    check_device(wanted.device)
-    if wanted.threads <= 0:
-        raise ArgumentError(f"--threads must be positive, got {wanted.threads}.")
     for name in wanted.backends:
         if name not in BACKENDS.names:
             raise ArgumentError(f"--backends must be of {', '.join(BACKENDS.names)}, got {name!r}.")
     cases = _cases(wanted)
+    for case in cases:
+        case.check_machine()
+    _make_folder(wanted.out)
     before = torch.get_num_threads()
     torch.set_num_threads(wanted.threads)
     console = Console()
@@ -85,14 +92,27 @@ def bench_rnn_command(arguments: list[str]) -> int:
             results += measured
     finally:
         torch.set_num_threads(before)
-    try:
-        wanted.out.mkdir(parents=True, exist_ok=True)
+    with _writing(wanted.out):
         _write(wanted.out / "rnn.csv", results, wanted)
-        _draw(wanted.out / "rnn.png", cases, results)
-    except OSError as error:
-        raise ArgumentError(f"Can't write to {wanted.out} ({error.strerror}): name another folder (--out).") from error
+        figure(cases, results).savefig(wanted.out / "rnn.png", dpi=120)
     console.print(f"{wanted.out / 'rnn.csv'} and {wanted.out / 'rnn.png'} hold these results", soft_wrap=True)
     return 0
+
+
+@contextmanager
+def _writing(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError(f"Can't write to {folder} ({error.strerror}): name another folder (--out).") from error
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder, but none above it, and see that a file can be written there."""
+    with _writing(folder):
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
 
 
 def _cases(wanted: BenchRNN) -> list[RNNCase]:
@@ -112,6 +132,8 @@ def _cases(wanted: BenchRNN) -> list[RNNCase]:
         )
         for cell, hidden, batch, steps, segment in itertools.product(*lists)
     ]
+    if not cases:
+        raise ArgumentError("--cell, --hidden-size, --batch, --time and --mean-segment need a value each.")
     return list(dict.fromkeys(cases))
 
 
@@ -180,11 +202,11 @@ def _row(result: RNNTime, wanted: BenchRNN) -> dict[str, Any]:
     }
 
 
-def _draw(path: Path, cases: Sequence[RNNCase], results: Sequence[RNNTime]) -> None:
-    """A line of points for each case, one point for each backend."""
-    figure = Figure(figsize=(9, 1.8 + 0.8 * len(cases)), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+def figure(cases: Sequence[RNNCase], results: Sequence[RNNTime]) -> Figure:
+    """Return a line of points for each case, one point for each backend."""
+    drawn = Figure(figsize=(9, 1.8 + 0.8 * len(cases)), layout="constrained")
+    FigureCanvasAgg(drawn)
+    axes = drawn.add_subplot()
     for name in sorted({result.backend for result in results if result.times_ms}):
         measured = [result for result in results if result.backend == name and result.times_ms]
         places = [cases.index(result.case) for result in measured]
@@ -196,9 +218,35 @@ def _draw(path: Path, cases: Sequence[RNNCase], results: Sequence[RNNTime]) -> N
     axes.set(xlabel="milliseconds, forward and backward (median): less is better", xscale="log")
     axes.set_ylim(len(cases) - 0.5, -0.5)
     axes.margins(x=0.1)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
+    _label_times(axes)
     axes.grid(visible=True, alpha=0.3)
     if axes.lines:
-        figure.legend(loc="outside upper center", ncols=6)
-    canvas.print_figure(path, dpi=120)
+        drawn.legend(loc="outside upper center", ncols=6)
+    return drawn
+
+
+def _label_times(axes: Axes) -> None:
+    """Label ticks as densely as there is room for."""
+    low, high = axes.get_xlim()
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks: list[float] = []
+    for steps in _STEPS:
+        ticks = [tick for tick in (step * 10.0**power for power in powers for step in steps) if low <= tick <= high]
+        gaps = [math.log10(after / before) for before, after in pairwise(ticks)]
+        if min(gaps, default=0.0) >= math.log10(high / low) * _ROOM:
+            break
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+
+
+_ROOM = 0.1
+"""Room of a label, as a part of the axis."""
+_STEPS: tuple[Sequence[float], ...] = (
+    *([step / part for step in range(part, 10 * part)] for part in (100, 50, 20, 10, 5, 2, 1)),
+    (1, 1.5, 2, 3, 4, 5, 6, 8),
+    (1, 2, 3, 5),
+    (1, 2, 5),
+    (1, 3),
+    (1,),
+)
+"""Ticks within a decade, the densest first."""

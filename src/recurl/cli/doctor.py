@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import inspect
 import sys
@@ -15,6 +14,7 @@ from recurl.diagnostics import CheckResult, check_wiring, machine_report
 from recurl.envs import EnvBase, GymEnv
 from recurl.errors import ArgumentError, RecurlError
 from recurl.trainers import RunFolder, load_agent, make_env
+from recurl.trainers.config import keyword_arguments
 
 _DESCRIPTION = """\
 Without arguments: which backends run on this machine, and why not, the precision, and versions. With a policy and an
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--env", help="gymnasium id, or module:function that makes an environment of recurl")
     parser.add_argument("--num-envs", type=int, help="rows of the environment (default: a single one)")
     parser.add_argument(
-        "--env-kwargs", nargs="*", default=[], metavar="NAME=VALUE", help="arguments of the environment, such as k=8"
+        "--env-kwargs", nargs="*", default=[], metavar="name=value", help="arguments of the environment, such as k=8"
     )
     parser.add_argument("--policy", help="module:function that makes the policy: function() or function(env)")
     parser.add_argument("--steps", type=int, default=64, help="steps of every row to collect (default: 64)")
@@ -79,7 +79,7 @@ def _from_run(folder: str) -> tuple[Any, EnvBase]:
 
 
 def _from_names(wanted: argparse.Namespace) -> tuple[Any, EnvBase]:
-    options = dict(_argument(text) for text in wanted.env_kwargs)
+    options = keyword_arguments("--env-kwargs", wanted.env_kwargs)
     if ":" in wanted.env:
         rows = {} if wanted.num_envs is None else {"num_envs": wanted.num_envs}
         env = _call("--env", wanted.env, _find("--env", wanted.env), **rows, **options)
@@ -92,16 +92,6 @@ def _from_names(wanted: argparse.Namespace) -> tuple[Any, EnvBase]:
     if not callable(policy):
         raise ArgumentError(f"--policy {wanted.policy} must make a policy, got {type(policy).__name__}.")
     return policy, env
-
-
-def _argument(text: str) -> tuple[str, Any]:
-    name, found, value = text.partition("=")
-    if not found or not name.isidentifier():
-        raise ArgumentError(f"--env-kwargs takes NAME=VALUE, such as k=8, got {text!r}.")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
 
 
 def _find(option: str, name: str) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from recurl.cli.arguments import parse_arguments
 from recurl.cli.notices import notify
+from recurl.ranges import Count, Seed
 from recurl.trainers import RunFolder, evaluate_run
 
 
@@ -20,11 +21,11 @@ class Evaluate:
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
-    episodes: int = 100
+    episodes: Count = 100
     """Episodes to play."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the environments; by default one that training did not use."""
-    max_steps: int | None = None
+    max_steps: Count | None = None
     """Cut an episode that goes on after so many steps; by default what --eval-max-steps was in training."""
 
 

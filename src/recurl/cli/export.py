@@ -10,6 +10,7 @@ import tyro
 
 from recurl.cli.arguments import parse_arguments
 from recurl.cli.notices import notify
+from recurl.errors import ArgumentError
 from recurl.trainers import RunFolder, export_run
 
 
@@ -28,6 +29,8 @@ class Export:
 def export_command(arguments: list[str]) -> int:
     """Export a run's policy."""
     wanted = parse_arguments(Export, arguments, prog="recurl export")
+    if wanted.out is not None and not wanted.out.parent.is_dir():
+        raise ArgumentError(f"There is no folder {wanted.out.parent}: make it, or name another file with --out.")
     path = export_run(RunFolder(wanted.run, notify), wanted.format, wanted.out)
     print(f"{path}: the greedy policy, equal to the run's over 1,000 steps with resets; {path}.json says what it takes")
     return 0

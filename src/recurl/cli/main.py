@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 
 from recurl import __version__
-from recurl.errors import ArgumentError, MissingDependencyError, RecurlError
+from recurl.errors import ArgumentError, MissingDependencyError, RecurlError, RemoteTraceback
 
+_LONGEST = 600  # characters of a message
 _EXTRA = ("tyro", "rich")
 _ALGORITHMS = ("ppo", "dqn", "r2d2")
 _SIMPLE = ("evaluate", "export", "doctor")
@@ -48,14 +50,60 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     try:
+        check_text(arguments)
         command, rest = _choose(arguments)
         return command(rest)
     except KeyboardInterrupt:
         print("recurl: interrupted.", file=sys.stderr)
         return 128 + signal.SIGINT
-    except (RecurlError, OSError) as error:
-        print("recurl: " + " ".join(str(error).split()), file=sys.stderr)
+    except (RecurlError, OSError, MemoryError, RuntimeError) as error:
+        text = complaint(error)
+        if text is None:
+            raise
+        print(text, file=sys.stderr)
+        if isinstance(error.__cause__, RemoteTraceback):
+            print(f"recurl: its traceback is in {_kept(error.__cause__)}", file=sys.stderr)
         return 2
+
+
+def _kept(trace: RemoteTraceback) -> str:
+    """Write a traceback to a file, and return its name."""
+    with tempfile.NamedTemporaryFile("w", prefix="recurl-worker-", suffix=".txt", delete=False) as file:
+        file.write(str(trace).lstrip())
+    return file.name
+
+
+def complaint(error: Exception) -> str | None:
+    """Return the line to say about a failure that was to be expected, or None for any other."""
+    if isinstance(error, RecurlError | OSError):
+        text = str(error)
+    elif _lacks_memory(error):
+        text = f"There is not enough memory, ask for less: {error}"
+    else:
+        return None
+    line = " ".join(text.split())
+    return "recurl: " + (line if len(line) <= _LONGEST else f"{line[:_LONGEST]}...")
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether an allocation failed: of torch on a GPU, on the CPU (where it has no class for that), or another's."""
+    named = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return named or isinstance(error, MemoryError)
+
+
+def check_text(arguments: Sequence[str]) -> None:
+    """Refuse arguments that can't be written anywhere.
+
+    Raises:
+        ArgumentError: one is not UTF-8, or has a null character.
+    """
+    for argument in arguments:
+        try:
+            encoded = argument.encode()
+        except UnicodeEncodeError as error:
+            raise ArgumentError(f"Arguments must be UTF-8, got {argument!r}: rename what it stands for.") from error
+        if b"\0" in encoded:
+            raise ArgumentError(f"Arguments must not have null characters, got {argument!r}.")
 
 
 def _choose(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
@@ -80,7 +81,8 @@ def train_r2d2_command(arguments: list[str]) -> int:
 
 
 def _train_anew(config: RunConfig, place: Place) -> int:
-    name = f"{config.env.rsplit('/', 1)[-1]}-{config.algorithm}-{config.cell}-seed{config.seed}"
+    env = re.split("[/:]", config.env)[-1]
+    name = f"{env}-{config.algorithm}-{config.cell}-seed{config.seed}"
     folder = RunFolder(place.run_dir or Path("runs") / name, notify)
     folder.check_free(overwrite=place.overwrite)
     with closing(Trainer(config, folder, console=Console())) as trainer, folder.hold():

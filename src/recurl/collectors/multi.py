@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import warnings
 from abc import abstractmethod
@@ -19,9 +18,10 @@ from recurl.collectors.weights import SharedWeights, Weights
 from recurl.collectors.worker import CollectorInfo, serve_collector
 from recurl.envs import EnvBase
 from recurl.envs.trajectories import TRAJECTORY_IDS
+from recurl.envs.utils import checked_seed
 from recurl.envs.workers import Reply, Task, WorkerGroup, creators
 from recurl.envs.workers_memory import SharedTensors
-from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
+from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WorkerError
 from recurl.keys import NestedKey
 from recurl.mode import ExplorationType
 
@@ -45,9 +45,10 @@ class MultiCollector(CollectorBase):
     """Base of the collectors with workers.
 
     Each worker is a process with its own environment, policy and recurrent states, and does what a
-    :class:`~recurl.collectors.Collector` does. A worker that raises, dies or hangs raises here, with its traceback or
-    fate, and all workers are stopped, unless ``restart_workers``. They also end when this object is closed or dropped,
-    and when this process dies. The main script needs no ``if __name__ == "__main__"`` guard. Runs on POSIX systems.
+    :class:`~recurl.collectors.Collector` does. A worker that raises, dies or hangs raises here, with its traceback as
+    the cause, and all workers are stopped, unless ``restart_workers``. They also end when this object is closed or
+    dropped, and when this process dies. The main script needs no ``if __name__ == "__main__"`` guard, but what it
+    registers with ``gymnasium.register`` is unknown to workers. Runs on POSIX systems.
 
     Args:
         create_env_fn: one callable per worker, each making an environment of the same batch size ``[*B]``.
@@ -169,8 +170,9 @@ class MultiCollector(CollectorBase):
                     self._begin(index)
                     self._ask([index])
                 elif reply.value is not None:
-                    with contextlib.suppress(EOFError, ConnectionError):  # a death is reported at the next reply
-                        self._memory[index] = self._group.receive_memory(index, reply.value)
+                    memory = self._group.receive_memory(index, reply.value)
+                    if memory is not None:
+                        self._memory[index] = memory
                 else:
                     self._collecting.discard(index)
                     self._fragile.discard(index)
@@ -184,7 +186,7 @@ class MultiCollector(CollectorBase):
         if not self._restart or reply.worker in self._fragile:
             raise reply.error
         text = f"A worker failed and is replaced; what it collected of its batch is lost.\n{reply.error}"
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(f"{text}{reply.error.__cause__ or ''}", stacklevel=2)
         self._group.restart(reply.worker)
         self._starting.add(reply.worker)
         self._fragile.add(reply.worker)
@@ -199,16 +201,26 @@ class MultiCollector(CollectorBase):
         Raises:
             UsageError: the policy is not a module, so it has no weights; or the collector was shut down.
             ArgumentError: names or shapes differ from the policy's.
+            WorkerError: a worker hangs while it reads the weights before.
         """
         self._raise_background_error()
         self._check_open()
         if self._weights is None:
             raise UsageError("Weights can only be updated in a policy that is an nn.Module.")
-        self._weights.write(self._policy if weights is None else weights)  # pyright: ignore[reportArgumentType] - a module, as there are weights
+        self._write_weights(self._policy if weights is None else weights)  # pyright: ignore[reportArgumentType] - a module, as there are weights
+
+    def _write_weights(self, weights: Weights) -> None:
+        assert self._weights is not None
+        try:
+            self._weights.write(weights, self._group.timeout)
+        except WorkerError:
+            self._group.kill()
+            raise
 
     def set_seed(self, seed: int) -> None:
         """Seed the environments, row ``i`` of all with ``seed + i``; takes effect at their next full reset."""
-        self._between_batches(lambda: self._seed_workers(seed))
+        first = checked_seed(seed)
+        self._between_batches(lambda: self._seed_workers(first))
 
     def _seed_workers(self, seed: int) -> None:
         for index in range(self.num_workers):

@@ -60,7 +60,7 @@ class OverlappedCollector(MultiCollector):
     def _start(self) -> None:
         # The worker is idle, so it can't read weights that are half written.
         if self._weights is not None:
-            self._weights.write(self._source)
+            self._write_weights(self._source)
         self._ask([0])
 
     def _wait(self) -> dict[NestedKey, Tensor]:

@@ -61,11 +61,16 @@ class SharedWeights:
         shared.write(state)
         return shared
 
-    def write(self, weights: Weights) -> None:
+    def write(self, weights: Weights, seconds: float | None = None) -> None:
         """Replace the weights.
+
+        Args:
+            weights: the new ones.
+            seconds: how long to wait for a worker that is reading; None: for ever.
 
         Raises:
             ArgumentError: names or shapes differ from the policy's.
+            WorkerError: a worker keeps on reading.
         """
         state = state_of(weights)
         expected = {name: tuple(value.shape) for name, value in self._values.items()}
@@ -73,7 +78,7 @@ class SharedWeights:
         if given != expected:
             differ = sorted(n for n in given.keys() | expected.keys() if given.get(n) != expected.get(n))
             raise ArgumentError(f"The weights must have the names and shapes of the policy's, they differ in {differ}.")
-        with torch.no_grad(), self.memory.lock():
+        with torch.no_grad(), self.memory.lock(seconds):
             for name, value in self._values.items():
                 value.copy_(state[name])
             self._version += 1

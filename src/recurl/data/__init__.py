@@ -1,4 +1,8 @@
-"""Specs, minibatches of collected data, and replay buffers."""
+"""Specs, minibatches of collected data, and replay buffers.
+
+``from recurl.data import *`` leaves out the spec ``Categorical``, as ``recurl.modules`` has a distribution of this
+name: import the spec by its name.
+"""
 
 from recurl.data.minibatches import SequenceMinibatches
 from recurl.data.replay_buffers import (
@@ -17,13 +21,13 @@ from recurl.data.replay_buffers import (
     refresh_states,
     slice_priorities,
 )
-from recurl.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
+from recurl.specs import Binary, Bounded, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
+from recurl.specs import Categorical as Categorical
 
 __all__ = [
     "Binary",
     "Bounded",
     "BurnIn",
-    "Categorical",
     "Composite",
     "LazyMemmapStorage",
     "LazyTensorStorage",

@@ -15,8 +15,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from recurl.errors import ArgumentError, RecurlError
+from recurl.hardware import check_device, check_memory
 from recurl.modules import GRU, LSTM, GRUModule, LSTMModule, set_recurrent_mode
 from recurl.precision import MODES
+from recurl.ranges import Count, check_fields
 from recurl.recurrence import BACKENDS
 
 PRECISIONS = (*MODES, "bf16")
@@ -37,17 +39,17 @@ class RNNCase:
 
     cell: str = "lstm"
     """``"lstm"`` or ``"gru"``."""
-    input_size: int = 64
+    input_size: Count = 64
     """I."""
-    hidden_size: int = 64
+    hidden_size: Count = 64
     """H."""
-    num_layers: int = 1
+    num_layers: Count = 1
     """L."""
-    batch: int = 32
+    batch: Count = 32
     """Rows."""
-    time: int = 128
+    time: Count = 128
     """Steps of each row."""
-    mean_segment: int | None = None
+    mean_segment: Count | None = None
     """Mean steps between two resets, at random places; None: no resets."""
     dtype: str = "float32"
     """``"float32"``, ``"float64"`` or ``"bfloat16"``, of parameters and data."""
@@ -57,13 +59,26 @@ class RNNCase:
     """Where it runs."""
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "input_size", "num_layers", "batch", "time"):
-            _positive(name, getattr(self, name))
-        if self.mean_segment is not None:
-            _positive("mean_segment", self.mean_segment)
+        check_fields(self)
         for name, known in (("cell", tuple(_CELLS)), ("dtype", tuple(_DTYPES)), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise ArgumentError(f"--{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
+
+    def check_machine(self) -> None:
+        """Refuse a case whose device isn't there, or that needs more memory than there is.
+
+        Raises:
+            ArgumentError: naming what to lower.
+        """
+        check_device(self.device)
+        first, more = self.input_size + self.hidden_size, 2 * self.hidden_size * (self.num_layers - 1)
+        bytes_each = _DTYPES[self.dtype].itemsize + torch.float64.itemsize  # beside the exact results
+        parts = {
+            "the weights": 3 * self.hidden_size * (first + more) * bytes_each,
+            "the batch": self.batch * self.time * (first + self.hidden_size) * bytes_each,
+        }
+        advice = {"the weights": "--hidden-size, --input-size or --num-layers", "the batch": "--batch or --time"}
+        check_memory(self.device, parts, f"lower {advice[max(parts, key=lambda name: parts[name])]}")
 
     def __str__(self) -> str:
         layers = f", {self.num_layers} layers" if self.num_layers > 1 else ""
@@ -135,7 +150,9 @@ def time_rnn(case: RNNCase, backends: Sequence[str] = (), *, repeats: int = 20, 
         >>> first.reason is None, len(first.times_ms), first.error < 1e-5
         (True, 2, True)
     """
-    _positive("repeats", repeats)
+    if repeats < 1:
+        raise ArgumentError(f"--repeats must be positive, got {repeats}.")
+    case.check_machine()
     net, data = _net(case), _Data(case)
     exact = _exact(case, net, data)
     ready: dict[str, Step] = {}
@@ -261,8 +278,3 @@ def _peak(step: Step, device: str) -> float | None:
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text.partition("can't run this call: ")[2] or text
-
-
-def _positive(name: str, value: int) -> None:
-    if value <= 0:
-        raise ArgumentError(f"--{name.replace('_', '-')} must be positive, got {value}.")

@@ -10,13 +10,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from recurl.envs.rollout import Policy, rollout
-from recurl.envs.utils import policy_transforms
+from recurl.envs.utils import checked_seed, complete_done, policy_transforms
 from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError, UsageError
 from recurl.keys import ACTION, DONE, NEXT, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
 from recurl.lowering import Step, StepT, leaves, like, takes_entries, unmarked
 from recurl.specs import Binary, Composite, TensorSpec, Unbounded
 from recurl.transforms import Transform
-from recurl.transforms.base import fill_reset, merge_reset, reset_mask
+from recurl.transforms.base import fill_reset, keeps_memory, merge_reset, reset_mask
 
 _E = TypeVar("_E")
 _DONE_KEYS = (DONE, TERMINATED, TRUNCATED)
@@ -38,6 +38,9 @@ class EnvBase(metaclass=_EnvMeta):
     A subclass passes its specs to this constructor and defines :meth:`_reset`, :meth:`_step` and :meth:`_set_seed`.
     Any constructor also takes ``policy=``, a module: the result is then a ``TransformedEnv`` with an ``InitTracker``
     and the primers of the policy's recurrent modules.
+
+    What the two return is copied, so it may be one buffer that changes at every step. A subclass whose tensors are
+    new ones at every call, and never written to again, says so with :func:`~recurl.transforms.makes_memory` on both.
 
     Args:
         observation_spec: entries of the root and of ``next``, for one environment (no batch dimensions).
@@ -70,6 +73,7 @@ class EnvBase(metaclass=_EnvMeta):
         self.batch_size = torch.Size(batch_size)
         self.device = None if device is None else torch.device(device)
         self.is_closed = False
+        self._keeps_memory = keeps_memory(self)
         self._action_unbatched = action_spec.to(self.device)
         self._action = self._batched(action_spec)
         self._observation = self._batched(observation_spec)
@@ -179,19 +183,23 @@ class EnvBase(metaclass=_EnvMeta):
         mask = reset_mask(tensordict)
         if tensordict is None or mask is None:
             self.full_resets += 1
-            root = self._reset(tensordict)
+            root = self._mine(self._reset(tensordict))
             for key in _DONE_KEYS:
                 root.set(key, torch.zeros((*self.batch_size, 1), dtype=torch.bool, device=self.device))
             return root
         # A nested TensorDict would be shared with the caller's after a mere exclude, and written to below.
         root = (tensordict.copy() if self._nested else tensordict).exclude(RESET, NEXT)
         if mask.any():
-            fresh = self._reset(tensordict)
+            fresh = self._mine(self._reset(tensordict))
             for key, value in leaves(fresh):
                 root.set(key, merge_reset(mask, value, root, key))
         for key in _DONE_KEYS:
             root.set(key, fill_reset(mask, False, root, key, (1,), torch.bool))
         return root
+
+    def _mine(self, tensordict: StepT) -> StepT:
+        """Copy what may be a buffer of the environment's, which changes at the next step."""
+        return tensordict.clone() if self._keeps_memory else tensordict
 
     @takes_entries
     def step(self, tensordict: StepT) -> StepT:
@@ -230,9 +238,9 @@ class EnvBase(metaclass=_EnvMeta):
     @takes_entries
     def _next(self, tensordict: Step) -> Any:
         """Return ``next`` after the action, with what the policy already wrote there."""
-        after = self._step(tensordict)
+        after = self._mine(self._step(tensordict))
         if DONE not in after or TERMINATED not in after or TRUNCATED not in after:
-            _complete_done(after)
+            complete_done(after)
         if NEXT in tensordict:
             after.update({key: value for key, value in tensordict[NEXT].items() if key not in after})
         return after
@@ -339,8 +347,12 @@ class EnvBase(metaclass=_EnvMeta):
         return EnvBase._wrapper(self, transform)
 
     def set_seed(self, seed: int) -> None:
-        """Seed the environment (row ``i`` of a batch with ``seed + i``); takes effect at the next full reset."""
-        self._set_seed(int(seed))
+        """Seed the environment (row ``i`` of a batch with ``seed + i``); takes effect at the next full reset.
+
+        Raises:
+            ArgumentError: ``seed`` is negative, or no integer.
+        """
+        self._set_seed(checked_seed(seed))
 
     @property
     def can_save_state(self) -> bool:
@@ -385,16 +397,3 @@ class EnvBase(metaclass=_EnvMeta):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch_size={list(self.batch_size)}, device={self.device})"
-
-
-def _complete_done(after: TensorDictBase) -> None:
-    known = [after.get(key) for key in _DONE_KEYS if key in after]
-    if not known:
-        raise MissingKeyError("A step must return 'done', or 'terminated' and 'truncated': it returned none of them.")
-    none = torch.zeros_like(known[0])
-    if TERMINATED not in after:
-        truncated = after.get(TRUNCATED, none)
-        after.set(TERMINATED, after.get(DONE) & ~truncated if DONE in after else none)
-    if TRUNCATED not in after:
-        after.set(TRUNCATED, after.get(DONE) & ~after.get(TERMINATED) if DONE in after else none)
-    after.set(DONE, after.get(TERMINATED) | after.get(TRUNCATED))

@@ -18,7 +18,7 @@ from recurl.envs.workers_memory import SharedTensors
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import ACTION, NEXT, RESET, NestedKey, next_key
 from recurl.specs import Composite
-from recurl.transforms.base import reset_mask
+from recurl.transforms.base import makes_memory, reset_mask
 
 __all__ = ["EnvCreator", "ParallelEnv", "SerialEnv"]
 
@@ -130,6 +130,7 @@ class SerialEnv(_BatchedEnv):
         self.envs = [make_env(create) for create in creators(num_workers, create_env_fn)]
         super().__init__([EnvInfo.of(env) for env in self.envs])
 
+    @makes_memory
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         asked = self._asked(tensordict)
         rows = [None] * self.num_workers if tensordict is None else tensordict.unbind(0)
@@ -137,6 +138,7 @@ class SerialEnv(_BatchedEnv):
         other = fresh[asked[0]]  # stands where nothing was reset, and is not looked at
         return self._stack([fresh.get(index, other) for index in range(self.num_workers)], self._root_keys)
 
+    @makes_memory
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         after = [env._next(row) for env, row in zip(self.envs, tensordict.unbind(0), strict=True)]
         return self._stack(after, self._step_keys)
@@ -171,8 +173,10 @@ class ParallelEnv(_BatchedEnv):
     """Environments stepped at the same time, each in a process of its own.
 
     Workers are new interpreters (never forks); data pass through anonymous shared memory. The main script needs no
-    ``if __name__ == "__main__"`` guard. A worker that raises, dies or hangs raises here, with its traceback or fate;
-    then all workers are stopped. They also end when this object is closed or dropped, and when this process dies.
+    ``if __name__ == "__main__"`` guard, but what it registers with ``gymnasium.register`` is unknown to them: register
+    in ``create_env_fn``, or name the module that does, ``"module:id"``. A worker that raises, dies or hangs raises
+    here, with its traceback as the cause; then all workers are stopped. They also end when this object is closed or
+    dropped, and when this process dies.
 
     Transforms may be inside, in the workers, or outside, around the batch; recurrent states declared by primers inside
     are passed like any other entry. Runs on POSIX systems.
@@ -219,6 +223,7 @@ class ParallelEnv(_BatchedEnv):
         self._given, self._result = given.tensors, result.tensors
         self._messages: dict[Plan, bytes] = {}
 
+    @makes_memory
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
         entries: dict[NestedKey, Tensor] = {}
         if tensordict is not None:
@@ -228,6 +233,7 @@ class ParallelEnv(_BatchedEnv):
                 entries[RESET] = mask
         return self._run("reset", entries, None, self._asked(tensordict), self._root_keys)
 
+    @makes_memory
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         entries = {key: tensordict.get(key) for key in self._carried if key in tensordict}
         if NEXT in tensordict:

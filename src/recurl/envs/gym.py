@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any, cast
 
 import gymnasium as gym
@@ -11,11 +12,12 @@ from gymnasium.vector import VectorEnv
 
 from recurl.envs import gym_state
 from recurl.envs.base import EnvBase
-from recurl.envs.gym_spaces import ActionReader, ObservationReader
+from recurl.envs.gym_spaces import ActionReader, ObservationReader, brief
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED
 from recurl.lowering import Step, like, takes_entries
+from recurl.transforms import makes_memory
 
 __all__ = ["GymEnv", "GymWrapper"]
 
@@ -33,6 +35,12 @@ def _parts(result: object, method: str, names: tuple[str, ...]) -> tuple[Any, ..
         f"{method}() of a Gymnasium environment must return ({', '.join(names)}), got {got}: port an environment of "
         "the old Gym API first."
     )
+
+
+def _in_gymnasium(error: BaseException) -> bool:
+    """Whether ``error`` arose where Gymnasium puts the observations of several environments together."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__", "").startswith("gymnasium.vector.utils") for frame in frames)
 
 
 class GymWrapper(EnvBase):
@@ -53,7 +61,9 @@ class GymWrapper(EnvBase):
 
     Raises:
         ArgumentTypeError: ``env`` is no Gymnasium environment.
-        ArgumentError: a vector environment that resets in the step after an episode's end.
+        ArgumentError: a vector environment that resets in the step after an episode's end; later: an observation that
+            isn't in the space.
+        UsageError: later: a reward that is no number, or a flag that is no bool; a step of a done row.
         UnsupportedError: a space that has no tensor form.
 
     Example:
@@ -79,7 +89,7 @@ class GymWrapper(EnvBase):
         else:
             raise ArgumentTypeError(f"A gymnasium.Env or gymnasium.vector.VectorEnv is needed, got {type(env)}.")
         self._env: Any = env
-        self._observations = ObservationReader(observation_space)
+        self._observations = ObservationReader(observation_space, batch_size, env)
         self._actions = ActionReader(action_space, batch_size, categorical_action_encoding)
         self._closed_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
         self._any_closed = False
@@ -97,38 +107,65 @@ class GymWrapper(EnvBase):
         return self._env
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: Step | None) -> Step:
         mask = None if tensordict is None else tensordict.get(RESET, None)
         if mask is not None and self.batch_size:
             rows = mask.cpu().numpy().reshape(self.batch_size)
-            observation, _ = _parts(self._env.reset(options={"reset_mask": rows.copy()}), "reset", _RESET)
+            observation, _ = _parts(self._call("reset", options={"reset_mask": rows.copy()}), "reset", _RESET)
             self._close_rows(self._closed_rows & ~rows[:, None])
         else:
-            observation, _ = _parts(self._env.reset(seed=self._seed), "reset", _RESET)
+            observation, _ = _parts(self._call("reset", seed=self._seed), "reset", _RESET)
             self._seed = None
             self._close_rows(np.zeros_like(self._closed_rows))
-        entries = self._observations.read(observation)
-        self._observations.check(entries, self.batch_size)
-        return like(tensordict, entries, self.batch_size, self.device)
+        return like(tensordict, self._observations.read(observation), self.batch_size, self.device)
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: Step) -> Step:
         if self._any_closed:
             raise UsageError(
                 f"Rows {np.flatnonzero(self._closed_rows)} are done: reset them before the next step "
                 "(env.maybe_reset, or env.step_and_maybe_reset)."
             )
-        outcome = self._env.step(self._actions.read(tensordict[ACTION]))
+        outcome = self._call("step", self._actions.read(tensordict[ACTION]))
         observation, reward, terminated, truncated, _ = _parts(outcome, "step", _STEP)
         shape = self._closed_rows.shape
-        flags = np.empty((3, *shape), dtype=np.bool_)
-        flags[0, ..., 0], flags[1, ..., 0] = terminated, truncated
+        flags = np.empty((3, self._closed_rows.size), dtype=np.bool_)
+        flags[0] = self._one_per_row("terminated", terminated, "biu")
+        flags[1] = self._one_per_row("truncated", truncated, "biu")
         np.logical_or(flags[0], flags[1], out=flags[2])
+        flags = flags.reshape(3, *shape)
         self._close_rows(flags[2].copy())
         entries: dict[Any, torch.Tensor] = self._observations.read(observation)
-        entries[REWARD] = torch.from_numpy(np.array(reward, dtype=np.float32).reshape(shape))
+        rewards = self._one_per_row("reward", reward, "fiub")
+        entries[REWARD] = torch.from_numpy(np.array(rewards, dtype=np.float32).reshape(shape))
         entries[TERMINATED], entries[TRUNCATED], entries[DONE] = torch.from_numpy(flags).unbind()
         return like(tensordict, entries, self.batch_size, self.device)
+
+    def _one_per_row(self, name: str, value: Any, kinds: str) -> np.ndarray[Any, Any]:
+        """Return rewards or flags, ``[rows]`` or ``[]``, of one of numpy's ``kinds``."""
+        found = np.asarray(value)
+        fits = found.dtype.kind in kinds and found.size == self._closed_rows.size
+        if fits and name != "reward" and found.dtype.kind != "b":
+            fits = bool(np.isin(found, (0, 1)).all())
+        if not fits:
+            kind = "number" if name == "reward" else "bool"
+            count = f"{self._closed_rows.size} {kind}s, one per environment" if self.batch_size else f"a {kind}"
+            raise UsageError(f"step() of {self._env} must return as {name} {count}, got {brief(value)}.")
+        return found if found.ndim < 2 else found.ravel()
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            return getattr(self._env, method)(*arguments, **options)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            if not _in_gymnasium(error):
+                raise
+            raise ArgumentError(
+                f"An observation must fit the observation space {self._env.observation_space}, and one that "
+                f"{method}() made does not ({type(error).__name__}: {error}). Correct the observation_space of "
+                f"{self._env}, or what its reset() and step() return."
+            ) from error
 
     def _close_rows(self, rows: np.ndarray[Any, Any]) -> None:
         self._closed_rows = rows

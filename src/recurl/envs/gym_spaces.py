@@ -13,7 +13,7 @@ from recurl.errors import ArgumentError, UnsupportedError
 from recurl.keys import OBSERVATION, NestedKey, normalize_key
 from recurl.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
 
-__all__ = ["ActionReader", "ObservationReader"]
+__all__ = ["ActionReader", "ObservationReader", "brief"]
 
 spaces = gym.spaces
 
@@ -27,39 +27,48 @@ class ObservationReader:
 
     Args:
         space: the observation space of one environment.
+        batch_size: ``[]`` or ``[n]``.
+        owner: the environment, for messages.
 
     Raises:
         UnsupportedError: a ``Tuple``, ``Text``, ``Graph`` or other space without a tensor form.
     """
 
-    def __init__(self, space: gym.Space[Any]) -> None:
-        self._leaves: list[tuple[NestedKey, tuple[str, ...], Callable[[Any], torch.Tensor]]] = []
+    def __init__(self, space: gym.Space[Any], batch_size: Sequence[int], owner: object) -> None:
+        self._owner = owner
+        self._leaves: list[tuple[NestedKey, tuple[str, ...], tuple[int, ...], Callable[[Any], torch.Tensor]]] = []
         self.spec = Composite()
         for path, leaf in _leaves(space):
             key = normalize_key(path) if path else OBSERVATION
-            self.spec.set(key, _observation_spec(leaf))
-            self._leaves.append((key, path, _observation_read(leaf)))
-
-    def check(self, entries: dict[NestedKey, torch.Tensor], batch_size: Sequence[int]) -> None:
-        """Refuse entries that :meth:`read` made of an observation that is not in the space."""
-        for key, value in entries.items():
-            spec = cast(TensorSpec, self.spec[key])
-            if value.shape != (*batch_size, *spec.shape) or value.dtype != spec.dtype:
-                raise ArgumentError(
-                    f"An observation must fit the observation space: {key!r} must be {spec.dtype} of shape "
-                    f"{[*batch_size, *spec.shape]}, got {value.dtype} of shape {list(value.shape)}. Correct the "
-                    "environment's observation_space, or what its reset() returns."
-                )
+            spec = _observation_spec(leaf)
+            self.spec.set(key, spec)
+            self._leaves.append((key, path, (*batch_size, *spec.shape), _observation_read(leaf)))
 
     def read(self, observation: Any) -> dict[NestedKey, torch.Tensor]:
-        """Return the entries of ``observation``, from one environment or batched along the first dimension."""
+        """Return the entries of ``observation``, from one environment or batched along the first dimension.
+
+        Raises:
+            ArgumentError: it isn't in the space.
+        """
         entries: dict[NestedKey, torch.Tensor] = {}
-        for key, path, read in self._leaves:
+        for key, path, shape, read in self._leaves:
             value = observation
-            for name in path:
-                value = value[name]
-            entries[key] = read(value)
+            try:
+                for name in path:
+                    value = value[name]
+                entries[key] = found = read(value)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                raise self._misfit(key, shape, f"{brief(value)} ({type(error).__name__}: {error})") from error
+            if found.shape != shape:
+                raise self._misfit(key, shape, f"{found.dtype} of shape {list(found.shape)}")
         return entries
+
+    def _misfit(self, key: NestedKey, shape: tuple[int, ...], got: str) -> ArgumentError:
+        spec = cast(TensorSpec, self.spec[key])
+        return ArgumentError(
+            f"An observation must fit the observation space: {key!r} must be {spec.dtype} of shape {list(shape)}, got "
+            f"{got}. Correct the observation_space of {self._owner}, or what its reset() and step() return."
+        )
 
 
 class ActionReader:
@@ -171,9 +180,43 @@ def _observation_spec(space: gym.Space[Any]) -> TensorSpec:
 def _observation_read(space: gym.Space[Any]) -> Callable[[Any], torch.Tensor]:
     if isinstance(space, spaces.Discrete):
         rows, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
-        return lambda value: torch.from_numpy(np.array(rows[np.asarray(value) - start]))
-    dtype = np.int64 if isinstance(space, spaces.MultiDiscrete) else _numpy_dtype(space)
-    return lambda value: torch.from_numpy(np.array(value, dtype=dtype, order="C"))
+
+        def read_index(value: Any) -> torch.Tensor:
+            index = np.asarray(value)
+            if index.dtype.kind not in "iu":
+                raise TypeError("not a whole number")
+            # As unsigned numbers those below the start are too large, like those above the end.
+            return torch.from_numpy(np.array(rows[(index - start).astype(np.uintp)]))
+
+        return read_index
+    dtype = np.dtype(np.int64) if isinstance(space, spaces.MultiDiscrete) else _numpy_dtype(space)
+    allowed = _FROM[dtype.kind]
+
+    def read(value: Any) -> torch.Tensor:
+        found = np.asarray(value)
+        if found.dtype is dtype:
+            return torch.from_numpy(np.array(found, order="C"))
+        if found.dtype.kind not in allowed:
+            raise TypeError(f"{found.dtype} can't become {dtype}")
+        out = np.array(found, dtype=dtype, order="C")
+        if dtype.kind != "f" and (out != found).any():
+            raise ValueError(f"out of the range of {dtype}")
+        return torch.from_numpy(out)
+
+    return read
+
+
+_FROM = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
+"""Which kinds of numbers may become which."""
+
+
+def brief(value: object) -> str:
+    """Return the first characters of a value's text."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+_SHOWN = 80
 
 
 def _box_spec(space: spaces.Box) -> TensorSpec:

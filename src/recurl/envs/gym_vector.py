@@ -7,16 +7,15 @@ done row keeps its true final observation and waits until it is reset by ``reset
 from __future__ import annotations
 
 import importlib
-import inspect
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from recurl.errors import ArgumentError, MissingDependencyError, UsageError
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UsageError
 
 __all__ = ["SameStepVectorEnv", "SingleRowsVectorEnv", "autoreset_disabled", "make", "make_vector"]
 
@@ -27,9 +26,11 @@ def make(name: str, **kwargs: Any) -> gym.Env[Any, Any]:
     """Return ``gymnasium.make(name, **kwargs)``.
 
     Raises:
+        ArgumentTypeError: ``name`` is an environment, or something else that is no id.
         ArgumentError: Gymnasium knows no such environment.
         MissingDependencyError: the environment needs a package that is not installed.
     """
+    _check_id(name)
     return _translated(name, lambda: gym.make(name, **kwargs))
 
 
@@ -44,9 +45,11 @@ def make_vector(name: str, num_envs: int, mode: str | None, **kwargs: Any) -> Ve
         **kwargs: for the environment's constructor.
 
     Raises:
+        ArgumentTypeError: ``name`` is an environment, or something else that is no id.
         ArgumentError: ``num_envs`` below 1, an unknown ``mode`` or id, or no vector form where one is asked for.
         MissingDependencyError: the environment needs a package that is not installed.
     """
+    _check_id(name)
     if num_envs < 1:
         raise ArgumentError(f"num_envs must be at least 1, or None for one unbatched environment, got {num_envs}.")
     if mode not in _MODES:
@@ -54,35 +57,61 @@ def make_vector(name: str, num_envs: int, mode: str | None, **kwargs: Any) -> Ve
     return _translated(name, lambda: _make_vector(name, num_envs, mode, kwargs))
 
 
+def _check_id(name: object) -> None:
+    if isinstance(name, str):
+        return
+    hint = " Wrap an environment with GymWrapper(env)." if isinstance(name, gym.Env | VectorEnv) else ""
+    raise ArgumentTypeError(f"GymEnv takes the id of an environment, such as 'CartPole-v1', got {name!r}.{hint}")
+
+
 def _make_vector(name: str, num_envs: int, mode: str | None, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any]:
-    disabled = AutoresetMode.DISABLED
-    native = _takes_autoreset_mode(name)
+    spec = _spec(name)
     if mode is None:
-        mode = "vector_entry_point" if native else "sync"
+        native = _native(name, num_envs, AutoresetMode.DISABLED, kwargs) if spec.vector_entry_point else None
+        if native is not None:
+            return native
+        mode = "sync" if spec.entry_point else "vector_entry_point"
     if mode == "vector_entry_point":
-        if native:
-            kwargs = {**kwargs, "autoreset_mode": disabled}
-        env = gym.make_vec(name, num_envs, mode, **kwargs)
-        if _mode_of(env) is AutoresetMode.NEXT_STEP:
-            env.close()
-            rows = [gym.make_vec(name, 1, mode, **kwargs) for _ in range(num_envs)]
-            return SingleRowsVectorEnv(rows)
-        return autoreset_disabled(env)
-    settings: dict[str, Any] = {"autoreset_mode": disabled, "copy": False}
+        return _make_native(name, num_envs, kwargs)
+    settings: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
     if mode == "async":
         settings["context"] = "spawn"
     return gym.make_vec(name, num_envs, mode, vector_kwargs=settings, **kwargs)
 
 
-def _takes_autoreset_mode(name: str) -> bool:
+def _make_native(name: str, num_envs: int, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any]:
+    for wanted in (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP):
+        native = _native(name, num_envs, wanted, kwargs)
+        if native is not None:
+            return autoreset_disabled(native)
+    env = gym.make_vec(name, num_envs, "vector_entry_point", **kwargs)
+    if _mode_of(env) is not AutoresetMode.NEXT_STEP:
+        return autoreset_disabled(env)
+    env.close()
+    return SingleRowsVectorEnv([gym.make_vec(name, 1, "vector_entry_point", **kwargs) for _ in range(num_envs)])
+
+
+def _native(name: str, num_envs: int, wanted: AutoresetMode, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any] | None:
+    """Return the environment's own vector form in the autoreset mode ``wanted``, or None if it has none such."""
+    options: dict[str, Any] = {"autoreset_mode": wanted, **kwargs}
+    try:
+        env = gym.make_vec(name, num_envs, "vector_entry_point", **options)
+    except Exception as error:
+        # It doesn't know the argument, or not this value of it; what else is wrong shows without it.
+        if isinstance(error, TypeError) or "autoreset" in str(error).lower():
+            return None
+        raise
+    if _mode_of(env) is wanted:
+        return env
+    env.close()
+    return None
+
+
+def _spec(name: str) -> EnvSpec:
     module, _, identifier = name.rpartition(":")
     if module:
         importlib.import_module(module)
-    creator = gym.spec(identifier).vector_entry_point
-    if creator is None:
-        return False
-    function = load_env_creator(creator) if isinstance(creator, str) else creator
-    return "autoreset_mode" in inspect.signature(function).parameters
+    return gym.spec(identifier)
 
 
 def _mode_of(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
@@ -95,7 +124,7 @@ def _translated(name: str, build: Any) -> Any:
         return build()
     except gym.error.DependencyNotInstalled as error:
         raise MissingDependencyError(f"The environment {name!r} needs a package that is missing: {error}") from error
-    except (gym.error.Error, ModuleNotFoundError) as error:
+    except (gym.error.Error, ImportError) as error:
         raise ArgumentError(f"Gymnasium can't make {name!r}: {error}") from error
 
 
@@ -131,6 +160,7 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         super().__init__(env)
+        self.metadata = {**(env.metadata or {}), "autoreset_mode": AutoresetMode.DISABLED}
         self._started: Any = None
         self._done = np.zeros(env.num_envs, dtype=np.bool_)
 

@@ -10,6 +10,7 @@ from recurl.keys import REWARD
 from recurl.lowering import Step, takes_entries, unmarked
 from recurl.specs import Composite
 from recurl.transforms import Compose, Transform
+from recurl.transforms.base import keeps_memory
 
 
 class TransformedEnv(EnvBase, wraps=True):
@@ -57,6 +58,7 @@ class TransformedEnv(EnvBase, wraps=True):
 
     def _respec(self) -> None:
         base, parts = self.base_env, self.transform
+        self._keeps_memory = any(keeps_memory(part) for part in parts)
         reward = Composite({REWARD: base.reward_spec}, shape=self.batch_size, device=self.device)
         observation = parts.transform_observation_spec(base.observation_spec)
         state, done = parts.transform_state_spec(base.state_spec), parts.transform_done_spec(base.done_spec)
@@ -66,11 +68,11 @@ class TransformedEnv(EnvBase, wraps=True):
 
     @takes_entries
     def _root(self, tensordict: Step | None) -> Any:
-        return self.transform._reset(tensordict, self.base_env._root(tensordict))  # type: ignore[reportPrivateUsage] # the hook
+        return self._mine(self.transform._reset(tensordict, self.base_env._root(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
 
     @takes_entries
     def _next(self, tensordict: Step) -> Any:
-        return self.transform._step(tensordict, self.base_env._next(tensordict))  # type: ignore[reportPrivateUsage] # the hook
+        return self._mine(self.transform._step(tensordict, self.base_env._next(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
 
     @property
     def full_resets(self) -> int:  # type: ignore[override] # the base environment counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -199,3 +200,36 @@ def _check(env: EnvBase, td: TensorDictBase, where: str, reward: bool = False) -
         if not spec.is_in(value):
             got = "nothing" if value is None else f"{list(value.shape)} {value.dtype}"
             raise ArgumentError(f"{where} must hold {key!r} in {spec}, got {got}: {value}.")
+
+
+def complete_done(after: TensorDictBase) -> None:
+    """Add to the result of a step those of ``done``, ``terminated`` and ``truncated`` that follow from the others.
+
+    Raises:
+        MissingKeyError: it has none of them.
+    """
+    known = [after.get(key) for key in (DONE, TERMINATED, TRUNCATED) if key in after]
+    if not known:
+        raise MissingKeyError("A step must return 'done', or 'terminated' and 'truncated': it returned none of them.")
+    none = torch.zeros_like(known[0])
+    if TERMINATED not in after:
+        truncated = after.get(TRUNCATED, none)
+        after.set(TERMINATED, after.get(DONE) & ~truncated if DONE in after else none)
+    if TRUNCATED not in after:
+        after.set(TRUNCATED, after.get(DONE) & ~after.get(TERMINATED) if DONE in after else none)
+    after.set(DONE, after.get(TERMINATED) | after.get(TRUNCATED))
+
+
+def checked_seed(seed: Any) -> int:
+    """Return ``seed`` as an integer.
+
+    Raises:
+        ArgumentError: it is negative, or no integer.
+    """
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ArgumentError(f"A seed must be an integer that is not negative, got {seed!r}.")
+    return number

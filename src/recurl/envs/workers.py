@@ -14,13 +14,14 @@ import pickle
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import cloudpickle
 import torch
@@ -28,7 +29,7 @@ import torch
 from recurl import errors
 from recurl.envs.workers_child import FAILED, STATUS_SIZE, VALUE
 from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file
-from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WorkerError
+from recurl.errors import ArgumentError, ArgumentTypeError, RemoteTraceback, UsageError, WorkerError
 
 __all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup", "creators"]
 
@@ -39,6 +40,8 @@ CLOSE = pickle.dumps(("close",))
 """The message that asks a worker to end."""
 
 _CLOSE_SECONDS = 5.0
+_TAKE_SECONDS = 0.5
+_LONG = 1e9  # seconds
 _POLL_MS = 200
 _BEAT_SIZE = 8
 _BOOT = "import sys; sys.path[:] = {path!r}; from recurl.envs.workers_child import main; main({fds}, {parent})"
@@ -66,75 +69,107 @@ class Worker:
         index: its number, for messages.
 
     Attributes:
-        connection: the socket to it.
+        connection: the socket to it. No read or write of it waits longer than the worker may be silent.
         process: the process, leader of a group of its own.
         asked: when it was last asked something, by the monotonic clock.
     """
 
     def __init__(self, index: int) -> None:
         self.index = index
-        ours, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair()
+        self._stalled = False
         self._status = anonymous_file(STATUS_SIZE)
         self._memory = mmap.mmap(self._status, STATUS_SIZE)
         self.asked = self._last_sign = time.monotonic()
         self._last_beat, self._patience = self._memory[:_BEAT_SIZE], START_SECONDS
         descriptors = (theirs.fileno(), self._status)
-        boot = _BOOT.format(path=sys.path, fds="{}, {}".format(*descriptors), parent=os.getpid())
+        path = [entry for entry in cast("list[Any]", sys.path) if isinstance(entry, str)]  # as imports do
+        boot = _BOOT.format(path=path, fds="{}, {}".format(*descriptors), parent=os.getpid())
         with theirs:
             command = [sys.executable, "-c", boot]
             self.process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, process_group=0)
-        self.connection = Connection(ours.detach())
+        self.connection = Connection(os.dup(self._socket.fileno()))
+        self._limit: float | None = None
 
     def ask(self, message: bytes, seconds: float | None) -> None:
         """Send a message; the worker may be silent for so many seconds before it counts as hanging."""
         self.asked = self._last_sign = time.monotonic()
         self._patience = math.inf if seconds is None else seconds
-        with contextlib.suppress(ConnectionError):  # a dead worker is noticed when its answer is due
-            self.connection.send_bytes(message)
+        if seconds != self._limit:
+            self._limit = seconds
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, _timeval(seconds))
+        self._exchange(self.connection.send_bytes, message)
+
+    def send_memory(self, shared: SharedTensors) -> None:
+        """Hand shared memory to the worker, which expects it."""
+        self._exchange(shared.send, self.connection)
+
+    def receive_memory(self, entries: Sequence[Entry]) -> SharedTensors | None:
+        """Take shared memory that the worker announced; None if it doesn't come: the next answer says why."""
+        shared: SharedTensors | None = self._exchange(SharedTensors.receive, self.connection, entries)
+        if shared is not None:
+            shared.close()
+        return shared
+
+    def _exchange(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call what reads or writes the socket. What goes wrong is noticed when an answer of the worker is due."""
+        if self._stalled:
+            return None
+        try:
+            return function(*arguments)
+        except BlockingIOError:  # the worker has stopped in the middle of something
+            self._stalled = True
+        except (EOFError, OSError):  # it is dead
+            pass
+        return None
 
     def receive(self) -> Reply:
         """Return the answer, which must be there."""
         try:
             message = self.connection.recv_bytes()
-        except (EOFError, ConnectionError):
-            return Reply(self.index, None, WorkerError(self._fate()))
+        except BlockingIOError:  # it stopped in the middle of it
+            return Reply(self.index, None, self._hangs())
+        except (EOFError, OSError):
+            return Reply(self.index, None, self._fate())
         if message[:1] == FAILED:
             kind, summary, text = pickle.loads(message[1:])
             error = WorkerError if kind is None else getattr(errors, kind, WorkerError)
-            return Reply(self.index, None, error(f"{summary}\n\n{self} raised this:\n\n{text}"))
+            return Reply(self.index, None, _caused(error(f"{self} raised {summary}"), text))
         assert message[:1] == VALUE
         return Reply(self.index, pickle.loads(message[1:]) if len(message) > 1 else None, None)
 
-    def check_hanging(self) -> WorkerError | None:
+    def check_hanging(self) -> Exception | None:
         """Return an error when the worker has neither answered nor made a step for too long."""
         now = time.monotonic()
         if self._memory[:_BEAT_SIZE] != self._last_beat:
             self._last_beat, self._last_sign = self._memory[:_BEAT_SIZE], now
-        if now - self._last_sign <= self._patience:
-            return None
+        return self._hangs() if self._stalled or now - self._last_sign > self._patience else None
+
+    def _hangs(self) -> Exception:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR1)  # makes faulthandler write where it is
-        end = now + 0.5
+        end = time.monotonic() + 0.5
         while not self._dump() and time.monotonic() < end:
             time.sleep(0.02)
-        return WorkerError(
+        text = (
             f"{self} hangs: no answer and no step for {self._patience:g} s. If an environment may take longer, give a "
-            f"larger timeout.{self._dump()}"
+            "larger timeout."
         )
+        return _caused(WorkerError(text), self._dump())
 
-    def _fate(self) -> str:
+    def _fate(self) -> Exception:
         code = self._ended(2.0)
         if code is None:
-            return f"{self} closed its connection."
+            return WorkerError(f"{self} closed its connection.")
         if code >= 0:
-            return f"{self} ended by itself with exit code {code}; its output may tell why."
+            return WorkerError(f"{self} ended by itself with exit code {code}; its output may tell why.")
         hint = ", perhaps by the system for lack of memory" if -code == signal.SIGKILL else ""
-        return f"{self} was killed by {signal.Signals(-code).name}{hint}.{self._dump()}"
+        return _caused(WorkerError(f"{self} was killed by {signal.Signals(-code).name}{hint}."), self._dump())
 
     def _dump(self) -> str:
         size = os.fstat(self._status).st_size - STATUS_SIZE
-        text = os.pread(self._status, size, STATUS_SIZE).decode(errors="replace") if size > 0 else ""
-        return f"\n\n{text.strip()}" if text else ""
+        return os.pread(self._status, size, STATUS_SIZE).decode(errors="replace") if size > 0 else ""
 
     def stop(self, seconds: float) -> None:
         """Wait so long for the process to end, then kill it; free what it held."""
@@ -142,6 +177,7 @@ class Worker:
             self._kill_group()
             self.process.wait()
         self.connection.close()
+        self._socket.close()
         self._memory.close()
         os.close(self._status)
 
@@ -178,7 +214,7 @@ class WorkerGroup:
     """
 
     def __init__(self, tasks: Sequence[Task], timeout: float | None) -> None:
-        if timeout is not None and timeout <= 0:
+        if timeout is not None and not timeout > 0:  # NaN neither
             raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
         self.timeout = timeout
         self._tasks = list(tasks)
@@ -256,18 +292,11 @@ class WorkerGroup:
 
     def send_memory(self, index: int, shared: SharedTensors) -> None:
         """Hand shared memory to a worker that expects it."""
-        with contextlib.suppress(ConnectionError):
-            shared.send(self.workers[index].connection)
+        self.workers[index].send_memory(shared)
 
-    def receive_memory(self, index: int, entries: Sequence[Entry]) -> SharedTensors:
-        """Take shared memory that a worker sends.
-
-        Raises:
-            EOFError: the worker is gone; its next answer says how.
-        """
-        shared = SharedTensors.receive(self.workers[index].connection, entries)
-        shared.close()
-        return shared
+    def receive_memory(self, index: int, entries: Sequence[Entry]) -> SharedTensors | None:
+        """Take shared memory that a worker announced; None if it doesn't come: the next answer says why."""
+        return self.workers[index].receive_memory(entries)
 
     def restart(self, index: int) -> None:
         """Stop a worker and start another in its place, without waiting for its greeting."""
@@ -297,7 +326,7 @@ class WorkerGroup:
         """Let the workers close their environments and end; kill those that don't within 5 s."""
         if not self.closed:
             for worker in self.workers:
-                worker.ask(CLOSE, None)
+                worker.ask(CLOSE, _TAKE_SECONDS)
             self._stop.detach()
             _stop_all(self.workers, os.getpid(), _CLOSE_SECONDS)
 
@@ -313,6 +342,18 @@ def _stop_all(workers: list[Worker], owner: int, seconds: float = 0.0) -> None:
     for worker in workers:
         worker.stop(end - time.monotonic())
     workers.clear()
+
+
+def _caused(error: Exception, text: str) -> Exception:
+    if text:
+        error.__cause__ = RemoteTraceback(text)
+    return error
+
+
+def _timeval(seconds: float | None) -> bytes:
+    """Return a time as setsockopt takes it; None is for ever."""
+    microseconds = 0 if seconds is None else max(int(min(seconds, _LONG) * 1e6), 1)
+    return struct.pack("ll", *divmod(microseconds, 10**6))
 
 
 def creators(num_workers: int, create_env_fn: Any) -> list[Callable[[], Any]]:

@@ -72,10 +72,10 @@ class Channel:
 
     def fail(self, error: BaseException) -> None:
         """Report ``error``, with its traceback, as the answer."""
-        own = isinstance(error, RecurlError)
-        summary = str(error) if own else "".join(traceback.format_exception_only(error)).strip()
+        kind, own = type(error).__name__, isinstance(error, RecurlError)
+        said = str(error) if own else next((line for line in str(error).splitlines() if line.strip()), "")
         text = "".join(traceback.format_exception(error))
-        self._send(FAILED + pickle.dumps((type(error).__name__ if own else None, summary, text)))
+        self._send(FAILED + pickle.dumps((kind if own else None, f"{kind}: {said}" if said else kind, text)))
 
     def _send(self, message: bytes) -> None:
         try:

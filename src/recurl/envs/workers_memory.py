@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -14,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recurl.errors import WorkerError
 from recurl.keys import NestedKey
 
 __all__ = ["Entry", "SharedTensors", "anonymous_file"]
@@ -77,14 +80,33 @@ class SharedTensors:
         return cls(entries, recv_handle(connection))
 
     @contextmanager
-    def lock(self) -> Generator[None]:
-        """Keep other processes that also take the lock away; a process that dies gives it up."""
+    def lock(self, seconds: float | None = None) -> Generator[None]:
+        """Keep other processes that also take the lock away; a process that dies gives it up.
+
+        Args:
+            seconds: how long to wait for another process; None: for ever.
+
+        Raises:
+            WorkerError: another process keeps it for longer.
+        """
         assert self._file is not None
-        os.lockf(self._file, os.F_LOCK, 0)
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        while not self._try_lock():
+            if time.monotonic() > end:
+                raise WorkerError(f"A worker process has kept shared memory locked for {seconds:g} s: it hangs.")
+            time.sleep(0.001)
         try:
             yield
         finally:
             os.lockf(self._file, os.F_ULOCK, 0)
+
+    def _try_lock(self) -> bool:
+        assert self._file is not None
+        try:
+            os.lockf(self._file, os.F_TLOCK, 0)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
 
     def close(self) -> None:
         """Close the descriptor; the tensors stay, and the memory is freed with the last of them."""

@@ -77,6 +77,10 @@ class Step(Protocol):
         """Return the same, nested entries too; tensors are shared."""
         ...
 
+    def clone(self) -> Any:
+        """Return the same in memory that nobody else has."""
+        ...
+
 
 StepT = TypeVar("StepT", bound=Step)
 
@@ -173,6 +177,10 @@ class Entries(dict[Any, Any]):
         """Return these entries, nested ones too; the tensors are shared."""
         entries = {name: value.copy() if isinstance(value, Entries) else value for name, value in self.items()}
         return Entries(entries, self.batch_size, self.device)
+
+    def clone(self) -> Entries:
+        """Return these entries, nested ones too, in memory that nobody else has."""
+        return Entries({name: value.clone() for name, value in self.items()}, self.batch_size, self.device)
 
 
 def leaves(tensordict: Step, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:

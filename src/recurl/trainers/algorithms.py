@@ -12,6 +12,7 @@ from recurl.envs import EnvBase
 from recurl.trainers.agent import FlatObservation
 from recurl.trainers.config import RunConfig
 from recurl.trainers.dqn import DQN
+from recurl.trainers.footprint import check_machine
 from recurl.trainers.ppo import PPO
 
 
@@ -83,12 +84,22 @@ _ALGORITHMS: dict[str, type[PPO] | type[DQN]] = {"ppo": PPO, "dqn": DQN, "r2d2":
 
 
 def make_algorithm(config: RunConfig) -> Algorithm:
-    """Build the learner that ``config`` describes."""
+    """Build the learner that ``config`` describes.
+
+    Raises:
+        ArgumentError: this machine lacks the device or the memory, or the environment can't be made.
+    """
+    check_machine(config)
     kind: Any = _ALGORITHMS[config.algorithm]
     return kind(config)
 
 
 def make_agent(config: RunConfig, env: EnvBase) -> RunAgent:
-    """Build the networks for an environment of the run, untrained."""
+    """Build the networks for an environment of the run, untrained.
+
+    Raises:
+        ArgumentError: this machine lacks the device or the memory.
+    """
+    check_machine(config, learning=False)
     kind: Any = _ALGORITHMS[config.algorithm].agent_class
     return kind(config, env.observation_spec, env.action_spec_unbatched).to(config.device)

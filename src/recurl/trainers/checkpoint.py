@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.serialization import get_crc32_options, set_crc32_options
 
-from recurl.container import damage
+from recurl.archive import damage, save_archive
 from recurl.errors import ArgumentError, RecurlError
 from recurl.trainers.contents import changed, contents_of
 from recurl.trainers.durable import make_folder, remove_partials, replacing, sync_folder
@@ -57,8 +56,8 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     make_folder(folder)
     content = {name: value for name, value in state.items() if name not in _ABOUT}
     path = folder / f"{step:012d}{_SUFFIX}"
-    with replacing(path) as file, _with_checksums():
-        torch.save({"format_version": FORMAT_VERSION, "contents": contents_of(content), **content}, file)
+    with replacing(path) as file:
+        save_archive({"format_version": FORMAT_VERSION, "contents": contents_of(content), **content}, file)
     found = _checkpoints(folder)
     kept = found[: found.index(path) + 1][-_KEPT:]
     for old in found:
@@ -67,17 +66,6 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     remove_partials(folder)
     sync_folder(folder)
     return path
-
-
-@contextmanager
-def _with_checksums() -> Generator[None]:
-    """Let torch write checksums, whatever it is set to."""
-    before = get_crc32_options()
-    set_crc32_options(True)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

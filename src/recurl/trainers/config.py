@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from recurl.errors import ArgumentError
+from recurl.ranges import (
+    Count,
+    Fraction,
+    NoBound,
+    NotNegative,
+    Number,
+    Positive,
+    Seed,
+    Steps,
+    Threads,
+    check_fields,
+)
+from recurl.recurrence import BACKENDS
 
-_CELLS = ("lstm", "gru", "none")
 _CAPTURABLE = ("fastest", "triton")
 
 
@@ -24,25 +36,6 @@ class RunConfig:
 
     algorithm: ClassVar[str]
     """Name on the command line."""
-    positive: ClassVar[tuple[str, ...]] = (
-        "hidden_size",
-        "num_layers",
-        "num_envs",
-        "rollout_steps",
-        "total_steps",
-        "learning_rate",
-        "max_grad_norm",
-        "checkpoint_every",
-        "threads",
-        "eval_episodes",
-        "eval_max_steps",
-    )
-    """Options above 0."""
-    not_negative: ClassVar[tuple[str, ...]] = ("seed",)
-    """Options of at least 0."""
-    fractions: ClassVar[tuple[str, ...]] = ("gamma",)
-    """Options from 0 to 1."""
-
     env: str
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1."""
     env_kwargs: tuple[str, ...] = ()
@@ -50,57 +43,48 @@ class RunConfig:
 
     cell: Literal["lstm", "gru", "none"] = "lstm"
     """The memory: lstm, gru, or none for a feed-forward control with as many weights as the LSTM."""
-    hidden_size: int = 64
+    hidden_size: Count = 64
     """Width of the encoder and of the hidden state."""
-    num_layers: int = 1
+    num_layers: Count = 1
     """Stacked recurrent layers."""
     backend: str = "fastest"
     """Which implementation runs the recurrence (fastest takes the best one of this machine)."""
     normalize_observations: bool = True
     """Standardise observations with running statistics, which are saved with the policy."""
 
-    total_steps: int = 150_000
+    total_steps: Steps = 150_000
     """Most environment steps to train for, summed over the environments."""
-    num_envs: int = 8
+    num_envs: Count = 8
     """Environments stepped side by side."""
-    rollout_steps: int = 128
+    rollout_steps: Count = 128
     """Steps of each environment between two updates."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Step size of Adam."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount per step."""
-    max_grad_norm: float = 0.5
-    """Largest norm of the gradient."""
+    max_grad_norm: NoBound = 0.5
+    """Largest norm of the gradient; inf for no bound."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of everything random; the same seed gives the same run."""
     device: str = "cpu"
     """Where the networks live, such as cpu or cuda."""
-    threads: int = 1
+    threads: Threads = 1
     """CPU threads of torch (at this size more of them only cost)."""
-    checkpoint_every: int = 50
+    checkpoint_every: Count = 50
     """Updates between two checkpoints."""
-    stop_return: float | None = None
+    stop_return: Number | None = None
     """End the run once the mean return of the last 20 episodes reaches this."""
-    eval_episodes: int = 100
+    eval_episodes: Count = 100
     """Greedy episodes played at the end."""
-    eval_max_steps: int = 27_000
+    eval_max_steps: Count = 27_000
     """Most steps of such an episode: a longer one is cut there, and the evaluation says so."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """Where a reward, an observation, a loss or a gradient is NaN or infinite: stop, or skip the batch or step."""
 
     def __post_init__(self) -> None:
-        for name in self.positive:
-            if getattr(self, name) <= 0:
-                raise ArgumentError(f"{_flag(name)} must be positive, got {getattr(self, name)}.")
-        for name in self.not_negative:
-            if getattr(self, name) < 0:
-                raise ArgumentError(f"{_flag(name)} must not be negative, got {getattr(self, name)}.")
-        for name in self.fractions:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ArgumentError(f"{_flag(name)} must lie between 0 and 1, got {getattr(self, name)}.")
-        if self.cell not in _CELLS:
-            raise ArgumentError(f"--cell must be one of {', '.join(_CELLS)}, got {self.cell!r}.")
+        check_fields(self)
+        self._check_backend()
         self.check()
         if self.total_steps < self.frames_per_batch:
             raise ArgumentError(
@@ -108,6 +92,10 @@ class RunConfig:
                 f"{self.rollout_steps}), got {self.total_steps}: raise it, or lower --rollout-steps."
             )
         _ = self.env_arguments
+
+    def _check_backend(self) -> None:
+        if self.backend not in BACKENDS.names:
+            raise ArgumentError(f"--backend must be one of {', '.join(BACKENDS.names)}, got {self.backend!r}.")
 
     def check(self) -> None:
         """Refuse options that don't fit together."""
@@ -125,7 +113,7 @@ class RunConfig:
     @property
     def env_arguments(self) -> dict[str, Any]:
         """``env_kwargs`` as keyword arguments."""
-        return dict(_argument(text) for text in self.env_kwargs)
+        return keyword_arguments("--env-kwargs", self.env_kwargs)
 
     def on_cpu(self) -> Self:
         """Return the options of the same run on the CPU, with the backend that is best there."""
@@ -169,35 +157,26 @@ class PPOConfig(RunConfig):
     """
 
     algorithm: ClassVar[str] = "ppo"
-    positive: ClassVar[tuple[str, ...]] = (
-        *RunConfig.positive,
-        "epochs",
-        "minibatches",
-        "sequence_length",
-        "clip_epsilon",
-    )
-    not_negative: ClassVar[tuple[str, ...]] = (*RunConfig.not_negative, "entropy_coeff", "critic_coeff")
-    fractions: ClassVar[tuple[str, ...]] = (*RunConfig.fractions, "gae_lambda")
 
     shared_trunk: bool = True
     """Actor and critic share encoder and memory; otherwise each has its own."""
     scale_rewards: bool = True
     """Divide rewards by the running standard deviation of the discounted return."""
-    epochs: int = 4
+    epochs: Count = 4
     """Passes over a batch per update."""
-    minibatches: int = 4
+    minibatches: Count = 4
     """Gradient steps per pass."""
-    sequence_length: int = 32
+    sequence_length: Count = 32
     """Cut rows into sequences of this length for the update; a sequence starts from the state stored there."""
-    entropy_coeff: float = 0.0
+    entropy_coeff: NotNegative = 0.0
     """Weight of the entropy bonus at the start."""
     anneal: bool = True
     """Let step size and entropy bonus fall linearly to zero over the run."""
-    gae_lambda: float = 0.95
+    gae_lambda: Fraction = 0.95
     """Decay of generalised advantage estimation."""
-    clip_epsilon: float = 0.2
+    clip_epsilon: Positive = 0.2
     """How far the probability ratio may leave 1 before its gradient is cut."""
-    critic_coeff: float = 0.5
+    critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""
     cuda_graph: bool = False
     """Run each gradient step as one CUDA graph (needs --device cuda, and minibatches of the same size)."""
@@ -240,15 +219,33 @@ class PPOConfig(RunConfig):
             )
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def keyword_arguments(option: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Return keyword arguments written as name=value, where a value is a Python literal, or else text.
+
+    Args:
+        option: what they are given with, for messages.
+        texts: the arguments.
+
+    Raises:
+        ArgumentError: one is written otherwise, or a name comes twice.
+
+    Example:
+        >>> keyword_arguments("--env-kwargs", ["k=8", "mode=human"])
+        {'k': 8, 'mode': 'human'}
+    """
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        name, found, value = text.partition("=")
+        if not found or not name.isidentifier():
+            raise ArgumentError(f"{option} takes name=value, such as k=8, got {text!r}.")
+        if name in arguments:
+            raise ArgumentError(f"{option} got {name} twice.")
+        arguments[name] = _literal(value)
+    return arguments
 
 
-def _argument(text: str) -> tuple[str, Any]:
-    name, found, value = text.partition("=")
-    if not found or not name.isidentifier():
-        raise ArgumentError(f"--env-kwargs takes name=value, such as k=8, got {text!r}.")
+def _literal(text: str) -> Any:
     try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two: deeply nested
+        return text

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from recurl.envs import EnvBase, GymEnv
-from recurl.errors import ArgumentError
+from recurl.errors import ArgumentError, RecurlError
+from recurl.hardware import check_device
 from recurl.trainers.config import RunConfig
 
 
@@ -19,9 +19,10 @@ def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = Non
         policy: its hidden states are declared, so that it can be run in the environment.
 
     Raises:
-        ArgumentError: there is no such environment or device, or the environment refuses its arguments.
+        ArgumentError: there is no such device or environment, or it can't be made of these arguments.
     """
     check_device(config.device)
+    asked = " ".join((config.env, *config.env_kwargs))
     try:
         return GymEnv(
             config.env,
@@ -32,21 +33,12 @@ def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = Non
             **config.env_arguments,
         )
     except ArgumentError as error:
-        raise ArgumentError(f"--env {config.env} {' '.join(config.env_kwargs)} can't be used: {error}") from error
-    except TypeError as error:
-        raise ArgumentError(
-            f"--env {config.env} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"
-        ) from error
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that can't be used.
-
-    Raises:
-        ArgumentError: torch can't put a tensor there.
-    """
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch says it with either
-        reason = str(error).splitlines()[0]
-        raise ArgumentError(f"--device {device} can't be used, try --device cpu: {reason}") from error
+        raise ArgumentError(f"--env {asked} can't be used: {error}") from error
+    except RecurlError:
+        raise
+    except Exception as error:  # the environment is somebody else's code
+        if isinstance(error, TypeError) and config.env_kwargs:
+            raise ArgumentError(
+                f"--env {config.env} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"
+            ) from error
+        raise ArgumentError(f"--env {asked} can't be made, {type(error).__name__}: {error}") from error

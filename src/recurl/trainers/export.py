@@ -24,7 +24,7 @@ from tensordict.nn import TensorDictSequential
 from torch import Tensor
 
 from recurl import __version__, specs
-from recurl.container import damage
+from recurl.archive import damage
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, MissingDependencyError, StorageError
 from recurl.trainers.config import RunConfig

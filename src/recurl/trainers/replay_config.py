@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from recurl.errors import ArgumentError
+from recurl.ranges import Count, Exponent, Fraction, NoBound, Whole
 from recurl.trainers.config import RunConfig
 
 
@@ -24,79 +25,56 @@ class DQNConfig(RunConfig):
     """
 
     algorithm: ClassVar[str] = "dqn"
-    positive: ClassVar[tuple[str, ...]] = (
-        *RunConfig.positive,
-        "buffer_size",
-        "slices",
-        "slice_length",
-        "gradient_steps",
-        "n_steps",
-        "target_interval",
-    )
-    not_negative: ClassVar[tuple[str, ...]] = (
-        *RunConfig.not_negative,
-        "learning_starts",
-        "burn_in",
-        "priority_exponent",
-        "importance_exponent",
-    )
-    fractions: ClassVar[tuple[str, ...]] = (
-        *RunConfig.fractions,
-        "eps_init",
-        "eps_end",
-        "exploration_fraction",
-        "priority_eta",
-    )
 
     normalize_observations: bool = False
     """Standardise observations with running statistics, which are saved with the policy."""
-    num_envs: int = 16
+    num_envs: Count = 16
     """Environments stepped side by side."""
-    rollout_steps: int = 8
+    rollout_steps: Count = 8
     """Steps of each environment between two updates."""
-    max_grad_norm: float = 10.0
-    """Largest norm of the gradient."""
-    checkpoint_every: int = 250
+    max_grad_norm: NoBound = 10.0
+    """Largest norm of the gradient; inf for no bound."""
+    checkpoint_every: Count = 250
     """Updates between two checkpoints, which hold the replay buffer too."""
 
-    buffer_size: int = 100_000
+    buffer_size: Count = 100_000
     """Environment steps that the replay buffer has room for."""
-    learning_starts: int = 2_000
+    learning_starts: Whole = 2_000
     """Environment steps before the first update."""
-    gradient_steps: int = 4
+    gradient_steps: Count = 4
     """Gradient steps per update."""
-    slices: int = 32
+    slices: Count = 32
     """Slices of trajectories per gradient step."""
-    slice_length: int = 32
+    slice_length: Count = 32
     """Most steps of a slice; a shorter trajectory is taken whole."""
     start_state: Literal["stored", "zero"] = "stored"
     """Where a slice's hidden state starts: from the one that was collected, or from zero."""
-    burn_in: int = 0
+    burn_in: Whole = 0
     """Steps at the beginning of a slice that only bring its hidden state up to date (not where its episode begins)."""
 
-    n_steps: int = 1
+    n_steps: Count = 1
     """Rewards that are summed before the bootstrap."""
     double: bool = True
     """Let the network choose the action whose value the target network gives (double DQN)."""
     value_rescaling: bool = False
     """Learn values on a compressed scale, for returns of many magnitudes."""
-    target_interval: int = 100
+    target_interval: Count = 100
     """Gradient steps between two copies of the network to the target network."""
 
-    eps_init: float = 1.0
+    eps_init: Fraction = 1.0
     """Probability of a random action at the start."""
-    eps_end: float = 0.05
+    eps_end: Fraction = 0.05
     """Probability of a random action at the end of the exploration."""
-    exploration_fraction: float = 0.3
+    exploration_fraction: Fraction = 0.3
     """Part of the run over which that probability falls, linearly."""
 
     prioritized: bool = False
     """Draw slices by their temporal-difference errors rather than uniformly."""
-    priority_exponent: float = 0.9
+    priority_exponent: Exponent = 0.9
     """How much priorities count; 0 is uniform."""
-    importance_exponent: float = 0.6
+    importance_exponent: Exponent = 0.6
     """How much importance weights make up for the bias of priorities."""
-    priority_eta: float = 0.9
+    priority_eta: Fraction = 0.9
     """Weight of the largest error of a slice against the mean in its priority."""
 
     def check(self) -> None:
@@ -124,9 +102,9 @@ class R2D2Config(DQNConfig):
 
     algorithm: ClassVar[str] = "r2d2"
 
-    burn_in: int = 8
+    burn_in: Whole = 8
     """Steps at the beginning of a slice that only bring its hidden state up to date (not where its episode begins)."""
-    n_steps: int = 5
+    n_steps: Count = 5
     """Rewards that are summed before the bootstrap."""
     value_rescaling: bool = True
     """Learn values on a compressed scale, for returns of many magnitudes."""

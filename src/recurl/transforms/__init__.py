@@ -1,9 +1,9 @@
 """What stands between an environment and its user: entries added at reset and at every step."""
 
-from recurl.transforms.base import Compose, Transform
+from recurl.transforms.base import Compose, Transform, makes_memory
 from recurl.transforms.init_tracker import InitTracker
 from recurl.transforms.primer import TensorDictPrimer
 from recurl.transforms.reward import RewardSum
 from recurl.transforms.step_counter import StepCounter
 
-__all__ = ["Compose", "InitTracker", "RewardSum", "StepCounter", "TensorDictPrimer", "Transform"]
+__all__ = ["Compose", "InitTracker", "RewardSum", "StepCounter", "TensorDictPrimer", "Transform", "makes_memory"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from tensordict import TensorDictBase
@@ -13,7 +13,35 @@ from recurl.keys import RESET, NestedKey
 from recurl.lowering import Step, takes_entries
 from recurl.specs import Composite
 
-__all__ = ["Compose", "Transform", "fill_reset", "merge_reset", "reset_mask"]
+__all__ = [
+    "Compose",
+    "Transform",
+    "fill_reset",
+    "keeps_memory",
+    "makes_memory",
+    "merge_reset",
+    "reset_mask",
+]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_MAKES_MEMORY = "_recurl_makes_memory"
+
+
+def makes_memory(function: _F) -> _F:
+    """Mark ``_reset`` or ``_step``: nothing writes later to the tensors that it returns.
+
+    What an unmarked method of an environment or transform returns is copied, as it may be one buffer that changes at
+    every step. A method that overrides a marked one has no mark unless it gets its own.
+    """
+    setattr(function, _MAKES_MEMORY, True)
+    return function
+
+
+def keeps_memory(instance: object) -> bool:
+    """Whether what ``_reset`` and ``_step`` of an environment or transform return must be copied."""
+    methods = ("_reset", "_step")
+    own = [getattr(getattr(type(instance), name), _MAKES_MEMORY, False) for name in methods]
+    return not all(own) or any(name in vars(instance) for name in methods)
 
 
 class Transform:
@@ -22,6 +50,8 @@ class Transform:
     A transform holds no state of the environment (all state travels in the TensorDict), so one instance may serve
     several environments. Every hook is the identity unless overridden. Iterating a transform yields its parts: a
     single transform yields itself.
+
+    What the hooks return is copied, unless they are marked with :func:`makes_memory`.
     """
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
@@ -43,6 +73,7 @@ class Transform:
     # Overrides get TensorDicts; those marked with ``takes_entries`` may get any ``Step``.
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: Any, tensordict_reset: Any) -> Any:
         """Return the root after a reset.
 
@@ -53,6 +84,7 @@ class Transform:
         return tensordict_reset
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
         """Return the ``next`` of a step, from the root that was stepped and the ``next`` made so far."""
         return next_tensordict
@@ -139,12 +171,14 @@ class Compose(Transform):
         return done_spec
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
         for part in self._parts:
             tensordict_reset = part._reset(tensordict, tensordict_reset)
         return tensordict_reset
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         for part in self._parts:
             next_tensordict = part._step(tensordict, next_tensordict)

@@ -8,7 +8,7 @@ from recurl.errors import ArgumentError
 from recurl.keys import DONE, IS_INIT
 from recurl.lowering import Step, takes_entries
 from recurl.specs import Binary, Composite
-from recurl.transforms.base import Transform, reset_mask
+from recurl.transforms.base import Transform, makes_memory, reset_mask
 
 
 class InitTracker(Transform):
@@ -46,6 +46,7 @@ class InitTracker(Transform):
         return spec
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
         mask = reset_mask(tensordict)
         if mask is None:
@@ -55,6 +56,7 @@ class InitTracker(Transform):
         return tensordict_reset.set(self.init_key, flag)
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         return next_tensordict.set(self.init_key, torch.zeros_like(next_tensordict[DONE]))
 

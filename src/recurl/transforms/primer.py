@@ -9,7 +9,7 @@ from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.keys import NestedKey
 from recurl.lowering import Step, takes_entries
 from recurl.specs import Composite, TensorSpec
-from recurl.transforms.base import Transform, fill_reset, merge_reset, reset_mask
+from recurl.transforms.base import Transform, fill_reset, makes_memory, merge_reset, reset_mask
 
 
 class TensorDictPrimer(Transform):
@@ -87,6 +87,7 @@ class TensorDictPrimer(Transform):
         return target
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
         mask = reset_mask(tensordict)
         batch = tensordict_reset.batch_size
@@ -101,6 +102,7 @@ class TensorDictPrimer(Transform):
         return tensordict_reset
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         for key, _ in self._specs:
             if key not in next_tensordict:

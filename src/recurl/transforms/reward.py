@@ -10,7 +10,7 @@ from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import REWARD
 from recurl.lowering import Step, takes_entries
 from recurl.specs import Composite, Unbounded
-from recurl.transforms.base import Transform, fill_reset, reset_mask
+from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
 
 
 class RewardSum(Transform):
@@ -47,6 +47,7 @@ class RewardSum(Transform):
         return spec
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
         mask = reset_mask(tensordict)
         for key in self.out_keys:
@@ -54,6 +55,7 @@ class RewardSum(Transform):
         return tensordict_reset
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             if out_key not in tensordict:

@@ -8,7 +8,7 @@ from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import DONE, TRUNCATED
 from recurl.lowering import Step, takes_entries
 from recurl.specs import Binary, Bounded, Composite
-from recurl.transforms.base import Transform, fill_reset, reset_mask
+from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
 
 
 class StepCounter(Transform):
@@ -65,6 +65,7 @@ class StepCounter(Transform):
         return spec
 
     @takes_entries
+    @makes_memory
     def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
         mask = reset_mask(tensordict)
         entries = [(self.step_count_key, torch.int64)]
@@ -75,6 +76,7 @@ class StepCounter(Transform):
         return tensordict_reset
 
     @takes_entries
+    @makes_memory
     def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         if self.step_count_key not in tensordict:
             raise MissingKeyError(

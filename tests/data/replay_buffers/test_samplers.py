@@ -426,7 +426,11 @@ def test_errors_of_slice_options():
 
 
 def test_errors_of_priorities():
-    for options in ({"max_capacity": 0}, {"alpha": -1.0}, {"beta": -0.1}, {"eps": 0.0}):
+    nan, inf = float("nan"), float("inf")
+    for options in (
+        *({"max_capacity": 0}, {"alpha": -1.0}, {"beta": -0.1}, {"eps": 0.0}),
+        *({name: value} for name in ("alpha", "beta", "eps") for value in (nan, inf)),
+    ):
         with pytest.raises(ArgumentError, match="max_capacity and eps must be positive"):
             PrioritizedSampler(**({"max_capacity": 10, "alpha": 1.0, "beta": 1.0} | options))
     with pytest.raises(ArgumentError, match="max_capacity=10 must be at least the storage's max_size"):

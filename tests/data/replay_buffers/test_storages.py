@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
+import warnings
 
 import pytest
 import torch
@@ -139,15 +144,36 @@ def test_files_on_disk(tmp_path):
     assert (tmp_path / "files").exists()
 
 
-def test_temporary_files_go_away():
-    storage = LazyMemmapStorage(100)
-    buffer = TensorDictReplayBuffer(storage=storage)
-    buffer.extend(batch(10))
-    folder = storage.scratch_dir
-    assert any(folder.iterdir())
-    del buffer, storage
-    gc.collect()
-    assert not folder.exists()
+KILLED = """
+import os, signal, torch
+from recurl.data import LazyMemmapStorage, ReplayBuffer
+buffer = ReplayBuffer(storage=LazyMemmapStorage(100))
+buffer.extend(torch.arange(10))
+os.kill(os.getpid(), signal.{})
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_a_killed_process_leaves_no_files(tmp_path, name):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", KILLED.format(name)], env=environment, check=False)
+    assert ended.returncode == -signal.Signals[name]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fork_that_ends_takes_nothing_away():
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(100))
+    buffer.extend(torch.arange(10))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # forking beside threads, which pytest may have
+        child = os.fork()
+    if child == 0:
+        del buffer
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert buffer.extend(torch.arange(10, 20)).tolist() == list(range(10, 20))
+    assert buffer[:].tolist() == list(range(20))
 
 
 def test_the_device_may_be_that_of_the_data():

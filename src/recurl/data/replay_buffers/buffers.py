@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.archive import load_archive, save_archive
 from recurl.continuity import check_order
+from recurl.data.replay_buffers.folders import fresh_folder, readable
 from recurl.data.replay_buffers.marks import (
     INDEX,
     PRIORITY_WEIGHT,
@@ -23,7 +24,7 @@ from recurl.data.replay_buffers.marks import (
     restore,
 )
 from recurl.data.replay_buffers.prefetch import Prefetcher
-from recurl.data.replay_buffers.samplers.base import Draw, RandomSampler, Sampler
+from recurl.data.replay_buffers.samplers.base import RandomSampler, Sampler
 from recurl.data.replay_buffers.storages import ListStorage, Storage
 from recurl.data.replay_buffers.trajectories import TrajectoryIndex
 from recurl.errors import ArgumentError, MissingKeyError, UsageError
@@ -32,7 +33,7 @@ from recurl.keys import MASK, NestedKey, next_key
 __all__ = ["ReplayBuffer"]
 
 Transform: TypeAlias = Callable[[Any], Any]
-_FORMAT = 1
+_FORMATS = (1, 2)  # since 2 only filled positions are saved
 _STATE = "buffer.pt"
 _ENTRIES: dict[str, NestedKey] = {
     "index": INDEX,
@@ -231,7 +232,7 @@ class ReplayBuffer:
             write_step = torch.from_numpy(index.steps(draw.positions))
         if draw.starts is not None:
             starts |= draw.starts
-        info = _info(draw, torch.from_numpy(starts), write_step)
+        info = draw.info(torch.from_numpy(starts), write_step)
         if isinstance(data, TensorDictBase):
             self._mark(data, info)
         if self.pin_memory:
@@ -338,14 +339,14 @@ class ReplayBuffer:
         """Go on from a :meth:`state_dict`.
 
         Raises:
-            ArgumentError: it is of a buffer of another size, or of another format.
+            ArgumentError: it is of a buffer of another size or format, or can't be read.
         """
         self._discard()
-        with self._lock:
-            self._check_state(state)
+        with self._lock, readable("The saved buffer"):
+            index = self._read_index(state)
             if state["storage"] is not None:
                 self.storage.load_state_dict(state["storage"])
-            self._take_small_state(state)
+            self._take_small_state(state, index)
 
     def dumps(self, path: str | Path) -> None:
         """Save everything into the folder ``path``, replacing an earlier save there; :meth:`loads` reads it.
@@ -358,30 +359,26 @@ class ReplayBuffer:
         path = Path(path)
         if path.exists() and any(path.iterdir()) and not (path / _STATE).exists():
             raise UsageError(f"The folder {path} has something else in it than a saved buffer: choose another.")
-        fresh = path.with_name(path.name + ".new")
-        shutil.rmtree(fresh, ignore_errors=True)
-        with self._lock:
+        with self._lock, fresh_folder(path) as fresh:
             self.storage.dumps(fresh / "storage", self._filled().filled)
-            torch.save(self._small_state(), fresh / _STATE)
-        shutil.rmtree(path, ignore_errors=True)
-        fresh.rename(path)
+            save_archive(self._small_state(), fresh / _STATE)
 
     def loads(self, path: str | Path) -> None:
-        """Go on from what :meth:`dumps` saved.
+        """Go on from what :meth:`dumps` saved. Checksums are verified, and no code is run from the files.
 
         Raises:
-            ArgumentError: it is of a buffer of another size, or of another format.
+            ArgumentError: it is of a buffer of another size or format, is missing or damaged, or can't be read.
         """
         self._discard()
-        state = torch.load(Path(path) / _STATE, weights_only=True)
-        with self._lock:
-            self._check_state(state)
+        state = load_archive(Path(path) / _STATE)
+        with self._lock, readable(f"The saved buffer {path}"):
+            index = self._read_index(state)
             self.storage.loads(Path(path) / "storage")
-            self._take_small_state(state)
+            self._take_small_state(state, index)
 
     def _small_state(self) -> dict[str, Any]:
         return {
-            "format": _FORMAT,
+            "format": _FORMATS[-1],
             "max_size": self.storage.max_size,
             "ndim": self.storage.ndim,
             "index": None if self._index is None else self._index.state_dict(),
@@ -390,25 +387,21 @@ class ReplayBuffer:
             "generator": None if self._generator is None else self._generator.get_state(),
         }
 
-    def _check_state(self, state: dict[str, Any]) -> None:
-        expected = {"format": _FORMAT, "max_size": self.storage.max_size, "ndim": self.storage.ndim}
+    def _read_index(self, state: dict[str, Any]) -> TrajectoryIndex | None:
+        """Return the index in ``state``, which must be of a buffer like this."""
+        expected = {"max_size": self.storage.max_size, "ndim": self.storage.ndim}
         got = {name: state[name] for name in expected}
         if got != expected:
             raise ArgumentError(f"The saved buffer must have {expected}, it has {got}.")
+        if state["format"] not in _FORMATS:
+            raise ArgumentError(f"The saved buffer must be of format {_FORMATS}, it is of {state['format']!r}.")
+        return None if state["index"] is None else TrajectoryIndex.from_state_dict(state["index"])
 
-    def _take_small_state(self, state: dict[str, Any]) -> None:
-        self._index = None if state["index"] is None else TrajectoryIndex.from_state_dict(state["index"])
+    def _take_small_state(self, state: dict[str, Any], index: TrajectoryIndex | None) -> None:
+        if index is not None and (index.lanes, index.capacity) != (self.storage.lanes, self.storage.capacity):
+            raise ArgumentError("The saved buffer's index and its steps have another number of rows.")
+        self._index = index
         self.sampler.keys.load_state_dict(state["keys"])
         self.sampler.load_state_dict(state["sampler"])
         if self._generator is not None and state["generator"] is not None:
             self._generator.set_state(state["generator"])
-
-
-def _info(draw: Draw, starts: Tensor, write_step: Tensor) -> dict[str, Tensor]:
-    info = {"index": torch.from_numpy(draw.positions), "write_step": write_step, "starts": starts}
-    for name, values in (("ends", draw.ends), ("mask", draw.mask)):
-        if values is not None:
-            info[name] = torch.from_numpy(values)
-    if draw.weights is not None:
-        info["priority_weight"] = torch.from_numpy(draw.weights).float()
-    return info

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +12,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from recurl.archive import load_archive, save_archive
+from recurl.data.replay_buffers.folders import flat_tensordict, load_folder, map_tensors, seal_folder, tensor_leaves
 from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
 from recurl.keys import NestedKey
 
@@ -183,7 +183,7 @@ class LazyTensorStorage(Storage):
     def _allocate(self, items: dict[NestedKey, Tensor], inner: torch.Size) -> None:
         """Make room for items of which each entry looks like one of ``items``; ``inner`` is the batch size of one."""
         self._leaves = self._memory(items, self.lanes * self.capacity)
-        self._data = _tensordict(self._leaves, torch.Size([self.lanes * self.capacity, *inner]))
+        self._data = flat_tensordict(self._leaves, torch.Size([self.lanes * self.capacity, *inner]))
 
     def _memory(self, items: dict[NestedKey, Tensor], size: int) -> dict[NestedKey, Tensor]:
         return {
@@ -217,16 +217,19 @@ class LazyTensorStorage(Storage):
             return self._leaves[_PLAIN].index_select(0, index)
         return self._data.apply(lambda leaf: leaf.index_select(0, index), batch_size=batch)
 
-    def _contents(self, filled: int) -> TensorDict:
-        return self._data[:filled] if self.lanes == 1 else self._data
+    def _filled(self, leaf: Tensor, steps: int) -> Tensor:
+        """Return the first ``steps`` items of each lane, ``[lanes, steps, ...]``; shares memory."""
+        return leaf.unflatten(0, (self.lanes, -1))[:, :steps]
 
     def state_dict(self, filled: int) -> dict[str, Any]:
         """See :meth:`Storage.state_dict`."""
-        entries = leaves(self._contents(filled))
+        contents = {key: self._filled(leaf, filled) for key, leaf in self._leaves.items()}
         return {
             "lanes": self.lanes,
             "inner": list(self._data.batch_size[1:]),
-            "entries": {key: value.clone() for key, value in entries.items()},
+            "entries": {
+                key: value.clone(memory_format=torch.contiguous_format).flatten(0, 1) for key, value in contents.items()
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -235,15 +238,24 @@ class LazyTensorStorage(Storage):
 
     def dumps(self, path: Path, filled: int) -> None:
         """See :meth:`Storage.dumps`. A memory-mapped TensorDict, ``TensorDict.load_memmap(path)`` reads it too."""
-        self._contents(filled).memmap(path, copy_existing=True)
-        (path / "lanes").write_text(str(self.lanes))
+        size = torch.Size([self.lanes * filled, *self._data.batch_size[1:]])
+        mapped = map_tensors({key: leaf[0] for key, leaf in self._leaves.items()}, size, path)
+        for key, leaf in self._leaves.items():
+            mapped[key].unflatten(0, (self.lanes, filled)).copy_(self._filled(leaf, filled))
+        seal_folder(path, {"lanes": self.lanes})
 
     def loads(self, path: Path) -> None:
-        """See :meth:`Storage.loads`."""
-        saved = TensorDict.load_memmap(path)
-        self._take(int((path / "lanes").read_text()), leaves(saved), saved.batch_size[1:])
+        """See :meth:`Storage.loads`.
+
+        Raises:
+            ArgumentError: the folder is missing, damaged, or doesn't fit.
+        """
+        saved, facts = load_folder(path)
+        lanes = facts["lanes"] if facts else int((path / "lanes").read_text())  # a file of its own in earlier versions
+        self._take(lanes, tensor_leaves(saved), saved.batch_size[1:])
 
     def _take(self, lanes: int, entries: dict[NestedKey, Tensor], inner: torch.Size) -> None:
+        """Take over ``[lanes * n, ...]``: the first n steps of each lane."""
         if self.device == "auto":
             self.device = torch.device("cpu")
         if not self._leaves:
@@ -256,7 +268,8 @@ class LazyTensorStorage(Storage):
             )
         self._check(entries, 1)
         for key, value in entries.items():
-            self._leaves[key][: value.shape[0]].copy_(value)
+            lanewise = value.unflatten(0, (lanes, -1))
+            self._filled(self._leaves[key], lanewise.shape[1]).copy_(lanewise)
 
 
 class LazyMemmapStorage(LazyTensorStorage):
@@ -264,8 +277,9 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     Args:
         max_size: number of items. Files are sparse: disk space is taken as steps come in.
-        scratch_dir: folder of the files, which must be empty or absent and is kept. None takes a temporary one that is
-            deleted with this object. What is there is no backup: use ``ReplayBuffer.dumps``.
+        scratch_dir: folder of the files, which must be empty or absent and is kept. With None they have no name: their
+            space is free again when this object and its forks are gone, however they end. What is there is no backup:
+            use ``ReplayBuffer.dumps``.
         ndim: how many batch dimensions count as items; see :class:`Storage`.
 
     Raises:
@@ -275,17 +289,15 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def __init__(self, max_size: int, *, scratch_dir: str | Path | None = None, ndim: int = 1) -> None:
         super().__init__(max_size, ndim=ndim)
-        self.scratch_dir = Path(tempfile.mkdtemp(prefix="recurl-") if scratch_dir is None else scratch_dir)
-        if scratch_dir is None:
-            weakref.finalize(self, shutil.rmtree, self.scratch_dir, ignore_errors=True)
+        self.scratch_dir = None if scratch_dir is None else Path(scratch_dir)
 
     def _memory(self, items: dict[NestedKey, Tensor], size: int) -> dict[NestedKey, Tensor]:
+        if self.scratch_dir is None:
+            with tempfile.TemporaryDirectory(prefix="recurl-") as folder:
+                return map_tensors(items, torch.Size([size]), Path(folder))  # mapped memory outlives its name
         if self.scratch_dir.exists() and any(self.scratch_dir.iterdir()):
             raise UsageError(f"The folder {self.scratch_dir} must be empty for a storage to put its files there.")
-        likes = {key: item.cpu().expand(size, *item.shape) for key, item in items.items()}
-        mapped = _tensordict(likes, torch.Size([size])).memmap_like(self.scratch_dir)
-        # The same memory as plain tensors: the class of memory-mapped ones makes every operation slower.
-        return {key: value.as_subclass(Tensor) for key, value in leaves(mapped).items()}
+        return map_tensors(items, torch.Size([size]), self.scratch_dir)
 
 
 class ListStorage(Storage):
@@ -349,29 +361,24 @@ class ListStorage(Storage):
         """See :meth:`Storage.load_state_dict`."""
         self.lanes = state["lanes"]
         if "entries" in state:
-            self._items = list(_tensordict(state["entries"], torch.Size(state["batch_size"])).unbind(0))
+            self._items = list(flat_tensordict(state["entries"], torch.Size(state["batch_size"])).unbind(0))
         else:
             self._items = list(state["items"])
 
     def dumps(self, path: Path, filled: int) -> None:
         """See :meth:`Storage.dumps`. Items must be TensorDicts, tensors, or plain Python values."""
         path.mkdir(parents=True, exist_ok=True)
-        torch.save(self.state_dict(filled), path / "items.pt")
+        save_archive(self.state_dict(filled), path / "items.pt")
 
     def loads(self, path: Path) -> None:
-        """See :meth:`Storage.loads`."""
-        self.load_state_dict(torch.load(path / "items.pt", weights_only=True))
+        """See :meth:`Storage.loads`.
+
+        Raises:
+            ArgumentError: the file is missing or damaged.
+        """
+        self.load_state_dict(load_archive(path / "items.pt"))
 
 
 def leaves(data: TensorDictBase | Tensor) -> dict[NestedKey, Tensor]:
     """Return the tensors of a TensorDict by key; a tensor as the only one."""
-    if isinstance(data, Tensor):
-        return {_PLAIN: data}
-    return cast(dict[NestedKey, Tensor], dict(data.items(True, True)))
-
-
-def _tensordict(entries: dict[NestedKey, Tensor], batch_size: torch.Size) -> TensorDict:
-    result = TensorDict({}, batch_size)
-    for key, value in entries.items():
-        result.set(key, value)
-    return result
+    return {_PLAIN: data} if isinstance(data, Tensor) else tensor_leaves(data)

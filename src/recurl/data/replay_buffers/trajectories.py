@@ -243,24 +243,35 @@ class TrajectoryIndex:
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on, as tensors and integers."""
         arrays = {name: torch.from_numpy(getattr(self, name).copy()) for name in _ARRAYS}
+        runs = torch.from_numpy(self._run.reshape(self.lanes, -1)[:, : self.filled].copy())
         members = {minimum: torch.from_numpy(runs.members[: runs.count].copy()) for minimum, runs in self._sets.items()}
         sizes = {"lanes": self.lanes, "capacity": self.capacity, "written": self.written}
-        return {**sizes, **arrays, "free": torch.tensor(self._free, dtype=torch.int64), "sets": members}
+        return {**sizes, **arrays, "_run": runs, "free": torch.tensor(self._free, dtype=torch.int64), "sets": members}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> TrajectoryIndex:
-        """Return the index that :meth:`state_dict` was taken of."""
+        """Return the index that :meth:`state_dict` was taken of.
+
+        Raises:
+            ArgumentError: the parts of the state don't fit each other.
+        """
         index = cls(state["lanes"], state["capacity"])
         index.written = state["written"]
         for name in _ARRAYS:
-            setattr(index, name, state[name].numpy().copy())
+            setattr(index, name, state[name].numpy().astype(np.int64))
+        runs = state["_run"].numpy().reshape(index.lanes, -1)  # of every position in the states of earlier versions
+        index._run.reshape(index.lanes, -1)[:, : index.filled] = runs[:, : index.filled]
         index._free = state["free"].tolist()
         slots = index._first.size
-        index._sets = {minimum: RunSet(runs.numpy(), slots) for minimum, runs in state["sets"].items()}
+        numbers = [index._run, index._last, *(members.numpy() for members in state["sets"].values())]
+        sound = index._stop.shape == index._lane.shape == (slots,) and index._last.shape == (index.lanes,)
+        if not sound or any(((part < 0) | (part >= max(slots, 1))).any() for part in numbers):
+            raise ArgumentError("The saved index of trajectories is inconsistent.")
+        index._sets = {minimum: RunSet(members.numpy(), slots) for minimum, members in state["sets"].items()}
         return index
 
 
-_ARRAYS = ("_run", "_first", "_stop", "_lane", "_last")
+_ARRAYS = ("_first", "_stop", "_lane", "_last")
 
 
 def _grown(values: Ints, size: int, fill: int) -> Ints:

@@ -96,7 +96,7 @@ def n_step_return(
     bootstrap = next_value.masked_fill(terminated, 0.0)
     reward, last = reward.to(next_value.dtype), (cut | terminated)[..., :-1]
     value = reward + gamma * bootstrap
-    for _ in range(n_steps - 1):
+    for _ in range(min(n_steps, reward.shape[-1]) - 1):  # there are no more steps than that
         following = torch.where(last, bootstrap[..., :-1], value[..., 1:])
         value = reward + gamma * torch.cat([following, bootstrap[..., -1:]], -1)
     return value

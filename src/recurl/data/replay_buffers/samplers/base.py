@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from recurl.data.replay_buffers.trajectories import Appended, Bools, Ints, TrajectoryIndex, random_below
 from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
@@ -36,6 +37,16 @@ class Draw:
     mask: Bools | None = None
     weights: NDArray[np.float64] | None = None
     last: bool = False
+
+    def info(self, starts: Tensor, write_step: Tensor) -> dict[str, Tensor]:
+        """Return the draw as tensors ``[N]``, with what else is known of its steps."""
+        info = {"index": torch.from_numpy(self.positions), "write_step": write_step, "starts": starts}
+        for name, values in (("ends", self.ends), ("mask", self.mask)):
+            if values is not None:
+                info[name] = torch.from_numpy(values)
+        if self.weights is not None:
+            info["priority_weight"] = torch.from_numpy(self.weights).float()
+        return info
 
 
 class Sampler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -56,9 +57,9 @@ class PrioritizedSampler(Sampler):
         eps: float = 1e-8,
     ) -> None:
         super().__init__()
-        if max_capacity < 1 or alpha < 0 or beta < 0 or eps <= 0:
+        if max_capacity < 1 or not (0 <= alpha < math.inf and 0 <= beta < math.inf and 0 < eps < math.inf):
             raise ArgumentError(
-                "max_capacity and eps must be positive, alpha and beta not negative; got "
+                "max_capacity and eps must be positive, alpha and beta not negative, and all finite; got "
                 f"max_capacity={max_capacity}, alpha={alpha}, beta={beta}, eps={eps}."
             )
         self.max_capacity = max_capacity

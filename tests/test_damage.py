@@ -4,7 +4,7 @@ import zipfile
 import pytest
 import torch
 
-from recurl.container import damage
+from recurl.archive import damage
 
 VALUE = {"a": torch.arange(7.0), "b": [1, 2.5, "x"], "c": torch.arange(3)}
 

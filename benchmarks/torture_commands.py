@@ -1,0 +1,332 @@
+"""Random command lines, made of the fields of each command's options: good, borderline and absurd.
+
+``python benchmarks/torture_commands.py --count 1000`` runs them all, each in a process of its own, and prints how they
+end: none may end in a traceback, or say more than three lines on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from recurl.cli import main as recurl
+from recurl.cli.arguments import parse_arguments
+from recurl.cli.bench import BenchRNN
+from recurl.cli.doctor import doctor_command
+from recurl.cli.evaluate import Evaluate
+from recurl.cli.export import Export
+from recurl.cli.main import check_text, complaint
+from recurl.cli.train import Resume, TrainDQN, TrainPPO, TrainR2D2
+from recurl.ranges import Field, Range, fields_of, flag
+from recurl.trainers.footprint import check_machine
+
+KINDS: dict[tuple[str, ...], Any] = {
+    ("train", "ppo"): TrainPPO,
+    ("train", "dqn"): TrainDQN,
+    ("train", "r2d2"): TrainR2D2,
+    ("train",): Resume,
+    ("evaluate",): Evaluate,
+    ("export",): Export,
+    ("bench", "rnn"): BenchRNN,
+}
+POSITIONAL = "run"
+LONGEST = 3
+"""Lines that may be said on stderr."""
+
+_DOCTOR = ("--env", "--num-envs", "--env-kwargs", "--policy", "--steps", "--auto-register-policy-transforms", "run")
+_STRANGE = [
+    "",
+    " ",
+    "-",
+    "--",
+    "=",
+    "\udcff\udcfe",
+    "\U0001f98a",
+    "\u0663",
+    "\x00",
+    "%s",
+    "{}",
+    "a" * 5000,
+    "../..",
+    "*",
+]
+_NUMBERS = ["nan", "inf", "-inf", "1e6", "1e-320", "1e309", "10k", "0x10", "1_0", "9" * 5000, "-0", "+1", "1.", "True"]
+_NAMED: dict[str, list[str]] = {
+    "env": [
+        "recurl/TMaze-v0",
+        "CartPole-v1",
+        "Pendulum-v1",
+        "NoSuch-v0",
+        "a:b:c",
+        "..:x",
+        "os:path",
+        "recurl/",
+        ":",
+        "1",
+    ],
+    "env_kwargs": ["k=8", "corridor_length=3", "k", "=", "k=" + "(" * 500, "class=1", "k=1e999", "k=\udcff", "a b=1"],
+    "device": [
+        "cpu",
+        "cuda",
+        "cuda:9",
+        "cpu:3",
+        "cpu:-1",
+        "meta",
+        "hpu",
+        "xla",
+        "mps",
+        "gpu",
+        "cuda:",
+        "cpu:0",
+        "vulkan",
+    ],
+    "backend": ["fastest", "auto", "loop", "pad", "cpu", "triton", "scan", "magic"],
+    "backends": ["loop", "pad", "magic", "fastest"],
+    "policy": ["os:getcwd", "no.such:thing", ":", "os", "os:", ":f", "a:b:c", "..:f", "sys:argv"],
+}
+
+
+def commands(count: int, seed: int = 0, folder: Path | None = None) -> Iterator[list[str]]:
+    """Yield random command lines, without the name of the program.
+
+    Args:
+        count: how many.
+        seed: of the choices.
+        folder: where paths in them point; it need not exist. A run may be at ``run`` in it.
+    """
+    generator = random.Random(seed)
+    place = Path("torture") if folder is None else folder
+    for _ in range(count):
+        command = generator.choice([*KINDS, ("doctor",)])
+        words = _doctor(generator, place) if command == ("doctor",) else _options(KINDS[command], generator, place)
+        for _ in range(generator.choice([0, 0, 0, 1, 2])):
+            words = generator.choice(_MISHAPS)(words, generator)
+        yield [*command, *words]
+
+
+def _options(kind: type, generator: random.Random, place: Path) -> list[str]:
+    """Some of the options of a command, some of their values out of range."""
+    words: list[str] = []
+    wrong = generator.choice([0.0, 0.0, 0.1, 0.5])
+    for field in leaf_fields(kind):
+        needed = field.default is MISSING
+        if generator.random() < (0.95 if needed else 0.15):
+            words += _option(field, generator, place, wrong)
+    return words
+
+
+def leaf_fields(kind: type) -> Iterator[Field]:
+    """Yield the fields of a dataclass of options, and of those inside it."""
+    for field in fields_of(kind):
+        if is_dataclass(field.kind):
+            yield from leaf_fields(field.kind)
+        else:
+            yield field
+
+
+def _option(field: Field, generator: random.Random, place: Path, wrong: float) -> list[str]:
+    if field.kind is bool:
+        return [flag(field.name if generator.random() < 0.5 else f"no-{field.name}")]
+    count = generator.choice([0, 1, 1, 2, 3]) if field.many else 1
+    values = [_value(field, generator, place, generator.random() < wrong) for _ in range(count)]
+    if field.name == POSITIONAL:
+        return values
+    name = flag(field.name)
+    return [f"{name}={values[0]}"] if len(values) == 1 and generator.random() < 0.2 else [name, *values]
+
+
+def _value(field: Field, generator: random.Random, place: Path, wrong: bool) -> str:
+    if wrong:
+        return generator.choice([*_STRANGE, *_NUMBERS, *edges(field.range, field.kind, outside=True)])
+    if field.choices:
+        return str(generator.choice(field.choices))
+    if field.kind is Path:
+        return str(place / generator.choice(["run", "new", "file", "none/new", "../outside", "n" * 300]))
+    if field.name in _NAMED:
+        return generator.choice(_NAMED[field.name])
+    return generator.choice(edges(field.range, field.kind, outside=False))
+
+
+def edges(found: Range | None, kind: type, *, outside: bool) -> list[str]:
+    """Return numbers at the edges of a range, and inside it or outside."""
+    number: Callable[[float], Any] = int if kind is int else float
+    if found is None:
+        return ["text"]
+    low, high = max(found.low, -1e9), min(found.high, 1e18)
+    if outside:
+        return [str(number(value)) for value in (low - 1, high + 1, -high, high * 1000)]
+    small = [low + part for part in ((1, 2, 7) if kind is int else (0.001, 0.5, 1.0))]
+    return [str(number(value)) for value in (low, high, *small)]
+
+
+def _doctor(generator: random.Random, place: Path) -> list[str]:
+    """Options of the doctor, among them always one that makes it stop early."""
+    words = ["--policy", generator.choice(_NAMED["policy"])]
+    for name in generator.sample(_DOCTOR, generator.randrange(4)):
+        if name == "run":
+            words.append(str(place / "nothing"))
+        elif name.startswith("--auto"):
+            words.append(name)
+        else:
+            pool = _NAMED.get(name.removeprefix("--").replace("-", "_"), [*_NUMBERS, "-1", "0", "4"])
+            words += [name, generator.choice([*pool, *_STRANGE])]
+    return words
+
+
+def _drop(words: list[str], generator: random.Random) -> list[str]:
+    place = generator.randrange(len(words) + 1)
+    return words[:place] + words[place + 1 :]
+
+
+def _double(words: list[str], generator: random.Random) -> list[str]:
+    place = generator.randrange(len(words) + 1)
+    return [*words, *words[place : place + 2]]
+
+
+def _misspell(words: list[str], generator: random.Random) -> list[str]:
+    if not words:
+        return ["--hepl"]
+    place = generator.randrange(len(words))
+    word = words[place]
+    at = generator.randrange(len(word) + 1)
+    changed = generator.choice(
+        [word[:at] + word[at + 1 :], word[:at] + word[at:][::-1], word.upper(), word + word[-1:]]
+    )
+    return [*words[:place], changed, *words[place + 1 :]]
+
+
+def _insert(words: list[str], generator: random.Random) -> list[str]:
+    place = generator.randrange(len(words) + 1)
+    return [*words[:place], generator.choice([*_STRANGE, *_NUMBERS, "stray", "-x"]), *words[place:]]
+
+
+_MISHAPS = (_drop, _double, _misspell, _insert)
+
+
+def check(arguments: Sequence[str]) -> str:
+    """Parse and check a command line, without doing what it asks for.
+
+    Returns:
+        ``"accepted"``, ``"helped"``, or what is said on stderr.
+
+    Raises:
+        Exception: whatever would end the command in a traceback.
+    """
+    command = next((words for words in KINDS if tuple(arguments[: len(words)]) == words), None)
+    try:
+        check_text(arguments)
+        if command is None:
+            return "accepted" if doctor_command(list(arguments[1:])) in (0, 1) else "refused"
+        prog = " ".join(("recurl", *command))
+        wanted = parse_arguments(KINDS[command], arguments[len(command) :], prog=prog)
+        if hasattr(wanted, "config"):
+            check_machine(wanted.config)
+    except SystemExit as end:
+        if end.code:
+            raise
+        return "helped"
+    except Exception as error:
+        said = complaint(error)
+        if said is None:
+            raise
+        return said
+    return "accepted"
+
+
+_MODEL = (  # noqa: SIM905 - reads as it is typed
+    "train ppo --env recurl/TMaze-v0 --hidden-size 4 --num-envs 2 --rollout-steps 8 --total-steps 16 --eval-episodes 1 "
+    "--minibatches 1 --run-dir"
+).split()
+
+
+def main(count: int = 1000, seed: int = 0, seconds: int = 20) -> Counter[str]:
+    """Run random command lines, each in a process of its own, and return how many ended in which way.
+
+    Args:
+        count: how many.
+        seed: of the choices.
+        seconds: after these a command that goes on is asked to stop.
+    """
+    ends: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as name:
+        model, place = Path(name) / "model", Path(name) / "place"
+        model.mkdir()
+        (model / "file").write_text("mine")
+        _run([*_MODEL, str(model / "run")], model, seconds)
+        for number, arguments in enumerate(commands(count, seed, place)):
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(model, place)
+            end, said = _run(arguments, place, seconds)
+            ends[end] += 1
+            if end in ("traceback", "killed") or len(said.splitlines()) > LONGEST:
+                ends["too long"] += end not in ("traceback", "killed")
+                print(f"{number}: recurl {arguments!r}: {end}\n{said[-3000:]}", flush=True)
+    return ends
+
+
+def _run(arguments: list[str], place: Path, seconds: int) -> tuple[str, str]:
+    """Run one command in a fork, and return how it ended and what it said on stderr."""
+    said = place.with_name("stderr")
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        _child(arguments, place, said)
+    deadline = time.monotonic() + seconds
+    status = None
+    while status is None:
+        found, status_now = os.waitpid(child, os.WNOHANG)
+        if found:
+            status = status_now
+        elif time.monotonic() > deadline:
+            os.kill(child, signal.SIGTERM if time.monotonic() < deadline + seconds else signal.SIGKILL)
+            time.sleep(0.2)
+        else:
+            time.sleep(0.002)
+    text = said.read_text(errors="replace")
+    code = os.waitstatus_to_exitcode(status)
+    if "Traceback" in text:
+        return "traceback", text
+    ends = {0: "done", 1: "checks failed", 2: "refused", 143: "stopped", -signal.SIGTERM: "stopped"}
+    return ends.get(code, "killed"), text
+
+
+def _child(arguments: list[str], place: Path, said: Path) -> None:
+    code = 99
+    with contextlib.suppress(BaseException):
+        os.chdir(place)
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        for number, path in ((1, os.devnull), (2, str(said))):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        try:
+            code = recurl(arguments)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except BaseException:  # noqa: BLE001 - this is what is looked for
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Run random command lines.")
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=int, default=20)
+    wanted = parser.parse_args()
+    for name, number in sorted(main(wanted.count, wanted.seed, wanted.seconds).items()):
+        print(f"{name}: {number}")

@@ -1,0 +1,82 @@
+"""What this machine has: devices that compute, and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from recurl.errors import ArgumentError
+
+__all__ = ["check_device", "check_memory", "total_memory"]
+
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that can't compute here.
+
+    Raises:
+        ArgumentError: torch, or this build of it, doesn't know it, this machine doesn't have it, or it holds no values.
+
+    Example:
+        >>> check_device("cpu")
+        >>> check_device("meta")
+        Traceback (most recent call last):
+        ...
+        recurl.errors.ArgumentError: --device meta can't be used, try --device cpu: ...
+    """
+    try:
+        asked = torch.device(device)
+        if asked.type == "cpu" and asked.index not in (None, 0):
+            raise ArgumentError("there is one CPU device")
+        torch.ones(1, device=asked).add(1).item()
+    except Exception as error:  # torch says it with errors of many classes
+        reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
+        raise ArgumentError(f"--device {device} can't be used, try --device cpu: {reason}") from error
+
+
+def total_memory(device: str) -> int:
+    """Return the bytes of memory of a device that can compute: of a GPU, or of the machine (or its container)."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit in _LIMITS:
+        try:
+            sizes.append(int(limit.read_text()))
+        except (OSError, ValueError):  # no container, or no limit
+            continue
+    return min(sizes)
+
+
+def check_memory(device: str, parts: Mapping[str, int], advice: str) -> None:
+    """Refuse what needs more memory than the device has.
+
+    Args:
+        device: where.
+        parts: bytes that are needed at the least, by what needs them.
+        advice: what to lower.
+
+    Raises:
+        ArgumentError: they are more than there are.
+
+    Example:
+        >>> check_memory("cpu", {"the weights": 2**20}, "take less")
+        >>> check_memory("cpu", {"weights": 2**60, "a batch": 2**20}, "lower --hidden-size")
+        Traceback (most recent call last):
+        ...
+        recurl.errors.ArgumentError: At least 1,073,741,824 GiB of memory are needed (1,073,741,824 GiB for weights)...
+    """
+    needed, has = sum(parts.values()), total_memory(device)
+    if needed <= has:
+        return
+    largest = ", ".join(f"{_gib(size)} for {name}" for name, size in parts.items() if size > needed / 20)
+    raise ArgumentError(
+        f"At least {_gib(needed)} of memory are needed ({largest}), and {device} has {_gib(has)}: {advice}."
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.0f} GiB" if size < 10**24 else f"{size / 2**30:.0e} GiB"

@@ -1,0 +1,223 @@
+"""What the fields of a dataclass of options may be: declared once, with the type of each field, and checked here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from recurl.errors import ArgumentError
+
+__all__ = [
+    "Count",
+    "Exponent",
+    "Field",
+    "Fraction",
+    "NoBound",
+    "NotNegative",
+    "Number",
+    "Positive",
+    "Range",
+    "Seed",
+    "Steps",
+    "Threads",
+    "Whole",
+    "check_fields",
+    "fields_of",
+    "flag",
+]
+
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a field may have. NaN is never one of them.
+
+    Args:
+        low: the smallest.
+        high: the largest.
+        above: ``low`` itself is left out.
+        infinite: infinity is one of them: no bound.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    infinite: bool = False
+
+    def rule(self, value: float) -> str | None:
+        """Return what must hold and doesn't, or None."""
+        if isinstance(value, float) and not math.isfinite(value) and not (self.infinite and value == math.inf):
+            return "must be a number, or inf for no bound" if self.infinite else "must be a finite number"
+        if self.low <= value <= self.high and not (self.above and value == self.low):
+            return None
+        if self.high <= _NARROW:
+            return f"must lie between {self.low:g} and {self.high:g}"
+        if value > self.high:
+            return f"must be at most {self.high:,}"
+        return "must not be negative" if self.low == 0 and not self.above else "must be positive"
+
+
+_NARROW = 100  # a range up to here is told whole
+_LARGE = 2**31 - 1
+
+Count: TypeAlias = Annotated[int, Range(1, _LARGE)]
+Whole: TypeAlias = Annotated[int, Range(0, _LARGE)]
+Steps: TypeAlias = Annotated[int, Range(1, 10**15)]
+Threads: TypeAlias = Annotated[int, Range(1, 1024)]
+Seed: TypeAlias = Annotated[int, Range(0, 2**63 - 1)]
+Number: TypeAlias = Annotated[float, Range()]
+Positive: TypeAlias = Annotated[float, Range(0, above=True)]
+NotNegative: TypeAlias = Annotated[float, Range(0)]
+NoBound: TypeAlias = Annotated[float, Range(0, above=True, infinite=True)]
+"""Above 0; infinity means that there is no bound."""
+Fraction: TypeAlias = Annotated[float, Range(0, 1)]
+Exponent: TypeAlias = Annotated[float, Range(0, 10)]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a dataclass of options.
+
+    Attributes:
+        name: of the field.
+        kind: bool, int, float, str, Path, or another dataclass of options.
+        range: of a number.
+        choices: the values that a field has which takes one of a few.
+        optional: whether None is a value.
+        many: whether the field is a tuple of such values.
+        default: the default; ``dataclasses.MISSING`` where there is none.
+    """
+
+    name: str
+    kind: type
+    range: Range | None
+    choices: tuple[Any, ...]
+    optional: bool
+    many: bool
+    default: Any
+
+    def check(self, value: Any) -> None:
+        """Refuse a value that the field may not have.
+
+        Raises:
+            ArgumentError: naming the option as the command line does.
+        """
+        if value is None and self.optional:
+            return
+        parts: Any = value if self.many else (value,)
+        if not isinstance(parts, tuple):
+            raise ArgumentError(f"{flag(self.name)} must be a tuple, got {_shown(parts)}.")
+        for part in parts:
+            rule = self._rule(part)
+            if rule is not None:
+                raise ArgumentError(f"{flag(self.name)} {rule}, got {_shown(part)}.")
+
+    def _rule(self, value: Any) -> str | None:
+        if self.choices:
+            known = any(value == choice and type(value) is type(choice) for choice in self.choices)
+            return None if known else f"must be one of {', '.join(map(str, self.choices))}"
+        wanted, fits = _KINDS[self.kind]
+        if not fits(value):
+            return f"must be {wanted}"
+        if self.range is None:
+            return None
+        return self.range.rule(_float(value) if self.kind is float else value)
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an int
+        return math.inf
+
+
+def _is_text(value: Any) -> bool:
+    if not isinstance(value, str | Path):
+        return False
+    try:
+        return b"\0" not in str(value).encode()
+    except UnicodeEncodeError:
+        return False
+
+
+_KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    float: ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
+    str: ("text in UTF-8", lambda value: isinstance(value, str) and _is_text(value)),
+    Path: ("a path in UTF-8", _is_text),
+}
+
+
+@cache
+def fields_of(kind: type) -> tuple[Field, ...]:
+    """Return the fields of a dataclass of options.
+
+    Example:
+        >>> @dataclass
+        ... class Options:
+        ...     size: Count = 3
+        ...     rates: tuple[Fraction, ...] = ()
+        >>> [(field.name, field.kind.__name__, field.many) for field in fields_of(Options)]
+        [('size', 'int', False), ('rates', 'float', True)]
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(_field(field, hints[field.name]) for field in dataclasses.fields(kind))
+
+
+def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
+    optional = many = False
+    found: Range | None = None
+    choices: tuple[Any, ...] = ()
+    while get_origin(hint) is not None:
+        origin, arguments = get_origin(hint), get_args(hint)
+        hint = next(argument for argument in arguments if argument is not NoneType)
+        if origin is Annotated:
+            found = next((extra for extra in arguments[1:] if isinstance(extra, Range)), found)
+        elif origin is Literal:
+            hint, choices = type(arguments[0]), arguments
+        elif origin in (Union, UnionType):
+            optional = NoneType in arguments
+        else:
+            many = origin is tuple
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return Field(field.name, hint, found, choices, optional, many, default)
+
+
+def check_fields(options: Any) -> None:
+    """Refuse an instance of a dataclass of options in which a field has a value that it may not have.
+
+    Raises:
+        ArgumentError: naming the first such option as the command line does.
+
+    Example:
+        >>> @dataclass
+        ... class Options:
+        ...     batch_size: Count = 3
+        >>> check_fields(Options(0))
+        Traceback (most recent call last):
+        ...
+        recurl.errors.ArgumentError: --batch-size must be positive, got 0.
+    """
+    for field in fields_of(type(options)):
+        if not dataclasses.is_dataclass(field.kind):
+            field.check(getattr(options, field.name))
+
+
+def flag(name: str) -> str:
+    """Return how the command line names a field."""
+    return "--" + name.replace("_", "-")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and abs(value) >= 10**_SHOWN:  # printing it may be refused, or take for ever
+        return "a number of more than 60 digits"
+    text = str(value) if isinstance(value, int | float) else repr(str(value) if isinstance(value, Path) else value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,101 @@
+"""Command lines made at random of the fields of the options: none ends in a traceback, and small ones run."""
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from recurl.cli import main
+from recurl.ranges import flag
+from torture_commands import KINDS, LONGEST, check, commands, edges, leaf_fields
+
+LEFT = {"env_kwargs", "total_steps", "device", "run_dir", "overwrite", "cuda_graph", "overlap", "stop_return"}
+SMALL = {
+    "env": ["recurl/TMaze-v0", "recurl/RepeatPrevious-v0", "CartPole-v1"],
+    "hidden_size": [1, 2, 8],
+    "num_layers": [1, 2],
+    "backend": ["fastest", "auto", "loop", "pad"],
+    "num_envs": [1, 2, 3],
+    "rollout_steps": [1, 4, 9],
+    "eval_episodes": [1, 2],
+    "threads": [1, 2],
+    "buffer_size": [64, 1000],
+    "learning_starts": [0, 4, 100],
+    "slices": [1, 3],
+    "slice_length": [1, 4, 64],
+    "burn_in": [0, 3],
+    "n_steps": [1, 5, 2**31 - 1],
+    "gradient_steps": [1, 2],
+    "epochs": [1, 2],
+    "minibatches": [1, 2],
+    "sequence_length": [1, 4, 100],
+    "learning_rate": [1e-12, 1e-3],
+    "max_grad_norm": [1e-9, 1.0, "inf"],
+    "checkpoint_every": [1, 2**31 - 1],
+    "seed": [0, 2**32, 2**63 - 1],
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_commands_are_accepted_or_refused_in_a_few_lines(seed, tmp_path):
+    ends = {"accepted": 0, "helped": 0, "refused": 0}
+    for arguments in commands(250, seed, tmp_path):
+        said = check(arguments)  # raises what would be a traceback
+        assert len(said.splitlines()) <= LONGEST
+        ends[said if said in ends else "refused"] += 1
+    assert ends["accepted"] > 50
+    assert ends["refused"] > 50
+
+
+def trains(out, generator):
+    """A command line that is accepted, and trains for one small batch."""
+    while True:
+        command = generator.choice([words for words in KINDS if len(words) == 2 and words[0] == "train"])
+        words = ["--run-dir", str(out)]
+        for field in leaf_fields(KINDS[command]):
+            if field.name in LEFT or (field.name not in SMALL and generator.random() < 0.6):
+                continue
+            if field.kind is bool:
+                words.append(flag(field.name if generator.random() < 0.5 else f"no-{field.name}"))
+            else:
+                values = SMALL.get(field.name) or field.choices or edges(field.range, field.kind, outside=False)
+                words += [flag(field.name), str(generator.choice(values))]
+        chosen = dict(pairwise(words))
+        steps = int(chosen["--num-envs"]) * int(chosen["--rollout-steps"])
+        arguments = [*command, *words, "--total-steps", str(steps)]
+        if check(arguments) == "accepted":
+            return arguments
+
+
+@pytest.mark.parametrize("seed", range(36))
+def test_accepted_commands_train(seed, tmp_path, capsys):
+    assert main(trains(tmp_path / "run", random.Random(seed))) == 0, capsys.readouterr().err
+    assert "Greedy evaluation" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    assert main(trains(folder, random.Random(99))) == 0
+    return folder
+
+
+def reads(run, out, generator):
+    """A command line that evaluates, resumes, times or diagnoses."""
+    sizes = [word for name in ("--hidden-size", "--time", "--batch") for word in (name, generator.choice([1, 3]))]
+    bench = ["bench", "rnn", "--device", "cpu", "--repeats", 1, "--backends", "loop", "--threads", 1, *sizes]
+    return generator.choice(
+        [
+            ["evaluate", run, "--episodes", generator.choice([1, 3]), "--seed", generator.choice([0, 2**63 - 1])],
+            ["train", "--resume", run],
+            [*bench, "--out", out],
+            ["doctor", run, "--steps", 8],
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_accepted_commands_read(run, seed, tmp_path, capsys):
+    arguments = reads(run, Path(tmp_path) / "out", random.Random(seed))
+    assert main([str(word) for word in arguments]) == 0, capsys.readouterr().err

@@ -1,0 +1,257 @@
+"""What a buffer saves: its size, its return, and what is made of damaged or foreign folders and states."""
+
+import contextlib
+import copy
+import os
+import pickle
+import random
+import shutil
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from recurl.archive import load_archive, save_archive
+from recurl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSliceSampler,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from recurl.errors import ArgumentError
+
+SIZE, LANES = 1200, 3
+
+
+class Payload:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def make(storage=LazyTensorStorage, sampler=None):
+    return TensorDictReplayBuffer(
+        storage=storage(SIZE, ndim=2),
+        sampler=PrioritizedSliceSampler(SIZE, 0.9, 0.5, slice_len=4, strict_length=False)
+        if sampler is None
+        else sampler,
+        batch_size=20,
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def steps(first, count):
+    number = torch.arange(first, first + count).expand(LANES, -1)
+    done = (number % 7 == 6).unsqueeze(-1)
+    nested = TensorDict({"done": done, "observation": number.unsqueeze(-1).float() + 1}, [LANES, count])
+    lane = torch.arange(LANES).unsqueeze(-1).expand(-1, count)
+    return TensorDict({"observation": number.unsqueeze(-1).float(), "lane": lane, "next": nested}, [LANES, count])
+
+
+def go_on(buffer, first):
+    """What the buffer says from here on."""
+    said = []
+    for round_ in range(3):
+        buffer.extend(steps(first + 5 * round_, 5))
+        sample = buffer.sample()
+        buffer.update_priority(sample["index"], sample["observation"].flatten() % 3, sample["collector", "write_step"])
+        said.append(sample)
+    return [*said, buffer[:]]
+
+
+def assert_same(left, right):
+    for one, other in zip(left, right, strict=True):
+        assert (one == other).all()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("count", [40, 395, 400, 1000])
+def test_only_what_is_filled_is_saved_and_nothing_else_differs(tmp_path, storage, count):
+    buffer, by_state, by_folder = make(storage), make(), make(storage)
+    for first in range(0, count, 20):
+        buffer.extend(steps(first, min(20, count - first)))
+    state = buffer.state_dict()
+    rows = LANES * min(count, SIZE // LANES)
+    assert {len(value) for value in state["storage"]["entries"].values()} == {rows}
+    assert state["index"]["_run"].numel() == rows
+    save_archive(state, tmp_path / "state.pt")
+    numbers = rows * (4 + 8 + 1 + 4)
+    assert (tmp_path / "state.pt").stat().st_size < numbers + 16 * SIZE + 4 * rows + 20_000
+    by_state.load_state_dict(load_archive(tmp_path / "state.pt"))
+    buffer.dumps(tmp_path / "folder")
+    assert TensorDict.load_memmap(tmp_path / "folder" / "storage").shape == (rows,)
+    by_folder.loads(tmp_path / "folder")
+    expected = go_on(buffer, count)
+    assert_same(go_on(by_state, count), expected)
+    assert_same(go_on(by_folder, count), expected)
+
+
+def as_before(state):
+    """The state as it was written when whole buffers were saved."""
+    state = copy.deepcopy(state)
+    state["format"] = 1
+    filled, capacity = state["index"]["_run"].shape[1], state["index"]["capacity"]
+
+    def whole(value):
+        lanes = value.unflatten(0, (LANES, filled))
+        room = torch.full((LANES, capacity, *lanes.shape[2:]), 77).to(lanes.dtype)
+        room[:, :filled] = lanes
+        return room.flatten(0, 1)
+
+    state["storage"]["entries"] = {key: whole(value) for key, value in state["storage"]["entries"].items()}
+    state["index"]["_run"] = whole(state["index"]["_run"].flatten())
+    return state
+
+
+def test_states_of_whole_buffers_load():
+    buffer, other = make(), make()
+    buffer.extend(steps(0, 50))
+    other.load_state_dict(as_before(buffer.state_dict()))
+    assert_same(go_on(other, 50), go_on(buffer, 50))
+
+
+def test_folders_without_checksums_load(tmp_path):
+    buffer, other = make(), make()
+    buffer.extend(steps(0, 50))
+    buffer.dumps(tmp_path / "saved")
+    state = as_before(buffer.state_dict())
+    shutil.rmtree(tmp_path / "saved" / "storage")
+    entries = TensorDict({}, [SIZE])
+    for key, value in state.pop("storage")["entries"].items():
+        entries.set(key, value)
+    entries.memmap(tmp_path / "saved" / "storage")
+    (tmp_path / "saved" / "storage" / "lanes").write_text(str(LANES))
+    torch.save(state, tmp_path / "saved" / "buffer.pt")
+    other.loads(tmp_path / "saved")
+    assert_same(go_on(other, 50), go_on(buffer, 50))
+
+
+def saved(path, storage):
+    if storage is ListStorage:
+        buffer = ReplayBuffer(storage=ListStorage(20))
+        buffer.extend([1, "two", 3.0])
+    else:
+        buffer = make(storage)
+        buffer.extend(steps(0, 30))
+    buffer.dumps(path)
+    return sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
+
+
+def fresh(storage):
+    return ReplayBuffer(storage=ListStorage(20)) if storage is ListStorage else make(storage)
+
+
+STORAGES = [LazyTensorStorage, LazyMemmapStorage, ListStorage]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_no_file_of_a_folder_runs_code(tmp_path, storage):
+    payload = Payload(tmp_path / "made")
+    for number, name in enumerate(saved(tmp_path / "saved", storage)):
+        for kind in ("pickle", "torch"):
+            folder = tmp_path / f"{number}-{kind}"
+            shutil.copytree(tmp_path / "saved", folder)
+            if kind == "pickle":
+                (folder / name).write_bytes(pickle.dumps(payload))
+            else:
+                torch.save({"x": payload}, folder / name)
+            with pytest.raises(ArgumentError, match=f"{folder}"):
+                fresh(storage).loads(folder)
+    assert not (tmp_path / "made").exists()
+
+
+def test_no_pickled_entry_runs_code(tmp_path):
+    """Entries that tensordict itself would unpickle, in folders with and without checksums."""
+    made = tmp_path / "made"
+    for number, seal in enumerate((True, False)):
+        folder = tmp_path / str(number)
+        saved(folder, LazyTensorStorage)
+        storage = folder / "storage"
+        shutil.rmtree(storage)
+        TensorDict({"observation": torch.zeros(90, 1), "text": NonTensorData(Payload(made), [90])}, [90]).memmap(
+            storage
+        )
+        assert list(storage.rglob("*.pickle"))
+        (storage / "lanes").write_text("3")
+        if seal:
+            files = {}
+            for file in storage.rglob("*"):
+                if file.is_file():
+                    content = file.read_bytes()
+                    files[file.relative_to(storage).as_posix()] = [len(content), zlib.crc32(content)]
+            save_archive({"facts": {"lanes": 3}, "files": files}, storage / "contents.pt")
+        with pytest.raises(ArgumentError, match="must be a folder of memory-mapped tensors: Refusing to load pickled"):
+            make().loads(folder)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_damaged_and_missing_files_are_named(tmp_path, storage):
+    generator = random.Random(0)
+    for name in saved(tmp_path / "saved", storage):
+        content = (tmp_path / "saved" / name).read_bytes()
+        place = generator.randrange(len(content))
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << generator.randrange(8)
+        archive = name.suffix == ".pt"
+        for damaged in (None, content[: len(content) // 2], b"", content + b"more", bytes(flipped)):
+            if archive and damaged == bytes(flipped):
+                continue  # some bits of a container mean nothing: see the tests of archives
+            if archive and damaged is not None and len(damaged) > len(content):
+                continue  # likewise
+            if damaged is None:
+                (tmp_path / "saved" / name).unlink()
+            else:
+                (tmp_path / "saved" / name).write_bytes(damaged)
+            with pytest.raises(ArgumentError, match=rf"{tmp_path / 'saved'}.*"):
+                fresh(storage).loads(tmp_path / "saved")
+            (tmp_path / "saved" / name).write_bytes(content)
+    fresh(storage).loads(tmp_path / "saved")
+
+
+def test_foreign_folders(tmp_path):
+    with pytest.raises(ArgumentError, match=r"There is no file .*buffer\.pt"):
+        make().loads(tmp_path / "none")
+    saved(tmp_path / "saved", LazyTensorStorage)
+    content = load_archive(tmp_path / "saved" / "buffer.pt")
+    (tmp_path / "saved" / "storage" / "notes.txt").write_text("mine")
+    with pytest.raises(ArgumentError, match=r"notes\.txt is damaged"):
+        make().loads(tmp_path / "saved")
+    (tmp_path / "saved" / "storage" / "notes.txt").unlink()
+    save_archive({"facts": 3}, tmp_path / "saved" / "storage" / "contents.pt")
+    with pytest.raises(ArgumentError, match="doesn't say what the files beside it are"):
+        make().loads(tmp_path / "saved")
+    shutil.rmtree(tmp_path / "saved" / "storage")
+    with pytest.raises(ArgumentError, match="must be a folder of memory-mapped tensors"):
+        make().loads(tmp_path / "saved")
+    for wrong in ([], {}, 3, {**content, "index": 3}, {**content, "max_size": "many"}, {**content, "sampler": None}):
+        save_archive(wrong, tmp_path / "saved" / "buffer.pt")
+        with pytest.raises(ArgumentError, match=r"The saved buffer|must be a folder"):
+            make().loads(tmp_path / "saved")
+    with pytest.raises(ArgumentError, match="must be of format"):
+        make().load_state_dict({**content, "storage": None, "format": 3})
+
+
+def test_inconsistent_states():
+    buffer = make()
+    buffer.extend(steps(0, 30))
+    state = buffer.state_dict()
+    index = {**state["index"], "_run": torch.full_like(state["index"]["_run"], 9_999)}
+    with pytest.raises(ArgumentError, match="index of trajectories is inconsistent"):
+        make().load_state_dict({**state, "index": index})
+    with pytest.raises(ArgumentError, match="another number of rows"):
+        make().load_state_dict({**state, "storage": {**state["storage"], "lanes": 1}})
+    for part in ("index", "storage", "keys", "sampler"):
+        for name in state[part]:
+            for wrong in (None, "text", -1, torch.zeros(2, 2), np.zeros(3), [], 0.5):
+                changed = {**state, part: {**state[part], name: wrong}}
+                with contextlib.suppress(ArgumentError):  # some are as good as the original
+                    make().load_state_dict(changed)

@@ -1,0 +1,228 @@
+"""What the parent of workers does when one of them stops in the middle of something: it never waits for ever."""
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from recurl.collectors import MultiAsyncCollector, OverlappedCollector
+from recurl.envs import GymEnv
+from recurl.envs.workers import Task, WorkerGroup
+from recurl.envs.workers_memory import Entry, SharedTensors
+from recurl.errors import RemoteTraceback, UsageError, WorkerError
+
+# Workers can't import the tests: what is defined here goes to them by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ENTRIES = [Entry("x", (3,), torch.float32)]
+HANGS = r"^Worker 0 \(process \d+\) hangs: no answer and no step for 1 s"
+LARGE = 16 << 20  # more than any socket takes
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def serve(channel, what):
+    """Greet, and at the next message stop in the middle of an answer."""
+    channel.send("ready")
+    if what == "unread":
+        stop()
+    channel.receive_bytes()
+    if what == "announced":
+        channel.send(ENTRIES)
+        stop()
+    elif what == "shared":
+        channel.send(ENTRIES)
+        channel.share(ENTRIES)
+        channel.send("done")
+    elif what == "half":
+        half = pickle.dumps(b"v" * LARGE)
+        os.write(channel._connection.fileno(), len(half).to_bytes(4, "big") + half[: 64 << 10])
+        stop()
+    elif what == "dead":
+        os.write(channel._connection.fileno(), (1000).to_bytes(4, "big") + b"v" * 10)
+        os._exit(3)
+    elif what == "locked":
+        memory = channel.receive_memory(tuple(ENTRIES))
+        channel.send("mine")
+        with memory.lock():
+            stop()
+
+
+@pytest.fixture
+def group(request):
+    before = descriptors()
+    group = WorkerGroup([Task(serve, (request.param,))], timeout=1.0)
+    yield group
+    group.kill()
+    assert descriptors() == before
+
+
+def descriptors():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def seconds(function):
+    begin = time.monotonic()
+    function()
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("group", ["shared"], indirect=True)
+def test_memory_that_is_sent_is_received(group):
+    group.ask(0, b"go")
+    assert group.next_reply([0]).value == ENTRIES
+    assert group.receive_memory(0, ENTRIES).tensors["x"].shape == (3,)
+    assert group.answers([0]) == ["done"]
+
+
+@pytest.mark.parametrize("group", ["announced"], indirect=True)
+def test_memory_that_is_announced_and_not_sent(group):
+    group.ask(0, b"go")
+    assert group.next_reply([0]).value == ENTRIES
+    assert seconds(lambda: group.receive_memory(0, ENTRIES)) < 5
+    assert group.receive_memory(0, ENTRIES) is None
+    with pytest.raises(WorkerError, match=HANGS):
+        group.answers([0])
+
+
+@pytest.mark.parametrize("group", ["half"], indirect=True)
+def test_half_an_answer(group):
+    group.ask(0, b"go")
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match=HANGS):
+        group.answers([0])
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("group", ["dead"], indirect=True)
+def test_half_an_answer_of_a_process_that_ended(group):
+    group.ask(0, b"go")
+    with pytest.raises(WorkerError, match=r"^Worker 0 \(process \d+\) ended by itself with exit code 3"):
+        group.answers([0])
+
+
+@pytest.mark.parametrize("group", ["unread"], indirect=True)
+def test_a_message_that_is_not_read(group):
+    assert seconds(lambda: group.ask(0, b"m" * LARGE)) < 5
+    assert seconds(lambda: group.ask(0, b"m" * LARGE)) < 0.5
+    memory = SharedTensors(ENTRIES)
+    assert seconds(lambda: group.send_memory(0, memory)) < 0.5
+    memory.close()
+    with pytest.raises(WorkerError, match=HANGS):
+        group.answers([0])
+
+
+@pytest.mark.parametrize("group", ["unread"], indirect=True)
+def test_closing_a_full_socket(group):
+    group.ask(0, b"m" * LARGE)
+    assert seconds(group.close) < 10
+    assert group.closed
+
+
+@pytest.mark.parametrize("group", ["locked"], indirect=True)
+def test_memory_that_stays_locked(group):
+    memory = SharedTensors(ENTRIES)
+    group.ask(0, b"go")
+    group.send_memory(0, memory)
+    assert group.answers([0]) == ["mine"]
+    time.sleep(0.2)
+    with pytest.raises(WorkerError, match="has kept shared memory locked for 1 s: it hangs"), memory.lock(1.0):
+        pass
+    group.kill()
+    with memory.lock(1.0):
+        pass
+    memory.close()
+
+
+class Greedy(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).argmax(-1)
+
+
+class Stops(TensorDictModule):
+    """A policy that stops the worker which loads its second weights."""
+
+    loaded = 0
+
+    def load_state_dict(self, *arguments, **options):
+        self.loaded += 1
+        if self.loaded == 2:
+            stop()
+        return super().load_state_dict(*arguments, **options)
+
+
+def test_a_worker_that_stops_while_it_reads_weights():
+    policy = Stops(Greedy(4, 2), in_keys=["observation"], out_keys=["action"])
+    collector = MultiAsyncCollector([lambda: GymEnv("CartPole-v1")], policy, frames_per_batch=4, timeout=1.0)
+    collector.collect()
+    time.sleep(0.7)  # the worker makes its second batch with the same weights
+    collector.update_policy_weights_()
+    collector.collect()
+    time.sleep(0.7)
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match="has kept shared memory locked for 1 s: it hangs"):
+        collector.update_policy_weights_()
+    assert time.monotonic() - begin < 5
+    with pytest.raises(UsageError, match="worker processes were stopped"):
+        collector.collect()
+    collector.shutdown()
+
+
+def test_a_worker_that_stops_between_batches():
+    create = lambda: GymEnv("CartPole-v1")  # noqa: E731 - goes to a worker
+    collector = OverlappedCollector(create, frames_per_batch=4, timeout=2.0)
+    collector.collect()
+    collector._group.workers[0].process.send_signal(signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match=r"hangs: no answer and no step for 2 s"):
+        list(collector)
+    assert time.monotonic() - begin < 10
+    collector.shutdown()
+
+
+def test_sys_path_may_hold_anything():
+    """Imports look at the strings in it only, here and in a worker."""
+    before = list(sys.path)
+    sys.path[:0] = [Path("/no/such/folder"), b"/no/such/folder", None]
+    try:
+        group = WorkerGroup([Task(serve, ("shared",))], timeout=1.0)
+        assert group.greetings == ["ready"]
+        group.close()
+    finally:
+        sys.path[:] = before
+
+
+RAISES = """
+import sys
+from recurl.envs import GymEnv, ParallelEnv
+def create():
+    raise RuntimeError("first line\\nsecond line")
+try:
+    ParallelEnv(1, create)
+except Exception as error:
+    assert str(error).endswith(" raised RuntimeError: first line"), error
+    raise
+"""
+
+
+def test_the_traceback_is_shown_as_the_cause():
+    ended = subprocess.run([sys.executable, "-c", RAISES], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "RemoteTraceback" in ended.stderr
+    assert "in create" in ended.stderr
+    assert "RuntimeError: first line\nsecond line" in ended.stderr
+    assert "was the direct cause" in ended.stderr
+    assert str(RemoteTraceback("text\n")) == "\n\ntext\n"

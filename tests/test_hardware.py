@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+from recurl.errors import ArgumentError
+from recurl.hardware import check_device, check_memory, total_memory
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu:3", "hpu", "nowhere", "", "cpu:-1", "xla", "cuda:99", "vulkan"])
+def test_devices_that_do_not_compute(device):
+    with pytest.raises(ArgumentError, match=f"--device {device} can't be used, try --device cpu: ") as caught:
+        check_device(device)
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+def test_devices_that_compute(device):
+    check_device(device)
+
+
+def test_memory():
+    has = total_memory("cpu")
+    assert 2**28 < has < 2**50
+    torch.empty(has // 2, dtype=torch.uint8)
+    check_memory("cpu", {"everything": has}, "")
+    with pytest.raises(ArgumentError, match=r"GiB for everything\), and cpu has [\d,]+ GiB: lower --size"):
+        check_memory("cpu", {"everything": has, "crumbs": 1}, "lower --size")
+    with pytest.raises(ArgumentError, match=r"At least 9e\+30 GiB of memory"):
+        check_memory("cpu", {"everything": 10**40}, "lower --size")

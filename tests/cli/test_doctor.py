@@ -73,7 +73,7 @@ def test_good_wiring(arguments: str, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["doctor", *arguments.split()]) == 0
     said = capsys.readouterr().out
     assert "FAIL" not in said
-    assert said.splitlines()[-1] == "all 14 checks passed"
+    assert said.splitlines()[-1] == "all 19 checks passed"
 
 
 def test_bad_wiring(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +91,9 @@ def test_bad_wiring(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_feed_forward(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--env", "CartPole-v1", "--policy", "wires:feed_forward"]) == 0
-    assert "feed-forward, nothing to check" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "it is feed-forward" in said
+    assert said.splitlines()[-1] == "all 7 checks passed"
 
 
 @pytest.mark.parametrize("options", [["--cell", "lstm"], ["--cell", "gru", "--no-shared-trunk"], ["--cell", "none"]])

@@ -82,8 +82,8 @@ def zero(module: nn.Module) -> nn.Module:
     return module
 
 
-def failures(policy: object, env: EnvBase, **options: object) -> list[CheckResult]:
-    return [result for result in check_wiring(policy, env, **options) if not result.passed]
+def failures(policy: object, env: EnvBase) -> list[CheckResult]:
+    return [result for result in check_wiring(policy, env, steps=20) if not result.passed]
 
 
 def refused(policy: object, env: EnvBase, name: str) -> CheckResult:

@@ -49,9 +49,11 @@ def test_actions_that_are_clipped_or_drawn_anew_behind_the_sampler() -> None:
 def test_another_log_probability() -> None:
     actor = actor_of(memory(), linear())
     halved = behind(actor, [KEY], lambda value: value / 2)
-    sharper = behind(
-        actor, [KEY, "logits", "action"], lambda _, x, a: (2 * x).log_softmax(-1).gather(-1, a[..., None])[..., 0]
-    )
+
+    def sharp(_: torch.Tensor, logits: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return (2 * logits).log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    sharper = behind(actor, [KEY, "logits", "action"], sharp)
     for policy in (halved, sharper):
         assert AFTERWARDS in refused(policy, wired(policy), "log_prob").fix
 

@@ -62,7 +62,7 @@ class Cell(nn.Module):
         return out[0] if isinstance(out, tuple) else out
 
 
-@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize("rows", [None, 2])
 @pytest.mark.parametrize(
     "net",
     [*(Plain(kind, one_step=True) for kind in NETWORKS.values())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -255,8 +256,7 @@ def without_weights() -> Any:
     return Mod(lambda x: torch.randint(2, x.shape[:-1]), ["observation"], ["action"])
 
 
-@pytest.mark.parametrize("rows", [None, 2])
-@pytest.mark.parametrize("make", SOUND.values(), ids=SOUND.keys())
+@pytest.mark.parametrize(("make", "rows"), list(zip(SOUND.values(), cycle([2, None]), strict=False)), ids=SOUND.keys())
 def test_sound(make: Make, rows: int | None) -> None:
     torch.manual_seed(0)
     policy = make()

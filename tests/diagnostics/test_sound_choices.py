@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -216,8 +217,7 @@ def critic_of_actions() -> Any:
     return policy, wired_for(policy)
 
 
-@pytest.mark.parametrize("rows", [None, 2])
-@pytest.mark.parametrize("make", SOUND.values(), ids=SOUND.keys())
+@pytest.mark.parametrize(("make", "rows"), list(zip(SOUND.values(), cycle([2, None]), strict=False)), ids=SOUND.keys())
 def test_sound(make: Make, rows: int | None) -> None:
     torch.manual_seed(0)
     made = make()

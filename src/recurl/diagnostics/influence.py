@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -16,7 +17,7 @@ from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import Call, record
 from recurl.keys import ACTION, NEXT, NestedKey
 
-_TRIALS = 8  # a best action needn't change whenever its value does
+_CHOICES = 8  # trials: the best action needn't change whenever its value does
 
 
 def moves(
@@ -30,16 +31,14 @@ def moves(
 
     If not, that may be the weights' doing, as of a layer that starts from zero: it is tried with others too.
     """
-    for weights in (nullcontext(), *(other_weights(policy, seed) for seed in range(_TRIALS))):
-        with weights:
-            try:
-                before = read(roots)
-                for alter in (ex.exchanged, ex.with_noise):
-                    after = read(alter(roots, states, at))
-                    if any(ex.distance(value, old, at) > 0 for value, old in zip(after, before, strict=True)):
-                        return True
-            except PROBLEMS:
-                continue  # not every policy takes any states and weights
+    trials = 2 if any(value.is_floating_point() for value in read(roots)) else _CHOICES
+    for weights in (nullcontext(), *(other_weights(policy, seed) for seed in range(trials))):
+        with weights, suppress(*PROBLEMS):  # not every policy takes any states and weights
+            before = read(roots)
+            for alter in (ex.exchanged, ex.with_noise):
+                after = read(alter(roots, states, at))
+                if any(ex.distance(value, old, at) > 0 for value, old in zip(after, before, strict=True)):
+                    return True
     return False
 
 
@@ -59,11 +58,13 @@ def check_action(policy: Any, batch: TensorDictBase) -> str:
     if not inside.any():
         return "every step begins an episode: nothing to compare"
     roots = ex.tokens(batch).exclude(ACTION)
-    calls, _ = record(policy, roots, False)
+    calls, outcome = record(policy, roots, False)
     chooses = _choosing(policy, calls)
     if chooses is not None and _behind(policy, calls, chooses, states):
         return "the memory runs behind the choice of the action: it serves the critic alone"
-    if not moves(policy, roots, states, inside, lambda data: _decisive(policy, data)):
+    drawn = ex.differ(_action(policy, calls, outcome), _action(policy, *record(policy, roots, False, seed=1)))
+    drawn |= chooses is not None and _is_sampler(chooses.module)
+    if not moves(policy, roots, states, inside, partial(_decisive, policy, drawn)):
         written = ", ".join(map(repr, _features(policy, states)))
         read = "" if chooses is None else f" ({chooses} reads {', '.join(map(repr, chooses.inputs))})"
         raise Fault(
@@ -82,7 +83,7 @@ def _features(policy: Any, states: list[NestedKey]) -> list[NestedKey]:
 
 
 def _choosing(policy: Any, calls: list[Call]) -> Call | None:
-    """Return the call of the module that chose the action; what follows may have altered it, for exploration."""
+    """Return the call of the module that chose the action; those that follow may alter it, for exploration."""
     parts = links(policy)
     return next((call for call in calls if call.name in parts and ACTION in keys_of(call.module, "out_keys")), None)
 
@@ -98,19 +99,21 @@ def _behind(policy: Any, calls: list[Call], chooses: Call, states: list[NestedKe
     return bool(reading) and min(reading) > calls.index(chooses)
 
 
-def _decisive(policy: Any, roots: TensorDictBase) -> list[Tensor]:
-    """Return what the action is chosen by."""
+def _action(policy: Any, calls: list[Call], outcome: TensorDictBase) -> Tensor:
+    """Return the action as it was chosen."""
+    chooses = _choosing(policy, calls)
+    return outcome.get(ACTION) if chooses is None else chooses.outputs[ACTION]
+
+
+def _decisive(policy: Any, drawn: bool, roots: TensorDictBase) -> list[Tensor]:
+    """Return the action; or, where it is ``drawn``, what it is chosen by."""
     calls, outcome = record(policy, roots, False)
     chooses = _choosing(policy, calls)
-    again, other = record(policy, roots, False, seed=1)
-    if chooses is None:
-        random = ex.differ(outcome.get(ACTION), other.get(ACTION))
-        return [outcome.get(key) for key in (ex.written(roots, outcome) if random else [ACTION])]
-    action = chooses.outputs[ACTION]
-    twin = again[calls.index(chooses)].outputs[ACTION]
-    if _is_sampler(chooses.module) or ex.differ(action, twin):
+    if not drawn:
+        return [_action(policy, calls, outcome)]
+    if chooses is not None:
         return list(chooses.inputs.values())
-    return [action]
+    return [outcome.get(key) for key in ex.written(roots, outcome)]
 
 
 def _is_sampler(module: object) -> bool:

@@ -17,10 +17,11 @@ from recurl.diagnostics.result import Fault, check
 from recurl.diagnostics.runs import Call, first_to_differ, record, run
 from recurl.diagnostics.states import states_in
 from recurl.keys import ACTION, NestedKey, next_key
-from recurl.modules.python_rnn import RecurrentNet
+from recurl.modules.python_rnn import LSTM, RecurrentNet
 
 _RNNS = (nn.RNNBase, RecurrentNet)
 _CELLS = nn.RNNCellBase
+_LSTMS = (nn.LSTM, nn.LSTMCell, LSTM)
 _APART = (
     "let the policy compute each row by itself: normalise by statistics that stay as they are within a batch "
     "(ObservationNorm), attend and average within a row only; and "
@@ -85,7 +86,7 @@ def _differ_at(at: Tensor, first: Tensor, second: Tensor) -> bool:
 
 
 def _instead_of(module: Any) -> str:
-    kind = "LSTMModule" if "LSTM" in type(module).__name__ else "GRUModule"
+    kind = "LSTMModule" if isinstance(module, _LSTMS) else "GRUModule"
     sizes = f"input_size={module.input_size}, hidden_size={module.hidden_size}"
     return (
         f"put {kind}({sizes}, in_key=..., out_key=...) of recurl.modules in the place of the {type(module).__name__}: "

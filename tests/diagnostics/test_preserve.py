@@ -27,6 +27,7 @@ class Holding(nn.Module):
         self.layer, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
         self.mean, self.calls = nn.Buffer(torch.zeros(4)), nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.seen, self.last, self.by_name, self.count = deque([1], 3), torch.full((4,), torch.nan), {"a": 1}, 0
+        self.in_list = [torch.zeros(4)]
         self.own, self.rng, self.python = torch.Generator(), np.random.default_rng(0), random.Random(0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -34,6 +35,7 @@ class Holding(nn.Module):
         self.calls = self.calls + 1
         self.seen.append(self.count)
         self.last.fill_(1.0)
+        self.in_list[0] += 1
         self.by_name[f"{self.count}"] = 2
         self.count, self.new = self.count + 1, 3
         noise = self.rng.random() + self.python.random() + random.random() + np.random.rand()  # noqa: NPY002 - drawn too
@@ -62,6 +64,7 @@ def contents(policy: nn.Module, holding: Holding) -> list[Any]:
         [parameter._version for parameter in policy.parameters()],
         copy.deepcopy([holding.seen, holding.by_name, holding.count]),
         holding.last.isnan().all(),
+        holding.in_list[0].any(),
         [module.default_interaction_type for module in policy.modules() if hasattr(module, "default_interaction_type")],
     ]
 

@@ -235,6 +235,7 @@ WRAPPED = {
     "method": lambda policy: policy.forward,
     "object": Callable_,
     "module": Module,
+    "inference": lambda policy: torch.inference_mode()(lambda td: policy(td)),
     "compiled": lambda policy: torch.compile(policy, backend="eager"),
     "selecting": collecting,
 }

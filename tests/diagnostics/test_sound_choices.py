@@ -201,6 +201,23 @@ def test_previous_action_as_a_state(kind: str) -> None:
     assert failures(policy, make_env(3, InitTracker(), *primers)) == []
 
 
+class Correlated(TensorDictModuleBase):
+    """Noise that goes on from step to step, as a state."""
+
+    in_keys, out_keys = ["action", "noise", "is_init"], ["action", ("next", "noise")]
+
+    def forward(self, td: Any) -> Any:
+        noise = 0.9 * td["noise"].masked_fill(td["is_init"], 0.0) + 0.1 * torch.randn_like(td["noise"])
+        return td.set("action", (td["action"] + noise).clamp(-1, 1)).set(("next", "noise"), noise)
+
+
+def test_noise_as_a_state() -> None:
+    head = Mod(nn.Sequential(nn.Linear(8, 2), nn.Tanh()), ["features"], ["action"])
+    policy = Seq(memory(), head, Correlated())
+    primers = get_primers_from_module(policy), TensorDictPrimer(noise=Unbounded(2))
+    assert failures(policy, make_env(2, InitTracker(), *primers, kind=RealActions)) == []
+
+
 class Joined(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -36,11 +36,12 @@ class Kept:
         if not isinstance(policy, nn.Module):
             holders.append(getattr(policy, "__dict__", {}))
         values = [value for holder in holders for value in holder.values()]
-        buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+        containers = [value for value in values if type(value) in _CONTAINERS]
+        values += [item for some in containers for item in (some.values() if isinstance(some, dict) else some)]
         devices = {parameter.device for module in modules for parameter in module.parameters(recurse=False)}
         self._holders = [(holder, dict(holder)) for holder in holders]
-        self._containers = [(value, copy.copy(value)) for value in values if type(value) in _CONTAINERS]
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in (*values, *buffers) if _has_contents(tensor)]
+        self._containers = [(container, copy.copy(container)) for container in containers]
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in values if _has_contents(tensor)]
         self._generators: list[Any] = [
             *(random, np.random, torch.default_generator),
             *(torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"),

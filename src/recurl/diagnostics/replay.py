@@ -136,8 +136,9 @@ def check_start(policy: Any, batch: TensorDictBase) -> str:
     whole, part = (data.reshape(-1) if flat else data for data in (batch, batch[..., cut:]))
     seen, expected = run(policy, part, True), run(policy, whole, True).reshape(batch.batch_size)[..., cut:]
     ends = ex.segments(part).ends
+    random = ex.drawn(policy, part, True)
     pairs = [(key, torch.ones_like(ends)) for key in ex.observed(policy, part, True, states)]
-    pairs += [(next_key(key), ends) for key in states if ex.has(seen, next_key(key))]
+    pairs += [(key, ends) for key in map(next_key, states) if ex.has(seen, key) and key not in random]
     for key, at in pairs:
         ex.close(
             f"{key!r} of sequences that begin in mid-episode, and of the whole episodes,",
@@ -179,7 +180,7 @@ def _passes_gradient(policy: Any, module: Any, batch: TensorDictBase, starts: Te
     """Whether what ``module`` computes later depends on the first input, or noise, of every segment of some steps."""
     first = starts & ~starts.roll(-1, 0)
     first[-1:] = False
-    data = batch.select(*module.in_keys, *([TRAJ_IDS] if ex.has(batch, TRAJ_IDS) else []))
+    data = batch.select(*module.in_keys, *([TRAJ_IDS] if ex.has(batch, TRAJ_IDS) else [])).clone()
     with preserved(policy), set_recurrent_mode(True), torch.enable_grad():
         value = data.get(module.in_keys[0]).detach()
         value = (torch.randn_like(value) if noise else value.clone()).requires_grad_(True)

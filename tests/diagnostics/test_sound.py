@@ -200,6 +200,14 @@ def not_yet_initialised() -> Any:
 
 
 @sound
+def one_head_called_twice() -> Any:
+    head = nn.Linear(8, 8)
+    layers = nn.Sequential(head, nn.ReLU(inplace=True), head)
+    twice = Mod(layers, ["features"], ["features"])
+    return actor_of(memory(), twice, twice, linear())
+
+
+@sound
 def nested_keys_and_two_memories() -> Any:
     first = GRUModule(4, 8, in_keys=["observation", ("deep", "h")], out_keys=[("deep", "x"), ("next", "deep", "h")])
     second = GRUModule(8, 8, in_keys=[("deep", "x"), "h"], out_keys=["features", ("next", "h")])

@@ -66,7 +66,7 @@ def _leave(tensordict: TensorDictBase, *_: Any, **__: Any) -> TensorDictBase:
     return tensordict
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """One call of a module.
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torchrl.data
-import torchrl.modules as rl
 from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
@@ -15,6 +14,7 @@ from torch import nn
 from recurl.envs import InitTracker, TensorDictPrimer
 from recurl.specs import Unbounded
 from tests.diagnostics.policies import RealActions, failures, linear, make_env, memory, refused, wired
+from tests.interop.pairs import TORCHRL as rl
 
 
 def their_memory() -> nn.Module:

@@ -29,6 +29,15 @@ def make(inputs):
 def feed_forward():
     return Mod(lambda x: (x.sum(-1) > 0).long(), ["observation"], ["action"])
 
+def dropping(env):
+    return Seq(Mod(torch.nn.Dropout(0.5), ["observation"], ["observation2"]), *policy_for(env).module)
+
+def plain(env):
+    class Plain(torch.nn.LSTM):
+        def forward(self, x):
+            return (super().forward(x)[0].sum(-1) > 0).long()
+    return Mod(Plain(4, 8), ["observation"], ["action"])
+
 def no_policy():
     return 7
 
@@ -73,7 +82,7 @@ def test_good_wiring(arguments: str, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["doctor", *arguments.split()]) == 0
     said = capsys.readouterr().out
     assert "FAIL" not in said
-    assert said.splitlines()[-1] == "all 14 checks passed"
+    assert said.splitlines()[-1] == "all 19 checks passed"
 
 
 def test_bad_wiring(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,20 +98,48 @@ def test_bad_wiring(capsys: pytest.CaptureFixture[str]) -> None:
     assert "FAIL  tracker" in capsys.readouterr().out
 
 
+def test_in_the_mode_that_it_is_given_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--env", "CartPole-v1", "--num-envs", "2", "--policy", "wires:dropping"]) == 1
+    said = capsys.readouterr().out
+    assert "FAIL  repeat" in said
+    assert "fix: policy.eval(), before it collects" in said
+    assert said.splitlines()[-1] == "1 of 10 checks failed: repeat; begin with the first"
+
+
+@pytest.mark.parametrize(("rows", "name"), [([], "collection"), (["--num-envs", "2"], "rows")])
+def test_a_plain_recurrent_network(rows: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--env", "CartPole-v1", *rows, "--policy", "wires:plain"]) == 1
+    said = capsys.readouterr().out
+    assert f"FAIL  {name}" in said
+    assert "fix: put LSTMModule(input_size=4, hidden_size=8, in_key=..., out_key=...) of recurl.modules" in said
+
+
 def test_feed_forward(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--env", "CartPole-v1", "--policy", "wires:feed_forward"]) == 0
-    assert "feed-forward, nothing to check" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "it is feed-forward" in said
+    assert said.splitlines()[-1] == "all 7 checks passed"
 
 
-@pytest.mark.parametrize("options", [["--cell", "lstm"], ["--cell", "gru", "--no-shared-trunk"], ["--cell", "none"]])
-def test_a_run(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    small = "--env recurl/RepeatPrevious-v0 --hidden-size 8 --num-envs 2 --rollout-steps 16 --sequence-length 8"
-    budget = "--total-steps 32 --minibatches 2 --eval-episodes 2 --run-dir run"
-    assert main(["train", "ppo", *small.split(), *budget.split(), *options]) == 0
+PPO = "ppo --rollout-steps 16 --sequence-length 8 --total-steps 32 --minibatches 2"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (f"{PPO} --cell lstm", "action_log_prob"),
+        (f"{PPO} --cell gru --no-shared-trunk", "action_log_prob"),
+        (f"{PPO} --cell none", "feed-forward"),
+        ("dqn --total-steps 64 --cell gru", "action_value"),
+        ("r2d2 --total-steps 64 --cell lstm", "action_value"),
+    ],
+)
+def test_a_run(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "--env recurl/RepeatPrevious-v0 --hidden-size 8 --num-envs 2 --eval-episodes 2 --run-dir run"
+    assert main(["train", *options.split(), *small.split()]) == 0
     capsys.readouterr()
     assert main(["doctor", "run"]) == 0
-    said = capsys.readouterr().out
-    assert ("feed-forward" if "none" in options else "action_log_prob") in said
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

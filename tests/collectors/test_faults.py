@@ -67,6 +67,12 @@ REPORTS = {
 }
 
 
+def give_order(folder: Path, order: str) -> None:
+    """Write the file in one piece: a worker that is stepping may read it at any moment."""
+    (folder / "written").write_text(order)
+    (folder / "written").replace(folder / "orders")
+
+
 def make_policy() -> Seq:
     gru = GRUModule(4, 8, in_key="observation", out_key="features")
     return Seq(gru, Mod(lambda x: (x[..., 0] > 0).long(), ["features"], ["action"]))
@@ -87,7 +93,7 @@ def test_a_fault_is_reported_and_everything_cleaned_up(kind: type, fault: str, t
     collector = kind([creator(tmp_path / "orders")], make_policy(), frames_per_batch=20, timeout=3.0)
     collector.collect()
     pids = [worker.process.pid for worker in collector._group.workers]
-    (tmp_path / "orders").write_text(fault)
+    give_order(tmp_path, fault)
     begin = time.monotonic()
     with pytest.raises(WorkerError, match=REPORTS[fault].format(0)) as caught:
         list(collector)  # the order may come when a batch is already under way
@@ -114,7 +120,7 @@ def test_a_worker_is_replaced(tmp_path: Path) -> None:
             parameter.add_(0.5)
     collector.update_policy_weights_()  # a replacement must have these, not those it is made with
     for fault, report in REPORTS.items():
-        (tmp_path / "orders").write_text(fault)
+        give_order(tmp_path, fault)
         with pytest.warns(UserWarning, match=f"A worker failed and is replaced(?s:.*){report.format(1)}"):
             batches.append(collector.collect())
         with set_recurrent_mode(True), torch.no_grad():
@@ -125,7 +131,7 @@ def test_a_worker_is_replaced(tmp_path: Path) -> None:
     ids = torch.cat([batch["collector", "traj_ids"] for batch in batches], 1)
     assert torch.equal(ids[0, 1:] != ids[0, :-1], torch.cat([b["is_init"] for b in batches], 1)[0, 1:, 0])
     assert len(ids.unique()) == 4 * 2 * 4
-    (tmp_path / "orders").write_text("always raise")
+    give_order(tmp_path, "always raise")
     with (
         pytest.warns(UserWarning, match="A worker failed and is replaced"),
         pytest.raises(WorkerError, match=REPORTS["raise"].format(1)),
@@ -146,7 +152,7 @@ def test_a_fault_in_the_background_surfaces(tmp_path: Path) -> None:
         [creator(tmp_path / "orders")], make_policy(), frames_per_batch=20, replay_buffer=buffer
     )
     collector.start()
-    (tmp_path / "orders").write_text("kill")
+    give_order(tmp_path, "kill")
     end = time.monotonic() + 10
     while collector.running and time.monotonic() < end:
         time.sleep(0.01)

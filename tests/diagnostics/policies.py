@@ -9,8 +9,9 @@ from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
+from recurl.diagnostics import CheckResult, check_wiring
 from recurl.envs import EnvBase, GymWrapper, InitTracker, TransformedEnv
-from recurl.modules import GRUModule, LSTMModule, get_env_transforms_from_module
+from recurl.modules import Categorical, GRUModule, LSTMModule, ProbabilisticActor, get_env_transforms_from_module
 
 CELLS = {"lstm": LSTMModule, "gru": GRUModule}
 
@@ -29,12 +30,18 @@ class RandomEnds(gym.Env):
         return self.np_random.normal(size=4).astype(np.float32), 1.0, bool(self.np_random.random() < 0.1), False, {}
 
 
-def make_env(rows: int | None = 2, *transforms: object, mode: str = "DISABLED") -> EnvBase:
+class RealActions(RandomEnds):
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+
+def make_env(
+    rows: int | None = 2, *transforms: object, mode: str = "DISABLED", kind: type[gym.Env] = RandomEnds
+) -> EnvBase:
     if rows is None:
-        env: EnvBase = GymWrapper(RandomEnds())
+        env: EnvBase = GymWrapper(kind())
     else:
         mode = gym.vector.AutoresetMode[mode]
-        env = GymWrapper(gym.vector.SyncVectorEnv([RandomEnds] * rows, autoreset_mode=mode))
+        env = GymWrapper(gym.vector.SyncVectorEnv([kind] * rows, autoreset_mode=mode))
     env.set_seed(0)
     for transform in transforms:
         env = env.append_transform(transform)
@@ -51,8 +58,44 @@ def policy_of(*modules: nn.Module, features: str = "features") -> Seq:
     return Seq(*modules, head, Mod(lambda logits: logits.argmax(-1), ["logits"], ["action"]))
 
 
-def wired(policy: nn.Module, rows: int | None = 2) -> EnvBase:
-    return TransformedEnv(make_env(rows), get_env_transforms_from_module(policy))
+def linear(inputs: int = 8, key: str = "features") -> Mod:
+    return Mod(nn.Linear(inputs, 2), [key], ["logits"])
+
+
+def memory(cell: str = "gru", key: str = "observation", inputs: int = 4) -> nn.Module:
+    return CELLS[cell](inputs, 8, in_key=key, out_key="features")
+
+
+def actor_of(*modules: nn.Module, **options: object) -> ProbabilisticActor:
+    """A stochastic policy of modules that write the logits in the end."""
+    options = {"distribution_class": Categorical, "return_log_prob": True, **options}
+    return ProbabilisticActor(Seq(*modules), in_keys=options.pop("in_keys", ["logits"]), **options)
+
+
+def critic_memory() -> GRUModule:
+    return GRUModule(4, 8, in_keys=["observation", "h"], out_keys=["of_critic", ("next", "h")])
+
+
+def zero(module: nn.Module) -> nn.Module:
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)
+    return module
+
+
+def failures(policy: object, env: EnvBase) -> list[CheckResult]:
+    return [result for result in check_wiring(policy, env, steps=20) if not result.passed]
+
+
+def refused(policy: object, env: EnvBase, name: str) -> CheckResult:
+    """The first failure, of the check ``name``; it says what to do."""
+    first = failures(policy, env)[0]
+    assert first.name == name, first
+    assert first.fix
+    return first
+
+
+def wired(policy: nn.Module, rows: int | None = 2, kind: type[gym.Env] = RandomEnds) -> EnvBase:
+    return TransformedEnv(make_env(rows, kind=kind), get_env_transforms_from_module(policy))
 
 
 def tracked(rows: int | None = 2) -> EnvBase:

@@ -103,11 +103,13 @@ def test_a_recurrent_pass_before() -> None:
     assert "a pass in recurrent mode overwrites ('next', state)" in failed["feedback"].fix
 
 
-def test_feed_forward_policies_get_a_note() -> None:
+def test_feed_forward_policies() -> None:
     policy = policy_of(Mod(nn.Linear(4, 8), ["observation"], ["features"]))
-    (result,) = check_batch(policy, collected(policy))
-    assert result.passed
-    assert "feed-forward" in result.detail
+    batch = collected(policy)
+    results = check_batch(policy, batch)
+    assert all(result.passed for result in results)
+    assert "feed-forward" in results[0].detail
+    assert set(failing(randomize(policy), batch)) == {"replay"}  # other weights than those that collected
 
 
 # -- is_init

@@ -12,7 +12,6 @@ from recurl.collectors import Collector
 from recurl.diagnostics import (
     CheckResult,
     check_batch,
-    check_feed_forward,
     check_primers,
     check_state_keys,
     check_stepping,
@@ -39,7 +38,7 @@ def failing(policy: object, env: object, **options: object) -> dict[str, CheckRe
 @pytest.mark.parametrize("rows", [None, 1, 3])
 @pytest.mark.parametrize("cell", CELLS)
 def test_healthy_policies_pass(cell: str, rows: int | None, backend: str) -> None:
-    policy = make_policy(cell, num_layers=2, dropout=0.2, recurrent_backend=backend)
+    policy = make_policy(cell, num_layers=2, recurrent_backend=backend)
     results = check_wiring(policy, wired(policy, rows))
     assert [str(result) for result in results if not result.passed] == []
     assert [result.name for result in results] == [
@@ -51,11 +50,16 @@ def test_healthy_policies_pass(cell: str, rows: int | None, backend: str) -> Non
         "is_init",
         "traj_ids",
         "mode",
+        "repeat",
+        "rows",
         "feedback",
         "reset",
         "memory",
+        "action",
         "leak",
         "replay",
+        "start",
+        "log_prob",
         "gradient",
     ]
     assert all(module.training for module in policy.modules())
@@ -67,12 +71,13 @@ def test_a_stochastic_actor_is_compared_by_its_log_probability() -> None:
     actor = ProbabilisticActor(trunk, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True)
     results = by_name(check_wiring(actor, wired(actor)))
     assert all(result.passed for result in results.values())
-    assert "action_log_prob" in results["replay"].detail
+    assert "logits" in results["replay"].detail
+    assert "action_log_prob" in results["log_prob"].detail
     batch = Collector(make_env(2), actor, frames_per_batch=40).collect()
     batch["action_log_prob"] += 0.1
-    result = by_name(check_batch(actor, batch))["replay"]
+    result = by_name(check_batch(actor, batch))["log_prob"]
     assert not result.passed
-    assert result.detail.startswith("action_log_prob as collected and as replayed")
+    assert result.detail.startswith("action_log_prob as collected and computed anew")
 
 
 def test_two_trunks_and_double_precision() -> None:
@@ -208,27 +213,6 @@ def test_state_written_elsewhere() -> None:
     assert "state_keys" in failing(policy, make_env(2), auto_register_policy_transforms=True)
 
 
-class HiddenState(nn.Module):
-    """Keeps its state in itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(4, 8)
-        self.state: torch.Tensor | None = None
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        self.state = self.cell(observation, self.state)
-        return self.state
-
-
-def test_state_kept_in_the_module() -> None:
-    (result,) = check_wiring(policy_of(Mod(HiddenState(), ["observation"], ["features"])), make_env(2))
-    assert result.name == "recurrent"
-    assert not result.passed
-    assert "keeps a state in itself" in result.detail
-    assert "GRUModule" in result.fix
-
-
 @pytest.mark.parametrize("rows", [None, 3])
 def test_policy_that_zeroes_its_new_state(rows: int | None) -> None:
     key = ("next", "recurrent_state")
@@ -302,7 +286,7 @@ def test_policy_that_sets_the_mode_itself(mode: bool) -> None:
     failed = failing(policy, wired(policy, 3))
     assert f"runs {'sequences' if mode else 'steps'}" in failed["mode"].detail
     assert "don't set the recurrent mode inside the policy" in failed["mode"].fix
-    assert "replay" in failed
+    assert ("rows" if mode else "replay") in failed
 
 
 @pytest.mark.parametrize("options", [{"default_value": 1.0}, {"random": True}])
@@ -371,12 +355,20 @@ def test_a_policy_that_fails_is_reported() -> None:
     assert "can't be stepped: RuntimeError" in failed["collection"].detail
 
 
-def test_feed_forward_policies_get_a_note() -> None:
+def test_feed_forward_policies_have_fewer_checks() -> None:
     policy = policy_of(Mod(nn.Linear(4, 8), ["observation"], ["features"]))
-    (result,) = check_wiring(policy, make_env(2))
-    assert result.passed
-    assert "feed-forward, nothing to check" in result.detail
-    assert check_feed_forward(policy, make_env(2).reset()) == result
+    results = check_wiring(policy, make_env(2))
+    assert [result.name for result in results] == [
+        "collection",
+        "stepping",
+        "recurrent",
+        "repeat",
+        "rows",
+        "replay",
+        "log_prob",
+    ]
+    assert all(result.passed for result in results)
+    assert "it is feed-forward" in results[2].detail
 
 
 def test_single_checks() -> None:

@@ -29,7 +29,8 @@ def page() -> str:
         parts.append(f"## {section}\n")
         for mistake in mistakes:
             language = "sh" if mistake["error"] == "exit code 2" else "python"
-            said = mistake["message"] if language == "sh" else f"{mistake['error']}: {mistake['message']}"
+            raised = mistake["error"] not in ("exit code 2", "printed")
+            said = f"{mistake['error']}: {mistake['message']}" if raised else mistake["message"]
             parts += [f"### {mistake['title']}\n", block(language, mistake["code"]), block("text", wrapped(said))]
     return "\n".join(parts)
 

@@ -25,13 +25,21 @@ def titles(of: Callable[[str], bool]) -> list[Any]:
     return [pytest.param(mistake, id=mistake["title"]) for mistake in MISTAKES if of(mistake["error"])]
 
 
-@pytest.mark.parametrize("mistake", titles(lambda error: error != "exit code 2"))
+@pytest.mark.parametrize("mistake", titles(lambda error: error not in ("exit code 2", "printed")))
 def test_message(prepared: dict[str, Any], mistake: dict[str, str]) -> None:
     kind = getattr(errors, mistake["error"], None) or getattr(builtins, mistake["error"])
     with pytest.raises(kind) as caught:  # warnings are errors in all tests
         exec(mistake["code"], dict(prepared))
     assert type(caught.value) is kind
     assert str(caught.value) == mistake["message"]
+
+
+@pytest.mark.parametrize("mistake", titles(lambda error: error == "printed"))
+def test_finding_of_the_doctor(
+    prepared: dict[str, Any], mistake: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(mistake["code"], dict(prepared))
+    assert capsys.readouterr().out.strip() == mistake["message"]
 
 
 @pytest.mark.parametrize("mistake", titles(lambda error: error == "exit code 2"))
@@ -46,7 +54,7 @@ def test_message_of_the_command_line(
 
 def test_there_are_enough_and_each_is_one_of_recurls_own() -> None:
     assert len(MISTAKES) >= 40
-    known = {*vars(errors), "exit code 2", "UserWarning"}
+    known = {*vars(errors), "exit code 2", "printed", "UserWarning"}
     assert {mistake["error"] for mistake in MISTAKES} <= known
 
 

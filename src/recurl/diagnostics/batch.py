@@ -4,23 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 
-from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.collection import device_of
+from recurl.diagnostics.influence import check_action
+from recurl.diagnostics.log_prob import check_log_prob
 from recurl.diagnostics.marks import check_is_init, check_traj_ids
 from recurl.diagnostics.memory import check_feedback, check_memory, check_reset
-from recurl.diagnostics.replay import check_gradient, check_leak, check_mode, check_replay
-from recurl.diagnostics.result import CheckResult, Fault, check
-from recurl.diagnostics.states import first_root, states_in
+from recurl.diagnostics.repeat import check_repeat
+from recurl.diagnostics.replay import check_gradient, check_leak, check_mode, check_replay, check_start
+from recurl.diagnostics.result import CheckResult
+from recurl.diagnostics.rows import check_rows
+from recurl.diagnostics.states import states_in
+
+_OF_ALL = (check_replay, check_log_prob)
+_OF_RECURRENT = (
+    check_feedback,
+    check_reset,
+    check_memory,
+    check_action,
+    check_leak,
+    check_replay,
+    check_start,
+    check_log_prob,
+    check_gradient,
+)
 
 
 def check_batch(policy: Any, batch: TensorDictBase) -> list[CheckResult]:
     """Run every check that needs a policy and a batch only, on a batch of your own.
 
+    Policy, batch and random generators stay as they are. Where the policy computes another thing at each call, or of
+    one row from another (``repeat``, ``rows``), the checks that compare what it computes are left out.
+
     Args:
-        policy: the policy that collected the batch, with the weights it had then.
+        policy: the policy that collected the batch, with the weights and in the mode (training or evaluation) that it
+            had then.
         batch: ``[*B, T]`` as collected: before any recurrent pass, sampling or flattening.
 
     Example:
@@ -38,34 +57,13 @@ def check_batch(policy: Any, batch: TensorDictBase) -> list[CheckResult]:
     device = device_of(policy)
     if device is not None and batch.device != device:
         batch = batch.to(device)
-    if not states_in(policy, batch):
-        return [check_feed_forward(policy, first_root(batch))]
-    return [
-        check_is_init(batch),
-        check_traj_ids(batch),
-        check_mode(policy, batch),
-        check_feedback(policy, batch),
-        check_reset(policy, batch),
-        check_memory(policy, batch),
-        check_leak(policy, batch),
-        check_replay(policy, batch),
-        check_gradient(policy, batch),
-    ]
-
-
-@check("recurrent")
-def check_feed_forward(policy: Any, root: TensorDictBase) -> str:
-    """Check that a policy without recurrent states has no memory hidden in itself."""
-    with ex.evaluating(policy), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        first = ex.run(policy, root, False)
-        torch.manual_seed(0)
-        second = ex.run(policy, root, False)
-    for key, value in ex.leaves(first):
-        if not torch.equal(value, second.get(key)):
-            raise Fault(
-                f"the policy has no recurrent state, yet {key!r} differs when the same root is given again: it keeps a "
-                "state in itself, which no batch holds and no reset clears",
-                ex.USE_MODULE,
-            )
-    return "the policy has no recurrent module and writes no state under 'next': feed-forward, nothing to check"
+    recurrent = bool(states_in(policy, batch))
+    if recurrent:
+        results = [check_is_init(batch), check_traj_ids(batch), check_mode(policy, batch)]
+    else:
+        results = [CheckResult("recurrent", True, "the policy has no state under 'next': it is feed-forward")]
+    calls = [check_repeat(policy, batch), check_rows(policy, batch)]
+    if not all(result.passed for result in calls):
+        return results + calls  # nothing that is computed can be compared
+    checks = _OF_RECURRENT if recurrent else _OF_ALL
+    return results + calls + [check(policy, batch) for check in checks]

@@ -1,51 +1,31 @@
-"""What the experiments share: running a policy on it, and comparing what comes out."""
+"""What the experiments share: what a policy is run on, and comparing what comes out."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
 from recurl.continuity import boundaries_in
-from recurl.diagnostics.result import Fault
+from recurl.diagnostics.result import PROBLEMS, Fault
+from recurl.diagnostics.runs import everywhere, run
 from recurl.diagnostics.states import State, states_in
-from recurl.keys import ACTION, DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, next_key, normalize_key
-from recurl.mode import set_recurrent_mode
+from recurl.keys import ACTION, DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, next_key
 from recurl.recurrence import Boundaries
 
 PRIMER = "env = env.append_transform(get_primers_from_module(policy))  # from recurl.modules"
 TRACKER = "env = env.append_transform(InitTracker())  # from recurl.envs"
 REWIRE = "env = TransformedEnv(base_env, get_env_transforms_from_module(policy))  # from recurl.envs, recurl.modules"
+EVALUATE = "policy.eval(), before it collects and for the losses too, which must see what collecting saw"
 USE_MODULE = "let an LSTMModule or GRUModule of recurl.modules carry the state, and hand it on untouched"
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _TF32 = 5e-3  # cuDNN rounds the operands of float32 products to 11 bits unless told otherwise
 
 
-@contextmanager
-def evaluating(policy: Any) -> Generator[None]:
-    """Put ``policy`` into evaluation mode inside the block: dropout would make a replay differ for good reason."""
-    before = [(module, module.training) for module in policy.modules()] if isinstance(policy, nn.Module) else []
-    for module, _ in before:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-# -- running a policy
-
-
-def run(policy: Any, batch: TensorDictBase, mode: bool | None) -> TensorDictBase:
-    """Return what ``policy`` makes of ``batch``, which stays as it is, in a mode and without gradients."""
-    with set_recurrent_mode(mode), torch.no_grad():
-        return policy(batch.copy())
+# -- what a policy runs on
 
 
 def tokens(batch: TensorDictBase) -> TensorDictBase:
@@ -53,9 +33,19 @@ def tokens(batch: TensorDictBase) -> TensorDictBase:
     return batch.exclude(NEXT).reshape(-1)
 
 
-def sequences(batch: TensorDictBase) -> list[TensorDictBase]:
-    """Return ``batch``, and as ``[N]`` too where trajectory ids keep its rows apart."""
-    return [batch, batch.reshape(-1)] if batch.ndim > 1 and has(batch, TRAJ_IDS) else [batch]
+def sequences(policy: Any, batch: TensorDictBase) -> list[TensorDictBase]:
+    """Return ``batch``, and as ``[N]`` too where trajectory ids keep its rows apart.
+
+    Of these two only what ``policy`` can run on: a network for images may want ``[N]``.
+    """
+    if batch.ndim == 1 or not has(batch, TRAJ_IDS):
+        return [batch]
+    flat = batch.reshape(-1)
+    try:
+        run(policy, batch, True)
+    except PROBLEMS:
+        return [flat]
+    return [batch, flat]
 
 
 def written(before: TensorDictBase, after: TensorDictBase) -> list[NestedKey]:
@@ -75,9 +65,7 @@ def written(before: TensorDictBase, after: TensorDictBase) -> list[NestedKey]:
 
 def leaves(tensordict: TensorDictBase) -> list[tuple[NestedKey, Tensor]]:
     """Return the tensors of the root, by key."""
-    root = tensordict.exclude(NEXT)
-    keys = [normalize_key(key) for key in cast(Iterable[object], root.keys(True, True))]
-    return [(key, root.get(key)) for key in keys]
+    return everywhere(tensordict.exclude(NEXT))
 
 
 def has(tensordict: TensorDictBase, key: NestedKey) -> bool:
@@ -130,12 +118,23 @@ def tolerance(value: Tensor) -> float:
     return _TOLERANCE.get(value.dtype, 0.0)
 
 
-def altered(value: Tensor, at: Tensor) -> Tensor:
-    """Return ``value`` with noise added at the tokens ``at`` (bool, one element per token), the same in every call."""
-    at = at.reshape(-1)
-    flat = value.reshape(at.shape[0], -1).clone()
-    noise = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)).to(flat)
-    return torch.where(at.unsqueeze(-1), flat + noise, flat).reshape(value.shape)
+def differing(first: TensorDictBase, second: TensorDictBase) -> list[NestedKey]:
+    """Return the entries, those under ``"next"`` included, that are not the same in both."""
+    others = dict(everywhere(second))
+    return [key for key, value in everywhere(first) if key in others and differ(value, others[key])]
+
+
+def differ(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are not the same, to rounding."""
+    if first is second:
+        return False
+    at = torch.ones(first.shape[:1], dtype=torch.bool, device=first.device)
+    return first.shape != second.shape or not distance(first, second, at) <= tolerance(first)
+
+
+def drawn(policy: Any, data: TensorDictBase, mode: bool) -> list[NestedKey]:
+    """Return the entries that come out another way when other random numbers are drawn."""
+    return differing(run(policy, data, mode), run(policy, data, mode, seed=1))
 
 
 # -- what a batch must hold
@@ -187,15 +186,37 @@ def close(what: str, seen: Tensor, expected: Tensor, at: Tensor, fix: str) -> fl
     return gap
 
 
-def with_noise(batch: TensorDictBase, states: list[NestedKey], at: Tensor) -> TensorDictBase:
-    """Return ``batch`` with noise on the states at the tokens ``at``."""
-    noisy = batch.copy()
+def exchanged(batch: TensorDictBase, states: list[NestedKey], at: Tensor) -> TensorDictBase:
+    """Return ``batch`` with the states of other tokens at the tokens ``at``: other states, but possible ones."""
+    at = at.reshape(-1)
+    order = torch.randperm(at.shape[0], generator=torch.Generator().manual_seed(0)).to(at.device)
+    source = torch.where(at, order, torch.arange(at.shape[0], device=at.device))
+    other = batch.copy()
     for key in states:
-        noisy.set(key, altered(batch.get(key), at))
+        value = batch.get(key)
+        other.set(key, value.reshape(at.shape[0], -1)[source].reshape(value.shape))
+    return other
+
+
+def with_noise(batch: TensorDictBase, keys: list[NestedKey], at: Tensor, scale: float = 1.0) -> TensorDictBase:
+    """Return ``batch`` with noise on the entries ``keys`` at the tokens ``at``, the same every time; integers stay."""
+    at = at.reshape(-1)
+    noisy = batch.copy()
+    for key in keys:
+        value = batch.get(key)
+        if value.is_floating_point() or value.dtype == torch.bool:
+            flat = value.reshape(at.shape[0], -1)
+            noise = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)).to(flat.device)
+            other = flat ^ (noise > 0) if value.dtype == torch.bool else flat + scale * noise.to(flat.dtype)
+            noisy.set(key, torch.where(at.unsqueeze(-1), other, flat).reshape(value.shape))
     return noisy
 
 
-def observed(before: TensorDictBase, after: TensorDictBase, states: list[NestedKey]) -> list[NestedKey]:
-    """Return the entries to compare: what the policy computed at the root, or else its new states."""
-    keys = [key for key in written(before, after) if key not in states]
-    return keys or [next_key(key) for key in states if has(after, next_key(key))]
+def observed(policy: Any, data: TensorDictBase, mode: bool, states: list[NestedKey]) -> list[NestedKey]:
+    """Return the entries to compare: what the policy computes at the root, or else its new states.
+
+    Entries that are drawn at random are left out: :func:`~recurl.diagnostics.check_repeat` judges them.
+    """
+    after, random = run(policy, data, mode), drawn(policy, data, mode)
+    keys = [key for key in written(data, after) if key not in (*states, *random)]
+    return keys or [key for key in map(next_key, states) if has(after, key) and key not in random]

@@ -19,7 +19,7 @@ def check_is_init(batch: TensorDictBase) -> str:
     """
     flags = ex.flags_of(batch)
     ends = ex.ends_before(batch)
-    if flags.numel() > 1 and flags.all() and not ends.reshape(-1)[1:].all():
+    if flags.numel() > 1 and flags.all() and not ends[..., 1:].all():
         raise Fault("is_init is constant, always True: every step forgets what came before", ex.TRACKER)
     if ends.any() and not flags.any():
         raise Fault("is_init is constant, always False, though episodes end: memory leaks into the next", ex.TRACKER)

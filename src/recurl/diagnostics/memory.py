@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,8 +11,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.diagnostics import experiment as ex
-from recurl.diagnostics.result import Fault, check
-from recurl.keys import IS_INIT, NestedKey, next_key
+from recurl.diagnostics.influence import moves
+from recurl.diagnostics.preserve import other_weights
+from recurl.diagnostics.result import PROBLEMS, Fault, check
+from recurl.diagnostics.runs import run
+from recurl.keys import ACTION, IS_INIT, NestedKey, next_key
 
 
 @check("feedback")
@@ -41,11 +46,10 @@ def check_feedback(policy: Any, batch: TensorDictBase) -> str:
             ),
         )
     roots = ex.tokens(batch)
-    with ex.evaluating(policy):
-        stepped = ex.run(policy, roots, False)
+    stepped, random = run(policy, roots, False), ex.drawn(policy, roots, False)
     for key in states:
         value = stepped.get(next_key(key), None)
-        if value is not None:
+        if value is not None and next_key(key) not in random:
             ex.close(
                 f"the next state {key!r} in the batch and the one that the policy computes",
                 batch.get(next_key(key)),
@@ -80,14 +84,13 @@ def check_reset(policy: Any, batch: TensorDictBase) -> str:
     if not flags.any():
         return "no episode begins in this batch: nothing to compare"
     for key in states:
-        largest = float(batch.get(key).reshape(flags.shape[0], -1)[flags].abs().max())
+        largest = float(batch.get(key).reshape(flags.shape[0], -1)[flags].double().abs().max())
         if largest:
             raise Fault(f"an episode begins with a state {key!r} that is not zero (up to {largest:.2g})", ex.REWIRE)
     roots = ex.tokens(batch)
-    with ex.evaluating(policy):
-        before = ex.run(policy, roots, False)
-        after = ex.run(policy, ex.with_noise(roots, states, flags), False)
-    for key in ex.observed(roots, before, states):
+    before = run(policy, roots, False)
+    after = run(policy, ex.exchanged(roots, states, flags), False)
+    for key in ex.observed(policy, roots, False, states):
         ex.close(
             f"at the first step of an episode, {key!r} with a zero and with another state",
             after.get(key),
@@ -102,22 +105,45 @@ def check_reset(policy: Any, batch: TensorDictBase) -> str:
 def check_memory(policy: Any, batch: TensorDictBase) -> str:
     """Check that the state is used: it is not always zero, and altering it changes what the policy does.
 
+    Weights that start from zero hide nothing: what no longer changes is looked at with other weights too.
+
     Args:
         policy: the policy.
         batch: as collected, ``[*B, T]``.
     """
     states = ex.stored_states(policy, batch)
-    for key in states:
-        if not batch.get(next_key(key)).any():
-            raise Fault(f"the state {next_key(key)!r} is zero after every step: nothing is remembered", ex.USE_MODULE)
+    roots = ex.tokens(batch)
     inside = ~ex.flags_of(batch).reshape(-1)
+    for key in states:
+        if not batch.get(next_key(key)).any() and _stays_zero(policy, roots, key):
+            raise Fault(f"the state {next_key(key)!r} is zero after every step: nothing is remembered", ex.USE_MODULE)
     if not inside.any():
         return "every step begins an episode: nothing to compare"
-    roots = ex.tokens(batch)
-    with ex.evaluating(policy):
-        before = ex.run(policy, roots, False)
-        for key in states:
-            after = ex.run(policy, ex.with_noise(roots, [key], inside), False)
-            if all(ex.distance(after.get(k), before.get(k), inside) == 0 for k in ex.observed(roots, before, states)):
-                raise Fault(f"altering the state {key!r} changes nothing: the policy does not use it", ex.USE_MODULE)
+    for key in states:
+        others: list[NestedKey] = [next_key(other) for other in states if other != key]
+        if not moves(policy, roots, [key], inside, partial(_computed, policy, others)):
+            raise Fault(
+                f"altering the state {key!r} changes nothing: the policy does not use it",
+                ex.USE_MODULE + ", and what it writes reach the layers behind it",
+            )
     return f"altering {_names(states)} changes what the policy computes"
+
+
+def _stays_zero(policy: Any, roots: TensorDictBase, key: NestedKey) -> bool:
+    """Whether a new state that was always zero is so by mistake: not by the weights, nor for want of other inputs."""
+    if run(policy, roots, False).get(next_key(key)).any():
+        return True  # it was overwritten
+    everywhere = torch.ones(roots.numel(), dtype=torch.bool, device=roots.device)
+    inputs = [name for name, value in ex.leaves(roots) if value.is_floating_point() and name != key]
+    for data in (roots, ex.with_noise(roots, inputs, everywhere, 100.0)):
+        with other_weights(policy, 0), contextlib.suppress(*PROBLEMS):
+            if run(policy, data, False).get(next_key(key)).any():
+                return False
+    return True
+
+
+def _computed(policy: Any, others: list[NestedKey], data: TensorDictBase) -> list[Tensor]:
+    """Return what a policy computes: entries of the root, the action, and ``others``."""
+    after = run(policy, data, False)
+    keys = [*ex.written(data, after), ACTION, *others]
+    return [after.get(key) for key in keys if ex.has(after, key)]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictModule
-from torch import Tensor, nn
+from torch import Tensor
 
 from recurl.diagnostics import experiment as ex
-from recurl.diagnostics.result import Fault, check
+from recurl.diagnostics.preserve import other_weights, preserved
+from recurl.diagnostics.result import PROBLEMS, Fault, check
+from recurl.diagnostics.runs import run
 from recurl.diagnostics.states import recurrent_submodules, states_in
-from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey
-from recurl.mode import recurrent_mode, set_recurrent_mode
+from recurl.keys import IS_INIT, TRAJ_IDS, NestedKey, next_key
+from recurl.mode import ExplorationType, recurrent_mode, set_exploration_type, set_recurrent_mode
 
 _MARKS = "mark every boundary: an InitTracker in the environment, ('collector', 'traj_ids') kept in the batch"
 
@@ -33,29 +34,23 @@ def check_leak(policy: Any, batch: TensorDictBase) -> str:
     odd = starts.reshape(-1).cumsum(0) % 2 == 1
     if odd.all():
         return "a single segment: nothing to compare"
-    with ex.evaluating(policy):
-        for data in ex.sequences(batch):
-            before = ex.run(policy, data, True)
-            observed = ex.observed(data, before, states)
-            for change in (odd, ~odd):
-                after = ex.run(policy, _other_data(data, before, states, change), True)
-                for key in observed:
-                    ex.close(
-                        f"{key!r} with other data before the boundary (batch {list(data.shape)})",
-                        after.get(key),
-                        before.get(key),
-                        ~change,
-                        _MARKS,
-                    )
+    for data in ex.sequences(policy, batch):
+        before = run(policy, data, True)
+        observed = ex.observed(policy, data, True, states)
+        for change in (odd, ~odd):
+            after = run(policy, _other_data(data, before, states, change), True)
+            for key in observed:
+                what = f"{key!r} with other data before the boundary (batch {list(data.shape)})"
+                ex.close(what, after.get(key), before.get(key), ~change, _MARKS)
     return f"altering all other segments leaves each of {int(starts.sum())} as it is"
 
 
 def _other_data(data: TensorDictBase, outcome: TensorDictBase, states: list[NestedKey], at: Tensor) -> TensorDictBase:
-    """Put other tokens' inputs, and noisy states, in the place of the tokens ``at``."""
-    other = ex.with_noise(data, states, at)
-    keep = {IS_INIT, TRAJ_IDS, *states}
+    """Put other tokens' inputs, and others' states, in the place of the tokens ``at``."""
+    other = ex.exchanged(data, states, at)
+    keep = {IS_INIT, *states}
     for key, value in ex.leaves(data):
-        if key not in keep and outcome.get(key, None) is value:
+        if key not in keep and key[0] != TRAJ_IDS[0] and outcome.get(key, None) is value:
             flat = value.reshape(at.shape[0], -1)
             other.set(key, torch.where(at.unsqueeze(-1), flat.roll(1, 0), flat).reshape(value.shape))
     return other
@@ -65,63 +60,95 @@ def _other_data(data: TensorDictBase, outcome: TensorDictBase, states: list[Nest
 def check_replay(policy: Any, batch: TensorDictBase) -> str:
     """Check that collection equals replay: recomputed in recurrent mode, all is as it was collected.
 
-    Compared are the floating-point entries that the policy writes, the log-probabilities of the collected actions,
-    and the states at the ends of segments. Of the stored states only those at which a segment starts are given.
+    Compared are the floating-point entries that the policy writes, and the states at the ends of segments. Of the
+    stored states only those at which a segment starts are given.
 
     Args:
-        policy: the policy that collected ``batch``, with the weights it had then, in evaluation mode.
+        policy: the policy that collected ``batch``, with the weights and in the mode that it had then.
         batch: as collected, ``[*B, T]``.
     """
-    with ex.evaluating(policy):
-        gaps = [gap for data in ex.sequences(batch) for gap in _replay(policy, data)]
+    with set_exploration_type(ExplorationType.RANDOM):  # check_log_prob sees to what it makes
+        gaps = [gap for data in ex.sequences(policy, batch) for gap in _replay(policy, data)]
+    if not gaps:
+        return "the policy writes the action alone: nothing to compare"
     names = dict.fromkeys(name for name, _ in gaps)
     return f"{', '.join(names)} recomputed on sequences: difference {max(gap for _, gap in gaps):.0e}"
 
 
 def _replay(policy: Any, data: TensorDictBase) -> list[tuple[str, float]]:
-    states, boundaries = states_in(policy, data), ex.segments(data)
-    # A sequence starts from the state stored at its first step: what is stored at the others must not matter.
-    stored = [state.read for state in states if ex.has(data, state.read)]
-    given = ex.with_noise(data, stored, ~boundaries.starts)
-    replayed = ex.run(policy, given, True)
+    states = [state.read for state in states_in(policy, data) if ex.has(data, state.read)]
+    boundaries = ex.segments(data) if states else None
+    # A sequence starts from the state stored at its first step: what is stored at the others must not matter, unless it
+    # is a record of what was seen and done, which no weights change.
+    given = data if boundaries is None else ex.exchanged(data, _learnt(policy, data, states), ~boundaries.starts)
+    replayed, random = run(policy, given, True), ex.drawn(policy, given, True)
     everywhere = torch.ones(data.numel(), dtype=torch.bool, device=data.device)
-    pairs: list[tuple[str, Tensor, Tensor, Tensor]] = [
-        (str(key), replayed.get(key), data.get(key), everywhere)
-        for key in ex.written(given, replayed)
-        if ex.has(data, key) and key not in stored
-    ]
-    pairs += [
-        (str(key), replayed.get(key), data.get(key), boundaries.ends)
-        for key in (state.written for state in states)
-        if ex.has(data, key) and ex.has(replayed, key)
-    ]
-    pairs += [(name, seen, stored, everywhere) for name, seen, stored in _log_probs(policy, replayed, data)]
-    if not pairs:
+    pairs = [(key, everywhere) for key in ex.written(given, replayed) if key not in states]
+    if boundaries is not None:
+        written = (state.written for state in states_in(policy, data))
+        pairs += [(key, boundaries.ends) for key in written if ex.has(replayed, key)]
+    pairs = [(key, at) for key, at in pairs if ex.has(data, key)]
+    if not pairs and ex.written(given, replayed):
         raise Fault("the batch holds nothing that the policy writes", "collect the batch with the policy to be checked")
     fix = (
         "the replay must start from the collected states and see the same is_init: wire the environment as the other "
         "checks say, use LSTMModule or GRUModule, and check with the weights that collected"
     )
     return [
-        (name, ex.close(f"{name} as collected and as replayed (batch {list(data.shape)})", seen, expected, at, fix))
-        for name, seen, expected, at in pairs
+        (str(key), ex.close(_as_replayed(key, data), replayed.get(key), data.get(key), at, fix))
+        for key, at in pairs
+        if key not in random
     ]
 
 
-def _log_probs(policy: Any, replayed: TensorDictBase, data: TensorDictBase) -> list[tuple[str, Tensor, Tensor]]:
-    found: list[tuple[str, Tensor, Tensor]] = []
-    for module in policy.modules() if isinstance(policy, nn.Module) else ():
-        if not isinstance(module, ProbabilisticTensorDictModule):
-            continue
-        key, action = cast(Any, module).log_prob_key, cast(str, module.out_keys[0])
-        if ex.has(data, key) and ex.has(data, action):
-            with torch.no_grad():
-                log_prob = cast(Any, module.get_dist(replayed)).log_prob(data.get(action))
-            stored = data.get(key)
-            found.append(
-                (str(key), log_prob.reshape(data.numel(), -1).sum(-1), stored.reshape(data.numel(), -1).sum(-1))
-            )
-    return found
+def _learnt(policy: Any, data: TensorDictBase, states: list[NestedKey]) -> list[NestedKey]:
+    """Return the states that depend on the policy's weights."""
+    before = run(policy, data, True)
+    try:
+        with other_weights(policy, 0):
+            changed = ex.differing(before, run(policy, data, True))
+    except PROBLEMS:
+        return states  # not every policy takes any weights
+    return [key for key in states if next_key(key) in changed]
+
+
+def _as_replayed(key: NestedKey, data: TensorDictBase) -> str:
+    return f"{key} as collected and as replayed (batch {list(data.shape)})"
+
+
+@check("start")
+def check_start(policy: Any, batch: TensorDictBase) -> str:
+    """Check that a sequence cut out of an episode starts from its stored state: it gives what the whole gives there.
+
+    Minibatches and replay buffers cut sequences so. A module that starts each from zero forgets what came before.
+
+    Args:
+        policy: the policy.
+        batch: as collected, ``[*B, T]``.
+    """
+    states = ex.stored_states(policy, batch)
+    inside = ~(ex.flags_of(batch) | ex.ends_before(batch))
+    running = inside.reshape(-1, inside.shape[-1])[:, 1:].sum(0)
+    if running.numel() == 0 or not running.any():
+        return "no episode goes on from one step to the next: nothing to compare"
+    cut = int(running.argmax()) + 1
+    flat = ex.sequences(policy, batch)[0].ndim < batch.ndim
+    whole, part = (data.reshape(-1) if flat else data for data in (batch, batch[..., cut:]))
+    seen, expected = run(policy, part, True), run(policy, whole, True).reshape(batch.batch_size)[..., cut:]
+    ends = ex.segments(part).ends
+    random = ex.drawn(policy, part, True)
+    pairs = [(key, torch.ones_like(ends)) for key in ex.observed(policy, part, True, states)]
+    pairs += [(key, ends) for key in map(next_key, states) if ex.has(seen, key) and key not in random]
+    for key, at in pairs:
+        ex.close(
+            f"{key!r} of sequences that begin in mid-episode, and of the whole episodes,",
+            seen.get(key),
+            expected.get(key),
+            at,
+            f"start each sequence from the states stored at its first step, {', '.join(map(repr, states))}: read them "
+            "in recurrent mode too; or " + ex.USE_MODULE,
+        )
+    return f"{int(running.max())} sequences cut out of episodes go on from their stored states"
 
 
 @check("gradient")
@@ -137,19 +164,30 @@ def check_gradient(policy: Any, batch: TensorDictBase) -> str:
     if not modules or not long.any():
         return "no recurrent module has its inputs in the batch, or no segment two steps: nothing to compare"
     for name, module in modules:
-        data = batch.select(*module.in_keys, *([TRAJ_IDS] if ex.has(batch, TRAJ_IDS) else []))
-        value = data.get(module.in_keys[0]).detach().clone().requires_grad_(True)
-        data.set(module.in_keys[0], value)
-        with set_recurrent_mode(True), torch.enable_grad():
-            features = module(data).get(module.out_keys[0])
-        later = features.reshape(batch.numel(), -1)[~starts].square().sum()
-        gradient = torch.autograd.grad(later, value)[0] if later.requires_grad else torch.zeros_like(value)
-        if not gradient.reshape(batch.numel(), -1)[long].any(-1).all():
+        passes = _passes_gradient(policy, module, batch, starts)
+        if not passes:
+            with other_weights(policy, 0):  # the policy's may be zero, or its cells saturated
+                passes = any(_passes_gradient(policy, module, batch, starts, noise) for noise in (False, True))
+        if not passes:
             raise Fault(
                 f"{name or 'the policy'} passes no gradient from a step to the one before: it can't learn to remember",
                 "don't detach the state between the steps of a sequence; " + ex.USE_MODULE,
             )
     return f"gradients reach the first step of {int(long.sum())} segments"
+
+
+def _passes_gradient(policy: Any, module: Any, batch: TensorDictBase, starts: Tensor, noise: bool = False) -> bool:
+    """Whether what ``module`` computes later depends on the first input, or noise, of every segment of some steps."""
+    first = starts & ~starts.roll(-1, 0)
+    first[-1:] = False
+    data = batch.select(*module.in_keys, *([TRAJ_IDS] if ex.has(batch, TRAJ_IDS) else [])).clone()
+    with preserved(policy), set_recurrent_mode(True), torch.enable_grad():
+        value = data.get(module.in_keys[0]).detach()
+        value = (torch.randn_like(value) if noise else value.clone()).requires_grad_(True)
+        features = module(data.set(module.in_keys[0], value)).get(module.out_keys[0])
+    later = features.reshape(batch.numel(), -1)[~starts].square().sum()
+    gradient = torch.autograd.grad(later, value)[0] if later.requires_grad else torch.zeros_like(value)
+    return bool(gradient.reshape(batch.numel(), -1)[first].any(-1).all())
 
 
 @check("mode")
@@ -161,7 +199,7 @@ def check_mode(policy: Any, batch: TensorDictBase) -> str:
         batch: as collected, ``[*B, T]``.
     """
     roots = ex.tokens(batch)
-    expected = {False: (False, roots), True: (True, batch), None: (False, roots)}
+    expected = {False: (False, roots), True: (True, ex.sequences(policy, batch)[0]), None: (False, roots)}
     where = {False: "set_recurrent_mode(False), as in collection,", True: "set_recurrent_mode(True), as in a loss,"}
     for mode, (sequence, data) in expected.items():
         wrong = sorted({name or "the policy" for name, seen in _modes(policy, data, mode) if seen != sequence})
@@ -187,8 +225,7 @@ def _modes(policy: Any, data: TensorDictBase, mode: bool | None) -> list[tuple[s
 
     hooks = [module.register_forward_pre_hook(note(name)) for name, module in recurrent_submodules(policy)]
     try:
-        with ex.evaluating(policy):
-            ex.run(policy, data, mode)
+        run(policy, data, mode)
     finally:
         for hook in hooks:
             hook.remove()

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from recurl.diagnostics.parts import keys_of
 from recurl.diagnostics.result import PROBLEMS
+from recurl.diagnostics.runs import run
 from recurl.keys import IS_INIT, NEXT, NestedKey, next_key, normalize_key
-from recurl.mode import set_recurrent_mode
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def states_of(policy: Any, root: TensorDictBase | None = None) -> list[State]:
     states = [
         State(read, written, name)
         for name, module in recurrent_submodules(policy)
-        for read, written in zip(_inputs(module)[1:], _keys(module, "out_keys")[1:], strict=False)
+        for read, written in zip(_inputs(module)[1:], keys_of(module, "out_keys")[1:], strict=False)
     ]
-    outputs = _keys(policy, "out_keys")
-    others = [key for key in _keys(policy, "in_keys") if next_key(key) in outputs]
+    outputs = keys_of(policy, "out_keys")
+    others = [key for key in keys_of(policy, "in_keys") if next_key(key) in outputs]
     others += [] if root is None else _writes_next(policy, root)
     known = {state.read for state in states} | {state.written for state in states}
     new = [key for key in dict.fromkeys(others) if key not in known and next_key(key) not in known]
@@ -69,16 +69,11 @@ def first_root(batch: TensorDictBase) -> TensorDictBase:
 
 def _writes_next(policy: Any, root: TensorDictBase) -> list[NestedKey]:
     try:
-        with set_recurrent_mode(False), torch.no_grad():
-            after = policy(root.copy()).get(NEXT, None)
+        after = run(policy, root, False).get(NEXT, None)
     except PROBLEMS:
         return []  # a check says why
     return [] if after is None else [normalize_key(key) for key in cast(Iterable[object], after.keys(True, True))]
 
 
 def _inputs(module: Any) -> list[NestedKey]:
-    return [key for key in _keys(module, "in_keys") if key != IS_INIT]
-
-
-def _keys(module: Any, name: str) -> list[NestedKey]:
-    return [normalize_key(key) for key in getattr(module, name, ())]
+    return [key for key in keys_of(module, "in_keys") if key != IS_INIT]

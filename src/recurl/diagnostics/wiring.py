@@ -8,10 +8,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from recurl.collectors import why_not_lowered
-from recurl.diagnostics.batch import check_batch, check_feed_forward
+from recurl.diagnostics.batch import check_batch
 from recurl.diagnostics.collection import collect
-from recurl.diagnostics.experiment import PRIMER, REWIRE, TRACKER, evaluating, flags_of, has, require_next_key
+from recurl.diagnostics.experiment import EVALUATE, PRIMER, REWIRE, TRACKER, flags_of, has, require_next_key
+from recurl.diagnostics.preserve import evaluating, preserved
 from recurl.diagnostics.result import PROBLEMS, CheckResult, Fault, check, one_line
+from recurl.diagnostics.rows import plain_networks
 from recurl.diagnostics.states import recurrent_submodules, states_of
 from recurl.envs import Compose, EnvBase, TransformedEnv
 from recurl.envs.utils import policy_transforms
@@ -100,10 +102,10 @@ def check_wiring(
 
     ``env`` is reset and stepped (and left open), some of its episodes are truncated early. Nothing is refused
     beforehand: what is wrong is found by what happens. Where the policy can't be stepped at all, the checks that need
-    a batch are left out.
+    a batch are left out. The policy stays as it is, and so do the random generators of torch, NumPy and Python.
 
     Args:
-        policy: the policy, on its device. A module is put into evaluation mode meanwhile.
+        policy: the policy, on its device, in the mode (training or evaluation) that it collects and learns in.
         env: the environment as it is wired; a collector appends what is missing unless told not to.
         steps: how many steps of every row to collect, at least 8.
         auto_register_policy_transforms: append the tracker and the primers that are missing, as a collector does
@@ -111,7 +113,7 @@ def check_wiring(
 
     Returns:
         One result per check: ``state_keys``, ``tracker``, ``primers``, ``collection``, ``stepping``, and those of
-        :func:`check_batch`. For a policy without recurrent states, one result that says so.
+        :func:`check_batch`; fewer for a policy without recurrent states.
 
     Raises:
         ArgumentError: ``steps`` below 8.
@@ -134,15 +136,12 @@ def check_wiring(
         raise ArgumentError(f"An experiment needs at least 8 steps, got {steps}.")
     if auto_register_policy_transforms:
         env = _wired(policy, env)
-    with evaluating(policy):
-        root = env.reset()
-        states = states_of(policy, root)
-        if not states:
-            return [check_feed_forward(policy, root)]
-        results = [check_state_keys(policy), check_tracker(env), check_primers(policy, env)]
-        batches: list[TensorDict] = []
-        results += [_check_collection(policy, env, steps, batches), check_stepping(policy, env)]
-        return results + [result for batch in batches for result in check_batch(policy, batch)]
+    results: list[CheckResult] = []
+    if states_of(policy, env.reset()):
+        results += [check_state_keys(policy), check_tracker(env), check_primers(policy, env)]
+    batches: list[TensorDict] = []
+    results += [_check_collection(policy, env, steps, batches), check_stepping(policy, env)]
+    return results + [result for batch in batches for result in check_batch(policy, batch)]
 
 
 def _wired(policy: Any, env: EnvBase) -> EnvBase:
@@ -164,10 +163,23 @@ def check_stepping(policy: Any, env: EnvBase) -> str:
 @check("collection")
 def _check_collection(policy: Any, env: EnvBase, steps: int, batches: list[TensorDict]) -> str:
     try:
-        batch = collect(policy, env, steps)
+        with preserved(policy):
+            batch = collect(policy, env, steps)
     except PROBLEMS as error:
-        detail = f"the policy can't be stepped: {one_line(error)}"
-        raise Fault(detail, "repair what failed above, or else what this error names") from error
+        raise Fault(f"the policy can't be stepped: {one_line(error)}", _to_be_stepped(policy, env)) from error
     batches.append(batch)
     ended = int(batch["next", "done"].sum())
     return f"{batch.numel()} steps, {ended} ends of episodes"
+
+
+def _to_be_stepped(policy: Any, env: EnvBase) -> str:
+    """Return what lets a policy be stepped."""
+    instead = plain_networks(policy)
+    if instead:
+        return "; ".join(instead)
+    try:
+        with preserved(policy), evaluating(policy):
+            collect(policy, env, 8)
+    except PROBLEMS:
+        return "repair what failed above, or else what this error names"
+    return EVALUATE

@@ -1,0 +1,118 @@
+"""Check of the log-probabilities that a loss compares with those that were collected."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import CompositeDistribution
+from torch import Tensor
+
+from recurl.diagnostics import experiment as ex
+from recurl.diagnostics.parts import keys_of
+from recurl.diagnostics.preserve import preserved
+from recurl.diagnostics.result import Fault, check
+from recurl.diagnostics.runs import Call, everywhere, record
+from recurl.keys import ACTION, NestedKey
+from recurl.mode import ExplorationType, set_exploration_type, set_recurrent_mode
+
+_LOOSER = 10  # a log-probability is a difference of larger numbers
+_STEPPED = (
+    "let nothing alter an action, its distribution or its log-probability once they are written: clip and scale "
+    "actions in the environment (a transform), explore by the distribution itself; and check with the weights that "
+    "collected"
+)
+_EXPLORATION = (
+    "let the parameters of the distribution not depend on exploration_type(): collectors set one, losses don't"
+)
+_REPLAYED = (
+    "compute the parameters of the distribution alike for steps [N] and for sequences [*B, T], from the same is_init "
+    "and stored states"
+)
+
+
+@check("log_prob")
+def check_log_prob(policy: Any, batch: TensorDictBase) -> str:
+    """Check that the log-probabilities of the collected actions, computed anew as a loss does, are the collected ones.
+
+    Their ratio must be 1 before the first gradient step, or else the first gradient is wrong.
+
+    Args:
+        policy: the policy that collected ``batch``, with the weights and in the mode that it had then.
+        batch: as collected, ``[*B, T]``.
+    """
+    forms = ex.sequences(policy, batch)
+    with set_exploration_type(ExplorationType.RANDOM):
+        collected = _gaps(policy, ex.tokens(batch), False)
+        replayed = [gap for data in forms for gap in _gaps(policy, data, True)]
+    lost = [gap for data in forms for gap in _gaps(policy, data, True)]
+    for gaps, how, fix in (
+        (collected, "computed anew step by step", _STEPPED),
+        (replayed, "as replayed", _REPLAYED),
+        (lost, "as a loss computes it, where no exploration type is set,", _EXPLORATION),
+    ):
+        for key, gap, limit in gaps:
+            if not gap <= limit:
+                raise Fault(f"{key} as collected and {how} differ by {gap:.2g} (relative)", fix)
+    if not collected:
+        return "the policy makes no distribution, or the batch has no log-probabilities: nothing to compare"
+    worst = max(gap for _, gap, _ in (*collected, *replayed, *lost))
+    return f"{', '.join(dict.fromkeys(key for key, _, _ in collected))} computed anew: difference {worst:.0e}"
+
+
+def _gaps(policy: Any, data: TensorDictBase, mode: bool) -> list[tuple[str, float, float]]:
+    """Return, for each distribution, the log-probability's key, how far off it is, and how far it may be."""
+    calls, _ = record(policy, data, mode)
+    gaps: list[tuple[str, float, float]] = []
+    for call in calls:
+        keys = [key for key in _log_prob_keys(call.module) if ex.has(data, key)]
+        if keys and _makes_distribution(call.module) and ex.has(data, _action_of(call.module)):
+            with preserved(policy), set_recurrent_mode(mode), torch.no_grad():
+                seen = _total(_log_prob(call, data), data)
+            stored = sum(_total(data.get(key), data) for key in keys)
+            everywhere = torch.ones(data.numel(), dtype=torch.bool, device=seen.device)
+            gap = ex.distance(seen, torch.as_tensor(stored), everywhere)
+            gaps.append((", ".join(map(str, keys)), gap, _LOOSER * ex.tolerance(seen)))
+    return gaps
+
+
+def _makes_distribution(module: Any) -> bool:
+    """Whether ``module``, and none inside it, makes a distribution."""
+    return hasattr(module, "get_dist") and not any(
+        part is not module and hasattr(part, "get_dist") for part in module.modules()
+    )
+
+
+def _action_of(module: object) -> NestedKey:
+    return next(iter(keys_of(module, "out_keys")), ACTION)
+
+
+def _log_prob_keys(module: Any) -> list[NestedKey]:
+    try:
+        keys = getattr(module, "log_prob_keys", None)
+    except RuntimeError:  # tensordict's way of adding log-probabilities up is another than it was
+        keys = None
+    return list(keys) if keys else [f"{ACTION}_log_prob"]
+
+
+def _log_prob(call: Call, data: TensorDictBase) -> Any:
+    """Return the log-probability of the actions in ``data`` by the distribution that a module makes."""
+    module: Any = call.module
+    given = TensorDict({}, data.batch_size, device=data.device) if call.inputs else data.copy()
+    for key, value in (
+        *call.inputs.items(),
+        *((k, data.get(k)) for k in keys_of(module, "out_keys") if ex.has(data, k)),
+    ):
+        given.set(cast(NestedKey, key), value)
+    distribution = module.get_dist(given)
+    if isinstance(distribution, CompositeDistribution):
+        return module.log_prob(given, dist=distribution)
+    return distribution.log_prob(data.get(_action_of(module)))
+
+
+def _total(value: Any, data: TensorDictBase) -> Tensor:
+    """Return one number per token, ``[N]``."""
+    if isinstance(value, TensorDictBase):
+        return sum((_total(part, data) for _, part in everywhere(value)), torch.zeros(()))
+    return value.reshape(data.numel(), -1).sum(-1)

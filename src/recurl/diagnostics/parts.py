@@ -1,0 +1,80 @@
+"""What modules a policy is made of, whatever kind of callable it is."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from recurl.keys import NestedKey, normalize_key
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_DEPTH = 3  # functions around functions, objects around objects
+
+
+def submodules(policy: object) -> dict[str, nn.Module]:
+    """Return the modules inside ``policy``, itself included, by name, each once.
+
+    Of a function, those that it refers to; of a partial, those that it is applied to; of another object, those that it
+    has as attributes.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(1, 1))
+        >>> list(submodules(net)), list(submodules(lambda tensordict: net.forward(tensordict)))
+        (['', '0'], ['net', 'net.0'])
+    """
+    found: dict[nn.Module, str] = {}
+    for name, module in _inside("", policy, _DEPTH):
+        found.setdefault(module, name)
+    return {name: module for module, name in found.items()}
+
+
+def _inside(name: str, thing: object, depth: int) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(thing, nn.Module):
+        for inner, module in thing.named_modules(prefix=name):
+            yield inner, module
+            for key, value in list(vars(module).items()):
+                if isinstance(value, _FUNCTIONS):
+                    yield from _inside(f"{inner}.{key}".lstrip("."), value, depth)
+    elif depth and callable(thing) and not isinstance(thing, type):
+        for inner, value in _held(thing).items():
+            yield from _inside(f"{name}.{inner}".lstrip("."), value, depth - 1)
+
+
+def _held(thing: Any) -> dict[str, Any]:
+    if isinstance(thing, functools.partial):
+        arguments = {f"argument {position}": value for position, value in enumerate(thing.args)}
+        return {"function": thing.func, **arguments, **thing.keywords}
+    if isinstance(thing, types.MethodType):
+        return {thing.__name__: thing.__self__}
+    if isinstance(thing, types.FunctionType):
+        try:
+            variables = inspect.getclosurevars(thing)
+        except ValueError:  # a variable that is not assigned yet
+            return {}
+        defaults = {f"default {position}": value for position, value in enumerate(thing.__defaults__ or ())}
+        return {**variables.globals, **variables.nonlocals, **defaults, **(thing.__kwdefaults__ or {})}
+    return dict(getattr(thing, "__dict__", {}))
+
+
+def links(policy: object) -> dict[str, nn.Module]:
+    """Return the TensorDict modules inside ``policy`` that hold no other, by name: each reads and writes by itself."""
+    modules = {name: module for name, module in submodules(policy).items() if _has_keys(module)}
+    return {
+        name: module
+        for name, module in modules.items()
+        if not any(part is not module and _has_keys(part) for part in module.modules())
+    }
+
+
+def _has_keys(module: object) -> bool:
+    return hasattr(module, "in_keys") and hasattr(module, "out_keys")
+
+
+def keys_of(module: object, name: str) -> list[NestedKey]:
+    """Return ``module.in_keys`` or ``module.out_keys``, none where it has no such attribute."""
+    return [normalize_key(key) for key in getattr(module, name, ())]

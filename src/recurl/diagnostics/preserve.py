@@ -1,0 +1,160 @@
+"""Leaving a policy as it was: what its modules hold, and the generators of random numbers."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recurl.diagnostics.parts import submodules
+
+_CONTAINERS = (dict, OrderedDict, list, set, deque)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+class Kept:
+    """What the modules of a policy hold now, and the state of every generator that it may draw from.
+
+    Kept are attributes (the mode, buffers, and what a module remembers in itself), tensors among them with their
+    contents; and the generators of Python, NumPy and torch, those that a module has for itself included.
+
+    Args:
+        policy: any policy.
+    """
+
+    def __init__(self, policy: object) -> None:
+        modules = [module for module in submodules(policy).values() if not _is_lazy(module)]
+        holders = [vars(module) for module in modules]
+        if not isinstance(policy, nn.Module):
+            holders.append(getattr(policy, "__dict__", {}))
+        values = [value for holder in holders for value in holder.values()]
+        containers = [value for value in values if type(value) in _CONTAINERS]
+        values += [item for some in containers for item in (some.values() if isinstance(some, dict) else some)]
+        devices = {parameter.device for module in modules for parameter in module.parameters(recurse=False)}
+        self._holders = [(holder, dict(holder)) for holder in holders]
+        self._containers = [(container, copy.copy(container)) for container in containers]
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in values if _has_contents(tensor)]
+        self._generators: list[Any] = [
+            *(random, np.random, torch.default_generator),
+            *(torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"),
+            *(value for value in values if isinstance(value, _GENERATORS)),
+        ]
+        self._draws = [_restoring(generator) for generator in self._generators]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for restore in self._draws:
+            restore()
+        for holder, before in self._holders:
+            for name in holder.keys() - before.keys():
+                del holder[name]
+            holder.update(before)
+        for container, before in self._containers:
+            container.clear()
+            getattr(container, "update" if isinstance(container, dict | set) else "extend")(before)
+        with torch.no_grad():
+            for tensor, before in self._tensors:
+                if not _same(tensor, before):
+                    tensor.copy_(before)
+
+    def seed(self, seed: int) -> None:
+        """Seed every generator."""
+        for generator in self._generators:
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
+            elif isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = type(generator.bit_generator)(seed).state
+            else:
+                generator.seed(seed)
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    """Whether a module becomes another one at its first call, which can't be undone."""
+    return any(nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(False), *module.buffers(False)))
+
+
+def _has_contents(value: object) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+
+
+def _same(tensor: Tensor, before: Tensor) -> bool:
+    both_nan = (tensor != tensor) & (before != before)
+    return bool(((tensor == before) | both_nan).all())
+
+
+def _restoring(generator: Any) -> Callable[[], Any]:
+    """Return what puts a generator back into the state that it has now."""
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        before = copy.deepcopy(bits.state)
+        return lambda: setattr(bits, "state", before)
+    python = hasattr(generator, "getstate")
+    state, restore = (
+        (generator.getstate(), generator.setstate) if python else (generator.get_state(), generator.set_state)
+    )
+    return lambda: restore(state)
+
+
+@contextmanager
+def preserved(policy: object, seed: int = 0) -> Generator[Kept]:
+    """Put everything back after the block, in which the draws are those of ``seed`` and nothing is compiled."""
+    kept = Kept(policy)
+    kept.seed(seed)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield kept
+    finally:
+        kept.restore()
+
+
+@contextmanager
+def evaluating(policy: object) -> Generator[None]:
+    """Put ``policy`` into evaluation mode inside the block."""
+    before = [(module, module.training) for module in submodules(policy).values()]
+    for module, _ in before:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextmanager
+def other_weights(policy: object, seed: int) -> Generator[None]:
+    """Put random weights in the place of the policy's inside the block, none of them zero.
+
+    A network whose last layer starts from zero, as many do, shows only so what it will depend on once it has learnt.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn: dict[int, Tensor] = {}
+    before: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
+    try:
+        modules = submodules(policy).values()
+        for module in (module for module in modules if not isinstance(module, torch.jit.ScriptModule)):  # it is fixed
+            for tensors in (module._parameters, module._buffers):  # pyright: ignore[reportPrivateUsage] - no other way in
+                before.append((cast("dict[str, Tensor | None]", tensors), dict(tensors)))
+                for name, tensor in tensors.items():
+                    if tensor is not None and tensor.is_floating_point():
+                        cast(Any, tensors)[name] = drawn.setdefault(id(tensor), _other(tensor, generator))
+        yield
+    finally:
+        for tensors, kept in before:
+            tensors.update(kept)
+
+
+def _other(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Return random weights in the place of a parameter; a buffer is made a little larger: it may be a variance."""
+    noise = torch.randn(tensor.shape, generator=generator).to(tensor)
+    if not isinstance(tensor, nn.Parameter):
+        return tensor + 0.1 * noise.abs()
+    fan_in = tensor[0].numel() if tensor.ndim > 1 else 4
+    return noise / math.sqrt(fan_in)

@@ -1,0 +1,132 @@
+"""Check of the rows of a batch: they have nothing to do with each other."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from recurl.diagnostics import experiment as ex
+from recurl.diagnostics.parts import submodules
+from recurl.diagnostics.preserve import evaluating
+from recurl.diagnostics.result import Fault, check
+from recurl.diagnostics.runs import Call, first_to_differ, record, run
+from recurl.diagnostics.states import states_in
+from recurl.keys import ACTION, NestedKey, next_key
+from recurl.modules.python_rnn import LSTM, RecurrentNet
+
+_RNNS = (nn.RNNBase, RecurrentNet)
+_CELLS = nn.RNNCellBase
+_LSTMS = (nn.LSTM, nn.LSTMCell, LSTM)
+_APART = (
+    "let the policy compute each row by itself: normalise by statistics that stay as they are within a batch "
+    "(ObservationNorm), attend and average within a row only; and "
+) + ex.USE_MODULE
+
+
+@check("rows")
+def check_rows(policy: Any, batch: TensorDictBase) -> str:
+    """Check that each row is computed from that row alone, and that no plain recurrent network runs in a policy.
+
+    ``torch.nn.LSTM`` in a ``TensorDictModule`` takes the rows of the environments for steps of time, or forgets
+    everything at every step. Batch normalisation in training mode joins rows too.
+
+    Args:
+        policy: the policy, in the mode that it collects in.
+        batch: as collected, ``[*B, T]``.
+    """
+    states = [state.read for state in states_in(policy, batch)]
+    _refuse_plain_networks(policy, ex.tokens(batch), bool(states))
+    modes = [False] if states else [False, True]  # without a memory no step of a sequence needs another
+    for mode in modes:
+        coupled = _coupled(policy, ex.sequences(policy, batch)[0] if mode else ex.tokens(batch), mode, states)
+        if coupled is not None:
+            raise coupled
+    return f"each of {batch.numel()} rows is computed by itself"
+
+
+def _coupled(policy: Any, data: TensorDictBase, mode: bool, states: list[NestedKey]) -> Fault | None:
+    """Return what is wrong if altering every second token alters what is computed of the others."""
+    count = data.numel()
+    token = torch.arange(count, device=data.device)
+    odd = token % 2 == 1
+    source = token - odd.long()  # each odd one gets the data of the one before
+    other = data.reshape(-1)[source].reshape(data.batch_size)
+    random = ex.drawn(policy, data, mode)
+    before, after = run(policy, data, mode), run(policy, other, mode)
+    keys = [*ex.written(data, before), *map(next_key, states), ACTION]
+    for key in keys:
+        value = before.get(key, None)
+        if key in random or value is None or not _differ_at(~odd, after.get(key), value):
+            continue
+        calls, others = record(policy, data, mode)[0], record(policy, other, mode)[0]
+        name, _ = first_to_differ(calls, others, lambda one, another: _differ_at(~odd, one, another))
+        with evaluating(policy):
+            first, second = run(policy, data, mode), run(policy, other, mode)
+        cured = not _differ_at(~odd, first.get(key), second.get(key))
+        return Fault(
+            f"{key!r} of a row changes with the data of other rows: {name} joins them",
+            ex.EVALUATE + "; or normalise by something else than the batch" if cured else _APART,
+        )
+    return None
+
+
+def _differ_at(at: Tensor, first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors differ at the tokens ``at``, which are their first dimensions or their second."""
+    count = at.shape[0]
+    if first.shape != second.shape or first.numel() == 0:
+        return False
+    if count in itertools.accumulate(first.shape, operator.mul):
+        return ex.distance(first, second, at) > ex.tolerance(first)
+    return first.shape[1:2] == (count,) and _differ_at(at, first.transpose(0, 1), second.transpose(0, 1))
+
+
+def _instead_of(module: Any) -> str:
+    kind = "LSTMModule" if isinstance(module, _LSTMS) else "GRUModule"
+    sizes = f"input_size={module.input_size}, hidden_size={module.hidden_size}"
+    return (
+        f"put {kind}({sizes}, in_key=..., out_key=...) of recurl.modules in the place of the {type(module).__name__}: "
+        "its state goes along in the TensorDict, one for each row"
+    )
+
+
+def plain_networks(policy: Any) -> list[str]:
+    """Return what to put in the place of each plain recurrent network in a policy without recurrent modules."""
+    modules = submodules(policy).values()
+    if any(hasattr(module, "make_tensordict_primer") for module in modules):
+        return []
+    return [_instead_of(module) for module in modules if isinstance(module, (*_RNNS, _CELLS))]
+
+
+def _refuse_plain_networks(policy: Any, roots: TensorDictBase, has_states: bool) -> None:
+    """Refuse a plain recurrent network that takes rows for steps, or makes one step only, from no state."""
+    calls = [call for call in record(policy, roots, False)[0] if isinstance(call.module, (*_RNNS, _CELLS))]
+    twice = record(policy, cast(TensorDictBase, torch.cat([roots, roots])), False)[0] if calls else []
+    for call in calls:
+        steps, of_twice = (sum(_steps(c) for c in some if c.module is call.module) for some in (calls, twice))
+        if steps != of_twice:
+            raise Fault(f"{call} takes the rows of the environment for steps of time", _instead_of(call.module))
+        if steps == 1 and not (has_states and _given_state(call)):
+            raise Fault(f"{call} starts from nothing at every step: it remembers nothing", _instead_of(call.module))
+
+
+def _given(call: Call) -> list[Any]:
+    return [*call.arguments, *call.named.values()]
+
+
+def _given_state(call: Call) -> bool:
+    return len(_given(call)) > 1 and _given(call)[1] is not None
+
+
+def _steps(call: Call) -> int:
+    """Return how many steps of time a call of a recurrent network makes."""
+    value, module = _given(call)[0], call.module
+    if isinstance(module, _CELLS):
+        return 1
+    if isinstance(value, nn.utils.rnn.PackedSequence):
+        return len(value.batch_sizes)
+    return value.shape[1 if value.ndim == 3 and getattr(module, "batch_first", False) else 0]

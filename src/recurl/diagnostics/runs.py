@@ -1,0 +1,169 @@
+"""Running a policy in an experiment: once, twice, with other draws, and seeing which module computes what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
+from torch import Tensor, nn
+
+from recurl.diagnostics.parts import keys_of, submodules
+from recurl.diagnostics.preserve import preserved
+from recurl.keys import ACTION, NestedKey, normalize_key
+from recurl.mode import ExplorationType, set_recurrent_mode
+
+_CHOSEN_VALUE = "chosen_action_value"
+
+
+def run(policy: Any, batch: TensorDictBase, mode: bool | None, seed: int = 0) -> TensorDictBase:
+    """Return what ``policy`` makes of ``batch``, without gradients; policy and batch stay as they are.
+
+    Args:
+        policy: any policy.
+        batch: what it runs on.
+        mode: the recurrent mode. In recurrent mode it runs as in a loss: collected actions stay.
+        seed: of all random numbers: runs of one seed draw the same.
+    """
+    with preserved(policy, seed):
+        return _call(policy, batch, mode)
+
+
+def run_again(policy: Any, batch: TensorDictBase, mode: bool | None) -> tuple[TensorDictBase, TensorDictBase]:
+    """Run ``policy`` twice with the same draws; the second run finds what the first has left in the policy."""
+    with preserved(policy) as kept:
+        first = _call(policy, batch, mode)
+        kept.seed(0)
+        return first, _call(policy, batch, mode)
+
+
+def _call(policy: Any, batch: TensorDictBase, mode: bool | None) -> TensorDictBase:
+    chosen = bool(mode) and batch.get(ACTION, None) is not None
+    for module in submodules(policy).values():
+        if isinstance(module, ProbabilisticTensorDictModule):
+            # By default a sampler chooses the best action, which not every distribution can, and has the modules of its
+            # sequence see that as the exploration type.
+            vars(module)["default_interaction_type"] = None if mode else ExplorationType.RANDOM
+        if chosen and _chooses(module):
+            vars(module)["forward"] = _leave
+    with set_recurrent_mode(mode), torch.no_grad():
+        return policy(batch.copy())
+
+
+def _chooses(module: nn.Module) -> bool:
+    """Whether all that ``module`` does is to choose the action."""
+    if isinstance(module, ProbabilisticTensorDictModule):
+        return True
+    written = set(keys_of(module, "out_keys"))
+    others = written - {ACTION, _CHOSEN_VALUE, *keys_of(module, "in_keys")}
+    return ACTION in written and not others and not isinstance(module, TensorDictSequential)
+
+
+def _leave(tensordict: TensorDictBase, *_: Any, **__: Any) -> TensorDictBase:
+    return tensordict
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a module.
+
+    Attributes:
+        name: of the module; ``""`` for the policy itself.
+        module: the module.
+        arguments: what it was given by position.
+        named: what it was given by name.
+        inputs: the entries that a TensorDict module reads, or the tensors that another is given, by position.
+        outputs: likewise, what it wrote or returned.
+    """
+
+    name: str
+    module: nn.Module
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+    inputs: dict[NestedKey | int, Tensor]
+    outputs: dict[NestedKey | int, Tensor]
+
+    def __str__(self) -> str:
+        kind = type(self.module).__name__
+        return f"the {kind} {self.name!r}" if self.name else f"the policy itself, a {kind}"
+
+
+def everywhere(tensordict: TensorDictBase) -> list[tuple[NestedKey, Tensor]]:
+    """Return all tensors of a TensorDict, by key, those under ``"next"`` included."""
+    keys = [normalize_key(key) for key in cast(Iterable[object], tensordict.keys(True, True))]
+    return [(key, value) for key in keys if isinstance(value := tensordict.get(key), Tensor)]
+
+
+def record(policy: Any, batch: TensorDictBase, mode: bool | None, seed: int = 0) -> tuple[list[Call], TensorDictBase]:
+    """Run ``policy`` and return the calls of the modules inside it, in the order in which they end, and the outcome."""
+    ended: list[Call] = []
+    open_calls: list[Call] = []
+
+    def begin(name: str) -> Callable[..., None]:
+        def note(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            inputs = _values(module, "in_keys", (*arguments, *named.values()))
+            open_calls.append(Call(name, module, arguments, named, inputs, {}))
+
+        return note
+
+    def end(module: nn.Module, _: Any, __: Any, result: Any) -> None:
+        call = open_calls.pop()
+        call.outputs = _values(module, "out_keys", (result,))
+        ended.append(call)
+
+    heard = {
+        n: m for n, m in submodules(policy).items() if not isinstance(m, torch.jit.ScriptModule)
+    }  # it has no hooks
+    hooks = [module.register_forward_pre_hook(begin(name), with_kwargs=True) for name, module in heard.items()]
+    hooks += [module.register_forward_hook(end, with_kwargs=True) for module in heard.values()]
+    try:
+        outcome = run(policy, batch, mode, seed)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ended, outcome
+
+
+def _values(module: nn.Module, keys: str, given: tuple[Any, ...]) -> dict[NestedKey | int, Tensor]:
+    if given and isinstance(given[0], TensorDictBase):
+        present = [key for key in keys_of(module, keys) if given[0].get(key, None) is not None]
+        return dict(everywhere(given[0].select(*present)))
+    return dict(enumerate(_flat(given)))
+
+
+def _flat(values: Iterable[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found += _flat(cast(Iterable[Any], value))
+        elif isinstance(value, dict):
+            found += _flat(cast(dict[Any, Any], value).values())
+    return found
+
+
+def first_to_differ(
+    calls: list[Call], others: list[Call], differ: Callable[[Tensor, Tensor], bool]
+) -> tuple[str, nn.Module | None]:
+    """Say which module was the first to compute something else in another run of the same policy; it, or None."""
+    names = {call.name: call for call in calls}
+    for call, other in zip(calls, others, strict=False):
+        if not _any(differ, call.outputs, other.outputs):
+            continue
+        if not _any(differ, call.inputs, other.inputs):
+            return str(call), call.module
+        parent = names.get(call.name.rpartition(".")[0], call)
+        return str(parent), parent.module
+    return "the policy", None
+
+
+def _any(
+    differ: Callable[[Tensor, Tensor], bool],
+    values: dict[NestedKey | int, Tensor],
+    others: dict[NestedKey | int, Tensor],
+) -> bool:
+    return any(differ(value, others[key]) for key, value in values.items() if key in others)

@@ -1,0 +1,49 @@
+"""Recurrent modules of one's own: the sound ones pass, and each mistake has its check."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.diagnostics import own_memory as own
+from tests.diagnostics.policies import actor_of, failures, linear, refused, zero
+
+
+def policy_with(memory: own.OwnMemory, head: nn.Module | None = None) -> nn.Module:
+    return actor_of(memory, linear(8) if head is None else head)
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize(
+    "kind", [own.OwnMemory, own.Frames, own.StoredFrames, own.Attending, own.Counting, own.Seen, own.Choosing]
+)
+def test_sound(kind: type[own.OwnMemory], rows: int | None) -> None:
+    torch.manual_seed(0)
+    memory = kind()
+    assert failures(policy_with(memory), memory.env(rows)) == []
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize("kind", [own.FromZero, own.FramesFromZero, own.TorchGRUFromZero])
+@pytest.mark.parametrize("zeros", [False, True], ids=["head", "zero head"])
+def test_sequences_that_start_from_zero(kind: type[own.OwnMemory], zeros: bool, rows: int | None) -> None:
+    memory, head = kind(), linear(8)
+    result = refused(policy_with(memory, zero(head) if zeros else head), memory.env(rows), "start")
+    assert "of sequences that begin in mid-episode, and of the whole episodes, differ" in result.detail
+    assert "start each sequence from the states stored at its first step, 'own'" in result.fix
+    assert "LSTMModule or GRUModule" in result.fix
+
+
+MISTAKES = {
+    "never_updating": (own.NeverUpdating, "memory", "zero after every step: nothing is remembered"),
+    "not_resetting": (own.NotResetting, "leak", "with other data before the boundary"),
+    "learnt_start": (own.LearntStart, "replay", "as collected and as replayed"),
+    "backwards": (own.Backwards, "leak", "with other data before the boundary"),
+}
+
+
+@pytest.mark.parametrize(("kind", "name", "words"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_other_mistakes(kind: type[own.OwnMemory], name: str, words: str) -> None:
+    memory = kind()
+    assert words in refused(policy_with(memory), memory.env(3), name).detail

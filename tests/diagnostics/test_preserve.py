@@ -1,0 +1,132 @@
+"""A policy, and all generators, are after an experiment what they were before."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule as Mod
+from torch import nn
+
+from recurl.collectors import Collector
+from recurl.diagnostics import check_batch, check_wiring
+from recurl.diagnostics.preserve import evaluating, other_weights, preserved
+from tests.diagnostics.policies import actor_of, linear, make_env, memory, wired, zero
+
+
+class Holding(nn.Module):
+    """Keeps all sorts of things, and changes them at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.mean, self.calls = nn.Buffer(torch.zeros(4)), nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.seen, self.last, self.by_name, self.count = deque([1], 3), torch.full((4,), torch.nan), {"a": 1}, 0
+        self.in_list = [torch.zeros(4)]
+        self.own, self.rng, self.python = torch.Generator(), np.random.default_rng(0), random.Random(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean += 1
+        self.calls = self.calls + 1
+        self.seen.append(self.count)
+        self.last.fill_(1.0)
+        self.in_list[0] += 1
+        self.by_name[f"{self.count}"] = 2
+        self.count, self.new = self.count + 1, 3
+        noise = self.rng.random() + self.python.random() + random.random() + np.random.rand()  # noqa: NPY002 - drawn too
+        return self.drop(self.layer(x)) + noise + torch.rand(4, generator=self.own)
+
+
+def generators(holding: Holding) -> list[Any]:
+    legacy = np.random.get_state()  # noqa: NPY002 - the generator of the process
+    return [
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        [*legacy[:1], legacy[1].tolist(), *legacy[2:]],
+        holding.own.get_state().tolist(),
+        holding.rng.bit_generator.state,
+        holding.python.getstate(),
+    ]
+
+
+def contents(policy: nn.Module, holding: Holding) -> list[Any]:
+    return [
+        {name: value.clone() for name, value in policy.state_dict().items()},
+        [module.training for module in policy.modules()],
+        [sorted(vars(module)) for module in policy.modules()],
+        [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in policy.modules()],
+        [parameter.data_ptr() for parameter in policy.parameters()],
+        [parameter._version for parameter in policy.parameters()],
+        copy.deepcopy([holding.seen, holding.by_name, holding.count]),
+        holding.last.isnan().all(),
+        holding.in_list[0].any(),
+        [module.default_interaction_type for module in policy.modules() if hasattr(module, "default_interaction_type")],
+    ]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_all_is_as_it_was(wrapped: bool, training: bool) -> None:
+    holding = Holding()
+    policy = actor_of(Mod(holding, ["observation"], ["x"]), memory("gru", "x"), linear()).train(training)
+    policy[1].eval()  # modes may differ from part to part
+    env, batch = wired(policy), Collector(make_env(2), policy, frames_per_batch=40).collect()
+    before, drawn = contents(policy, holding), generators(holding)
+    given = (lambda td: policy(td)) if wrapped else policy
+    assert not all(result.passed for result in check_wiring(given, env))
+    check_batch(given, batch)
+    after = contents(policy, holding)
+    weights, same = after.pop(0), before.pop(0)
+    assert after == before
+    assert all(torch.equal(weights[name], same[name]) for name in same)
+    assert generators(holding) == drawn
+
+
+def test_also_when_the_policy_raises() -> None:
+    holding = Holding()
+    before = generators(holding)
+    with (
+        pytest.raises(RuntimeError, match="shapes cannot be multiplied"),
+        preserved(holding),
+        other_weights(holding, 0),
+    ):
+        holding(torch.zeros(5))
+    assert generators(holding) == before
+    assert holding.count == 0
+    assert not holding.mean.any()
+    assert type(holding.layer.weight) is nn.Parameter
+
+
+def test_one_seed_draws_the_same_everywhere() -> None:
+    holding = Holding()
+
+    def draw(seed: int) -> torch.Tensor:
+        with preserved(holding, seed):
+            return holding(torch.zeros(4))
+
+    assert torch.equal(draw(0), draw(0))
+    assert not torch.equal(draw(0), draw(1))
+
+
+def test_other_weights() -> None:
+    layer = zero(nn.Linear(4, 4))
+    tied = nn.Sequential(layer, nn.BatchNorm1d(4), layer)
+    with other_weights(tied, 0):
+        assert tied[0].weight.all()
+        assert tied[2].weight is tied[0].weight
+        assert (tied[1].running_var > 0).all()
+        assert (tied[1].num_batches_tracked == 0).all()
+    assert not layer.weight.any()
+    assert tied[2].weight is layer.weight
+
+
+def test_evaluating() -> None:
+    net = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
+    with evaluating(lambda x: net(x)):
+        assert not any(module.training for module in net.modules())
+    assert [module.training for module in net.modules()] == [True, True, False]

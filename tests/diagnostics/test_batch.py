@@ -27,6 +27,7 @@ from recurl.mode import set_recurrent_mode
 from tests.diagnostics.policies import CELLS, make_env, make_policy, policy_of, randomize, wired
 
 IDS = ("collector", "traj_ids")
+STEPS = ("collector", "traj_steps")
 
 
 def collected(policy: nn.Module, rows: int | None = 3, batches: int = 2, steps: int = 40) -> TensorDict:
@@ -174,6 +175,24 @@ def test_traj_ids() -> None:
         assert not result.passed
         assert words in result.detail
         assert "recurl.collectors.Collector" in result.fix
+
+
+def test_traj_steps() -> None:
+    batch = collected(make_policy())
+    assert "steps numbered" in check_traj_ids(batch).detail
+    assert "numbered" not in check_traj_ids(batch.exclude(STEPS)).detail
+    steps = batch[STEPS]
+    inner = (steps[0] > 0).nonzero()[3]
+    skipped = steps.clone()
+    skipped[0, inner] += 7
+    for value, words in (
+        (skipped, "number of the step does not follow at"),
+        (torch.zeros_like(steps), "number of the step does not follow at"),
+        (steps.double(), "steps must be integers of shape [3, 40], got torch.float64"),
+    ):
+        result = check_traj_ids(batch.copy().set(STEPS, value))
+        assert not result.passed
+        assert words in result.detail
 
 
 # -- single checks

@@ -6,7 +6,7 @@ from tensordict import TensorDictBase
 
 from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.result import Fault, check
-from recurl.keys import TRAJ_IDS
+from recurl.keys import TRAJ_IDS, TRAJ_STEPS
 
 
 @check("is_init")
@@ -38,7 +38,11 @@ def check_is_init(batch: TensorDictBase) -> str:
 
 @check("traj_ids")
 def check_traj_ids(batch: TensorDictBase) -> str:
-    """Check that ``("collector", "traj_ids")`` changes exactly where an episode begins, and never comes back."""
+    """Check that ``("collector", "traj_ids")`` changes exactly where an episode begins, and never comes back.
+
+    Where ``("collector", "traj_steps")`` is in the batch too, each must be one more than the one before within a
+    trajectory.
+    """
     ids = batch.get(TRAJ_IDS, None)
     fix = "collect with recurl.collectors.Collector, which numbers trajectories, and leave its ids alone"
     if ids is None:
@@ -57,4 +61,14 @@ def check_traj_ids(batch: TensorDictBase) -> str:
     invented = (changes & ~(flags | ends)).sum()
     if batch.ndim > 1 and invented:
         raise Fault(f"the id changes at {int(invented)} steps where no episode begins", fix)
-    return f"{seen.numel()} trajectories, each with an id of its own"
+    steps = batch.get(TRAJ_STEPS, None)
+    if steps is None:
+        return f"{seen.numel()} trajectories, each with an id of its own"
+    if steps.shape != batch.batch_size or steps.dtype.is_floating_point:
+        raise Fault(
+            f"steps must be integers of shape {list(batch.batch_size)}, got {steps.dtype} {list(steps.shape)}", fix
+        )
+    skipped = (steps[..., 1:] - steps[..., :-1] != 1) & ~changes[..., 1:]
+    if skipped.any():
+        raise Fault(f"the number of the step does not follow at {int(skipped.sum())} steps of a trajectory", fix)
+    return f"{seen.numel()} trajectories, each with an id of its own, steps numbered"

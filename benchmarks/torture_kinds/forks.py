@@ -86,13 +86,13 @@ class Command:
             self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code is not None
 
-    def wait(self, longest: float = LONGEST) -> int:
-        """Return the exit code, -9 if it hangs and had to be killed."""
+    def wait(self, longest: float = LONGEST, kill: int = signal.SIGKILL) -> int:
+        """Return the exit code; after ``longest`` seconds it gets the signal ``kill``."""
         deadline = time.monotonic() + longest
         while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(0.005)
         if self.code is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, kill)
             self.wait()
         assert self.code is not None
         return self.code

@@ -8,7 +8,8 @@ import pytest
 
 from recurl.cli import main
 from recurl.ranges import flag
-from torture_commands import KINDS, LONGEST, check, commands, edges, leaf_fields
+from torture_kinds.command_lines import KINDS, check, commands, edges, leaf_fields
+from torture_kinds.forks import MOST_LINES
 
 LEFT = {"env_kwargs", "total_steps", "device", "run_dir", "overwrite", "cuda_graph", "overlap", "stop_return"}
 SMALL = {
@@ -42,7 +43,7 @@ def test_random_commands_are_accepted_or_refused_in_a_few_lines(seed, tmp_path):
     ends = {"accepted": 0, "helped": 0, "refused": 0}
     for arguments in commands(250, seed, tmp_path):
         said = check(arguments)  # raises what would be a traceback
-        assert len(said.splitlines()) <= LONGEST
+        assert len(said.splitlines()) <= MOST_LINES
         ends[said if said in ends else "refused"] += 1
     assert ends["accepted"] > 50
     assert ends["refused"] > 50

@@ -1,29 +1,13 @@
-"""Random command lines, made of the fields of each command's options: good, borderline and absurd.
-
-``python benchmarks/torture_commands.py --count 1000`` runs them all, each in a process of its own, and prints how they
-end: none may end in a traceback, or say more than three lines on stderr.
-"""
+"""Random command lines, made of the fields of each command's options: good, borderline and absurd."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import os
 import random
-import resource
-import shutil
-import signal
-import sys
-import tempfile
-import time
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from recurl.cli import main as recurl
 from recurl.cli.arguments import parse_arguments
 from recurl.cli.bench import BenchRNN
 from recurl.cli.doctor import doctor_command
@@ -44,8 +28,6 @@ KINDS: dict[tuple[str, ...], Any] = {
     ("bench", "rnn"): BenchRNN,
 }
 POSITIONAL = "run"
-LONGEST = 3
-"""Lines that may be said on stderr."""
 
 _DOCTOR = ("--env", "--num-envs", "--env-kwargs", "--policy", "--steps", "--auto-register-policy-transforms", "run")
 _STRANGE = [
@@ -245,88 +227,3 @@ def check(arguments: Sequence[str]) -> str:
             raise
         return said
     return "accepted"
-
-
-_MODEL = (  # noqa: SIM905 - reads as it is typed
-    "train ppo --env recurl/TMaze-v0 --hidden-size 4 --num-envs 2 --rollout-steps 8 --total-steps 16 --eval-episodes 1 "
-    "--minibatches 1 --run-dir"
-).split()
-
-
-def main(count: int = 1000, seed: int = 0, seconds: int = 20) -> Counter[str]:
-    """Run random command lines, each in a process of its own, and return how many ended in which way.
-
-    Args:
-        count: how many.
-        seed: of the choices.
-        seconds: after these a command that goes on is asked to stop.
-    """
-    ends: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as name:
-        model, place = Path(name) / "model", Path(name) / "place"
-        model.mkdir()
-        (model / "file").write_text("mine")
-        _run([*_MODEL, str(model / "run")], model, seconds)
-        for number, arguments in enumerate(commands(count, seed, place)):
-            shutil.rmtree(place, ignore_errors=True)
-            shutil.copytree(model, place)
-            end, said = _run(arguments, place, seconds)
-            ends[end] += 1
-            if end in ("traceback", "killed") or len(said.splitlines()) > LONGEST:
-                ends["too long"] += end not in ("traceback", "killed")
-                print(f"{number}: recurl {arguments!r}: {end}\n{said[-3000:]}", flush=True)
-    return ends
-
-
-def _run(arguments: list[str], place: Path, seconds: int) -> tuple[str, str]:
-    """Run one command in a fork, and return how it ended and what it said on stderr."""
-    said = place.with_name("stderr")
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        _child(arguments, place, said)
-    deadline = time.monotonic() + seconds
-    status = None
-    while status is None:
-        found, status_now = os.waitpid(child, os.WNOHANG)
-        if found:
-            status = status_now
-        elif time.monotonic() > deadline:
-            os.kill(child, signal.SIGTERM if time.monotonic() < deadline + seconds else signal.SIGKILL)
-            time.sleep(0.2)
-        else:
-            time.sleep(0.002)
-    text = said.read_text(errors="replace")
-    code = os.waitstatus_to_exitcode(status)
-    if "Traceback" in text:
-        return "traceback", text
-    ends = {0: "done", 1: "checks failed", 2: "refused", 143: "stopped", -signal.SIGTERM: "stopped"}
-    return ends.get(code, "killed"), text
-
-
-def _child(arguments: list[str], place: Path, said: Path) -> None:
-    code = 99
-    with contextlib.suppress(BaseException):
-        os.chdir(place)
-        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-        for number, path in ((1, os.devnull), (2, str(said))):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        try:
-            code = recurl(arguments)
-        except SystemExit as end:
-            code = int(end.code or 0)
-        except BaseException:  # noqa: BLE001 - this is what is looked for
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Run random command lines.")
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=int, default=20)
-    wanted = parser.parse_args()
-    for name, number in sorted(main(wanted.count, wanted.seed, wanted.seconds).items()):
-        print(f"{name}: {number}")

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from recurl._torch import is_forward_mode, is_functorch_active
 
 __all__ = [
     "differentiate_again",
     "first_derivatives_do",
     "gradients_have_derivatives",
     "have_tangents",
-    "is_forward_mode",
-    "is_functorch_active",
 ]
-
-# Inside vmap, grad or functionalize results are wrapped even if inputs are not.
-is_functorch_active: Callable[[], bool] = cast(Any, torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage] - torch has no public name for it
-
-
-def is_forward_mode() -> bool:
-    """Return whether tensors may carry tangents, inside ``torch.func.jvp`` or a level of ``torch.autograd.forward_ad``.
-
-    ``torch.no_grad`` doesn't stop them.
-    """
-    return cast(Any, forward_ad)._current_level >= 0  # has no public name
 
 
 def first_derivatives_do() -> bool:

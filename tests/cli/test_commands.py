@@ -33,6 +33,8 @@ SMALL = {
     "sequence_length": [1, 4, 100],
     "learning_rate": [1e-12, 1e-3],
     "max_grad_norm": [1e-9, 1.0, "inf"],
+    "critic_coeff": [0.0, 0.5, 100.0],
+    "entropy_coeff": [0.0, 0.01, 1.0],
     "checkpoint_every": [1, 2**31 - 1],
     "seed": [0, 2**32, 2**63 - 1],
 }

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from recurl._torch import edits_of, foreach_copy_
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import NEXT, TRAJ_IDS
 from recurl.lowering import Step, leaves
@@ -66,7 +67,7 @@ class BatchWriter:
         for carried in self._carried:
             carried.last = found[carried.following]
             carried.version = _version(carried.last)
-        torch._foreach_copy_(self._slots[step], values)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage] - no other name
+        foreach_copy_(self._slots[step], values)
 
     def _allocate(self, found: dict[_Key, Tensor]) -> None:
         memory: dict[_Key, Tensor] = {}
@@ -148,6 +149,6 @@ class _Carried:
 def _version(tensor: Tensor | None) -> object:
     """Count of the edits of ``tensor``; where torch doesn't count, something that equals nothing."""
     try:
-        return None if tensor is None else tensor._version
+        return None if tensor is None else edits_of(tensor)
     except RuntimeError:  # an inference tensor
         return object()

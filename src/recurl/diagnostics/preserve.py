@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recurl._torch import tensors_of
 from recurl.diagnostics.parts import submodules
 
 _CONTAINERS = (dict, OrderedDict, list, set, deque)
@@ -140,8 +141,8 @@ def other_weights(policy: object, seed: int) -> Generator[None]:
     try:
         modules = submodules(policy).values()
         for module in (module for module in modules if not isinstance(module, torch.jit.ScriptModule)):  # it is fixed
-            for tensors in (module._parameters, module._buffers):  # pyright: ignore[reportPrivateUsage] - no other way in
-                before.append((cast("dict[str, Tensor | None]", tensors), dict(tensors)))
+            for tensors in tensors_of(module):
+                before.append((tensors, dict(tensors)))
                 for name, tensor in tensors.items():
                     if tensor is not None and tensor.is_floating_point():
                         cast(Any, tensors)[name] = drawn.setdefault(id(tensor), _other(tensor, generator))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict import TensorDictBase
-from torch import nn
 
+from recurl._torch import Dropout
 from recurl.diagnostics import experiment as ex
 from recurl.diagnostics.parts import keys_of, links, submodules
 from recurl.diagnostics.preserve import evaluating
@@ -14,8 +14,6 @@ from recurl.diagnostics.result import Fault, check
 from recurl.diagnostics.runs import Call, first_to_differ, record, run_again
 from recurl.diagnostics.states import first_root
 from recurl.keys import ACTION, NestedKey
-
-_Dropout = nn.modules.dropout._DropoutNd  # pyright: ignore[reportPrivateUsage] - torch has no other name for them all
 
 
 @check("repeat")
@@ -80,7 +78,7 @@ def _noise(policy: Any, data: TensorDictBase, mode: bool) -> tuple[list[NestedKe
 
 
 def _drops(call: Call, twin: Call) -> bool:
-    return isinstance(call.module, _Dropout) and ex.differ(call.outputs[0], twin.outputs[0])
+    return isinstance(call.module, Dropout) and ex.differ(call.outputs[0], twin.outputs[0])
 
 
 def _following_the_action(policy: Any, calls: list[Call]) -> set[NestedKey]:

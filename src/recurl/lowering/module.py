@@ -22,6 +22,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 
+from recurl._torch import has_global_hooks, has_hooks, passes_keywords, returns_other_entries, samples
 from recurl.errors import UsageError
 from recurl.keys import NestedKey, normalize_key
 from recurl.lowering.entries import Entries, unmarked
@@ -30,7 +31,6 @@ __all__ = ["Link", "Linkable", "Links", "children_in_order", "hooked", "in_order
 
 Link: TypeAlias = Callable[[Entries], Any]
 _IN_ORDER = "_recurl_in_order"
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Linkable(Protocol):
@@ -72,10 +72,9 @@ def link(module: object) -> Link | str:
 
 def hooked(module: nn.Module) -> str | None:
     """Say that ``module`` has hooks, which a link would not run, or return None."""
-    values = vars(module)
-    if any(values.get(name) for name in _HOOKS):
+    if has_hooks(module):
         return f"{type(module).__name__} has hooks"
-    if nn.modules.module._has_any_global_hook():  # pyright: ignore[reportPrivateUsage] - torch has no other
+    if has_global_hooks():
         return "torch has global module hooks"
     return None
 
@@ -134,15 +133,10 @@ def children_in_order(sequence: TensorDictSequential) -> list[Any] | str:
         # Several samplers, or a prefix that already writes the action, follow rules of tensordict's own.
         kinds = ProbabilisticTensorDictModule | ProbabilisticTensorDictSequential
         plain = plain and not any(isinstance(child, kinds) for child in children[:-1])
-        plain = plain and sequence._requires_sample and not sequence.return_composite  # pyright: ignore[reportPrivateUsage] - no other name
+        plain = plain and samples(sequence) and not sequence.return_composite
     if not plain:
         return f"{type(sequence).__name__} does more than run its modules in order"
     return children
-
-
-def selects(module: TensorDictModuleBase) -> bool:
-    """Whether ``module`` keeps only some of what it computes."""
-    return getattr(module, "_select_before_return", False) or module.out_keys != module.out_keys_source
 
 
 def _link_sequence(sequence: TensorDictSequential) -> Link | str:
@@ -150,7 +144,7 @@ def _link_sequence(sequence: TensorDictSequential) -> Link | str:
     if isinstance(children, str):
         return children
     links = links_of(children)
-    return _Selection(links, sequence) if isinstance(links, Links) and selects(sequence) else links
+    return _Selection(links, sequence) if isinstance(links, Links) and returns_other_entries(sequence) else links
 
 
 class _Selection:
@@ -176,8 +170,8 @@ def _network_does_more(module: TensorDictModule) -> str | None:
     name = type(module).__name__
     if type(module).forward is not TensorDictModule.forward or "forward" in vars(module):
         return f"{name} has a forward of its own"
-    special = module.method_kwargs or module._get_kwargs or module._kwargs is not None  # pyright: ignore[reportPrivateUsage] - no other name
-    if special or module.method is not None or module.inplace is not True or selects(module):
+    special = passes_keywords(module) or returns_other_entries(module)
+    if special or module.method is not None or module.inplace is not True:
         return f"{name} has inplace, method, selected out_keys or a dict of in_keys"
     return None
 

@@ -11,9 +11,10 @@ from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase, T
 from torch import Tensor
 from torch import distributions as d
 
+from recurl._torch import returns_other_entries
 from recurl.keys import NestedKey, normalize_key
 from recurl.lowering.entries import Entries, Step, unmarked
-from recurl.lowering.module import Links, children_in_order, hooked, links_of, selects
+from recurl.lowering.module import Links, children_in_order, hooked, links_of
 
 __all__ = [
     "Network",
@@ -100,7 +101,7 @@ def modules_in_order(module: TensorDictModuleBase) -> list[TensorDictModuleBase]
 
     A sequence that selects its outputs, has hooks, or does more than run its modules stays as it is.
     """
-    if not isinstance(module, TensorDictSequential) or hooked(module) is not None or selects(module):
+    if not isinstance(module, TensorDictSequential) or hooked(module) is not None or returns_other_entries(module):
         return [module]
     children = children_in_order(module)
     if isinstance(children, str):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from recurl.autograd import is_functorch_active
+from recurl._torch import edits_of, is_functorch_active
 from recurl.errors import ArgumentError, UsageError
 
 _T = TypeVar("_T")
@@ -281,12 +281,12 @@ class _Source:
         if tensor is not None and tensor.device.type == "cpu":
             self._contents, self._tensor = tensor.detach().clone(), None
         elif tensor is not None:
-            self._version = tensor._version
+            self._version = edits_of(tensor)
 
     def is_still(self, tensor: Tensor | None) -> bool:
         """Whether ``tensor`` is what it was."""
         if self._contents is None:
-            return tensor is self._tensor and (tensor is None or tensor._version == self._version)
+            return tensor is self._tensor and (tensor is None or edits_of(tensor) == self._version)
         if tensor is None:
             return False
         return (

@@ -8,7 +8,8 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
-from recurl.autograd import gradients_have_derivatives, is_forward_mode, is_functorch_active
+from recurl._torch import is_forward_mode, is_functorch_active
+from recurl.autograd import gradients_have_derivatives
 from recurl.recurrence.backend import LayerCall, Support, without_autocast
 from recurl.recurrence.cells import States
 from recurl.recurrence.ops import (

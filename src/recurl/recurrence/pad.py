@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
-from torch import _VF, Tensor
+from torch import Tensor
 
-from recurl.autograd import is_forward_mode, is_functorch_active
+from recurl._torch import is_forward_mode, is_functorch_active, rnn_kernel
 from recurl.errors import UnsupportedError
 from recurl.recurrence.backend import LayerCall, Support, record_run
 from recurl.recurrence.cells import LayerWeights, States
-
-_vf = cast(Any, _VF)
 
 
 class PadBackend:
@@ -76,8 +72,8 @@ def _flat(weights: LayerWeights) -> list[Tensor]:
 def _kernel(
     call: LayerCall, *leading: Tensor, initial: States, trailing: tuple[bool, ...] = ()
 ) -> tuple[Tensor, States]:
-    """Call ``torch._VF.lstm`` or ``gru`` on one layer: (x, [batch_sizes], states, weights, ...)."""
+    """Call torch.nn's kernel on one layer: (x, [batch_sizes], states, weights, ...)."""
     hidden = initial if len(call.cell.state_names) > 1 else next(iter(initial))
     options = (_flat(call.weights), call.weights.b_ih is not None, 1, 0.0, torch.is_grad_enabled(), False, *trailing)
-    y, *final = getattr(_vf, call.cell.name)(*leading, hidden, *options)
+    y, *final = rnn_kernel(call.cell.name)(*leading, hidden, *options)
     return y, tuple(final)

@@ -14,8 +14,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._higher_order_ops.scan import scan
 
+from recurl._torch import scan, trace
 from recurl.recurrence.backend import LayerCall, Options, Support
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import CELLS, LayerWeights, States
@@ -204,15 +204,14 @@ def _allow_scalars() -> None:
     A whole graph (``fullgraph=True``) may do so by itself. Else Dynamo would break the graph there, and torch's own
     lowering of a scan would fail.
     """
-    context = cast(Any, torch)._guards.TracingContext.get()  # has no public name
-    if not context.fake_mode.shape_env.settings.allow_scalar_outputs:
+    if not trace().fake_mode.shape_env.settings.allow_scalar_outputs:
         torch.compiler.config.capture_scalar_outputs = True
 
 
 @torch.compiler.assume_constant_result
 def _count_reads() -> int:
     """Return how many lengths this trace has read, this one included."""
-    context = cast(Any, torch)._guards.TracingContext.get()  # has no public name
+    context = trace()
     context.recurl_reads = getattr(context, "recurl_reads", 0) + 1
     return context.recurl_reads
 

@@ -11,6 +11,7 @@ from recurl.errors import ArgumentError
 from recurl.ranges import (
     Count,
     Fraction,
+    Inside,
     NoBound,
     NotNegative,
     Number,
@@ -174,7 +175,7 @@ class PPOConfig(RunConfig):
     """Let step size and entropy bonus fall linearly to zero over the run."""
     gae_lambda: Fraction = 0.95
     """Decay of generalised advantage estimation."""
-    clip_epsilon: Positive = 0.2
+    clip_epsilon: Inside = 0.2
     """How far the probability ratio may leave 1 before its gradient is cut."""
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recurl.autograd import is_forward_mode, is_functorch_active
+from recurl._torch import are_modes_active, is_forward_mode, is_functorch_active
 from recurl.recurrence.cells import Cell, LayerWeights, States
 from recurl.recurrence.cpu.library import check, instruction_sets, step_function
 
@@ -35,7 +35,7 @@ def can_step() -> bool:
         and not torch.compiler.is_compiling()
         and not is_functorch_active()
         and not is_forward_mode()
-        and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportPrivateUsage] - has no public name
+        and not are_modes_active()
         and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - documented under this name
         and bool(instruction_sets())
     )

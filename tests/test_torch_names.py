@@ -1,0 +1,179 @@
+"""Each private name of torch and tensordict that recurl uses still means what recurl takes it for."""
+
+import pytest
+import torch
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recurl import _torch
+from recurl.modules import Categorical
+
+
+class Modes(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_name_is_tried_here():
+    tried = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert set(_torch.__all__) <= tried
+
+
+def test_is_functorch_active():
+    seen = []
+
+    def note(x):
+        seen.append(_torch.is_functorch_active())
+        return x.sum()
+
+    note(torch.ones(2))
+    torch.vmap(note)(torch.ones(2, 2))
+    torch.func.grad(note)(torch.ones(2))
+    assert seen == [False, True, True]
+
+
+def test_is_forward_mode():
+    seen = []
+
+    def note(x):
+        seen.append(_torch.is_forward_mode())
+        return x.sum()
+
+    note(torch.ones(2))
+    torch.func.jvp(note, (torch.ones(2),), (torch.ones(2),))
+    with torch.no_grad(), forward_ad.dual_level():
+        note(torch.ones(2))
+    assert seen == [False, True, True]
+
+
+def test_are_modes_active():
+    assert not _torch.are_modes_active()
+    with Modes():
+        assert _torch.are_modes_active()
+
+
+def test_foreach_copy_():
+    to = [torch.zeros(2), torch.zeros(3)]
+    _torch.foreach_copy_(to, [torch.ones(2), torch.full((3,), 2.0)])
+    assert to[0].tolist() == [1.0] * 2
+    assert to[1].tolist() == [2.0] * 3
+
+
+def test_scan():
+    def add(carry, x):
+        return carry + x, (carry + x).clone()
+
+    x = torch.arange(4.0)
+    last, sums = _torch.scan(add, torch.zeros(()), x)
+    assert last == 6
+    assert torch.equal(sums, x.cumsum(0))
+
+
+def test_trace():
+    seen = []
+
+    @torch.compiler.assume_constant_result
+    def read():
+        context = _torch.trace()
+        seen.append((context.fake_mode.shape_env.settings.allow_scalar_outputs, context.__dict__ is not None))
+        return 1
+
+    assert torch.compile(lambda x: x + read(), backend="eager", fullgraph=True)(torch.ones(())) == 2
+    assert seen
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout])
+def test_Dropout(kind):
+    assert isinstance(kind(), _torch.Dropout)
+    assert not isinstance(nn.Linear(1, 1), _torch.Dropout)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_has_hooks(register):
+    module = nn.Linear(1, 1)
+    assert not _torch.has_hooks(module)
+    handle = getattr(module, register)(lambda *_: None)
+    assert _torch.has_hooks(module)
+    handle.remove()
+    assert not _torch.has_hooks(module)
+
+
+def test_has_global_hooks():
+    assert not _torch.has_global_hooks()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert _torch.has_global_hooks()
+    finally:
+        handle.remove()
+    assert not _torch.has_global_hooks()
+
+
+def test_tensors_of():
+    module = nn.BatchNorm1d(2)
+    parameters, buffers = _torch.tensors_of(module)
+    other = torch.full((2,), 3.0)
+    parameters["weight"], buffers["running_mean"] = other, other
+    assert module.weight is other
+    assert module.running_mean is other
+
+
+def test_edits_of():
+    tensor = torch.zeros(2)
+    before = _torch.edits_of(tensor)
+    tensor.add_(1)
+    tensor[0] = 3
+    assert _torch.edits_of(tensor) == before + 2
+    with torch.inference_mode():
+        inference = torch.zeros(2)
+    with pytest.raises(RuntimeError, match="version counter"):
+        _torch.edits_of(inference)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_rnn_kernel(kind):
+    net, x = kind(2, 3), torch.randn(4, 5, 2)
+    states = (torch.zeros(1, 5, 3),) * 2 if kind is nn.LSTM else torch.zeros(1, 5, 3)
+    weights = list(net.parameters())
+    y, *_ = _torch.rnn_kernel(kind.__name__.lower())(x, states, weights, True, 1, 0.0, False, False, False)
+    assert torch.equal(y, net(x)[0])
+
+
+def test_samples():
+    net = TensorDictModule(nn.Linear(1, 2), in_keys=["x"], out_keys=["logits"])
+    draw = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical)
+    assert _torch.samples(ProbabilisticTensorDictSequential(net, draw))
+
+
+def test_passes_keywords():
+    def module(**options):
+        return TensorDictModule(lambda x, y=None: x, out_keys=["z"], **options)
+
+    assert not _torch.passes_keywords(module(in_keys=["x"]))
+    assert _torch.passes_keywords(module(in_keys={"x": "a"}))
+    assert _torch.passes_keywords(module(in_keys=["x"], method_kwargs={"y": 1}))
+
+
+def test_returns_other_entries():
+    def sequence():
+        return TensorDictSequential(
+            TensorDictModule(nn.Linear(1, 1), in_keys=["x"], out_keys=["y"]),
+            TensorDictModule(nn.Linear(1, 1), in_keys=["y"], out_keys=["z"]),
+        )
+
+    assert not _torch.returns_other_entries(sequence())
+    assert _torch.returns_other_entries(sequence().select_out_keys("z"))

@@ -86,14 +86,17 @@ class Command:
             self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code is not None
 
-    def wait(self, longest: float = LONGEST, kill: int = signal.SIGKILL) -> int:
-        """Return the exit code; after ``longest`` seconds it gets the signal ``kill``."""
-        deadline = time.monotonic() + longest
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the end, no longer than that."""
+        deadline = time.monotonic() + seconds
         while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(0.005)
-        if self.code is None:
-            os.kill(self.pid, kill)
-            self.wait()
+        return self.code is not None
+
+    def wait(self, longest: float = LONGEST) -> int:
+        """Return the exit code, -9 if it hangs and had to be killed."""
+        if not self.ends_within(longest):
+            self.kill()
         assert self.code is not None
         return self.code
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from recurl.errors import ArgumentTypeError
 
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 ACTION = "action"
+ADVANTAGE = "advantage"
 COLLECTOR = "collector"
 """What a collector, a buffer or a rollout notes about steps is under this key."""
 DONE = "done"
@@ -19,6 +19,7 @@ NEXT = "next"
 OBSERVATION = "observation"
 RESET = "_reset"
 REWARD = "reward"
+STATE_VALUE = "state_value"
 STORED = ("collector", "stored")
 """Beside each entry that a sample changes, what is stored: ``is_init`` as collected is at ``(*STORED, "is_init")``."""
 TERMINATED = "terminated"
@@ -26,6 +27,8 @@ TRAJ_IDS = ("collector", "traj_ids")
 TRAJ_STEPS = ("collector", "traj_steps")
 """Number of a step within its trajectory id, from 0: a token continues the one before it by the next number."""
 TRUNCATED = "truncated"
+VALUE_TARGET = "value_target"
+DONE_KEYS = (DONE, TERMINATED, TRUNCATED)
 
 
 def normalize_key(key: object) -> NestedKey:
@@ -55,26 +58,6 @@ def _flatten(key: object) -> list[str]:
     if isinstance(key, tuple) and key:
         return [part for item in key for part in _flatten(item)]  # pyright: ignore[reportUnknownVariableType] - narrowing object to tuple
     raise ArgumentTypeError(f"A key must be a non-empty string or a tuple of such, got {key!r}.")
-
-
-def shared_state(modules: Iterable[Any]) -> NestedKey | None:
-    """Return a key under which two of ``modules`` keep a recurrent state, or None.
-
-    Args:
-        modules: modules of one or several networks; those without ``state_keys`` have no states.
-
-    Example:
-        >>> from recurl.modules import GRUModule
-        >>> first, second = (GRUModule(2, 3, in_key="observation", out_key="features") for _ in range(2))
-        >>> print(shared_state([first, first]), shared_state([first, second]))
-        None recurrent_state
-    """
-    owners: dict[NestedKey, Any] = {}
-    for module in modules:
-        for key in getattr(module, "state_keys", ()):
-            if owners.setdefault(key, module) is not module:
-                return key
-    return None
 
 
 def next_key(key: NestedKey) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from functools import cache
@@ -29,6 +30,7 @@ __all__ = [
     "Threads",
     "Whole",
     "check_fields",
+    "checked_seed",
     "fields_of",
     "flag",
 ]
@@ -227,3 +229,18 @@ def _shown(value: Any) -> str:
         return "a number of more than 60 digits"
     text = str(value) if isinstance(value, int | float) else repr(str(value) if isinstance(value, Path) else value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def checked_seed(seed: Any) -> int:
+    """Return ``seed`` as an integer.
+
+    Raises:
+        ArgumentError: it is negative, or no integer.
+    """
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ArgumentError(f"A seed must be an integer that is not negative, got {seed!r}.")
+    return number

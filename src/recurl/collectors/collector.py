@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from inspect import signature
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,10 @@ from recurl.collectors.background import CollectorBase, Extendable, whole
 from recurl.collectors.batch import BatchWriter
 from recurl.collectors.weights import Weights, state_of
 from recurl.envs import Act, EnvBase, StepCounter, interact
+from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.transformed import TransformedEnv
-from recurl.envs.utils import check_policy_wiring, policy_transforms
+from recurl.envs.wiring import check_policy_wiring, policy_transforms
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WiringError
 from recurl.keys import ACTION, DONE, NEXT, RESET, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Entries, Network, Step
@@ -31,9 +32,6 @@ from recurl.modules import recurrent_modules
 from recurl.modules.actors import explain_missing_scale
 from recurl.specs import OneHot
 from recurl.transforms import TensorDictPrimer
-
-Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
-
 
 # tensordict 0.14 has one exploration type for all threads.
 _OF_THREAD = {"thread_local": True} if "thread_local" in signature(set_exploration_type).parameters else {}

@@ -13,17 +13,17 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from recurl.collectors.background import CollectorBase, Extendable, whole
-from recurl.collectors.collector import Policy
 from recurl.collectors.weights import SharedWeights, Weights
 from recurl.collectors.worker import CollectorInfo, serve_collector
 from recurl.envs import EnvBase
+from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS
-from recurl.envs.utils import checked_seed
 from recurl.envs.workers import Reply, Task, WorkerGroup, creators
 from recurl.envs.workers_memory import SharedTensors
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WorkerError
 from recurl.keys import NestedKey
 from recurl.mode import ExplorationType
+from recurl.ranges import checked_seed
 
 __all__ = ["MultiAsyncCollector", "MultiCollector", "MultiSyncCollector"]
 

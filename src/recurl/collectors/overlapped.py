@@ -8,10 +8,10 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
-from recurl.collectors.collector import Policy
 from recurl.collectors.multi import MultiCollector
 from recurl.collectors.weights import Weights
 from recurl.envs import EnvBase
+from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.errors import UsageError
 from recurl.keys import NestedKey

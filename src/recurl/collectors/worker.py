@@ -12,9 +12,10 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from recurl.collectors.batch import BatchWriter
-from recurl.collectors.collector import Collector, Policy
+from recurl.collectors.collector import Collector
 from recurl.collectors.weights import SharedWeights
 from recurl.envs import EnvBase
+from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_env import make_env

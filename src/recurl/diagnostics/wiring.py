@@ -16,7 +16,7 @@ from recurl.diagnostics.result import PROBLEMS, CheckResult, Fault, check, one_l
 from recurl.diagnostics.rows import plain_networks
 from recurl.diagnostics.states import recurrent_submodules, states_of
 from recurl.envs import Compose, EnvBase, TransformedEnv
-from recurl.envs.utils import policy_transforms
+from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentError, RecurlError
 from recurl.keys import NestedKey
 from recurl.mode import ExplorationType, set_exploration_type

@@ -9,17 +9,18 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from recurl.envs.mdp import complete_done
 from recurl.envs.rollout import Policy, rollout
-from recurl.envs.utils import checked_seed, complete_done, policy_transforms
+from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError, UsageError
-from recurl.keys import ACTION, DONE, NEXT, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
+from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
 from recurl.lowering import Step, StepT, leaves, like, takes_entries, unmarked
+from recurl.ranges import checked_seed
 from recurl.specs import Binary, Composite, TensorSpec, Unbounded
 from recurl.transforms import Transform
 from recurl.transforms.base import fill_reset, keeps_memory, merge_reset, reset_mask
 
 _E = TypeVar("_E")
-_DONE_KEYS = (DONE, TERMINATED, TRUNCATED)
 
 
 class _EnvMeta(ABCMeta):
@@ -79,7 +80,7 @@ class EnvBase(metaclass=_EnvMeta):
         self._observation = self._batched(observation_spec)
         self._state = self._batched(Composite() if state_spec is None else state_spec)
         self._reward = self._batched(Unbounded(1, dtype=torch.float32) if reward_spec is None else reward_spec)
-        self._done = self._batched(Composite({key: Binary((1,)) for key in _DONE_KEYS}))
+        self._done = self._batched(Composite({key: Binary((1,)) for key in DONE_KEYS}))
         self._plan_carry()
 
     def _batched(self, spec: Any) -> Any:
@@ -184,7 +185,7 @@ class EnvBase(metaclass=_EnvMeta):
         if tensordict is None or mask is None:
             self.full_resets += 1
             root = self._mine(self._reset(tensordict))
-            for key in _DONE_KEYS:
+            for key in DONE_KEYS:
                 root.set(key, torch.zeros((*self.batch_size, 1), dtype=torch.bool, device=self.device))
             return root
         # A nested TensorDict would be shared with the caller's after a mere exclude, and written to below.
@@ -193,7 +194,7 @@ class EnvBase(metaclass=_EnvMeta):
             fresh = self._mine(self._reset(tensordict))
             for key, value in leaves(fresh):
                 root.set(key, merge_reset(mask, value, root, key))
-        for key in _DONE_KEYS:
+        for key in DONE_KEYS:
             root.set(key, fill_reset(mask, False, root, key, (1,), torch.bool))
         return root
 
@@ -206,7 +207,7 @@ class EnvBase(metaclass=_EnvMeta):
         """Make one step and return ``tensordict`` with ``"next"`` filled: observations, reward, done flags, states.
 
         What a policy already wrote under ``"next"`` (its new states) is kept. ``next`` is not promoted to the root:
-        use :func:`~recurl.envs.utils.step_mdp`, or :meth:`step_and_maybe_reset`, to go on.
+        use :func:`~recurl.envs.mdp.step_mdp`, or :meth:`step_and_maybe_reset`, to go on.
 
         Args:
             tensordict: a root of the environment's batch size, with the action.
@@ -228,7 +229,7 @@ class EnvBase(metaclass=_EnvMeta):
         return tensordict.set(NEXT, self._next(tensordict))
 
     def _refuse_stale(self, given: Step) -> None:
-        states = set(self.state_spec) | (set(given.keys()) - set(self.observation_spec) - {*_DONE_KEYS, REWARD})
+        states = set(self.state_spec) | (set(given.keys()) - set(self.observation_spec) - {*DONE_KEYS, REWARD})
         if states:
             raise UsageError(
                 f"This TensorDict was stepped before and holds new states {sorted(states)} under 'next', while its "

@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase, lazy_stack
 
 from recurl.envs.trajectories import TRAJECTORY_IDS, step_numbers
-from recurl.envs.utils import check_policy_wiring
+from recurl.envs.wiring import Declares, check_policy_wiring
 from recurl.errors import ArgumentError
 from recurl.keys import COLLECTOR, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Step
 from recurl.mode import set_recurrent_mode
-
-if TYPE_CHECKING:
-    from recurl.envs.base import EnvBase
 
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 Act: TypeAlias = Callable[[Any], Step]
 """A policy on TensorDicts, or on any ``Step`` where that is what it is called with."""
 
 
+class Environment(Declares, Protocol):
+    """What the loop asks of an environment; ``EnvBase`` says what each does."""
+
+    batch_size: torch.Size
+    device: torch.device | None
+
+    def step(self, tensordict: Any) -> Any:
+        """Make one step."""
+        ...
+
+    def carry(self, tensordict: Any) -> Any:
+        """Return the root that follows a step."""
+        ...
+
+    def maybe_reset(self, tensordict: Any) -> Any:
+        """Reset the done rows of a root."""
+        ...
+
+    def rand_action(self, tensordict: Any) -> Any:
+        """Set a random action."""
+        ...
+
+
+_E = TypeVar("_E", bound=Environment)
+
+
 def interact(
-    env: EnvBase,
+    env: Environment,
     policy: Act | None,
     td: Step,
     steps: int,
@@ -57,12 +80,12 @@ def interact(
 
 
 def rollout(
-    env: EnvBase,
+    env: _E,
     td: TensorDictBase,
     max_steps: int,
     policy: Policy | None,
     *,
-    callback: Callable[[EnvBase, TensorDictBase], Any] | None,
+    callback: Callable[[_E, TensorDictBase], Any] | None,
     break_when: Callable[[Iterable[bool]], bool] | None,
     cast: bool,
     set_truncated: bool,
@@ -81,7 +104,7 @@ def rollout(
 
     Raises:
         ArgumentError: ``max_steps`` below 1.
-        WiringError: see :func:`~recurl.envs.utils.check_policy_wiring`.
+        WiringError: see :func:`~recurl.envs.wiring.check_policy_wiring`.
         MissingKeyError: likewise.
     """
     if max_steps < 1:
@@ -107,7 +130,7 @@ def rollout(
     return _stack(written, env)
 
 
-def _stack(written: list[TensorDictBase], env: EnvBase) -> TensorDict:
+def _stack(written: list[TensorDictBase], env: Environment) -> TensorDict:
     out = cast(TensorDict, lazy_stack(written, len(env.batch_size)).contiguous())
     _number(out)
     out.refine_names(..., "time")
@@ -130,7 +153,7 @@ def _truncate(after: TensorDictBase) -> None:
     after.set(DONE, torch.ones_like(open_rows))
 
 
-def _casting(policy: Policy | None, env: EnvBase) -> Policy | None:
+def _casting(policy: Policy | None, env: Environment) -> Policy | None:
     if policy is None:
         return None
     parameters = getattr(policy, "parameters", tuple)

@@ -14,12 +14,10 @@ from recurl.envs.base import EnvBase
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_memory import Entry
 from recurl.errors import ArgumentTypeError, MissingKeyError, UsageError
-from recurl.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey, next_key
+from recurl.keys import ACTION, DONE, DONE_KEYS, RESET, REWARD, NestedKey, next_key
 from recurl.specs import Composite, TensorSpec
 
 __all__ = ["EnvInfo", "Plan", "Server", "layout", "make_env", "serve_env", "written_keys"]
-
-_DONE_KEYS: tuple[NestedKey, ...] = (DONE, TERMINATED, TRUNCATED)
 
 
 class EnvInfo(NamedTuple):
@@ -73,7 +71,7 @@ def make_env(create_env_fn: Callable[[], EnvBase]) -> EnvBase:
 def written_keys(info: EnvInfo) -> tuple[list[NestedKey], list[NestedKey]]:
     """Return the keys of a root (without done flags) and of a step's result (under no prefix)."""
     root = list(dict.fromkeys((*info.observation_spec.keys(True, True), *info.state_spec.keys(True, True))))
-    return root, [*root, REWARD, *_DONE_KEYS]
+    return root, [*root, REWARD, *DONE_KEYS]
 
 
 def layout(info: EnvInfo, num_workers: int) -> dict[str, list[Entry]]:
@@ -84,7 +82,7 @@ def layout(info: EnvInfo, num_workers: int) -> dict[str, list[Entry]]:
     specs: dict[NestedKey, TensorSpec] = {}
     for composite in (info.observation_spec, info.state_spec, info.done_spec):
         specs.update(composite.items(True, True))
-    flags: list[tuple[NestedKey, TensorSpec]] = [(key, info.done_spec[key]) for key in _DONE_KEYS]
+    flags: list[tuple[NestedKey, TensorSpec]] = [(key, info.done_spec[key]) for key in DONE_KEYS]
 
     def entry(key: NestedKey, spec: TensorSpec) -> Entry:
         assert spec.dtype is not None
@@ -92,9 +90,9 @@ def layout(info: EnvInfo, num_workers: int) -> dict[str, list[Entry]]:
 
     numbers = info.batch_size.numel() * max(info.action_spec_unbatched.shape.numel(), 1)
     given = [entry(key, spec) for key, spec in specs.items()]
-    given += [entry(next_key(key), spec) for key, spec in specs.items() if key not in _DONE_KEYS]
+    given += [entry(next_key(key), spec) for key, spec in specs.items() if key not in DONE_KEYS]
     given += [entry(RESET, info.done_spec[DONE]), Entry(ACTION, (num_workers, 8 * numbers), torch.uint8)]
-    states = [(key, spec) for key, spec in specs.items() if key not in _DONE_KEYS]
+    states = [(key, spec) for key, spec in specs.items() if key not in DONE_KEYS]
     return {
         "in": given,
         "out": [entry(key, spec) for key, spec in (*states, (REWARD, info.reward_spec), *flags)],

@@ -9,6 +9,7 @@ from recurl.lowering.network import (
     inputs_of,
     modules_in_order,
     modules_leading_to,
+    shared_state,
     why_not_lowered,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "link",
     "modules_in_order",
     "modules_leading_to",
+    "shared_state",
     "takes_entries",
     "unmarked",
     "why_not_lowered",

@@ -23,6 +23,7 @@ __all__ = [
     "inputs_of",
     "modules_in_order",
     "modules_leading_to",
+    "shared_state",
     "why_not_lowered",
 ]
 
@@ -129,3 +130,23 @@ def distribution_of(sampler: TensorDictModuleBase, run: Step) -> d.Distribution:
         if not plain or not all(isinstance(run.get(key), Tensor) for key in sampler.in_keys):
             run = run.to_tensordict()
     return cast(Any, sampler).get_dist(run)
+
+
+def shared_state(modules: Iterable[Any]) -> NestedKey | None:
+    """Return a key under which two of ``modules`` keep a recurrent state, or None.
+
+    Args:
+        modules: modules of one or several networks; those without ``state_keys`` have no states.
+
+    Example:
+        >>> from recurl.modules import GRUModule
+        >>> first, second = (GRUModule(2, 3, in_key="observation", out_key="features") for _ in range(2))
+        >>> print(shared_state([first, first]), shared_state([first, second]))
+        None recurrent_state
+    """
+    owners: dict[NestedKey, Any] = {}
+    for module in modules:
+        for key in getattr(module, "state_keys", ()):
+            if owners.setdefault(key, module) is not module:
+                return key
+    return None

@@ -18,7 +18,7 @@ from torch import distributions as d
 from torch import nn
 
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.keys import ACTION, OBSERVATION, NestedKey, normalize_key
+from recurl.keys import ACTION, OBSERVATION, STATE_VALUE, NestedKey, normalize_key
 from recurl.lowering import Entries, Link, Step, in_order, takes_entries, unmarked
 from recurl.mode import ExplorationType, exploration_type
 
@@ -27,7 +27,6 @@ __all__ = ["ActorValueOperator", "ProbabilisticActor", "Sampler", "SamplingSeque
 _Keys = NestedKey | Sequence[NestedKey]
 _GENERATORS = ("_generator", "_generator_key")
 _JOINT = ("sample_and_log_prob", "rsample_and_log_prob")
-_STATE_VALUE = "state_value"
 _STATE_ACTION_VALUE = "state_action_value"
 SCALE_HINT = (
     "A network with a single output needs a NormalParamExtractor behind it, which splits the last dimension into a "
@@ -212,7 +211,7 @@ class ValueOperator(TensorDictModule):
     def __init__(self, module: nn.Module, in_keys: _Keys | None = None, out_keys: _Keys | None = None) -> None:
         inputs = [OBSERVATION] if in_keys is None else _as_list(in_keys)
         if out_keys is None:
-            out_keys = [_STATE_ACTION_VALUE if ACTION in inputs else _STATE_VALUE]
+            out_keys = [_STATE_ACTION_VALUE if ACTION in inputs else STATE_VALUE]
         super().__init__(module, in_keys=inputs, out_keys=_as_list(out_keys))  # type: ignore[arg-type] # likewise
 
 

@@ -7,7 +7,6 @@ from typing import cast
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
-from torch.nn import functional as F
 
 from recurl.absent import without_arguments
 from recurl.errors import ArgumentError, ArgumentTypeError
@@ -15,12 +14,12 @@ from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, 
 from recurl.lowering import Network, Step, why_not_lowered
 from recurl.objectives.common import LossModule, entry, masked_mean, per_token, states_of
 from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
+from recurl.objectives.surrogate import DISTANCES
 from recurl.objectives.targets import target_of
 from recurl.objectives.value.functional import inverse_value_rescaling, n_step_return, value_rescaling
 
 __all__ = ["DQNLoss"]
 
-_DISTANCES = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
 _WEIGHT = "priority_weight"
 _TARGET = "target"
 _ERROR_KEYS = ["td_error", "q_value", "q_target"]
@@ -111,14 +110,14 @@ class DQNLoss(LossModule):
             raise ArgumentError(f"gamma must be in [0, 1], got {gamma}.")
         if n_steps < 1:
             raise ArgumentError(f"n_steps must be at least 1, got {n_steps}.")
-        if loss_function not in _DISTANCES:
-            raise ArgumentError(f"loss_function must be one of {sorted(_DISTANCES)}, got {loss_function!r}.")
+        if loss_function not in DISTANCES:
+            raise ArgumentError(f"loss_function must be one of {sorted(DISTANCES)}, got {loss_function!r}.")
         self.value_network = value_network
         self.gamma = gamma
         self.n_steps = n_steps
         self.double_dqn = double_dqn
         self.value_rescaling = value_rescaling
-        self._distance = _DISTANCES[loss_function]
+        self._distance = DISTANCES[loss_function]
         if not isinstance(value_network, TensorDictModuleBase):  # type: ignore[reportUnnecessaryIsInstance] # users
             raise ArgumentTypeError(
                 f"The value network must read and write a TensorDict, got {type(value_network).__name__}: wrap it in a "

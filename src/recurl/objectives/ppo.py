@@ -11,8 +11,18 @@ from torch import distributions as d
 
 from recurl.continuity import check_order, check_starts
 from recurl.errors import ArgumentError, UsageError
-from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, shared_state
-from recurl.lowering import Network, Step, distribution_of, inputs_of, modules_in_order, why_not_lowered
+from recurl.keys import (
+    ADVANTAGE,
+    IS_INIT,
+    MASK,
+    STATE_VALUE,
+    TRAJ_IDS,
+    TRAJ_STEPS,
+    VALUE_TARGET,
+    NestedKey,
+    normalize_key,
+)
+from recurl.lowering import Network, Step, distribution_of, inputs_of, modules_in_order, shared_state, why_not_lowered
 from recurl.objectives.common import (
     LossModule,
     common_prefix,
@@ -26,7 +36,6 @@ from recurl.objectives.surrogate import DISTANCES, Data, Surrogate
 
 __all__ = ["ClipPPOLoss"]
 
-_ADVANTAGE, _TARGET, _VALUE = "advantage", "value_target", "state_value"
 _RUN_GAE = "Run the advantage estimator on the whole batch before cutting it into minibatches: batch = GAE(...)(batch)."
 
 
@@ -150,8 +159,8 @@ class ClipPPOLoss(LossModule):
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the networks
         """All that is read of a batch."""
         plan = self._plan()
-        own = [plan.action_key, plan.log_prob_key, _ADVANTAGE, _TARGET, *([_VALUE] if self.clip_value else []), MASK]
-        return [*plan.keys, *own]
+        old_value = [STATE_VALUE] if self.clip_value else []
+        return [*plan.keys, plan.action_key, plan.log_prob_key, ADVANTAGE, VALUE_TARGET, *old_value, MASK]
 
     @property
     def out_keys(self) -> list[str]:  # type: ignore[override] # follows the options
@@ -220,14 +229,14 @@ class ClipPPOLoss(LossModule):
                 f"The stored {plan.log_prob_key!r} must not require gradients: collect under torch.no_grad(), or "
                 "detach it."
             )
-        old_value = entry(batch, _VALUE, _RUN_GAE) if self.clip_value else None
+        old_value = entry(batch, STATE_VALUE, _RUN_GAE) if self.clip_value else None
         mask = cast(Tensor | None, batch.get(MASK, None))
         data = Data(
             entry(batch, plan.action_key, "The actor writes it during collection."),
             _sum_events(log_prob, shape),
-            per_token(_ADVANTAGE, entry(batch, _ADVANTAGE, _RUN_GAE), shape),
-            per_token(_TARGET, entry(batch, _TARGET, _RUN_GAE), shape),
-            None if old_value is None else per_token(_VALUE, old_value, shape),
+            per_token(ADVANTAGE, entry(batch, ADVANTAGE, _RUN_GAE), shape),
+            per_token(VALUE_TARGET, entry(batch, VALUE_TARGET, _RUN_GAE), shape),
+            None if old_value is None else per_token(STATE_VALUE, old_value, shape),
             None if mask is None else per_token(MASK, mask, shape),
         )
         if self.normalize_advantage:
@@ -262,7 +271,7 @@ def _run(batch: Step, plan: _Plan) -> tuple[d.Distribution, Tensor]:
     """Return the current distribution of actions, and the current values ``[*B, T]``."""
     run = plan.trunk(inputs_of(batch, plan.keys, plan.networks))
     branch = plan.critic(run.copy() if plan.critic.modules else run)
-    value = per_token(_VALUE, entry(branch, _VALUE, "The critic must write it."), batch.batch_size)
+    value = per_token(STATE_VALUE, entry(branch, STATE_VALUE, "The critic must write it."), batch.batch_size)
     return distribution_of(plan.sampler, plan.actor(run)), value
 
 

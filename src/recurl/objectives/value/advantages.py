@@ -11,15 +11,13 @@ from torch import Tensor
 
 from recurl.absent import without_arguments
 from recurl.errors import ArgumentError, UsageError
-from recurl.keys import MASK, NestedKey, next_key
+from recurl.keys import ADVANTAGE, MASK, STATE_VALUE, VALUE_TARGET, NestedKey, next_key
 from recurl.lowering import Step
 from recurl.objectives.common import entry, per_token, standardized, without_padding
 from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
 from recurl.objectives.value.functional import generalized_advantage_estimate
 
 __all__ = ["GAE"]
-
-_ADVANTAGE, _TARGET, _VALUE = "advantage", "value_target", "state_value"
 
 
 @without_arguments(
@@ -95,17 +93,17 @@ class GAE(TensorDictModuleBase):
         self.value_network = value_network
         self.average_gae = average_gae
         self.differentiable = differentiable
-        self.out_keys = cast(Any, [_ADVANTAGE, _TARGET, _VALUE, next_key(_VALUE)])
+        self.out_keys = cast(Any, [ADVANTAGE, VALUE_TARGET, STATE_VALUE, next_key(STATE_VALUE)])
         self._unroll()
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network
         """All that is read of a batch."""
         unroll = self._unroll()
-        return [*([_VALUE, next_key(_VALUE)] if unroll is None else unroll.in_keys), *SEQUENCE_KEYS]
+        return [*([STATE_VALUE, next_key(STATE_VALUE)] if unroll is None else unroll.in_keys), *SEQUENCE_KEYS]
 
     def _unroll(self) -> Unroll | None:
-        return None if self.value_network is None else Unroll(self.value_network, _VALUE)
+        return None if self.value_network is None else Unroll(self.value_network, STATE_VALUE)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write advantages, targets and values into ``tensordict`` and return it."""
@@ -141,12 +139,12 @@ class GAE(TensorDictModuleBase):
         if unroll is None:
             value, following = (
                 per_token(key, entry(batch, key, "Or pass a value_network, which computes it."), shape)
-                for key in (_VALUE, next_key(_VALUE))
+                for key in (STATE_VALUE, next_key(STATE_VALUE))
             )
             return value, following.masked_fill(sequences.terminated, 0.0)
         run = unroll.run(batch, sequences)
-        value = per_token(_VALUE, cast(Tensor, run.get(_VALUE)), shape)
-        return value, per_token(_VALUE, unroll.following(batch, sequences, run), shape)
+        value = per_token(STATE_VALUE, cast(Tensor, run.get(STATE_VALUE)), shape)
+        return value, per_token(STATE_VALUE, unroll.following(batch, sequences, run), shape)
 
 
 def _finish(advantage: Tensor, target: Tensor, mask: Tensor | None, average: bool) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,68 @@
+"""One step of the decision process: the root that follows it, and the flags that end an episode."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from recurl.errors import MissingKeyError
+from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, REWARD, TERMINATED, TRUNCATED
+from recurl.lowering import Step
+
+__all__ = ["complete_done", "step_mdp"]
+
+
+def step_mdp(
+    tensordict: TensorDictBase,
+    *,
+    keep_other: bool = True,
+    exclude_reward: bool = True,
+    exclude_done: bool = False,
+    exclude_action: bool = True,
+) -> TensorDict:
+    """Return the root that follows a step: the entries of ``"next"``, promoted.
+
+    Tensors are shared with ``tensordict``, not copied.
+
+    Args:
+        tensordict: the result of ``env.step``, any batch size.
+        keep_other: keep root entries that have no counterpart under ``"next"``.
+        exclude_reward: leave the reward out.
+        exclude_done: leave ``done``, ``terminated`` and ``truncated`` out.
+        exclude_action: leave the action out.
+
+    Raises:
+        MissingKeyError: ``tensordict`` has no ``"next"``.
+
+    Example:
+        >>> td = TensorDict({"observation": torch.zeros(1), "next": {"observation": torch.ones(1)}})
+        >>> step_mdp(td)["observation"]
+        tensor([1.])
+    """
+    after = tensordict.get(NEXT, None)
+    if after is None:
+        raise MissingKeyError(f"step_mdp needs the result of env.step, with 'next': got {list(tensordict.keys())}.")
+    out = tensordict.exclude(NEXT) if keep_other else TensorDict({}, tensordict.batch_size, device=tensordict.device)
+    out = out.copy().update(after.copy())
+    excluded = [REWARD] * exclude_reward + [*DONE_KEYS] * exclude_done + [ACTION] * exclude_action
+    for key in excluded:
+        out.pop(key, None)
+    return out
+
+
+def complete_done(after: Step) -> None:
+    """Add to the result of a step those of ``done``, ``terminated`` and ``truncated`` that follow from the others.
+
+    Raises:
+        MissingKeyError: it has none of them.
+    """
+    known = [after.get(key) for key in DONE_KEYS if key in after]
+    if not known:
+        raise MissingKeyError("A step must return 'done', or 'terminated' and 'truncated': it returned none of them.")
+    none = torch.zeros_like(known[0])
+    if TERMINATED not in after:
+        truncated = after.get(TRUNCATED, none)
+        after.set(TERMINATED, after.get(DONE) & ~truncated if DONE in after else none)
+    if TRUNCATED not in after:
+        after.set(TRUNCATED, after.get(DONE) & ~after.get(TERMINATED) if DONE in after else none)
+    after.set(DONE, after.get(TERMINATED) | after.get(TRUNCATED))

@@ -1,0 +1,104 @@
+"""The wiring of a policy with memory: what it needs of an environment so that its states come back at the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+
+from recurl.errors import MissingKeyError, WiringError
+from recurl.keys import IS_INIT, NestedKey, next_key, normalize_key
+from recurl.lowering import shared_state
+from recurl.specs import Composite
+from recurl.transforms import InitTracker, Transform
+
+__all__ = ["Declares", "check_policy_wiring", "policy_transforms", "unfed_states"]
+
+
+class Declares(Protocol):
+    """Says which entries it carries from one step to the next: an environment."""
+
+    @property
+    def observation_spec(self) -> Composite:
+        """Entries of the root and of ``next``."""
+        ...
+
+    @property
+    def state_spec(self) -> Composite:
+        """Entries that a step reads from the root besides the action."""
+        ...
+
+
+def unfed_states(policy: Any, env: Declares) -> list[NestedKey]:
+    """Return the states of ``policy`` that ``env`` would not feed back from one step to the next.
+
+    A state is a key that the policy (or a recurrent module in it) reads at the root and writes under ``"next"``;
+    it is fed back when the environment declares it, as a primer makes it do. A recurrent module whose state is
+    written anywhere else than under ``"next"`` is never fed back.
+    """
+    states: dict[NestedKey, None] = {}
+    reads, writes = _keys(policy, "in_keys"), _keys(policy, "out_keys")
+    for key in reads:
+        if next_key(key) in writes and not _declares(env, key):
+            states[key] = None
+    for module in _recurrent_modules(policy):
+        inputs = [key for key in _keys(module, "in_keys") if key != IS_INIT]
+        outputs = _keys(module, "out_keys")
+        for read, written in zip(inputs[1:], outputs[1:], strict=False):
+            if written != next_key(read) or not _declares(env, read):
+                states[read] = None
+    return list(states)
+
+
+def check_policy_wiring(policy: Any, env: Declares) -> None:
+    """Refuse a policy whose states the environment would not feed back, or whose ``is_init`` it lacks.
+
+    Raises:
+        MissingKeyError: the policy reads ``is_init``, which only an ``InitTracker`` writes.
+        WiringError: a state is not fed back, or belongs to two modules.
+    """
+    if IS_INIT in _keys(policy, "in_keys") and not _declares(env, IS_INIT):
+        raise MissingKeyError(
+            "The policy reads 'is_init', which the environment does not write: append an InitTracker "
+            "(env.append_transform(InitTracker())), or construct the environment with policy=."
+        )
+    shared = shared_state(_recurrent_modules(policy))
+    if shared is not None:
+        raise WiringError(
+            f"Each recurrent module of a policy must have states of its own, but two keep theirs under {shared!r} and "
+            "would overwrite each other's: give one of them other keys, in_keys=[value, 'its_state', ...] and "
+            "out_keys=[features, ('next', 'its_state'), ...]."
+        )
+    missing = unfed_states(policy, env)
+    if missing:
+        raise WiringError(
+            f"The states {missing} of the policy would not be fed back, it would have no memory: append the primer of "
+            "its recurrent module (env.append_transform(module.make_tensordict_primer())) and let the module write "
+            "each state under ('next', state); or construct the environment with policy=."
+        )
+
+
+def policy_transforms(policy: Any, env: Declares) -> list[Transform]:
+    """Return what ``env`` lacks to feed ``policy``: an InitTracker and the primers of its recurrent modules."""
+    transforms: list[Transform] = [] if _declares(env, IS_INIT) else [InitTracker()]
+    for module in _recurrent_modules(policy):
+        primer = module.make_tensordict_primer()
+        if not all(_declares(env, key) for key in primer.primers.keys(True, True)):
+            transforms.append(primer)
+    return transforms
+
+
+def _recurrent_modules(policy: Any) -> Iterator[Any]:
+    if isinstance(policy, torch.nn.Module):
+        for module in policy.modules():
+            if hasattr(module, "make_tensordict_primer"):
+                yield module
+
+
+def _keys(module: Any, name: str) -> list[NestedKey]:
+    return [normalize_key(key) for key in getattr(module, name, ())]
+
+
+def _declares(env: Declares, key: NestedKey) -> bool:
+    return key in env.observation_spec or key in env.state_spec

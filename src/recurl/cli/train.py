@@ -74,7 +74,8 @@ def train_r2d2_command(arguments: list[str]) -> int:
 
 
 def _train_anew(config: RunConfig, place: Place) -> int:
-    name = f"{config.env.rsplit('/', 1)[-1]}-{config.algorithm}-{config.cell}-seed{config.seed}"
+    cell = config.cell.rpartition(":")[2]
+    name = f"{config.env.rsplit('/', 1)[-1]}-{config.algorithm}-{cell}-seed{config.seed}"
     folder = RunFolder(place.run_dir or Path("runs") / name)
     folder.check_free(overwrite=place.overwrite)
     console = Console()

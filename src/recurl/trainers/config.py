@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
-from recurl.errors import ArgumentError
+from recurl.errors import ArgumentError, UnsupportedError
+from recurl.recurrence import BACKENDS, load_cell
 
-_CELLS = ("lstm", "gru", "none")
+NO_CELL = "none"
+"""The cell of a feed-forward control."""
 _CAPTURABLE = ("fastest", "triton")
 
 
@@ -47,8 +49,8 @@ class RunConfig:
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment as name=value, such as k=8 (a Python literal, otherwise text)."""
 
-    cell: Literal["lstm", "gru", "none"] = "lstm"
-    """The memory: lstm, gru, or none for a feed-forward control with as many weights as the LSTM."""
+    cell: str = "lstm"
+    """The memory: lstm, gru, module:Class for a cell of your own, or none for a feed-forward control."""
     hidden_size: int = 64
     """Width of the encoder and of the hidden state."""
     num_layers: int = 1
@@ -94,8 +96,8 @@ class RunConfig:
         for name in self.fractions:
             if not 0 <= getattr(self, name) <= 1:
                 raise ArgumentError(f"{_flag(name)} must lie between 0 and 1, got {getattr(self, name)}.")
-        if self.cell not in _CELLS:
-            raise ArgumentError(f"--cell must be one of {', '.join(_CELLS)}, got {self.cell!r}.")
+        if self.cell != NO_CELL:
+            self._check_cell()
         self.check()
         if self.total_steps < self.frames_per_batch:
             raise ArgumentError(
@@ -106,6 +108,14 @@ class RunConfig:
 
     def check(self) -> None:
         """Refuse options that don't fit together."""
+
+    def _check_cell(self) -> None:
+        try:
+            BACKENDS.check_cell(self.backend, load_cell(self.cell))
+        except ArgumentError as error:
+            raise ArgumentError(f"--cell: {error} For a feed-forward control write none.") from error
+        except UnsupportedError as error:
+            raise ArgumentError(f"--backend: {error}.") from error
 
     @property
     def frames_per_batch(self) -> int:
@@ -222,7 +232,7 @@ class PPOConfig(RunConfig):
     def _check_cuda_graph(self, sequences: int) -> None:
         if not self.device.startswith("cuda"):
             raise ArgumentError(f"--cuda-graph needs --device cuda, got {self.device}.")
-        if self.cell != "none" and self.backend not in _CAPTURABLE:
+        if self.cell != NO_CELL and self.backend not in _CAPTURABLE:
             raise ArgumentError(
                 f"--cuda-graph needs --backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got "
                 f"{self.backend}."

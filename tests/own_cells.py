@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from examples.mingru import MinGRU
 from torch import Tensor
 
 from recurl.recurrence import Cell, Sizes
-
-
-class MinGRU(Cell):
-    """Feng et al. 2024, "Were RNNs all we needed?": a GRU whose gate and candidate don't look at the state."""
-
-    def parameters(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-        matrix, vector = (sizes.hidden_size, sizes.input_size), (sizes.hidden_size,)
-        biases = {"bias_z": vector, "bias_h": vector} if sizes.bias else {}
-        return {"weight_z": matrix, "weight_h": matrix, **biases}
-
-    def step(self, x, states, weight_z, weight_h, bias_z=None, bias_h=None):
-        z = F.linear(x, weight_z, bias_z).sigmoid()
-        h = (1 - z) * states[0] + z * F.linear(x, weight_h, bias_h)
-        return h, (h,)
 
 
 class FastWeights(Cell):
@@ -64,5 +51,7 @@ class FourGates(Cell):
         h = torch.sigmoid(o) * c
         return h, (h, c)
 
+
+__all__ = ["OWN", "FastWeights", "FourGates", "MinGRU"]
 
 OWN = {cell.__name__.lower(): cell() for cell in (MinGRU, FastWeights)}

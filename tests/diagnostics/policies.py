@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import torch
@@ -10,9 +12,16 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.envs import EnvBase, GymWrapper, InitTracker, TransformedEnv
-from recurl.modules import GRUModule, LSTMModule, get_env_transforms_from_module
+from recurl.modules import CellModule, GRUModule, LSTMModule, get_env_transforms_from_module
+from tests.own_cells import FastWeights, MinGRU
 
-CELLS = {"lstm": LSTMModule, "gru": GRUModule}
+CELLS = {
+    "lstm": LSTMModule,
+    "gru": GRUModule,
+    "mingru": partial(CellModule, MinGRU),
+    "fastweights": partial(CellModule, FastWeights),
+}
+SERVED = [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in CELLS)]  # by which backend
 
 
 class RandomEnds(gym.Env):

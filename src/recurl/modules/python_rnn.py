@@ -29,6 +29,7 @@ class LSTM(RecurrentNet):
         dtype: dtype of the parameters.
 
     Example:
+        >>> import torch
         >>> features, (h, c) = LSTM(4, 8, num_layers=2)(torch.randn(3, 5, 4))
         >>> features.shape, h.shape
         (torch.Size([3, 5, 8]), torch.Size([2, 3, 8]))
@@ -46,6 +47,7 @@ class GRU(RecurrentNet):
     """``torch.nn.GRU`` on recurl's backends; see :class:`LSTM` (there is no projection).
 
     Example:
+        >>> import torch
         >>> features, h = GRU(4, 8)(torch.randn(3, 5, 4))
         >>> features.shape, h.shape
         (torch.Size([3, 5, 8]), torch.Size([1, 3, 8]))
@@ -71,6 +73,7 @@ class CellNet(RecurrentNet):
         ArgumentError: the cell has no projection, or no biases to leave out, and was asked for it.
 
     Example:
+        >>> import torch
         >>> from recurl.recurrence import GRU
         >>> features, (h,) = CellNet(GRU, 4, 8)(torch.randn(3, 5, 4))
         >>> features.shape, h.shape
@@ -90,6 +93,7 @@ class LSTMCell(nn.LSTMCell):
     """``torch.nn.LSTMCell`` in plain torch operations, so that every transform of torch (vmap, compile) takes it.
 
     Example:
+        >>> import torch
         >>> h, c = LSTMCell(4, 8)(torch.randn(3, 4))
         >>> h.shape, c.shape
         (torch.Size([3, 8]), torch.Size([3, 8]))
@@ -106,6 +110,7 @@ class GRUCell(nn.GRUCell):
     """``torch.nn.GRUCell`` in plain torch operations, so that every transform of torch (vmap, compile) takes it.
 
     Example:
+        >>> import torch
         >>> GRUCell(4, 8)(torch.randn(3, 4)).shape
         torch.Size([3, 8])
     """

@@ -234,7 +234,7 @@ class RecurrentModule(TensorDictModuleBase):
             expected = (*batch, slots, *shape)
             if state.shape != expected or state.dtype != dtype:
                 raise UsageError(
-                    f"The state {key!r} must have shape {list(expected)} (batch, layers x directions, state) and "
+                    f"The state {key!r} must have shape {list(expected)} (batch, layers x directions, size) and "
                     f"dtype {dtype}, got {list(state.shape)} and {state.dtype}. make_tensordict_primer() declares it."
                 )
         return tuple(state for state in states if state is not None)

@@ -83,11 +83,14 @@ class ScanBackend(AutogradBackend):
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """See :meth:`recurl.recurrence.backend.Backend.run`."""
-        if not torch.compiler.is_compiling():
+        inputs = inputs_of(call).flat
+        wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
+        # Torch's own derivatives of a scan refuse steps that make views, so that a cell without derivatives by hand
+        # has gradients as an operator.
+        if not torch.compiler.is_compiling() or (wanted and call.cell.derivatives is None):
             return super().run(call)
         refuse_forward_mode(self.name)
         layout, starts = _layout(call.boundaries), call.boundaries.starts
-        inputs = inputs_of(call).flat
         if call.cell.derivatives is None:
             outputs, _ = _forward(_call(call.cell, starts, inputs), layout, keep=False)
         else:

@@ -16,7 +16,8 @@ from recurl.errors import UnsupportedError
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from recurl.modules.recurrent import RecurrentModule
 from recurl.recurrence import BACKENDS, CELLS, Boundaries, LayerCall, Support, run_stack
-from recurl.recurrence.ops import arguments_of, count_outputs
+from recurl.recurrence.kernels import count_outputs
+from recurl.recurrence.ops import arguments_of
 
 from .contract import KNOWN, Case, assert_agree
 

@@ -28,8 +28,8 @@ from recurl.recurrence.cells import (
 )
 from recurl.recurrence.cpu import CpuKernels
 from recurl.recurrence.kernel_backend import AutogradBackend, KernelBackend
+from recurl.recurrence.kernels import Inputs, Kernels
 from recurl.recurrence.loop import LoopKernels
-from recurl.recurrence.ops import Inputs, Kernels
 from recurl.recurrence.pad import PadBackend
 from recurl.recurrence.reference import ReferenceBackend
 from recurl.recurrence.scan import ScanBackend

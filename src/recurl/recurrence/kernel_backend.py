@@ -16,14 +16,10 @@ from recurl.autograd import (
 )
 from recurl.recurrence.backend import LayerCall, Support, without_autocast
 from recurl.recurrence.cells import States, cell_named, remember
+from recurl.recurrence.kernels import Inputs, Kernels, count_outputs, features_and_states, inputs_of
 from recurl.recurrence.ops import (
     Arguments,
-    Inputs,
-    Kernels,
     Operators,
-    count_outputs,
-    features_and_states,
-    inputs_of,
     map_each,
     map_recurrence,
     refuse_forward_mode,

@@ -16,7 +16,8 @@ from torch import Tensor
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.boundaries import HostPlan
 from recurl.recurrence.cells import LayerWeights, LoopKernel, States
-from recurl.recurrence.ops import Gradients, Inputs, backward_by_autograd
+from recurl.recurrence.kernels import Gradients, Inputs
+from recurl.recurrence.ops import backward_by_autograd
 
 
 class LoopKernels:
@@ -34,7 +35,7 @@ class LoopKernels:
         return None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.ops.Kernels.forward`. Saves the gates (and a GRU's hidden product), packed."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves gates and hidden product, packed."""
         kernel, plan, w = call.cell.loop, call.boundaries.host(), call.weights
         if kernel is None:
             return self.differentiable(call), ()
@@ -59,7 +60,7 @@ class LoopKernels:
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.ops.Kernels.backward`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
         kernel, derivatives = call.cell.loop, call.cell.derivatives
         plan, w = call.boundaries.host(), call.weights
         if kernel is None or derivatives is None:
@@ -95,7 +96,7 @@ class LoopKernels:
         )
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
         if call.cell.loop is None:
             return ()
         tokens, rows = call.x.shape[0], call.weights.w_hh.shape[0]
@@ -103,7 +104,7 @@ class LoopKernels:
         return call.x.new_empty(tokens, rows), call.x.new_empty(kept, rows)
 
     def differentiable(self, call: LayerCall) -> States:
-        """See :meth:`recurl.recurrence.ops.Kernels.differentiable`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.differentiable`."""
         plan = call.boundaries.host()
         cell = call.cell
         outputs: list[States] = []

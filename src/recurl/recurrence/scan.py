@@ -20,14 +20,8 @@ from recurl.recurrence.backend import LayerCall, Options, Support
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import Cell, Derivatives, LayerWeights, States
 from recurl.recurrence.kernel_backend import AutogradBackend
-from recurl.recurrence.ops import (
-    Gradients,
-    Inputs,
-    backward_by_autograd,
-    features_and_states,
-    inputs_of,
-    refuse_forward_mode,
-)
+from recurl.recurrence.kernels import Gradients, Inputs, features_and_states, inputs_of
+from recurl.recurrence.ops import backward_by_autograd, refuse_forward_mode
 
 _Step = Callable[[States, Tensor], tuple[States, States]]
 
@@ -52,26 +46,26 @@ class ScanKernels:
         )
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.ops.Kernels.forward`. Saves the input product."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves the input product."""
         return _forward(call, _layout(call.boundaries), keep)
 
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.ops.Kernels.backward`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
         derivatives = call.cell.derivatives
         if derivatives is None:
             return backward_by_autograd(self, call, grads, needs)
         return _backward(call, derivatives, _layout(call.boundaries), after, saved, grads, needs)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
         if call.cell.derivatives is None:
             return ()
         return (call.x.new_empty(call.x.shape[0], call.weights.w_hh.shape[0]),)
 
     def differentiable(self, call: LayerCall) -> States:
-        """See :meth:`recurl.recurrence.ops.Kernels.differentiable`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.differentiable`."""
         return _forward(call, _layout(call.boundaries), keep=False)[0]
 
 

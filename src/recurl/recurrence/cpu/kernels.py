@@ -16,7 +16,7 @@ from torch import Tensor
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import LayerWeights, States
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, instruction_sets, missing
-from recurl.recurrence.ops import Gradients, Inputs, inputs_of
+from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
 
 _V = TypeVar("_V")
 _CELLS = {"lstm": 0, "gru": 1}
@@ -43,7 +43,7 @@ class CpuKernels:
         self._missing = missing()
 
     def missing(self) -> str | None:
-        """See :meth:`recurl.recurrence.ops.Kernels.missing`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.missing`."""
         return self._missing if torch.compiler.is_compiling() else missing()  # which asks the file system: no tracing
 
     def unsupported(self, support: Support) -> str | None:
@@ -55,7 +55,7 @@ class CpuKernels:
         return self.missing()
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.ops.Kernels.forward`. Saves the gates and, with projection, o tanh(c)."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves the gates and, with projection, o tanh(c)."""
         arguments, saved = self._arguments(call), self.saved_like(call)
         after = tuple(_empty(call, state.shape[1]) for state in call.states)
         arguments.whole(**_named(call, "", after), **_named_saved(saved))
@@ -65,7 +65,7 @@ class CpuKernels:
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.ops.Kernels.backward`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
         arguments, dtype = self._arguments(call), _COMPUTED_IN[call.x.dtype]
         gates = saved or self.saved_like(call)
         arguments.whole(**_named(call, "", [state.to(dtype) for state in after]), **_named_saved(gates))
@@ -94,7 +94,7 @@ class CpuKernels:
         return Inputs.from_flat(call.cell, found)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
         hidden = call.weights.hidden_size
         gates = _empty(call, 4 * hidden)  # a GRU keeps W_hn h + b_hn beside its three gates
         return (gates,) if call.weights.w_hr is None else (gates, _empty(call, hidden))

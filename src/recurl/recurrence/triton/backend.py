@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
-from recurl.recurrence.ops import Gradients, Inputs
+from recurl.recurrence.kernels import Gradients, Inputs
 from recurl.recurrence.triton.config import Tile, chosen_for, tile_for
 from recurl.recurrence.triton.layer import Layer
 from recurl.recurrence.triton.layout import Layout
@@ -56,7 +56,7 @@ class TritonKernels:
         return None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.ops.Kernels.forward`. Saves the gates (and the output before projection)."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves the gates (and the output before projection)."""
         layer = self._layer(call)
         after, gates = layer.walk_forward(keep)
         saved = () if not keep else (gates,) if call.weights.w_hr is None else (gates, after[0])
@@ -67,7 +67,7 @@ class TritonKernels:
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.ops.Kernels.backward`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
         layer = self._layer(call)
         after = tuple(state.float() for state in after)
         before = layer.before(after[0])
@@ -81,7 +81,7 @@ class TritonKernels:
         return layer.gradients(grad_gates, grad_stored, before, grads[0], unprojected, needs)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
         layer = self._layer(call)
         tokens = call.x.shape[0]
         gates = call.x.new_empty(tokens, 4 * layer.layout.width, dtype=layer.kept_dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall
 from recurl.recurrence.cells import States
-from recurl.recurrence.ops import Gradients, Inputs, inputs_of
+from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
 from recurl.recurrence.triton.config import Chosen, Tile
 from recurl.recurrence.triton.layout import Layout
 

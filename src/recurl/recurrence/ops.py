@@ -1,6 +1,6 @@
 """Kernels as operators of ``torch.library``.
 
-A backend brings a pair of pure functions (:mod:`recurl.recurrence.kernels`); ``kernel_backend`` makes a backend of them.
+A backend brings a pair of pure functions, ``kernels.Kernels``; ``kernel_backend`` makes a backend of them.
 While ``torch.compile`` and ``torch.export`` trace, they are the operators ``recurl::<name>_forward`` and ``_backward``:
 
 * fake: shapes follow from those of the inputs alone, never from the boundaries.

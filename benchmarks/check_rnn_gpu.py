@@ -16,7 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from recurl.recurrence import BACKENDS, Boundaries, LayerCall, Options, Support
+from recurl.recurrence import BACKENDS, Boundaries, LayerCall, LayerWeights, Options, Support
+from recurl.recurrence.ops import arguments_of
 from rnn_gpu_layer import DEVICE, Layer, Problem, guarded, options_of
 
 GATES = {"ieee": 2e-6, "tf32x3": 5e-6, "tf32": 2e-3, "bf16": 1.5e-2}
@@ -144,9 +145,9 @@ def compiles(problem: Problem, precision: str) -> bool:
     leaves = [layer.x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, *(state.detach().requires_grad_() for state in layer.states)]
 
     def step(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, *states: Tensor) -> Tensor:
-        tensors = (x.tanh(), w_ih, w_hh, b_ih, b_hh, None, states, layer.boundaries.starts)
-        forward = torch.ops.recurl.triton_forward
-        return forward(*tensors, problem.cell, options.precision, options.compute_dtype, True)[0].sin()
+        weights = LayerWeights(w_ih, w_hh, b_ih, b_hh)
+        call = LayerCall(layer.cell, weights, x.tanh(), states, layer.boundaries, options)
+        return torch.ops.recurl.triton_forward(*arguments_of(call), True)[0].sin()
 
     results = []
     for function in (torch.compile(step, fullgraph=True), step):

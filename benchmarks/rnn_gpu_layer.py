@@ -72,7 +72,7 @@ class Layer:
         )
         x = torch.randn(tokens, hidden, generator=generator, device=DEVICE) * problem.scale
         self.x = x.requires_grad_()
-        sizes = self.weights.state_sizes(self.cell)
+        sizes = (width, hidden)[: len(self.cell.state_names)]
         self.states = tuple(
             torch.randn(tokens, size, generator=generator, device=DEVICE) * (0.5 * problem.scale) for size in sizes
         )
@@ -89,14 +89,14 @@ class Layer:
         def convert(value: Tensor | None) -> Tensor | None:
             return value if value is None or dtype == torch.float32 else value.detach().to(dtype).requires_grad_()
 
-        weights = LayerWeights(*(convert(value) for value in vars(self.weights).values()))
+        weights = LayerWeights(*(convert(value) for value in self.weights))
         x, states = convert(self.x), tuple(convert(state) for state in self.states)
         if stored:
             states = tuple(state.detach().requires_grad_() for state in states)
         support = Support(self.cell, DEVICE, dtype, self.hidden, 0, options)
         call = LayerCall(self.cell, weights, x, states, self.boundaries, options)
         features, after = BACKENDS.choose(backend, support).run(call)
-        names = {"x": x, **{name: value for name, value in vars(weights).items() if value is not None}}
+        names = {"x": x, **{name: value for name, value in weights._asdict().items() if value is not None}}
         names.update({f"state{k}": state for k, state in enumerate(states) if stored})
         outputs, grads = [features], [self.grad.to(dtype)]
         if stored:

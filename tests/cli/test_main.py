@@ -123,7 +123,7 @@ def test_help_and_version(capsys):
         ("train ppo --env NoSuch-v0 --run-dir {tmp}/r", ["--env NoSuch-v0"]),
         ("train ppo --env recurl/TMaze-v0 --env-kwargs colour=1 --run-dir {tmp}/r", ["--env-kwargs", "colour"]),
         ("train ppo --env recurl/TMaze-v0 --env-kwargs corridor_length=0 --run-dir {tmp}/r", ["corridor_length"]),
-        ("train ppo --env recurl/TMaze-v0 --cell rnn", ["--cell", "lstm"]),
+        ("train ppo --env recurl/TMaze-v0 --cell rnn", ["--cell", "lstm, gru"]),
         ("train ppo --env recurl/TMaze-v0 --num-envs 0", ["--num-envs must be positive, got 0"]),
         ("train ppo --env recurl/TMaze-v0 --num-envs many", ["--num-envs"]),
         ("train ppo --env recurl/TMaze-v0 --colour red", ["--colour"]),

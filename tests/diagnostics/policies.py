@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import torch
@@ -11,9 +13,23 @@ from torch import nn
 
 from recurl.diagnostics import CheckResult, check_wiring
 from recurl.envs import EnvBase, GymWrapper, InitTracker, TransformedEnv
-from recurl.modules import Categorical, GRUModule, LSTMModule, ProbabilisticActor, get_env_transforms_from_module
+from recurl.modules import (
+    Categorical,
+    CellModule,
+    GRUModule,
+    LSTMModule,
+    ProbabilisticActor,
+    get_env_transforms_from_module,
+)
+from tests.own_cells import FastWeights, MinGRU
 
-CELLS = {"lstm": LSTMModule, "gru": GRUModule}
+CELLS = {
+    "lstm": LSTMModule,
+    "gru": GRUModule,
+    "mingru": partial(CellModule, MinGRU),
+    "fastweights": partial(CellModule, FastWeights),
+}
+SERVED = [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in CELLS)]  # by which backend
 
 
 class RandomEnds(gym.Env):

@@ -29,19 +29,25 @@ def test_versions_and_backends() -> None:
 
 def test_reasons_are_the_registry_s() -> None:
     class Broken:
-        name = "broken"
+        name, cells = "broken", None
 
         def missing(self) -> str:
             return "pip install it"
 
+        def unsupported(self, support: object) -> None: ...
+
+        def run(self, call: object) -> None: ...
+
     class Picky:
-        name = "picky"
+        name, cells = "picky", None
 
         def missing(self) -> None:
             return None
 
         def unsupported(self, support: object) -> str | None:
             return "it has three gates" if support.cell.name == "gru" else None
+
+        def run(self, call: object) -> None: ...
 
     before = dict(BACKENDS._backends)
     try:

@@ -71,10 +71,21 @@ def test_sizes_must_be_positive(name):
         RNNCase(**{name: 0})
 
 
-@pytest.mark.parametrize("name", ["cell", "dtype", "precision"])
+@pytest.mark.parametrize("name", ["dtype", "precision"])
 def test_names_must_be_known(name):
     with pytest.raises(ArgumentError, match=rf"--{name} must be one of .*, got 'odd'"):
         RNNCase(**{name: "odd"})
+
+
+def test_cells_must_be_known():
+    with pytest.raises(ArgumentError, match=r"--cell: There is no cell 'ltsm'\. Did you mean 'lstm'\?"):
+        RNNCase(cell="ltsm")
+
+
+def test_a_cell_of_ones_own_is_timed_where_it_runs():
+    results = time_rnn(RNNCase(cell="tests.own_cells:FastWeights", **SMALL), ["loop", "pad", "scan"], repeats=1)
+    assert {result.backend for result in results if result.error < 1e-5} == {"loop", "scan"}
+    assert "it has kernels for lstm and gru only, not for the cell tests.own_cells:FastWeights" in results[-1].reason
 
 
 def test_repeats_must_be_positive():

@@ -22,7 +22,7 @@ from recurl.envs import GymEnv, InitTracker, TensorDictPrimer, Transform, Transf
 from recurl.mode import set_recurrent_mode
 from recurl.modules import GRUModule, LSTMModule, OneHotCategorical, ProbabilisticActor
 from recurl.specs import Unbounded
-from tests.diagnostics.policies import CELLS, make_env, make_policy, policy_of, tracked, wired
+from tests.diagnostics.policies import CELLS, SERVED, make_env, make_policy, policy_of, tracked, wired
 
 
 def by_name(results: list[CheckResult]) -> dict[str, CheckResult]:
@@ -34,9 +34,8 @@ def failing(policy: object, env: object, **options: object) -> dict[str, CheckRe
     return {name: result for name, result in results.items() if not result.passed}
 
 
-@pytest.mark.parametrize("backend", ["pad", "loop"])
 @pytest.mark.parametrize("rows", [None, 1, 3])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("cell", "backend"), SERVED)
 def test_healthy_policies_pass(cell: str, rows: int | None, backend: str) -> None:
     policy = make_policy(cell, num_layers=2, recurrent_backend=backend)
     results = check_wiring(policy, wired(policy, rows))
@@ -339,7 +338,7 @@ def test_hand_made_module_that_can_not_replay() -> None:
     failed = failing(policy, make_env(3, InitTracker(), TensorDictPrimer(h=Unbounded(8))))
     assert set(failed) == {"reset", "replay"}
     assert "with a zero and with another state differ" in failed["reset"].detail
-    assert "LSTMModule or GRUModule" in failed["replay"].fix
+    assert "GRUModule or CellModule" in failed["replay"].fix
 
 
 def test_a_function_around_a_policy_is_seen_through_by_what_it_writes() -> None:

@@ -7,8 +7,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from recurl.recurrence import BACKENDS, CELLS, Boundaries, LayerWeights, Options, Support, record_backends, run_stack
+from recurl.recurrence import (
+    BACKENDS,
+    CELLS,
+    Boundaries,
+    Cell,
+    Options,
+    Sizes,
+    Support,
+    Weights,
+    record_backends,
+    run_stack,
+)
+from tests.own_cells import OWN
 
+KNOWN: dict[str, Cell] = CELLS | OWN
 PATTERNS = ("none", "every", "random", "last", "alternating")
 
 
@@ -31,7 +44,7 @@ class Case:
     options: Options = Options()  # noqa: RUF009 - frozen
     x: Tensor = field(init=False)
     states: tuple[Tensor, ...] = field(init=False)
-    weights: list[list[LayerWeights]] = field(init=False)
+    weights: list[list[Weights]] = field(init=False)
     masks: list[Tensor] | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,27 +54,21 @@ class Case:
             value = torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.6
             return value.to(self.dtype).requires_grad_()
 
-        cell = CELLS[self.cell]
+        cell = KNOWN[self.cell]
         tokens = torch.Size(self.shape).numel()
         output = self.projection or self.hidden
-        rows = cell.num_gates * self.hidden
         self.x = normal(tokens, self.inputs)
         slots = self.layers * self.directions
-        sizes = (output, *(self.hidden for _ in cell.state_names[1:]))
-        self.states = tuple(normal(tokens, slots, size) for size in sizes)
-        self.weights = [
-            [
-                LayerWeights(
-                    normal(rows, output * self.directions if depth else self.inputs),
-                    normal(rows, output),
-                    normal(rows) if self.bias else None,
-                    normal(rows) if self.bias else None,
-                    normal(self.projection, self.hidden) if self.projection else None,
-                )
-                for _ in range(self.directions)
-            ]
+        sizes = [
+            Sizes(output * self.directions if depth else self.inputs, self.hidden, self.bias, self.projection)
             for depth in range(self.layers)
         ]
+        self.states = tuple(normal(tokens, slots, *shape) for shape in cell.state_shapes(sizes[0]))
+
+        def weights(shapes: dict[str, tuple[int, ...]]) -> Weights:
+            return cell.pack([normal(*shapes[name]) if name in shapes else None for name in cell.parameter_names])
+
+        self.weights = [[weights(cell.parameters(layer)) for _ in range(self.directions)] for layer in sizes]
         self.masks = None
         if self.dropout:
             width = (tokens, output * self.directions)
@@ -74,7 +81,7 @@ class Case:
         named = {"x": self.x, **{f"state{k}": state for k, state in enumerate(self.states)}}
         for depth, layer in enumerate(self.weights):
             for direction, weights in enumerate(layer):
-                for name, tensor in vars(weights).items():
+                for name, tensor in zip(KNOWN[self.cell].parameter_names, weights, strict=True):
                     if tensor is not None:
                         named[f"{name}_{depth}_{direction}"] = tensor
         return named
@@ -86,8 +93,8 @@ class Case:
     def run(self, backend: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         with record_backends() as ran:
             result = run_stack(
-                BACKENDS.choose(backend, Support(CELLS[self.cell], torch.device("cpu"))),
-                CELLS[self.cell],
+                BACKENDS.choose(backend, Support(KNOWN[self.cell], torch.device("cpu"))),
+                KNOWN[self.cell],
                 self.weights,
                 self.x,
                 self.states,

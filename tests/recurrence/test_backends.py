@@ -8,9 +8,16 @@ import torch
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.recurrence import BACKENDS, CELLS, LSTM, Boundaries, Options, Support, run_stack
 
-from .contract import PATTERNS, Case, assert_agree
+from .contract import KNOWN, PATTERNS, Case, assert_agree
 
 FAST = ["pad", "loop", "cpu", "scan"]
+SERVED = [
+    (name, cell)
+    for name in FAST
+    for cell in KNOWN
+    if (served := BACKENDS.choose(name, Support(CELLS["lstm"], torch.device("cpu"))).cells) is None or cell in served
+]
+DENSE = [(name, cell) for name, cell in SERVED if name != "pad"]  # pad has states at segment ends only
 OPTIONS = [
     {},
     {"layers": 2},
@@ -29,8 +36,7 @@ def option_id(options: dict[str, object]) -> str:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("options", OPTIONS, ids=option_id)
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_agrees_with_reference(backend: str, cell: str, options: dict, pattern: str) -> None:
     case = Case(cell, pattern=pattern, **options)
     assert_agree(case.outputs_and_gradients(backend), case.outputs_and_gradients("reference"), 1e-12)
@@ -44,21 +50,19 @@ def test_projection_agrees_with_reference(backend: str, options: dict) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_layouts(backend: str, cell: str, shape: tuple[int, ...]) -> None:
     for pattern in PATTERNS:
         case = Case(cell, shape=shape, pattern=pattern)
         assert_agree(case.outputs_and_gradients(backend), case.outputs_and_gradients("reference"), 1e-12)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("backend", [*FAST, "reference"])
+@pytest.mark.parametrize(("backend", "cell"), [*SERVED, *(("reference", cell) for cell in KNOWN)])
 def test_empty_batches(backend: str, cell: str) -> None:
     for shape in ((0,), (0, 4), (3, 0)):
         features, states = Case(cell, shape=shape, layers=2).run(backend)
         assert features.shape == (0, 7)
-        assert all(state.shape == (0, 2, 7) for state in states)
+        assert [state.shape[:2] for state in states] == [(0, 2)] * len(states)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -89,8 +93,18 @@ def test_reference_is_torch_nn(cell: str) -> None:
             torch.testing.assert_close(state[-1], end.squeeze(1), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("cell", "options"), [("lstm", {}), ("lstm", {"projection": 4}), ("gru", {"bias": False})])
-@pytest.mark.parametrize("backend", ["loop", "cpu", "scan"])
+@pytest.mark.parametrize(
+    ("backend", "cell", "options"),
+    [
+        *(
+            (name, *problem)
+            for name in ("loop", "cpu", "scan")
+            for problem in (("lstm", {}), ("lstm", {"projection": 4}), ("gru", {"bias": False}))
+        ),
+        ("loop", "fastweights", {}),
+        ("scan", "mingru", {"bias": False}),
+    ],
+)
 def test_recomputing_gates_changes_nothing(backend: str, cell: str, options: dict) -> None:
     case = Case(cell, layers=2, **options)
     expected = case.outputs_and_gradients(backend)
@@ -98,7 +112,7 @@ def test_recomputing_gates_changes_nothing(backend: str, cell: str, options: dic
     assert_agree(case.outputs_and_gradients(backend), expected, 1e-13)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", KNOWN)
 def test_loop_gives_the_state_after_every_token(cell: str) -> None:
     case = Case(cell, layers=2)
     _, dense = case.run("loop")
@@ -114,23 +128,23 @@ def test_pad_gives_states_at_ends_and_zeros_elsewhere(cell: str) -> None:
     assert all((state[~case.boundaries.ends] == 0).all() for state in states)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("backend", [*FAST, "reference"])
+@pytest.mark.parametrize(("backend", "cell"), DENSE)
 def test_gradients_of_interior_states_flow(backend: str, cell: str) -> None:
     """A loss on the state after every token, as a learner that refreshes stored states would write it."""
-    if backend == "pad":
-        return  # states at segment ends only, covered by the contract above
     case = Case(cell)
     _, states = case.run(backend)
-    grads = torch.autograd.grad(sum(state.square().sum() for state in states), list(case.parameters.values()))
+    grads = torch.autograd.grad(
+        sum(state.square().sum() for state in states), list(case.parameters.values()), materialize_grads=True
+    )
     _, states = case.run("reference")
-    expected = torch.autograd.grad(sum(state.square().sum() for state in states), list(case.parameters.values()))
+    expected = torch.autograd.grad(
+        sum(state.square().sum() for state in states), list(case.parameters.values()), materialize_grads=True
+    )
     for grad, exact in zip(grads, expected, strict=True):
         torch.testing.assert_close(grad, exact, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("backend", [*FAST, "reference"])
+@pytest.mark.parametrize(("backend", "cell"), [*SERVED, *(("reference", cell) for cell in KNOWN)])
 def test_stored_states_inside_segments_are_never_read(backend: str, cell: str) -> None:
     case = Case(cell, layers=2)
     clean = case.outputs_and_gradients(backend)
@@ -143,8 +157,7 @@ def test_stored_states_inside_segments_are_never_read(backend: str, cell: str) -
     assert all((clean[f"grad state{k}"][inside] == 0).all() for k in range(len(case.states)))
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_flat_equals_rows(backend: str, cell: str) -> None:
     rows = Case(cell, shape=(4, 6))
     expected = rows.outputs_and_gradients(backend)
@@ -153,8 +166,7 @@ def test_flat_equals_rows(backend: str, cell: str) -> None:
     assert_agree(flat.outputs_and_gradients(backend), expected, 1e-13)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_splitting_a_segment_changes_nothing(backend: str, cell: str) -> None:
     """A segment cut at t, with the state after t - 1 stored at t, gives the features of the whole."""
     case = Case(cell, shape=(10,), pattern="none")
@@ -166,8 +178,7 @@ def test_splitting_a_segment_changes_nothing(backend: str, cell: str) -> None:
     torch.testing.assert_close(case.run(backend)[0], whole, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_permuting_rows_permutes_outputs(backend: str, cell: str) -> None:
     case = Case(cell, shape=(5, 8))
     features, _ = case.run(backend)
@@ -175,8 +186,8 @@ def test_permuting_rows_permutes_outputs(backend: str, cell: str) -> None:
     tokens = (order.unsqueeze(1) * 8 + torch.arange(8)).reshape(-1)
     is_init = case.is_init[order]
     permuted, _ = run_stack(
-        BACKENDS.choose(backend, Support(CELLS[cell], torch.device("cpu"))),
-        CELLS[cell],
+        BACKENDS.choose(backend, Support(KNOWN[cell], torch.device("cpu"))),
+        KNOWN[cell],
         case.weights,
         case.x[tokens],
         tuple(state[tokens] for state in case.states),
@@ -192,8 +203,7 @@ def test_same_input_twice_is_bitwise_equal(backend: str) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_float32_error_is_that_of_plain_float32(backend: str, cell: str) -> None:
     """Error against float64: at most 2x (features) and 3x (gradients) that of the float32 reference."""
     single = Case(cell, layers=2, dtype=torch.float32, shape=(6, 40), hidden=16)
@@ -221,7 +231,7 @@ def test_noncontiguous_and_expanded_inputs(cell: str) -> None:
         features.sum().backward()  # an expanded incoming gradient
 
 
-@pytest.mark.parametrize(("cell", "projection"), [("lstm", 0), ("lstm", 2), ("gru", 0)])
+@pytest.mark.parametrize(("cell", "projection"), [("lstm", 0), ("lstm", 2), ("gru", 0), ("fastweights", 0)])
 @pytest.mark.parametrize("backend", ["loop", "scan", "reference"])
 def test_double_backward(backend: str, cell: str, projection: int) -> None:
     case = Case(cell, shape=(2, 4), hidden=3, inputs=2, projection=projection)
@@ -235,7 +245,7 @@ def test_double_backward(backend: str, cell: str, projection: int) -> None:
     assert torch.autograd.gradgradcheck(function, parameters)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", KNOWN)
 def test_frozen_weights_get_no_gradient(cell: str) -> None:
     case = Case(cell)
     expected = case.outputs_and_gradients("reference")

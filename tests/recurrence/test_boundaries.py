@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -94,14 +94,19 @@ def test_host_plan_packs_like_packed_sequence(batch: tuple[Tensor, Tensor | None
     plan = boundaries.host()
     token = torch.arange(boundaries.num_tokens)
     segments = boundaries.split(token)
-    if not segments:
-        assert plan.order.numel() == 0
-        return
+    assume(len(segments) > 0)
     packed = torch.nn.utils.rnn.pack_sequence(sorted(segments, key=len, reverse=True))
     assert torch.equal(plan.order, packed.data)
     assert torch.equal(plan.batch_sizes, packed.batch_sizes)
     assert sorted(plan.starts.tolist()) == [segment[0].item() for segment in segments]
     assert sorted(plan.ends.tolist()) == [segment[-1].item() for segment in segments]
+
+
+def test_host_plan_of_an_empty_batch_is_empty() -> None:
+    for shape in ((0,), (3, 0)):
+        assert (
+            Boundaries.from_is_init(torch.zeros(shape, dtype=torch.bool), batch_shape=shape).host().order.numel() == 0
+        )
 
 
 @settings(max_examples=100, deadline=None)

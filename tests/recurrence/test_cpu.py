@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,8 +11,20 @@ import pytest
 import torch
 
 from recurl.errors import UnsupportedError
-from recurl.recurrence import BACKENDS, CELLS, GRU, LSTM, Boundaries, LayerCall, LayerWeights, Options, Support
+from recurl.recurrence import (
+    BACKENDS,
+    CELLS,
+    GRU,
+    LSTM,
+    Boundaries,
+    Inputs,
+    LayerCall,
+    LayerWeights,
+    Options,
+    Support,
+)
 from recurl.recurrence.cpu import CpuKernels, instruction_sets, library
+from recurl.recurrence.ops import arguments_of
 
 from .contract import PATTERNS, Case, assert_agree
 
@@ -60,6 +72,11 @@ def restore_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def needs(call: LayerCall, wanted: Collection[int]) -> Inputs[bool]:
+    """Which gradients to compute: x is 0, the weights are 1 to 5, the states 6 and 7."""
+    return Inputs.from_flat(call.cell, [k in wanted for k in range(6 + len(call.states))])
+
+
 def random_call(
     cell_name: str, tokens: int = 900, hidden: int = 40, projection: int = 0, **changes: object
 ) -> LayerCall:
@@ -84,7 +101,7 @@ def everything(call: LayerCall, keep: bool = True) -> dict[str, torch.Tensor]:
     after, saved = kernels.forward(call, keep)
     assert bool(saved) == keep
     grads = [torch.sin(torch.arange(state.numel()).reshape(state.shape) * 0.7 + call.x[:, :1]) for state in after]
-    found = kernels.backward(call, after, saved, tuple(grads), (True,) * (6 + len(after)))
+    found = kernels.backward(call, after, saved, tuple(grads), needs(call, range(8))).flat
     named = {f"grad{k}": grad for k, grad in enumerate(found) if grad is not None}
     return {**named, **{f"after{k}": state for k, state in enumerate(after)}}
 
@@ -169,9 +186,9 @@ def test_permuting_segments_permutes_bits(isa: str, options: tuple[str, int]) ->
     after, expected = kernels.forward(permuted, False)[0], kernels.forward(call, False)[0]
     assert all(torch.equal(state, other[tokens]) for state, other in zip(after, expected, strict=True))
     grads = tuple(state.cos() for state in expected)
-    needs = (True, *[False] * 5, *[True] * len(after))
-    straight = kernels.backward(call, expected, (), grads, needs)
-    shuffled = kernels.backward(permuted, after, (), tuple(grad[tokens] for grad in grads), needs)
+    wanted = needs(call, (0, 6, 7))
+    straight = kernels.backward(call, expected, (), grads, wanted).flat
+    shuffled = kernels.backward(permuted, after, (), tuple(grad[tokens] for grad in grads), wanted).flat
     for grad, other in zip(shuffled, straight, strict=True):
         assert grad is None or torch.equal(grad, other[tokens])
 
@@ -241,10 +258,10 @@ def test_strided_and_expanded_tensors_are_read_in_place_or_copied(isa: str, cell
         assert all(torch.equal(value, found[name]) for name, value in expected.items())
     kernels = CpuKernels()
     after, saved = kernels.forward(call, True)
-    needs = (True,) * 5 + (False,) + (True,) * len(after)
+    wanted = needs(call, (0, 1, 2, 3, 4, 6, 7))
     ones = [torch.ones(()).expand_as(state) for state in after]
-    expanded = kernels.backward(call, after, saved, tuple(ones), needs)
-    dense = kernels.backward(call, after, saved, tuple(one.contiguous() for one in ones), needs)
+    expanded = kernels.backward(call, after, saved, tuple(ones), wanted).flat
+    dense = kernels.backward(call, after, saved, tuple(one.contiguous() for one in ones), wanted).flat
     assert all(one is None or torch.equal(one, other) for one, other in zip(expanded, dense, strict=True))
 
 
@@ -253,9 +270,9 @@ def test_only_wanted_gradients_are_computed() -> None:
     kernels = CpuKernels()
     after, saved = kernels.forward(call, True)
     grads = tuple(torch.ones_like(state) for state in after)
-    everything = kernels.backward(call, after, saved, grads, (True,) * 8)
+    everything = kernels.backward(call, after, saved, grads, needs(call, range(8))).flat
     for wanted in range(8):
-        found = kernels.backward(call, after, saved, grads, tuple(k == wanted for k in range(8)))
+        found = kernels.backward(call, after, saved, grads, needs(call, [wanted])).flat
         assert [k for k, gradient in enumerate(found) if gradient is not None] == [wanted]
         assert torch.equal(found[wanted], everything[wanted])
 
@@ -272,17 +289,12 @@ def test_low_precision_is_computed_in_float32(cell: str, dtype: torch.dtype) -> 
     assert_agree(found, exact.outputs_and_gradients("reference"), 4 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("projection", [0, 3])
+@pytest.mark.parametrize(("cell", "projection"), [("lstm", 0), ("lstm", 3), ("gru", 0)])
 def test_operator(cell: str, projection: int) -> None:
-    if cell == "gru" and projection:
-        return  # a GRU has none
     case = Case(cell, shape=(6,), hidden=5, projection=projection, dtype=torch.float32)
-    w = case.weights[0][0]
-    tensors = (case.x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, w.w_hr)
-    states = [state[:, 0].detach().requires_grad_() for state in case.states]
-    args = (*tensors, states, case.boundaries.starts, cell, "ieee", torch.float32, True)
-    torch.library.opcheck(torch.ops.recurl.cpu_forward.default, args)
+    states = tuple(state[:, 0].detach().requires_grad_() for state in case.states)
+    call = LayerCall(CELLS[cell], case.weights[0][0], case.x, states, case.boundaries)
+    torch.library.opcheck(torch.ops.recurl.cpu_forward.default, (*arguments_of(call), True))
 
 
 def test_no_second_derivatives() -> None:

@@ -75,7 +75,7 @@ def test_states_of_zero_given_and_not_given(cell: str, rows: int) -> None:
     with torch.no_grad():
         case.states = tuple(torch.full_like(state, torch.nan) for state in case.states)
         everywhere = both(case, torch.ones(rows, dtype=torch.bool))
-        without = step_stack(CELLS[cell], case.weights, case.x, None)
+        without = step_stack(CELLS[cell], case.weights, case.x, None, shapes=[state.shape[2:] for state in case.states])
         case.states = tuple(torch.zeros_like(state) for state in case.states)
         zeros = both(case)
     torch.testing.assert_close(everywhere[0], zeros[0], rtol=0, atol=0)
@@ -165,7 +165,7 @@ def test_saturated_gates_and_no_rows() -> None:
 def test_what_follows_operations_sees_them_all() -> None:
     assert not cpu_step.can_step()  # gradients are on
     case = Case("gru", shape=(2,))
-    run = lambda x: step_stack(CELLS["gru"], case.weights, x, None)[0]  # noqa: E731
+    run = lambda x: step_stack(CELLS["gru"], case.weights, x, None, shapes=[(7,)])[0]  # noqa: E731
     with torch.no_grad():
         with FlopCounterMode(display=False) as counter:
             run(case.x)

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from recurl.recurrence import BACKENDS, CELLS, Backend, Options, Support, run_stack, step_stack
+from recurl.recurrence import BACKENDS, Backend, Options, Support, run_stack, step_stack
 from recurl.recurrence.cpu import instruction_sets
 
-from .contract import Case
+from .contract import KNOWN, Case
 
 NAMES = ["reference", "pad", "loop", "cpu", "scan"]
+OWN = [(name, {"cell": cell, "layers": 2}) for name in ("loop", "scan") for cell in ("mingru", "fastweights")]
 WHERE = ["x", "states", "gradients"]
 OPTIONS = [
     {"cell": "lstm"},
@@ -37,7 +38,7 @@ def outputs_and_gradients(
 
     Incoming gradients are ``poison`` at the tokens ``sick``.
     """
-    arguments = (CELLS[case.cell], case.weights, case.x, case.states, case.boundaries, None, case.options)
+    arguments = (KNOWN[case.cell], case.weights, case.x, case.states, case.boundaries, None, case.options)
     features, states = run_stack(backend, *arguments)
     outputs = {"features": features, **{f"after{k}": state for k, state in enumerate(states)}}
     generator = torch.Generator().manual_seed(7)
@@ -70,10 +71,13 @@ def strangers_reached(
 
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, options) for name in NAMES for options in OPTIONS), *OWN],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
 def test_a_segment_reaches_no_other(name: str, options: dict, where: str, poison: float) -> None:
-    backend = BACKENDS.choose(name, Support(CELLS[options["cell"]], torch.device("cpu")))
+    backend = BACKENDS.choose(name, Support(KNOWN[options["cell"]], torch.device("cpu")))
     for layout in ({"shape": (3, 11)}, {"shape": (40,), "dtype": torch.float32}):
         assert strangers_reached(backend, options | layout, [where], poison) == []
 
@@ -83,7 +87,7 @@ def test_a_segment_reaches_no_other(name: str, options: dict, where: str, poison
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_nor_in_full_tiles(isa: str, cell: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every build of the cpu backend: many segments in the registers at once."""
-    backend = BACKENDS.choose("cpu", Support(CELLS[cell], torch.device("cpu")))
+    backend = BACKENDS.choose("cpu", Support(KNOWN[cell], torch.device("cpu")))
     monkeypatch.setattr(backend.kernels, "instruction_set", isa)
     options = {"cell": cell, "shape": (30, 9), "hidden": 17, "dtype": torch.float32}
     assert strangers_reached(backend, options, [where], float("nan")) == []
@@ -93,14 +97,14 @@ def test_nor_in_full_tiles(isa: str, cell: str, where: str, monkeypatch: pytest.
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("name", ["reference", "loop", "scan"])
 def test_nor_in_gradients_to_be_differentiated(name: str, cell: str, where: str) -> None:
-    backend = BACKENDS.choose(name, Support(CELLS[cell], torch.device("cpu")))
+    backend = BACKENDS.choose(name, Support(KNOWN[cell], torch.device("cpu")))
     assert strangers_reached(backend, {"cell": cell}, [where], float("nan"), graph=True) == []
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("name", ["loop", "cpu", "scan"])
 def test_nor_where_gates_are_computed_again(name: str, cell: str) -> None:
-    backend = BACKENDS.choose(name, Support(CELLS[cell], torch.device("cpu")))
+    backend = BACKENDS.choose(name, Support(KNOWN[cell], torch.device("cpu")))
     options = {"cell": cell, "options": Options(recompute=True)}
     assert strangers_reached(backend, options, ["x"], float("nan")) == []
 
@@ -119,7 +123,7 @@ def test_a_row_of_a_step_reaches_no_other(options: dict, rows: int, fused: bool,
         inputs = [value.detach().requires_grad_(with_gradients) for value in (x, *states)]
         with torch.set_grad_enabled(with_gradients):
             features, after = step_stack(
-                CELLS[case.cell], case.weights, inputs[0], tuple(inputs[1:]), None, fused, is_init
+                KNOWN[case.cell], case.weights, inputs[0], tuple(inputs[1:]), None, fused, is_init
             )
         outputs = [features, *after]
         if not with_gradients:

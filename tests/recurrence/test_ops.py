@@ -16,53 +16,62 @@ from recurl.errors import UnsupportedError
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from recurl.modules.recurrent import RecurrentModule
 from recurl.recurrence import BACKENDS, CELLS, Boundaries, LayerCall, Support, run_stack
+from recurl.recurrence.kernels import count_outputs
 from recurl.recurrence.ops import arguments_of
 
-from .contract import Case, assert_agree
+from .contract import KNOWN, Case, assert_agree
 
 KERNELS = ["loop", "cpu", "scan"]
+ALL_CHECKS = ["test_autograd_registration", "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
+SERVED = [(name, cell) for name in KERNELS for cell in KNOWN if name != "cpu" or cell in CELLS]
 CELL_OPTIONS = [("lstm", {}), ("lstm", {"projection": 3, "bias": False}), ("gru", {})]
+OPERATORS = [
+    *((name, *problem) for name in KERNELS for problem in CELL_OPTIONS),
+    ("loop", "fastweights", {}),
+    ("scan", "mingru", {"bias": False}),
+]
 
 
 def layer_call(cell: str, options: dict, requires_grad: bool) -> LayerCall:
     case = Case(cell, **options)
     stored = tuple(state[:, 0].detach().requires_grad_(requires_grad) for state in case.states)
-    return LayerCall(CELLS[cell], case.weights[0][0], case.x, stored, case.boundaries)
+    return LayerCall(KNOWN[cell], case.weights[0][0], case.x, stored, case.boundaries)
 
 
 def detached(value: object) -> object:
     if isinstance(value, list):
-        return [tensor.detach() for tensor in value]
+        return [detached(one) for one in value]
     return value.detach() if isinstance(value, Tensor) else value
 
 
 @pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize(("cell", "options"), CELL_OPTIONS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "cell", "options"), OPERATORS)
 def test_opcheck(name: str, cell: str, options: dict, keep: bool) -> None:
     arguments = arguments_of(layer_call(cell, options, requires_grad=True))
+    tensors = len(arguments.tensors)
     forward = getattr(torch.ops.recurl, f"{name}_forward").default
     backward = getattr(torch.ops.recurl, f"{name}_backward").default
     opcheck(forward, (*arguments, keep))
     arguments = tuple(detached(argument) for argument in arguments)
     results = forward(*arguments, keep)
-    count = len(arguments[6])
+    count = count_outputs(KNOWN[cell])
     after, saved = results[:count], results[count:]
-    assert bool(saved) == keep
-    needs = [tensor is not None for tensor in arguments[:6]] + [True] * count
-    opcheck(backward, (*arguments, after, saved, [torch.randn_like(state) for state in after], needs))
+    assert bool(saved) == (keep and KNOWN[cell].derivatives is not None)
+    # The others can't look into torch.func, which differentiates cells without derivatives.
+    checks = ALL_CHECKS if KNOWN[cell].derivatives else ALL_CHECKS[:1]
+    grads = [torch.randn_like(state) for state in after]
+    opcheck(backward, (*arguments, after, saved, grads, [True] * tensors), test_utils=checks)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "cell"), SERVED)
 def test_vmap_over_batch_equals_a_loop(name: str, cell: str) -> None:
     """Inputs, states and boundaries mapped; gradients of what all elements share are their sums."""
     cases = [Case(cell, shape=(9,), seed=seed) for seed in range(3)]
     weights = cases[0].weights
-    backend = BACKENDS.choose(name, Support(CELLS[cell], torch.device("cpu")))
+    backend = BACKENDS.choose(name, Support(KNOWN[cell], torch.device("cpu")))
 
     def run(x: Tensor, states: tuple[Tensor, ...], starts: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return run_stack(backend, CELLS[cell], weights, x, states, Boundaries(starts, (9,)))
+        return run_stack(backend, KNOWN[cell], weights, x, states, Boundaries(starts, (9,)))
 
     x = torch.stack([case.x for case in cases])
     states = tuple(torch.stack(state) for state in zip(*(case.states for case in cases), strict=True))
@@ -72,9 +81,9 @@ def test_vmap_over_batch_equals_a_loop(name: str, cell: str) -> None:
     torch.testing.assert_close(features, torch.stack([one[0] for one in expected]), rtol=1e-12, atol=1e-12)
     for k, state in enumerate(after):
         torch.testing.assert_close(state, torch.stack([one[1][k] for one in expected]), rtol=1e-12, atol=1e-12)
-    w_hh = weights[0][0].w_hh
-    (mapped,) = torch.autograd.grad(features.square().sum(), [w_hh])
-    (looped,) = torch.autograd.grad(sum(one[0].square().sum() for one in expected), [w_hh])
+    weight = weights[0][0][1]
+    (mapped,) = torch.autograd.grad(features.square().sum(), [weight])
+    (looped,) = torch.autograd.grad(sum(one[0].square().sum() for one in expected), [weight])
     torch.testing.assert_close(mapped, looped, rtol=1e-11, atol=1e-11)
     # One input, several sets of boundaries.
     features, _ = vmap(run, in_dims=(None, None, 0))(x[0], tuple(state[0] for state in states), starts)
@@ -118,7 +127,7 @@ def test_autocast_leaves_a_recurrence_alone(backend: str, cell: str) -> None:
     assert torch.equal(features, exact)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_autocast_leaves_gradients_alone(backend: str, cell: str) -> None:
     """Also where the backward pass stands inside the autocast block, which torch advises against."""

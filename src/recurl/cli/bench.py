@@ -39,8 +39,8 @@ class BenchRNN:
     Options that take several values are combined: --hidden-size 64 128 --batch 8 32 are four cases.
     """
 
-    cell: tuple[Literal["lstm", "gru"], ...] = ("lstm",)
-    """Cells."""
+    cell: tuple[str, ...] = ("lstm",)
+    """Cells: lstm, gru, or module:Class for one of your own."""
     hidden_size: tuple[Count, ...] = (64,)
     """Widths of the hidden state."""
     input_size: Count | None = None

@@ -81,8 +81,8 @@ def train_r2d2_command(arguments: list[str]) -> int:
 
 
 def _train_anew(config: RunConfig, place: Place) -> int:
-    env = re.split("[/:]", config.env)[-1]
-    name = f"{env}-{config.algorithm}-{config.cell}-seed{config.seed}"
+    env, cell = re.split("[/:]", config.env)[-1], config.cell.rpartition(":")[2]
+    name = f"{env}-{config.algorithm}-{cell}-seed{config.seed}"
     folder = RunFolder(place.run_dir or Path("runs") / name, notify)
     folder.check_free(overwrite=place.overwrite)
     with closing(Trainer(config, folder, console=Console())) as trainer, folder.hold():

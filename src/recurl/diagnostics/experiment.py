@@ -19,7 +19,7 @@ PRIMER = "env = env.append_transform(get_primers_from_module(policy))  # from re
 TRACKER = "env = env.append_transform(InitTracker())  # from recurl.envs"
 REWIRE = "env = TransformedEnv(base_env, get_env_transforms_from_module(policy))  # from recurl.envs, recurl.modules"
 EVALUATE = "policy.eval(), before it collects and for the losses too, which must see what collecting saw"
-USE_MODULE = "let an LSTMModule or GRUModule of recurl.modules carry the state, and hand it on untouched"
+USE_MODULE = "let an LSTMModule, GRUModule or CellModule of recurl.modules carry the state, and hand it on untouched"
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _TF32 = 5e-3  # cuDNN rounds the operands of float32 products to 11 bits unless told otherwise

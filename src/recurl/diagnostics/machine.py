@@ -9,7 +9,7 @@ import torch
 
 from recurl.errors import RecurlError
 from recurl.precision import get_recurrent_matmul_precision
-from recurl.recurrence import BACKENDS, CELLS, Support
+from recurl.recurrence import BACKENDS, CELLS, Cell, Support
 
 _PACKAGES = ("recurl", "torch", "tensordict", "gymnasium", "numpy", "triton")
 _BACKENDS = ("pad", "scan", "loop", "cpu", "triton", "reference")
@@ -33,8 +33,7 @@ def machine_report() -> str:
         lines += ["", f"backends on {_title(device)}"]
         lines += [_row(name, _availability(name, device)) for name in dict.fromkeys((*_BACKENDS, *_registered()))]
         for name in ("auto", "fastest"):
-            eager, compiled = (_choice(name, Support(CELLS["lstm"], device, compiling=flag)) for flag in (False, True))
-            lines.append(_row(name, f"{eager}; under torch.compile {compiled}"))
+            lines.append(_row(name, _by_cell({cell: _choices(name, value, device) for cell, value in CELLS.items()})))
         lines.append(_row("precision", _precision(device)))
     if not torch.cuda.is_available():
         lines += ["", "no CUDA device"]
@@ -67,11 +66,21 @@ def _availability(name: str, device: torch.device) -> str:
     if name not in BACKENDS.names:
         return "no: not part of this version"
     reasons = {cell: _refusal(name, Support(value, device)) for cell, value in CELLS.items()}
-    if not any(reasons.values()):
-        return "yes"
-    if len(set(reasons.values())) == 1:
-        return f"no: {next(iter(reasons.values()))}"
-    return "; ".join(f"{cell}: {'no, ' + reason if reason else 'yes'}" for cell, reason in reasons.items())
+    if len(set(reasons.values())) == 1 and (reason := next(iter(reasons.values()))):
+        return f"no: {reason}"
+    return _by_cell({cell: f"no, {reason}" if reason else "yes" for cell, reason in reasons.items()})
+
+
+def _by_cell(texts: dict[str, str]) -> str:
+    """One text if it is the same for every cell."""
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{cell}: {text}" for cell, text in texts.items())
+
+
+def _choices(name: str, cell: Cell, device: torch.device) -> str:
+    eager, compiled = (_choice(name, Support(cell, device, compiling=flag)) for flag in (False, True))
+    return f"{eager}; under torch.compile {compiled}"
 
 
 def _refusal(name: str, support: Support) -> str | None:

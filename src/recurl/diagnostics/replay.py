@@ -92,7 +92,7 @@ def _replay(policy: Any, data: TensorDictBase) -> list[tuple[str, float]]:
         raise Fault("the batch holds nothing that the policy writes", "collect the batch with the policy to be checked")
     fix = (
         "the replay must start from the collected states and see the same is_init: wire the environment as the other "
-        "checks say, use LSTMModule or GRUModule, and check with the weights that collected"
+        "checks say, use LSTMModule, GRUModule or CellModule, and check with the weights that collected"
     )
     return [
         (str(key), ex.close(_as_replayed(key, data), replayed.get(key), data.get(key), at, fix))

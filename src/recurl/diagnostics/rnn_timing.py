@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from tensordict import TensorDict
@@ -16,14 +15,13 @@ from torch import Tensor
 
 from recurl.errors import ArgumentError, RecurlError
 from recurl.hardware import check_device, check_memory
-from recurl.modules import GRU, LSTM, GRUModule, LSTMModule, set_recurrent_mode
+from recurl.modules import CellModule, set_recurrent_mode
 from recurl.precision import MODES
 from recurl.ranges import Count, check_fields
-from recurl.recurrence import BACKENDS
+from recurl.recurrence import BACKENDS, Sizes, load_cell
 
 PRECISIONS = (*MODES, "bf16")
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-_CELLS = {"lstm": (LSTM, LSTMModule, ("h", "c")), "gru": (GRU, GRUModule, ("h",))}
 _SLOW = "reference"
 
 Step = Callable[[], list[Tensor]]
@@ -38,7 +36,7 @@ class RNNCase:
     """
 
     cell: str = "lstm"
-    """``"lstm"`` or ``"gru"``."""
+    """``"lstm"``, ``"gru"`` or ``"module:Class"``."""
     input_size: Count = 64
     """I."""
     hidden_size: Count = 64
@@ -60,7 +58,11 @@ class RNNCase:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, known in (("cell", tuple(_CELLS)), ("dtype", tuple(_DTYPES)), ("precision", PRECISIONS)):
+        try:
+            load_cell(self.cell)
+        except ArgumentError as error:
+            raise ArgumentError(f"--cell: {error}") from error
+        for name, known in (("dtype", tuple(_DTYPES)), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise ArgumentError(f"--{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
@@ -71,11 +73,12 @@ class RNNCase:
             ArgumentError: naming what to lower.
         """
         check_device(self.device)
-        first, more = self.input_size + self.hidden_size, 2 * self.hidden_size * (self.num_layers - 1)
+        cell, first, more = load_cell(self.cell), Sizes(self.input_size, self.hidden_size), self.num_layers - 1
+        weights = (1, first), (more, Sizes(self.hidden_size, self.hidden_size))
         bytes_each = _DTYPES[self.dtype].itemsize + torch.float64.itemsize  # beside the exact results
         parts = {
-            "the weights": 3 * self.hidden_size * (first + more) * bytes_each,
-            "the batch": self.batch * self.time * (first + self.hidden_size) * bytes_each,
+            "the weights": sum(n * math.prod(s) for n, z in weights for s in cell.parameters(z).values()) * bytes_each,
+            "the batch": self.batch * self.time * (self.input_size + 2 * self.hidden_size) * bytes_each,
         }
         advice = {"the weights": "--hidden-size, --input-size or --num-layers", "the batch": "--batch or --time"}
         check_memory(self.device, parts, f"lower {advice[max(parts, key=lambda name: parts[name])]}")
@@ -153,13 +156,14 @@ def time_rnn(case: RNNCase, backends: Sequence[str] = (), *, repeats: int = 20, 
     if repeats < 1:
         raise ArgumentError(f"--repeats must be positive, got {repeats}.")
     case.check_machine()
-    net, data = _net(case), _Data(case)
-    exact = _exact(case, net, data)
+    data = _Data(case)
+    weights = _module(case, "auto", _DTYPES[case.dtype]).net.state_dict()
+    exact = _exact(case, weights, data)
     ready: dict[str, Step] = {}
     results: dict[str, RNNTime] = {}
     for name in backends or timed_backends():
         try:
-            step = _step(case, net, data, name)
+            step = _step(case, weights, data, name)
             error = max(map(_error, step(), exact))
             peak = _peak(step, case.device)
         except (RecurlError, RuntimeError) as refused:
@@ -221,32 +225,42 @@ class _Data:
             return torch.randn(*shape, *sizes, generator=generator).to(case.device, _DTYPES[case.dtype])
 
         self.x = normal(case.input_size)
-        self.states = {name: normal(case.num_layers, case.hidden_size) * 0.3 for name in _CELLS[case.cell][2]}
+        cell = load_cell(case.cell)
+        shapes = zip(cell.state_names, cell.state_shapes(Sizes(case.input_size, case.hidden_size)), strict=True)
+        self.states = {name: normal(case.num_layers, *shape) * 0.3 for name, shape in shapes}
         rate = 0.0 if case.mean_segment is None else 1 / case.mean_segment
         self.is_init = (torch.rand(*shape, 1, generator=generator) < rate).to(case.device)
         self.gradient = normal(case.hidden_size)
 
 
-def _net(case: RNNCase) -> LSTM | GRU:
-    return _CELLS[case.cell][0](case.input_size, case.hidden_size, case.num_layers).to(case.device, _DTYPES[case.dtype])
-
-
-def _step(case: RNNCase, net: LSTM | GRU, data: _Data, backend: str) -> Step:
-    """A function that returns features and the gradients of input and weights."""
-    _, kind, states = _CELLS[case.cell]
-    low = case.precision == "bf16"
-    options: dict[str, Any] = {case.cell: net}
-    module = kind(
-        **options,
-        in_keys=["x", *states],
-        out_keys=["y", *(("next", name) for name in states)],
+def _module(case: RNNCase, backend: str, dtype: torch.dtype, precision: str = "auto") -> CellModule:
+    low = precision == "bf16"
+    cell = load_cell(case.cell)
+    return CellModule(
+        cell,
+        case.input_size,
+        case.hidden_size,
+        case.num_layers,
+        in_keys=["x", *cell.state_names],
+        out_keys=["y", *(("next", name) for name in cell.state_names)],
         recurrent_backend=backend,
         recurrent_compute_dtype=torch.bfloat16 if low else torch.float32,
-        recurrent_matmul_precision="auto" if low else case.precision,
+        recurrent_matmul_precision="auto" if low else precision,
+        device=case.device,
+        dtype=dtype,
     )
-    x, gradient = data.x.to(net.dtype).detach().requires_grad_(), data.gradient.to(net.dtype)
-    stored = {name: state.to(net.dtype) for name, state in data.states.items()}
-    inputs = [x, *net.parameters()]
+
+
+def _step(
+    case: RNNCase, weights: Mapping[str, Tensor], data: _Data, backend: str, dtype: torch.dtype | None = None
+) -> Step:
+    """A function that returns features and the gradients of input and weights."""
+    dtype = _DTYPES[case.dtype] if dtype is None else dtype
+    module = _module(case, backend, dtype, case.precision)
+    module.net.load_state_dict(weights)
+    x, gradient = data.x.to(dtype).detach().requires_grad_(), data.gradient.to(dtype)
+    stored = {name: state.to(dtype) for name, state in data.states.items()}
+    inputs = [x, *module.parameters()]
 
     def step() -> list[Tensor]:
         batch = TensorDict({"x": x, "is_init": data.is_init.clone(), **stored}, x.shape[:2])
@@ -257,8 +271,8 @@ def _step(case: RNNCase, net: LSTM | GRU, data: _Data, backend: str) -> Step:
     return step
 
 
-def _exact(case: RNNCase, net: LSTM | GRU, data: _Data) -> list[Tensor]:
-    return _step(replace(case, precision="ieee"), copy.deepcopy(net).double(), data, "loop")()
+def _exact(case: RNNCase, weights: Mapping[str, Tensor], data: _Data) -> list[Tensor]:
+    return _step(replace(case, precision="ieee"), weights, data, "loop", torch.float64)()
 
 
 def _error(found: Tensor, exact: Tensor) -> float:

@@ -8,6 +8,7 @@ from recurl.mode import (
     set_recurrent_mode,
 )
 from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
+from recurl.modules.cell_module import CellModule
 from recurl.modules.distributions import Categorical, NormalParamExtractor, OneHotCategorical, TanhNormal
 from recurl.modules.exploration import EGreedyModule
 from recurl.modules.lstm_gru import GRUModule, LSTMModule
@@ -25,6 +26,7 @@ __all__ = [
     "MLP",
     "ActorValueOperator",
     "Categorical",
+    "CellModule",
     "EGreedyModule",
     "ExplorationType",
     "GRUCell",

@@ -76,9 +76,6 @@ class LSTMModule(RecurrentModule):
         (torch.Size([2, 3, 8]), torch.Size([2, 3, 1, 8]))
     """
 
-    child_name = "lstm"
-    default_state_keys = ("recurrent_state_h", "recurrent_state_c")
-
     def __init__(  # noqa: PLR0913 - the signature is the field's
         self,
         input_size: int | None = None,
@@ -118,13 +115,9 @@ class LSTMModule(RecurrentModule):
             "device": device,
             "dtype": dtype,
         }
-        super().__init__(
-            build_net(LSTM, nn.LSTM, input_size, hidden_size, options, lstm),
-            read_keys(self.default_state_keys, in_key, in_keys),
-            written_keys(self.default_state_keys, out_key, out_keys),
-            settings,
-            default_recurrent_mode,
-        )
+        net = build_net(LSTM, nn.LSTM, input_size, hidden_size, options, lstm)
+        read, written = read_keys(net.cell, in_key, in_keys), written_keys(net.cell, out_key, out_keys)
+        super().__init__(net, read, written, settings, default_recurrent_mode)
 
 
 class GRUModule(RecurrentModule):
@@ -166,9 +159,6 @@ class GRUModule(RecurrentModule):
         (torch.Size([3, 8]), torch.Size([3, 1, 8]))
     """
 
-    child_name = "gru"
-    default_state_keys = ("recurrent_state",)
-
     def __init__(  # noqa: PLR0913 - the signature is the field's
         self,
         input_size: int | None = None,
@@ -206,10 +196,6 @@ class GRUModule(RecurrentModule):
             "device": device,
             "dtype": dtype,
         }
-        super().__init__(
-            build_net(GRU, nn.GRU, input_size, hidden_size, options, gru),
-            read_keys(self.default_state_keys, in_key, in_keys),
-            written_keys(self.default_state_keys, out_key, out_keys),
-            settings,
-            default_recurrent_mode,
-        )
+        net = build_net(GRU, nn.GRU, input_size, hidden_size, options, gru)
+        read, written = read_keys(net.cell, in_key, in_keys), written_keys(net.cell, out_key, out_keys)
+        super().__init__(net, read, written, settings, default_recurrent_mode)

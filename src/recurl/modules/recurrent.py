@@ -1,10 +1,10 @@
-"""One recurrent module over TensorDicts: what LSTMModule and GRUModule share."""
+"""One recurrent module over TensorDicts, for any cell."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NoReturn, Self, cast
+from typing import Any, NoReturn, Self, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -15,22 +15,20 @@ from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, Usa
 from recurl.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
 from recurl.lowering import Entries, takes_entries
 from recurl.mode import recurrent_mode
-from recurl.modules.python_rnn import RecurrentNet
+from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
 from recurl.precision import resolve_precision
-from recurl.recurrence import Options, boundaries_of
+from recurl.recurrence import BACKENDS, Options, boundaries_of
 from recurl.specs import Unbounded
 from recurl.transforms import TensorDictPrimer
 
 
 class RecurrentModule(TensorDictModuleBase):
-    """What LSTMModule and GRUModule share: all but the cell, the state keys and the constructor.
+    """Base of LSTMModule, GRUModule and CellModule, which add the constructor.
 
     See :class:`~recurl.modules.LSTMModule` for what the modules read and write.
     """
 
-    child_name: ClassVar[str]
-    default_state_keys: ClassVar[tuple[str, ...]]
     primer_type: Callable[..., Any] = TensorDictPrimer  # makes the primer from specs by key
 
     def __init__(
@@ -53,12 +51,14 @@ class RecurrentModule(TensorDictModuleBase):
                 f"default_recurrent_mode must be True, False or None, got {default_recurrent_mode!r}."
             )
         self._default_recurrent_mode = bool(default_recurrent_mode)
+        BACKENDS.check_cell(settings.backend, net.cell)
+        self.child_name = net.cell.child_name
         self.add_module(self.child_name, net)
         self._seen: tuple[Any, ...] = ()
 
     @property
     def net(self) -> RecurrentNet:
-        """The network: the child module ``lstm`` or ``gru``."""
+        """The network: the child module ``lstm``, ``gru``, or ``cell`` for any other cell."""
         net = self._modules[self.child_name]
         assert isinstance(net, RecurrentNet)
         return net
@@ -220,22 +220,22 @@ class RecurrentModule(TensorDictModuleBase):
         )
 
     def _states(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
-        """Stored states ``[*B, L * D, size]``, or ``()`` if all are absent."""
+        """Stored states ``[*B, L * D, *shape]``, or ``()`` if all are absent."""
         net, batch = self.net, tensordict.batch_size
         states = [tensordict.get(key, None) for key in self.state_keys]
         if all(state is None for state in states):
             return ()
         slots, dtype = net.num_layers * net.num_directions, net.dtype
-        for key, state, size in zip(self.state_keys, states, net.state_sizes, strict=True):
+        for key, state, shape in zip(self.state_keys, states, net.state_shapes, strict=True):
             if state is None:
                 raise UsageError(
                     f"The state {key!r} is missing though another of {self.state_keys} is there: give all or none."
                 )
-            expected = (*batch, slots, size)
+            expected = (*batch, slots, *shape)
             if state.shape != expected or state.dtype != dtype:
                 raise UsageError(
-                    f"The state {key!r} must have shape {list(expected)} (batch, layers x directions, size) and dtype "
-                    f"{dtype}, got {list(state.shape)} and {state.dtype}. make_tensordict_primer() declares it."
+                    f"The state {key!r} must have shape {list(expected)} (batch, layers x directions, size) and "
+                    f"dtype {dtype}, got {list(state.shape)} and {state.dtype}. make_tensordict_primer() declares it."
                 )
         return tuple(state for state in states if state is not None)
 
@@ -291,8 +291,8 @@ class RecurrentModule(TensorDictModuleBase):
         slots = net.num_layers * net.num_directions
         return self.primer_type(
             {
-                key: Unbounded(shape=(slots, size), dtype=net.dtype)
-                for key, size in zip(self.state_keys, net.state_sizes, strict=True)
+                key: Unbounded(shape=(slots, *shape), dtype=net.dtype)
+                for key, shape in zip(self.state_keys, net.state_shapes, strict=True)
             }
         )
 

@@ -1,4 +1,4 @@
-"""The arguments of LSTMModule and GRUModule, checked: keys, sizes, a wrapped torch.nn module, options."""
+"""The arguments of recurrent modules, checked: keys, sizes, a wrapped torch.nn module, options."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import nn
 
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingArgumentError
 from recurl.keys import IS_INIT, NestedKey, normalize_key
-from recurl.modules.python_rnn import RecurrentNet
+from recurl.modules.recurrent_net import RecurrentNet
 from recurl.precision import check_precision
-from recurl.recurrence import BACKENDS
+from recurl.recurrence import BACKENDS, Cell
 
 _RECOMPUTE = ("none", "full")
 _COMPUTE_DTYPES = (torch.float32, torch.bfloat16)
@@ -77,8 +77,7 @@ def build_net(
         for size, value in (("input_size", input_size), ("hidden_size", hidden_size)):
             if value is None:
                 raise MissingArgumentError(f"{size} is missing: give the sizes or a torch.nn.{name} to wrap.")
-        if not options["batch_first"]:
-            raise ArgumentError(f"batch_first must be True: {name}Module keeps time after the batch dimensions.")
+        check_batch_first(options["batch_first"], f"{name}Module")
         return net_class(input_size, hidden_size, **options)  # pyright: ignore[reportArgumentType] - checked there
     given = {key for key, value in options.items() if value != _DEFAULTS[key]}
     given |= {key for key, value in (("input_size", input_size), ("hidden_size", hidden_size)) if value is not None}
@@ -99,8 +98,21 @@ def build_net(
     return net
 
 
-def read_keys(states: Sequence[str], key: NestedKey | None, keys: Sequence[NestedKey] | None) -> list[NestedKey]:
+def check_batch_first(value: object, module: str) -> None:
+    """Refuse ``batch_first=False``."""
+    if not value:
+        raise ArgumentError(f"batch_first must be True: {module} keeps time after the batch dimensions.")
+
+
+def default_state_keys(cell: Cell) -> list[str]:
+    """Return the keys of the states where none are given."""
+    names = cell.state_names
+    return ["recurrent_state"] if len(names) == 1 else [f"recurrent_state_{name}" for name in names]
+
+
+def read_keys(cell: Cell, key: NestedKey | None, keys: Sequence[NestedKey] | None) -> list[NestedKey]:
     """Return in_keys: value, states, ``is_init``."""
+    states = default_state_keys(cell)
     parsed = _parse_keys("in", states, key, keys)
     count = 1 + len(states)
     if len(parsed) == count:
@@ -113,8 +125,9 @@ def read_keys(states: Sequence[str], key: NestedKey | None, keys: Sequence[Neste
     )
 
 
-def written_keys(states: Sequence[str], key: NestedKey | None, keys: Sequence[NestedKey] | None) -> list[NestedKey]:
+def written_keys(cell: Cell, key: NestedKey | None, keys: Sequence[NestedKey] | None) -> list[NestedKey]:
     """Return out_keys: features, states."""
+    states = default_state_keys(cell)
     parsed = _parse_keys("out", [("next", state) for state in states], key, keys)
     if len(parsed) != 1 + len(states):
         raise ArgumentError(f"out_keys must be {1 + len(states)} keys (features, {', '.join(states)}), got {parsed}.")

@@ -1,12 +1,35 @@
 """Recurrence over segments, on plain tensors: cells, backends, layers."""
 
-from recurl.recurrence.backend import BACKENDS, DEFAULT_OPTIONS, Backend, LayerCall, Options, Support, record_backends
+from recurl.recurrence.backend import (
+    BACKENDS,
+    DEFAULT_OPTIONS,
+    Backend,
+    LayerCall,
+    Options,
+    Support,
+    record_backends,
+    register_backend,
+)
 from recurl.recurrence.boundaries import Boundaries, boundaries_of
-from recurl.recurrence.cells import CELLS, GRU, LSTM, Cell, LayerWeights
+from recurl.recurrence.cells import (
+    CELLS,
+    GRU,
+    LSTM,
+    Cell,
+    LayerWeights,
+    Shape,
+    Sizes,
+    States,
+    Weights,
+    cell_of,
+    check_parameters,
+    load_cell,
+    remember,
+)
 from recurl.recurrence.cpu import CpuKernels
-from recurl.recurrence.kernel_backend import KernelBackend
+from recurl.recurrence.kernel_backend import AutogradBackend, KernelBackend
+from recurl.recurrence.kernels import Inputs, Kernels
 from recurl.recurrence.loop import LoopKernels
-from recurl.recurrence.ops import Kernels
 from recurl.recurrence.pad import PadBackend
 from recurl.recurrence.reference import ReferenceBackend
 from recurl.recurrence.scan import ScanBackend
@@ -15,13 +38,13 @@ from recurl.recurrence.triton import TritonKernels
 
 for _backend in (
     PadBackend(),
-    KernelBackend(LoopKernels()),
+    AutogradBackend(LoopKernels()),
     KernelBackend(CpuKernels()),
     KernelBackend(TritonKernels()),
     ScanBackend(),
     ReferenceBackend(),
 ):
-    BACKENDS.register(_backend)
+    register_backend(_backend, fast=_backend.name in ("cpu", "triton"))
 
 __all__ = [
     "BACKENDS",
@@ -32,6 +55,7 @@ __all__ = [
     "Backend",
     "Boundaries",
     "Cell",
+    "Inputs",
     "KernelBackend",
     "Kernels",
     "LayerCall",
@@ -40,10 +64,19 @@ __all__ = [
     "PadBackend",
     "ReferenceBackend",
     "ScanBackend",
+    "Shape",
+    "Sizes",
+    "States",
     "Support",
+    "Weights",
     "boundaries_of",
+    "cell_of",
+    "check_parameters",
     "dropout_masks",
+    "load_cell",
     "record_backends",
+    "register_backend",
+    "remember",
     "run_stack",
     "step_stack",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from recurl.errors import ArgumentError, UnsupportedError
+from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.recurrence.boundaries import Boundaries
-from recurl.recurrence.cells import Cell, LayerWeights, States
+from recurl.recurrence.cells import Cell, States
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class LayerCall:
 
     Attributes:
         cell: the cell.
-        weights: its weights.
+        weights: its weights, as :meth:`Cell.pack` gives them.
         x: input ``[N, I]``.
-        states: stored states ``[N, P or H]`` (and ``[N, H]``), read at the first token of each segment only: what
-            stands at other tokens, NaN included, changes nothing.
+        states: stored states, each ``[N, *shape]``, read at the first token of each segment only: what stands at other
+            tokens, NaN included, changes nothing.
         boundaries: the segments.
         options: how to compute.
     """
 
     cell: Cell
-    weights: LayerWeights
+    weights: Any
     x: Tensor
     states: States
     boundaries: Boundaries
@@ -81,6 +81,11 @@ class LayerCall:
 
 class Backend(Protocol):
     """A way to run a recurrent layer over segments."""
+
+    @property
+    def cells(self) -> Collection[str] | None:
+        """Names of the cells that it serves; None if it serves every cell."""
+        ...
 
     @property
     def name(self) -> str:
@@ -92,11 +97,11 @@ class Backend(Protocol):
         ...
 
     def unsupported(self, support: Support) -> str | None:
-        """Return why this backend can't serve, or None if it can."""
+        """Return why this backend can't serve a cell that is among its ``cells``, or None if it can."""
         ...
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
-        """Return features ``[N, P or H]`` and the states after every token, each ``[N, ...]``.
+        """Return features ``[N, P or H]`` and the states after every token, each ``[N, *shape]``.
 
         Differentiable in x, every weight and the stored states (whose gradient is zero except at segment starts).
         ``pad`` gives states at segment ends only and zeros elsewhere.
@@ -109,10 +114,27 @@ class Registry:
 
     def __init__(self) -> None:
         self._backends: dict[str, Backend] = {}
+        self._fast: list[str] = []
 
-    def register(self, backend: Backend) -> None:
-        """Add ``backend`` under its name."""
+    def register(self, backend: Backend, fast: bool = False) -> None:
+        """Add ``backend`` under its name.
+
+        Args:
+            backend: the backend.
+            fast: whether ``"fastest"`` takes it where it serves; of several the one that was registered last.
+
+        Raises:
+            ArgumentTypeError: it lacks a part of :class:`Backend`.
+        """
+        missing = [part for part in _PARTS if not hasattr(backend, part)]
+        if missing:
+            raise ArgumentTypeError(
+                f"A backend must have {', '.join(_PARTS)}; {type(backend).__name__} lacks {', '.join(missing)}."
+            )
         self._backends[backend.name] = backend
+        self._fast = [name for name in self._fast if name != backend.name]
+        if fast:
+            self._fast.insert(0, backend.name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -141,30 +163,64 @@ class Registry:
         """
         self.check_name(name)
         if name == "auto":
-            name = _automatic(support)
+            name = self._automatic(support)
         elif name == "fastest":
             name = self._fastest(support)
-        reason = self._backends[name].unsupported(support)
+        reason = _refusal(self._backends[name], support)
         if reason is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} can't run this call: {reason}.")
         return self._backends[name]
 
+    def check_cell(self, name: str, cell: Cell) -> None:
+        """Refuse a backend, by name, that doesn't serve ``cell``; ``"auto"`` and ``"fastest"`` always find one.
+
+        Raises:
+            UnsupportedError: the backend has no kernels for the cell.
+        """
+        reason = _refused_cell(self._backends[name], cell) if name in self._backends else None
+        if reason is not None:
+            raise UnsupportedError(f"The recurrent backend {name!r} can't run this module: {reason}.")
+
     def _fastest(self, support: Support) -> str:
-        for name in ("triton", "cpu"):
-            backend = self._backends.get(name)
-            if backend is not None and backend.unsupported(support) is None:
+        for name in self._fast:
+            if _refusal(self._backends[name], support) is None:
                 return name
         return "loop"
 
+    def _automatic(self, support: Support) -> str:
+        """``pad`` or else ``loop`` in eager mode, ``scan`` under ``torch.compile``, ``loop`` for ``torch.export``."""
+        if not support.compiling:
+            return "loop" if _refused_cell(self._backends["pad"], support.cell) else "pad"
+        return "loop" if torch.compiler.is_exporting() else "scan"
 
-def _automatic(support: Support) -> str:
-    """``pad`` in eager mode, ``scan`` under ``torch.compile``, and for ``torch.export`` the operator of ``loop``."""
-    if not support.compiling:
-        return "pad"
-    return "loop" if torch.compiler.is_exporting() else "scan"
+
+_PARTS = ("name", "cells", "missing", "unsupported", "run")
+
+
+def _refusal(backend: Backend, support: Support) -> str | None:
+    return _refused_cell(backend, support.cell) or backend.unsupported(support)
+
+
+def _refused_cell(backend: Backend, cell: Cell) -> str | None:
+    if backend.cells is None or cell.name in backend.cells:
+        return None
+    return f"it has kernels for {' and '.join(backend.cells)} only, not for the cell {cell.name}; use 'auto' or 'loop'"
 
 
 BACKENDS = Registry()
+
+
+def register_backend(backend: Backend, fast: bool = False) -> None:
+    """Add a backend to those that ``recurrent_backend`` names.
+
+    Args:
+        backend: any object with the parts of :class:`Backend`.
+        fast: whether ``"fastest"`` takes it where it serves, before the built-in ones.
+
+    Raises:
+        ArgumentTypeError: it lacks a part of :class:`Backend`.
+    """
+    BACKENDS.register(backend, fast)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:

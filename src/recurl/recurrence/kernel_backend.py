@@ -9,17 +9,13 @@ import torch
 from torch import Tensor
 
 from recurl._torch import is_forward_mode, is_functorch_active
-from recurl.autograd import gradients_have_derivatives
+from recurl.autograd import first_derivatives_do, gradients_have_derivatives
 from recurl.recurrence.backend import LayerCall, Support, without_autocast
-from recurl.recurrence.cells import States
+from recurl.recurrence.cells import States, cell_named, remember
+from recurl.recurrence.kernels import Inputs, Kernels, count_outputs, features_and_states, inputs_of
 from recurl.recurrence.ops import (
-    STARTS,
-    STATES,
-    Gradients,
-    Kernels,
+    Arguments,
     Operators,
-    arguments_of,
-    inputs_of,
     map_each,
     map_recurrence,
     refuse_forward_mode,
@@ -27,7 +23,7 @@ from recurl.recurrence.ops import (
     refuse_twice,
     run_differentiable,
     run_forward,
-    with_inputs,
+    with_options,
 )
 
 
@@ -37,6 +33,7 @@ class KernelBackend:
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
         self.name = kernels.name
+        self.cells = kernels.cells
         self._operators = Operators(kernels)
 
     def missing(self) -> str | None:
@@ -49,47 +46,62 @@ class KernelBackend:
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """See :meth:`recurl.recurrence.backend.Backend.run`."""
-        inputs = inputs_of(call)
+        inputs = inputs_of(call).flat
         wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
         if torch.compiler.is_compiling():
             refuse_forward_mode(self.name)
-            after = self._operators(call, keep=wanted and not call.options.recompute)
+            outputs = self._operators(call, keep=wanted and not call.options.recompute)
         elif is_forward_mode() and (plain := run_differentiable(self.kernels, call)) is not None:
-            after = plain
+            outputs = plain
         elif is_functorch_active():
-            after = _Transformed.apply(self._operators, *arguments_of(call)[STARTS:], *inputs)
+            remember(call.cell)
+            options = (call.cell.name, call.options.precision, call.options.compute_dtype)
+            outputs = _Transformed.apply(self._operators, call.boundaries.starts, *options, *inputs)
         elif wanted or is_forward_mode():
-            after: States = _Recurrence.apply(self.kernels, call, *inputs)
+            outputs: States = _Recurrence.apply(self.kernels, call, *inputs)
         else:
-            after = run_forward(self.kernels, call, keep=False)[0]
-        return after[0], after
+            outputs = run_forward(self.kernels, call, keep=False)[0]
+        return features_and_states(call.cell, outputs)
+
+
+class AutogradBackend(KernelBackend):
+    """A backend made of kernels that leave cells without hand-written derivatives to autograd."""
+
+    def run(self, call: LayerCall) -> tuple[Tensor, States]:
+        """See :meth:`recurl.recurrence.backend.Backend.run`."""
+        by_autograd = call.cell.derivatives is None and not call.options.recompute
+        if by_autograd and torch.is_grad_enabled() and first_derivatives_do():
+            outputs = run_differentiable(self.kernels, call)
+            assert outputs is not None
+            return features_and_states(call.cell, outputs)
+        return super().run(call)
 
 
 class _Recurrence(torch.autograd.Function):
-    """The eager path: (kernels, call, *tensors of the call) -> states after every token."""
+    """The eager path: (kernels, call, *tensors of the call) -> outputs."""
 
     @staticmethod
     def forward(ctx: Any, kernels: Kernels, call: LayerCall, *inputs: Tensor | None) -> States:
-        after, saved = run_forward(kernels, call, keep=not call.options.recompute)
-        ctx.kernels, ctx.num_inputs, ctx.num_states = kernels, len(inputs), len(after)
+        outputs, saved = run_forward(kernels, call, keep=not call.options.recompute)
+        ctx.kernels, ctx.num_inputs, ctx.num_outputs = kernels, len(inputs), len(outputs)
         # All but the tensors: the tensors must be reached through save_for_backward only.
         ctx.frame = (call.cell, call.boundaries, call.options)
-        ctx.save_for_backward(*inputs, *after, *saved)
-        return after
+        ctx.save_for_backward(*inputs, *outputs, *saved)
+        return outputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Gradients:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors: tuple[Tensor | None, ...] = ctx.saved_tensors
-        split = ctx.num_inputs
-        inputs, kept = tensors[:split], cast(States, tensors[split:])
         cell, boundaries, options = ctx.frame
-        template = LayerCall(cell, cast(Any, None), cast(Any, None), (), boundaries, options)
-        call, needs = with_inputs(template, inputs), tuple(ctx.needs_input_grad[2:])
+        inputs: Inputs[Any] = Inputs.from_flat(cell, tensors[: ctx.num_inputs])
+        needs: Inputs[bool] = Inputs.from_flat(cell, ctx.needs_input_grad[2:])
+        kept = cast(States, tensors[ctx.num_inputs :])
+        call = LayerCall(cell, inputs.weights, inputs.x, inputs.states, boundaries, options)
         with without_autocast(call.x.device):
             if gradients_have_derivatives(grads):
                 return None, None, *_backward_twice(ctx.kernels, call, inputs, grads, needs)
-            after, saved = kept[: ctx.num_states], kept[ctx.num_states :]
-            return None, None, *ctx.kernels.backward(call, after, saved, grads, needs)
+            after, saved = kept[: ctx.num_outputs], kept[ctx.num_outputs :]
+            return None, None, *ctx.kernels.backward(call, after, saved, grads, needs).flat
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
@@ -97,22 +109,21 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _backward_twice(
-    kernels: Kernels, call: LayerCall, inputs: Gradients, grads: States, needs: tuple[bool, ...]
-) -> Gradients:
+    kernels: Kernels, call: LayerCall, inputs: Inputs[Any], grads: States, needs: Inputs[bool]
+) -> tuple[Tensor | None, ...]:
     """Gradients that are themselves differentiable: the recurrence again, in autograd."""
     with torch.enable_grad():
         outputs = kernels.differentiable(call)
     if outputs is None:
         refuse_twice(kernels.name)
-    wanted = [tensor for tensor, need in zip(inputs, needs, strict=True) if tensor is not None and need]
+    chosen = [tensor is not None and need for tensor, need in zip(inputs.flat, needs.flat, strict=True)]
+    wanted = [tensor for tensor, need in zip(inputs.flat, chosen, strict=True) if need]
     found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
-    return tuple(
-        next(found) if tensor is not None and need else None for tensor, need in zip(inputs, needs, strict=True)
-    )
+    return tuple(next(found) if need else None for need in chosen)
 
 
 class _Transformed(torch.autograd.Function):
-    """The path of torch.func: (operators, starts, options, inputs) -> states after; keeps no gates.
+    """The path of torch.func: (operators, starts, cell, precision, compute dtype, *inputs) -> outputs; keeps no gates.
 
     Operators of torch.library have no gradient inside ``torch.func.grad``; an autograd.Function has.
     """
@@ -125,13 +136,13 @@ class _Transformed(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: States) -> None:
         ctx.operators, starts, *ctx.options = inputs[:5]
         ctx.save_for_backward(starts, *inputs[5:], *output)
-        ctx.num_states = len(output)
+        ctx.num_outputs = len(output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Gradients:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         starts, *tensors = ctx.saved_tensors
-        found = iter(_TransformedBackward.apply(ctx.operators, ctx.num_states, starts, *ctx.options, *tensors, *grads))
-        inputs = tensors[: len(tensors) - ctx.num_states]
+        found = iter(_TransformedBackward.apply(ctx.operators, starts, *ctx.options, *tensors, *grads))
+        inputs = tensors[: len(tensors) - ctx.num_outputs]
         return (*(None for _ in range(5)), *(None if tensor is None else next(found) for tensor in inputs))
 
     @staticmethod
@@ -143,21 +154,26 @@ class _Transformed(torch.autograd.Function):
         operators, *args = inputs
 
         def run(*call: Any) -> States:
-            *tensors, states, starts, cell, precision, dtype = call
-            return _Transformed.apply(operators, starts, cell, precision, dtype, *tensors, *states)
+            arguments = Arguments(*call)
+            left = iter(arguments.weights)
+            weights = [next(left) if given else None for given in arguments.given or ()]
+            options = (arguments.cell, arguments.precision, arguments.compute_dtype)
+            return _Transformed.apply(operators, arguments.starts, *options, arguments.x, *weights, *arguments.states)
 
-        stacked, dims = map_recurrence(run, info.batch_size, _as_operator(in_dims[1:]), _as_operator(args))
+        mapped = _as_operator(args)
+        stacked, dims = map_recurrence(run, info.batch_size, _dims(in_dims[1:], args), mapped)
         return tuple(stacked), tuple(dims)
 
 
 class _TransformedBackward(torch.autograd.Function):
-    """Gradients of all inputs that are there: (operators, number of states, starts, options, inputs, after, grads)."""
+    """Gradients of all inputs that are there: (operators, starts, options, inputs, outputs, their gradients)."""
 
     @staticmethod
-    def forward(operators: Operators, count: int, *args: Any) -> States:
-        call, after, grads = args[: -2 * count], list(args[-2 * count : -count]), list(args[-count:])
-        needs = [tensor is not None for tensor in call[4:]]
-        return tuple(operators.backward(*_as_operator(call), after, [], grads, needs))
+    def forward(operators: Operators, *args: Any) -> States:
+        count = count_outputs(cell_named(args[1]))
+        arguments, after, grads = _as_operator(args[: -2 * count]), args[-2 * count : -count], args[-count:]
+        needs = [True] * len(arguments.tensors)
+        return tuple(operators.backward(*arguments, list(after), [], list(grads), needs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: States) -> None:
@@ -177,7 +193,16 @@ class _TransformedBackward(torch.autograd.Function):
         return tuple(stacked), tuple(dims)
 
 
-def _as_operator(args: Sequence[Any]) -> list[Any]:
-    """(starts, cell, precision, compute dtype, *inputs) in the order of the operators."""
+def _as_operator(args: Sequence[Any]) -> Arguments:
+    """(starts, cell, precision, compute dtype, *inputs) as arguments of the operators."""
     starts, cell, precision, compute_dtype, *inputs = args
-    return [*inputs[:STATES], inputs[STATES:], starts, cell, precision, compute_dtype]
+    return with_options(Inputs.from_flat(cell_named(cell), inputs), starts, cell, precision, compute_dtype)
+
+
+def _dims(in_dims: Sequence[Any], args: Sequence[Any]) -> Arguments:
+    """The dimensions that are mapped, in the places of :func:`_as_operator`."""
+    starts, cell, _, _, *dims = in_dims
+    _, name, _, _, *values = args
+    mapped, given = (Inputs.from_flat(cell_named(name), flat) for flat in (dims, values))
+    weights = [dim for dim, weight in zip(mapped.weights, given.weights, strict=True) if weight is not None]
+    return Arguments(mapped.x, weights, list(mapped.states), starts, None, cell, None, None)

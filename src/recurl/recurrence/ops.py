@@ -1,9 +1,9 @@
-"""Kernels with hand-written derivatives, and what they are to ``torch.library``.
+"""Kernels as operators of ``torch.library``.
 
-A backend brings a pair of pure functions (:class:`Kernels`); ``kernel_backend`` makes a backend of them. While
-``torch.compile`` and ``torch.export`` trace, they are the operators ``recurl::<name>_forward`` and ``_backward``:
+A backend brings a pair of pure functions, ``kernels.Kernels``; ``kernel_backend`` makes a backend of them.
+While ``torch.compile`` and ``torch.export`` trace, they are the operators ``recurl::<name>_forward`` and ``_backward``:
 
-* fake: shapes follow from N, H and P alone, never from the boundaries.
+* fake: shapes follow from those of the inputs alone, never from the boundaries.
 * autograd: first derivatives; taking second ones raises.
 * autocast: a recurrence computes in the dtype of its weights, to which the other inputs are cast.
 * vmap: mapped inputs, states and boundaries become one longer stream; mapped weights (an ensemble) a loop over models.
@@ -12,7 +12,7 @@ A backend brings a pair of pure functions (:class:`Kernels`); ``kernel_backend``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -20,72 +20,10 @@ from torch.library import Library
 
 from recurl.autograd import have_tangents, is_forward_mode
 from recurl.errors import UnsupportedError
-from recurl.recurrence.backend import LayerCall, Options, Support, record_run, without_autocast
+from recurl.recurrence.backend import LayerCall, Options, record_run, without_autocast
 from recurl.recurrence.boundaries import Boundaries
-from recurl.recurrence.cells import CELLS, LayerWeights, States
-
-Gradients = tuple[Tensor | None, ...]
-
-
-class Kernels(Protocol):
-    """One layer in one direction, forward and backward, as pure functions: no autograd, no autocast, inside.
-
-    Attributes:
-        name: of the backend and, as a prefix, of its operators.
-    """
-
-    name: str
-
-    def missing(self) -> str | None:
-        """Return what must be installed before these kernels can run at all, or None."""
-        ...
-
-    def unsupported(self, support: Support) -> str | None:
-        """Return why these kernels can't serve, or None if they can."""
-        ...
-
-    def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """Return the states after every token, in token order, and what :meth:`backward` needs.
-
-        With ``keep`` false, because no gradient is wanted or because gates are computed again, that is ``()``.
-        """
-        ...
-
-    def backward(
-        self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: tuple[bool, ...]
-    ) -> Gradients:
-        """Return the gradients of (x, w_ih, w_hh, b_ih, b_hh, w_hr, *states), None where ``needs`` is false.
-
-        Args:
-            call: what :meth:`forward` got.
-            after: the states that it returned.
-            saved: what it saved; when ``()``, the gates are computed again, all tokens at once.
-            grads: gradients of ``after``, each ``[N, ...]``, possibly expanded.
-            needs: which gradients are wanted. Those of the states are dense ``[N, ...]``, zero except at the first
-                token of each segment.
-        """
-        ...
-
-    def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """Return empty tensors of the shapes, dtypes and layouts that :meth:`forward` saves with ``keep``."""
-        ...
-
-    def differentiable(self, call: LayerCall) -> States | None:
-        """Return the states after every token by operations that torch derives, to any order and forwards; or None."""
-        ...
-
-
-def inputs_of(call: LayerCall) -> tuple[Tensor | None, ...]:
-    """Return what a call can be differentiated by: (x, w_ih, w_hh, b_ih, b_hh, w_hr, *states)."""
-    w = call.weights
-    return (call.x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, w.w_hr, *call.states)
-
-
-def with_inputs(call: LayerCall, inputs: tuple[Tensor | None, ...]) -> LayerCall:
-    """Return ``call`` with other tensors, in the order of :func:`inputs_of`."""
-    x, w_ih, w_hh, b_ih, b_hh, w_hr, *states = cast(Any, inputs)
-    weights = LayerWeights(w_ih, w_hh, b_ih, b_hh, w_hr)
-    return LayerCall(call.cell, weights, x, tuple(states), call.boundaries, call.options)
+from recurl.recurrence.cells import Cell, States, cell_named, remember
+from recurl.recurrence.kernels import Gradients, Inputs, Kernels, count_outputs, inputs_of, with_inputs
 
 
 def run_forward(kernels: Kernels, call: LayerCall, *, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
@@ -102,6 +40,27 @@ def run_differentiable(kernels: Kernels, call: LayerCall) -> States | None:
     if after is not None:
         record_run(kernels.name)
     return after
+
+
+def backward_by_autograd(kernels: Kernels, call: LayerCall, grads: States, needs: Inputs[bool]) -> Gradients:
+    """Return the gradients of a call by differentiating ``kernels.differentiable``, which it runs again.
+
+    By ``torch.func``, for inside an operator autograd itself is off.
+    """
+    inputs = inputs_of(call).flat
+    chosen = [tensor is not None and need for tensor, need in zip(inputs, needs.flat, strict=True)]
+
+    def run(*wanted: Tensor) -> States:
+        left = iter(wanted)
+        flat = [next(left) if need else tensor for tensor, need in zip(inputs, chosen, strict=True)]
+        outputs = kernels.differentiable(with_inputs(call, Inputs.from_flat(call.cell, flat)))
+        assert outputs is not None
+        return outputs
+
+    wanted = [tensor for tensor, need in zip(inputs, chosen, strict=True) if need]
+    pull_back = torch.func.vjp(run, *wanted)[1]
+    found = iter(pull_back(tuple(grads)))
+    return Inputs.from_flat(call.cell, [next(found) if need else None for need in chosen])
 
 
 def refuse_tangents(name: str) -> NoReturn:
@@ -126,12 +85,42 @@ def refuse_twice(name: str) -> NoReturn:
     )
 
 
-_INPUTS = "Tensor x, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? w_hr, Tensor[] states, Tensor starts"
-_OPTIONS = "str cell, str precision, ScalarType compute_dtype"
+_INPUTS = "Tensor x, Tensor[] weights, Tensor[] states, Tensor starts"
+_OPTIONS = "bool[] given, str cell, str precision, ScalarType compute_dtype"
 _FORWARD = f"({_INPUTS}, {_OPTIONS}, bool keep) -> Tensor[]"
 _BACKWARD = f"({_INPUTS}, {_OPTIONS}, Tensor[] after, Tensor[] saved, Tensor[] grads, bool[] needs) -> Tensor[]"
-_CALL = 11  # how many arguments make up a LayerCall
-_WEIGHTS, STATES, STARTS = slice(1, 6), 6, 7
+
+
+class Arguments(NamedTuple):
+    """A call as the first arguments of an operator; or one thing for each, such as the dimension that is mapped.
+
+    Attributes:
+        x: the input.
+        weights: those that are there.
+        states: the stored states.
+        starts: the boundaries.
+        given: for each parameter of the cell, whether it is there.
+        cell: name of the cell.
+        precision: see :class:`Options`.
+        compute_dtype: see :class:`Options`.
+    """
+
+    x: Any
+    weights: list[Any]
+    states: list[Any]
+    starts: Any
+    given: list[bool] | None
+    cell: str | None
+    precision: str | None
+    compute_dtype: torch.dtype | None
+
+    @property
+    def tensors(self) -> list[Any]:
+        """Those that may need gradients: x, weights, states."""
+        return [self.x, *self.weights, *self.states]
+
+
+_CALL = len(Arguments._fields)
 
 _library = Library("recurl", "FRAGMENT")  # its end would take the operators away
 
@@ -152,7 +141,7 @@ class Operators:
     def __call__(self, call: LayerCall, keep: bool) -> States:
         """Run the forward operator; differentiable."""
         results = self.forward(*arguments_of(call), keep)
-        return tuple(results[: len(call.states)])
+        return tuple(results[: count_outputs(call.cell)])
 
     def _define(self, direction: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
         name = f"{self.kernels.name}_{direction}"
@@ -165,37 +154,43 @@ class Operators:
         return op
 
     def _run_forward(self, *args: Any) -> list[Tensor]:
-        call = _call_of(args)
-        if have_tangents(inputs_of(call)):
+        call = call_of(Arguments(*args[:_CALL]))
+        if have_tangents(inputs_of(call).flat):
             refuse_tangents(self.kernels.name)
         after, saved = run_forward(self.kernels, call, keep=args[_CALL])
         return [*after, *saved]
 
     def _fake_forward(self, *args: Any) -> list[Tensor]:
-        call = _call_of(args)
-        after = [call.x.new_empty(call.x.shape[0], size) for size in call.weights.state_sizes(call.cell)]
+        call = call_of(Arguments(*args[:_CALL]))
+        after = [call.x.new_empty(state.shape) for state in call.states]
+        if not call.cell.features_are_first_state:
+            features, _ = call.cell.step(call.x, call.states, *call.weights)
+            after.insert(0, call.x.new_empty(features.shape))
         return [*after, *(self.kernels.saved_like(call) if args[_CALL] else ())]
 
     def _run_backward(self, *args: Any) -> list[Tensor]:
         after, saved, grads, needs = args[_CALL:]
-        call = _call_of(args)
+        arguments = Arguments(*args[:_CALL])
+        call = call_of(arguments)
         with without_autocast(call.x.device):
-            gradients = self.kernels.backward(call, tuple(after), tuple(saved), tuple(grads), tuple(needs))
-        return [gradient for gradient in gradients if gradient is not None]
+            wanted = _each_input(call.cell, arguments, needs)
+            gradients = self.kernels.backward(call, tuple(after), tuple(saved), tuple(grads), wanted)
+        return [gradient for gradient in gradients.flat if gradient is not None]
 
     def _fake_backward(self, *args: Any) -> list[Tensor]:
-        inputs = inputs_of(_call_of(args))
-        return [t.new_empty(t.shape) for t, need in zip(inputs, args[-1], strict=True) if need and t is not None]
+        tensors = Arguments(*args[:_CALL]).tensors
+        return [tensor.new_empty(tensor.shape) for tensor, need in zip(tensors, args[-1], strict=True) if need]
 
     def _gradient(self, ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-        args, after, saved = _recall(ctx)
+        arguments, after, saved = _recall(ctx)
         dense = [like.new_zeros(()).expand_as(like) if g is None else g for g, like in zip(grads, after, strict=False)]
-        wanted = ctx.needs_input_grad
-        needs = [*wanted[:STATES], *wanted[STATES]]
-        found = iter(self.backward(*args, after, saved, dense, needs))
-        gradients = [next(found) if need else None for need in needs]
-        rest = [None] * (_CALL - STARTS + 1)
-        return (*gradients[:STATES], gradients[STATES:], *rest)
+        wanted = ctx.needs_input_grad[:_CALL]
+        needs = Arguments(*wanted).tensors
+        found = iter(self.backward(*arguments, after, saved, dense, needs))
+        x, *others = (next(found) if need else None for need in needs)
+        split = len(arguments.weights)
+        without = [None] * (_CALL - 3)  # starts and options
+        return (x, others[:split], others[split:], *without, None)
 
     def _map_forward(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[list[Tensor], list[int]]:
         # Nothing is saved: whether gates belong to the folded stream or to one model's would be lost on the way.
@@ -209,9 +204,9 @@ def map_recurrence(
     run: Callable[..., Sequence[Tensor]], size: int, in_dims: Sequence[Any], args: Sequence[Any]
 ) -> tuple[list[Tensor], list[int]]:
     """Mapped weights: one model after the other. Else the mapped streams become one."""
-    if any(dim is not None for dim in in_dims[_WEIGHTS]):
+    if any(dim is not None for dim in Arguments(*in_dims).weights):
         return map_each(run, size, in_dims, args)
-    stacked = [stream.unflatten(0, (size, -1)) for stream in run(*_fold(args, in_dims, size))]
+    stacked = [stream.unflatten(0, (size, -1)) for stream in run(*_fold(Arguments(*args), Arguments(*in_dims), size))]
     return stacked, [0] * len(stacked)
 
 
@@ -224,46 +219,69 @@ def map_each(
     return stacked, [0] * len(stacked)
 
 
-def arguments_of(call: LayerCall) -> tuple[Any, ...]:
-    """A call as arguments of an operator."""
-    w, options = call.weights, call.options
-    tensors = (call.x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, w.w_hr, list(call.states), call.boundaries.starts)
-    return (*tensors, call.cell.name, options.precision, options.compute_dtype)
+def arguments_of(call: LayerCall) -> Arguments:
+    """Return a call as arguments of an operator."""
+    options = call.options
+    if not torch.compiler.is_compiling():
+        remember(call.cell)
+    return with_options(
+        inputs_of(call), call.boundaries.starts, call.cell.name, options.precision, options.compute_dtype
+    )
 
 
-def _call_of(args: Sequence[Any]) -> LayerCall:
-    """The call that arguments of an operator stand for."""
-    x, *weights, states, starts, cell, precision, compute_dtype = args[:_CALL]
-    boundaries, options = Boundaries(starts, (x.shape[0],)), Options(False, precision, compute_dtype)
-    return LayerCall(CELLS[cell], LayerWeights(*weights), x, tuple(states), boundaries, options)
+def with_options(inputs: Inputs[Any], starts: Tensor, cell: str, precision: str, dtype: torch.dtype) -> Arguments:
+    """Return the arguments of an operator."""
+    given = [weight is not None for weight in inputs.weights]
+    weights = [weight for weight in inputs.weights if weight is not None]
+    return Arguments(inputs.x, weights, list(inputs.states), starts, given, cell, precision, dtype)
+
+
+def call_of(arguments: Arguments) -> LayerCall:
+    """Return the call that arguments of an operator stand for."""
+    x, starts = arguments.x, arguments.starts
+    cell = cell_named(cast(str, arguments.cell))
+    inputs = _each_input(cell, arguments, arguments.tensors)
+    options = Options(False, cast(str, arguments.precision), cast(torch.dtype, arguments.compute_dtype))
+    return LayerCall(cell, inputs.weights, x, inputs.states, Boundaries(starts, (x.shape[0],)), options)
+
+
+def _each_input(cell: Cell, arguments: Arguments, values: Sequence[Any]) -> Inputs[Any]:
+    """Put one value for each of ``arguments.tensors`` where the cell has it, None for weights that are absent."""
+    left = iter(values)
+    x = next(left)
+    weights = [next(left) if given else None for given in cast(list[bool], arguments.given)]
+    return Inputs(x, cell.pack(weights), tuple(left))
 
 
 def _keep_for_gradient(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-    *tensors, states, starts = inputs[: STARTS + 1]
-    after, saved = output[: len(states)], output[len(states) :]
+    arguments = Arguments(*inputs[:_CALL])
+    count = count_outputs(cell_named(cast(str, arguments.cell)))
+    after, saved = output[:count], output[count:]
     ctx.mark_non_differentiable(*saved)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *states, starts, *after, *saved)
-    ctx.num_states, ctx.rest = len(states), inputs[STARTS + 1 : _CALL]
+    ctx.save_for_backward(*arguments.tensors, arguments.starts, *after, *saved)
+    ctx.counts = len(arguments.weights), len(arguments.states), count
+    ctx.options = arguments[4:]
 
 
-def _recall(ctx: Any) -> tuple[tuple[Any, ...], list[Tensor], list[Tensor]]:
-    """What :func:`_keep_for_gradient` kept: the arguments of the call, the states after, what was saved."""
-    tensors, count = ctx.saved_tensors, ctx.num_states
-    states, (starts, *kept) = tensors[STATES : STATES + count], tensors[STATES + count :]
-    return (*tensors[:STATES], list(states), starts, *ctx.rest), kept[:count], kept[count:]
+def _recall(ctx: Any) -> tuple[Arguments, list[Tensor], list[Tensor]]:
+    """What :func:`_keep_for_gradient` kept: the arguments of the call, the outputs, what was saved."""
+    weights, states, count = ctx.counts
+    x, *tensors = ctx.saved_tensors
+    starts, *kept = tensors[weights + states :]
+    arguments = Arguments(x, tensors[:weights], tensors[weights : weights + states], starts, *ctx.options)
+    return arguments, kept[:count], kept[count:]
 
 
 def _in_weights_dtype(op: Any, device: str) -> Callable[..., Any]:
     """The autocast rule: cast inputs and gradients to the dtype of the weights, then run without autocast."""
 
-    def run(x: Tensor, w_ih: Tensor, *args: Any) -> Any:
-        *weights, states, starts, cell, precision, compute_dtype = args[: _CALL - 2]
-        dtype = w_ih.dtype
+    def run(*args: Any) -> Any:
+        arguments = Arguments(*args[:_CALL])
+        dtype = arguments.weights[0].dtype
         with torch.autocast(device, enabled=False):
-            cast_states = [state.to(dtype) for state in states]
-            options = (cell, precision, compute_dtype)
-            return op(x.to(dtype), w_ih, *weights, cast_states, starts, *options, *args[_CALL - 2 :])
+            states = [state.to(dtype) for state in arguments.states]
+            return op(*arguments._replace(x=arguments.x.to(dtype), states=states), *args[_CALL:])
 
     return run
 
@@ -279,14 +297,15 @@ def _slice(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any]
     return [one(value, dim) for value, dim in zip(args, in_dims, strict=False)]
 
 
-def _fold(args: Sequence[Any], in_dims: Sequence[Any], size: int) -> list[Any]:
+def _fold(args: Arguments, in_dims: Arguments, size: int) -> Arguments:
     """Put the mapped streams one after the other; each begins with the start of a segment."""
 
     def stream(value: Tensor, dim: int | None) -> Tensor:
         mapped = value.unsqueeze(0).expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
         return mapped.reshape(-1, *mapped.shape[2:])
 
-    folded = list(args)
-    folded[0], folded[STARTS] = stream(args[0], in_dims[0]), stream(args[STARTS], in_dims[STARTS])
-    folded[STATES] = [stream(state, dim) for state, dim in zip(args[STATES], in_dims[STATES], strict=True)]
-    return folded
+    return args._replace(
+        x=stream(args.x, in_dims.x),
+        starts=stream(args.starts, in_dims.starts),
+        states=[stream(state, dim) for state, dim in zip(args.states, in_dims.states, strict=True)],
+    )

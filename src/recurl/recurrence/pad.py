@@ -8,7 +8,7 @@ from torch import Tensor
 from recurl._torch import is_forward_mode, is_functorch_active, rnn_kernel
 from recurl.errors import UnsupportedError
 from recurl.recurrence.backend import LayerCall, Support, record_run
-from recurl.recurrence.cells import LayerWeights, States
+from recurl.recurrence.cells import States
 
 
 class PadBackend:
@@ -18,6 +18,7 @@ class PadBackend:
     """
 
     name = "pad"
+    cells = ("lstm", "gru")
 
     def missing(self) -> str | None:
         """Nothing: it needs torch only."""
@@ -64,16 +65,12 @@ class PadBackend:
         return features, after
 
 
-def _flat(weights: LayerWeights) -> list[Tensor]:
-    tensors = (weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh, weights.w_hr)
-    return [tensor for tensor in tensors if tensor is not None]
-
-
 def _kernel(
     call: LayerCall, *leading: Tensor, initial: States, trailing: tuple[bool, ...] = ()
 ) -> tuple[Tensor, States]:
     """Call torch.nn's kernel on one layer: (x, [batch_sizes], states, weights, ...)."""
     hidden = initial if len(call.cell.state_names) > 1 else next(iter(initial))
-    options = (_flat(call.weights), call.weights.b_ih is not None, 1, 0.0, torch.is_grad_enabled(), False, *trailing)
+    weights = [weight for weight in call.weights if weight is not None]
+    options = (weights, call.weights.b_ih is not None, 1, 0.0, torch.is_grad_enabled(), False, *trailing)
     y, *final = rnn_kernel(call.cell.name)(*leading, hidden, *options)
     return y, tuple(final)

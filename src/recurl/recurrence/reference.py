@@ -13,6 +13,7 @@ class ReferenceBackend:
     """Any dtype, any option, any order of derivative; slow."""
 
     name = "reference"
+    cells = None
 
     def missing(self) -> str | None:
         """Nothing: it needs torch only."""
@@ -24,13 +25,15 @@ class ReferenceBackend:
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """See :meth:`recurl.recurrence.backend.Backend.run`."""
+        features: list[Tensor] = []
         after: list[States] = []
         states: States = ()
         for n, starts in enumerate(call.boundaries.starts.tolist()):
             if starts:
-                states = tuple(stored[n] for stored in call.states)
-            states = call.weights.step(call.cell, call.x[n], states)
+                states = tuple(stored[n : n + 1] for stored in call.states)
+            y, states = call.cell.step(call.x[n : n + 1], states, *call.weights)
+            features.append(y)
             after.append(states)
         record_run(self.name)
-        dense = tuple(torch.stack(state) for state in zip(*after, strict=True))
-        return dense[0], dense
+        dense = tuple(torch.cat(state) for state in zip(*after, strict=True))
+        return dense[0] if call.cell.features_are_first_state else torch.cat(features), dense

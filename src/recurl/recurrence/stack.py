@@ -10,13 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recurl.autograd import first_derivatives_do
+from recurl.errors import ArgumentError
 from recurl.recurrence.backend import DEFAULT_OPTIONS, Backend, LayerCall, Options
 from recurl.recurrence.boundaries import Boundaries
-from recurl.recurrence.cells import Cell, LayerWeights, States
+from recurl.recurrence.cells import Cell, Shape, States
+from recurl.recurrence.cells import Weights as OneLayer
 from recurl.recurrence.cpu.step import can_step
 from recurl.recurrence.cpu.step import step as cpu_step
 
-Weights = Sequence[Sequence[LayerWeights]]
+Weights = Sequence[Sequence[OneLayer]]
 """Weights by layer, then by direction."""
 
 
@@ -40,6 +42,7 @@ def run_stack(
     boundaries: Boundaries,
     masks: Sequence[Tensor] | None = None,
     options: Options = DEFAULT_OPTIONS,
+    shapes: Sequence[Shape] = (),
 ) -> tuple[Tensor, States]:
     """Run all layers and directions over a flat stream.
 
@@ -48,25 +51,26 @@ def run_stack(
         cell: the cell.
         weights: by layer, then by direction; L layers, D directions.
         x: input ``[N, I]``.
-        states: stored states, each ``[N, L * D, P or H]`` (or H), in the layer order of ``torch.nn``; read at segment
-            starts only. None stands for zeros.
+        states: stored states, each ``[N, L * D, *shape]``, in the layer order of ``torch.nn``; read at segment starts
+            only. None stands for zeros.
         boundaries: the segments.
         masks: what :func:`dropout_masks` returns for ``[N, D * (P or H)]``, multiplied into the input of layers 2 to L.
         options: how to compute.
+        shapes: shape of each state, used where ``states`` is None.
 
     Returns:
-        Features ``[N, D * (P or H)]`` and the states after every token, each ``[N, L * D, ...]``. A reverse direction
-        starts at a segment's last token from the state stored at its first; its final state stands at the segment's
-        last token, with zeros elsewhere.
+        Features ``[N, D * (P or H)]`` and the states after every token, each ``[N, L * D, *shape]``. A reverse
+        direction starts at a segment's last token from the state stored at its first; its final state stands at the
+        segment's last token, with zeros elsewhere.
 
     Under autocast everything is computed in the dtype of the weights, by every backend, to which x and the states are
     cast: rounding in a recurrence adds up over time.
     """
     if torch.is_autocast_enabled(x.device.type):
-        dtype = weights[0][0].w_ih.dtype
+        dtype = _dtype_of(weights)
         with torch.autocast(x.device.type, enabled=False):
             cast = None if states is None else tuple(state.to(dtype) for state in states)
-            return run_stack(backend, cell, weights, x.to(dtype), cast, boundaries, masks, options)
+            return run_stack(backend, cell, weights, x.to(dtype), cast, boundaries, masks, options, shapes)
     after: list[States] = []
     features = x
     for depth, layer in enumerate(weights):
@@ -75,7 +79,7 @@ def run_stack(
         outputs: list[Tensor] = []
         for direction, direction_weights in enumerate(layer):
             index = depth * len(layer) + direction
-            stored = _stored(cell, direction_weights, features, states, index)
+            stored = _stored(features, states, index, shapes)
             run = _run_reversed if direction else _run_forward
             output, final = run(backend, LayerCall(cell, direction_weights, features, stored, boundaries, options))
             outputs.append(output)
@@ -88,18 +92,29 @@ def run_stack(
     return features, tuple(torch.stack(state, 1) for state in zip(*after, strict=True))
 
 
-def _stored(cell: Cell, weights: LayerWeights, x: Tensor, states: States | None, index: int) -> States:
+def _dtype_of(weights: Weights) -> torch.dtype:
+    return next(weight for weight in weights[0][0] if weight is not None).dtype
+
+
+def _stored(x: Tensor, states: States | None, index: int, shapes: Sequence[Shape]) -> States:
     if states is not None:
         return tuple(state[:, index] for state in states)
     # A zero for each: a compiled scan takes no tensors that share memory.
-    return tuple(x.new_zeros(1, 1).expand(x.shape[0], size) for size in weights.state_sizes(cell))
+    return tuple(x.new_zeros((1,) * (1 + len(shape))).expand(x.shape[0], *shape) for shape in _needed(shapes))
+
+
+def _needed(shapes: Sequence[Shape]) -> Sequence[Shape]:
+    if not shapes:
+        raise ArgumentError(
+            "states=None stands for zeros of the shapes in shapes=, which is empty: give one of the two."
+        )
+    return shapes
 
 
 def _run_forward(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
     if call.x.shape[0] > 0:
         return backend.run(call)
-    after = call.weights.step(call.cell, call.x, call.states)  # no rows, but a gradient for all that it depends on
-    return after[0], after
+    return call.cell.step(call.x, call.states, *call.weights)  # no rows, but a gradient for all that it depends on
 
 
 def _run_reversed(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
@@ -108,9 +123,12 @@ def _run_reversed(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
     stored = tuple(state.index_select(0, start).flip(0) for state in call.states)
     flipped = replace(call, x=call.x.flip(0), states=stored, boundaries=boundaries.flipped)
     features, after = _run_forward(backend, flipped)
-    ends = boundaries.ends.unsqueeze(-1)
-    final = tuple(torch.where(ends, state.flip(0).index_select(0, start), 0) for state in after)
+    final = tuple(_at_ends(boundaries.ends, state.flip(0).index_select(0, start)) for state in after)
     return features.flip(0), final
+
+
+def _at_ends(ends: Tensor, state: Tensor) -> Tensor:
+    return torch.where(ends.reshape(-1, *(1,) * (state.ndim - 1)), state, 0)
 
 
 def step_stack(
@@ -121,41 +139,42 @@ def step_stack(
     masks: Sequence[Tensor] | None = None,
     fused: bool = True,
     is_init: Tensor | None = None,
+    shapes: Sequence[Shape] = (),
 ) -> tuple[Tensor, States]:
-    """Run one step of all layers (one direction): x ``[B, I]``, states ``[B, L, ...]`` -> features, states after.
+    """Run one step of all layers (one direction): x ``[B, I]``, states ``[B, L, *shape]`` -> features, states after.
 
     Args:
         cell: the cell.
         weights: by layer, of one direction.
         x: input ``[B, I]``.
-        states: ``[B, L, P or H]`` (and ``[B, L, H]``), or None for zeros.
+        states: each ``[B, L, *shape]``, or None for zeros.
         masks: what :func:`dropout_masks` returns for ``[B, P or H]``.
-        fused: by the cpu backend's or ATen's cell kernels; otherwise from the definition.
+        fused: by the cpu backend's kernels or the cell's fused step; otherwise from the definition.
         is_init: bool ``[B]`` or ``[B, 1]``: rows that start from zero, whatever ``states`` hold.
+        shapes: shape of each state, used where ``states`` is None.
 
     Under autocast as :func:`run_stack`.
     """
     if torch.is_autocast_enabled(x.device.type):
-        dtype = weights[0][0].w_ih.dtype
+        dtype = _dtype_of(weights)
         with torch.autocast(x.device.type, enabled=False):
             cast = None if states is None else tuple(state.to(dtype) for state in states)
-            return step_stack(cell, weights, x.to(dtype), cast, masks, fused, is_init)
+            return step_stack(cell, weights, x.to(dtype), cast, masks, fused, is_init, shapes)
     if fused and masks is None and can_step():
         result = cpu_step(cell, weights, x, states, is_init)
         if result is not None:
             return result
     if states is None:
-        states = tuple(x.new_zeros(x.shape[0], len(weights), size) for size in weights[0][0].state_sizes(cell))
+        states = tuple(x.new_zeros(x.shape[0], len(weights), *shape) for shape in _needed(shapes))
     elif is_init is not None:
-        states = tuple(state.masked_fill(is_init.reshape(-1, 1, 1), 0) for state in states)
+        states = tuple(state.masked_fill(is_init.reshape(-1, *(1,) * (state.ndim - 1)), 0) for state in states)
     # Torch can neither map ATen's kernels nor, on every device, carry tangents through them.
-    kernel = fused and (torch.compiler.is_compiling() or first_derivatives_do())
+    step = cell.fused_step if fused and (torch.compiler.is_compiling() or first_derivatives_do()) else cell.step
     after: list[States] = []
     features = x
     for depth, (layer,) in enumerate(weights):
         if depth and masks is not None:
             features = features * masks[depth - 1]
-        step = layer.fast_step if kernel else layer.step
-        after.append(step(cell, features, tuple(state[:, depth] for state in states)))
-        features = after[-1][0]
+        features, state_after = step(features, tuple(state[:, depth] for state in states), *layer)
+        after.append(state_after)
     return features, tuple(torch.stack(state, 1) for state in zip(*after, strict=True))

@@ -16,15 +16,15 @@ from recurl.mode import ExplorationType
 from recurl.modules import (
     MLP,
     Categorical,
-    GRUModule,
-    LSTMModule,
+    CellModule,
     NormalParamExtractor,
     ObservationNorm,
     ProbabilisticActor,
     TanhNormal,
     ValueOperator,
 )
-from recurl.trainers.config import PPOConfig, RunConfig
+from recurl.recurrence import load_cell
+from recurl.trainers.config import NO_CELL, PPOConfig, RunConfig
 
 
 class FlatObservation(nn.Module):
@@ -135,7 +135,7 @@ class Agent(nn.Module):
             default_interaction_type=ExplorationType.RANDOM,
         )
         self.critic = TensorDictSequential(*critic_trunk, value_head)
-        carried = [] if config.shared_trunk or config.cell == "none" else critic_trunk
+        carried = [] if config.shared_trunk or config.cell == NO_CELL else critic_trunk
         self.policy = TensorDictSequential(*carried, self.actor)
 
 
@@ -159,16 +159,17 @@ def make_trunk(
 
 def _memory(config: RunConfig, embedding: str, memory: str, prefix: str) -> TensorDictModuleBase:
     size = config.hidden_size
-    if config.cell == "none":
+    if config.cell == NO_CELL:
         # Two layers through 4 x hidden hold as many weights as an LSTM's two 4 x hidden matrices.
         net = MLP(size, size, num_cells=[4 * size], activate_last_layer=True)
         for layer in net:
             if isinstance(layer, nn.Linear):
                 _initialised(layer, math.sqrt(2))
         return TensorDictModule(net, in_keys=[embedding], out_keys=[memory])
-    kind, names = (LSTMModule, ("h", "c")) if config.cell == "lstm" else (GRUModule, ("h",))
-    states = [f"{prefix}state_{name}" for name in names]
-    module = kind(
+    cell = load_cell(config.cell)
+    states = [f"{prefix}state_{name}" for name in cell.state_names]
+    module = CellModule(
+        cell,
         input_size=size,
         hidden_size=size,
         num_layers=config.num_layers,
@@ -176,11 +177,7 @@ def _memory(config: RunConfig, embedding: str, memory: str, prefix: str) -> Tens
         out_keys=[memory, *map(next_key, states)],
         recurrent_backend=config.backend,
     )
-    for name, parameter in module.named_parameters():
-        if "bias" in name:
-            nn.init.zeros_(parameter)
-        else:
-            nn.init.orthogonal_(parameter)
+    module.net.reset_parameters(for_training=True)
     return module
 
 

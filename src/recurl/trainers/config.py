@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
-from recurl.errors import ArgumentError
+from recurl.errors import ArgumentError, UnsupportedError
 from recurl.ranges import (
     Count,
     Fraction,
@@ -21,8 +21,10 @@ from recurl.ranges import (
     Threads,
     check_fields,
 )
-from recurl.recurrence import BACKENDS
+from recurl.recurrence import BACKENDS, load_cell
 
+NO_CELL = "none"
+"""The cell of a feed-forward control."""
 _CAPTURABLE = ("fastest", "triton")
 
 
@@ -42,8 +44,8 @@ class RunConfig:
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment as name=value, such as k=8 (a Python literal, otherwise text)."""
 
-    cell: Literal["lstm", "gru", "none"] = "lstm"
-    """The memory: lstm, gru, or none for a feed-forward control with as many weights as the LSTM."""
+    cell: str = "lstm"
+    """The memory: lstm, gru, module:Class for a cell of your own, or none for a feed-forward control."""
     hidden_size: Count = 64
     """Width of the encoder and of the hidden state."""
     num_layers: Count = 1
@@ -86,6 +88,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_backend()
+        if self.cell != NO_CELL:
+            self._check_cell()
         self.check()
         if self.total_steps < self.frames_per_batch:
             raise ArgumentError(
@@ -100,6 +104,14 @@ class RunConfig:
 
     def check(self) -> None:
         """Refuse options that don't fit together."""
+
+    def _check_cell(self) -> None:
+        try:
+            BACKENDS.check_cell(self.backend, load_cell(self.cell))
+        except ArgumentError as error:
+            raise ArgumentError(f"--cell: {error} For a feed-forward control write none.") from error
+        except UnsupportedError as error:
+            raise ArgumentError(f"--backend: {error}.") from error
 
     @property
     def frames_per_batch(self) -> int:
@@ -207,7 +219,7 @@ class PPOConfig(RunConfig):
     def _check_cuda_graph(self, sequences: int) -> None:
         if not self.device.startswith("cuda"):
             raise ArgumentError(f"--cuda-graph needs --device cuda, got {self.device}.")
-        if self.cell != "none" and self.backend not in _CAPTURABLE:
+        if self.cell != NO_CELL and self.backend not in _CAPTURABLE:
             raise ArgumentError(
                 f"--cuda-graph needs --backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got "
                 f"{self.backend}."

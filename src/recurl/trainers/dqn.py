@@ -19,6 +19,7 @@ from recurl.data import (
 )
 from recurl.objectives import DQNLoss, HardUpdate
 from recurl.trainers.agent import collecting
+from recurl.trainers.config import NO_CELL
 from recurl.trainers.environment import make_env
 from recurl.trainers.finite import all_finite, first_of
 from recurl.trainers.gradient_step import GradientStep
@@ -71,12 +72,12 @@ class DQN:
         )
         self.buffer = _make_buffer(config)
         self._burn_in = self._make_burn_in()
-        if config.cell != "none" and config.start_state == "zero":
+        if config.cell != NO_CELL and config.start_state == "zero":
             self.buffer.append_transform(ZeroStart(self.agent.actor))
 
     def _make_burn_in(self) -> tuple[MidEpisodeBurnIn, ...]:
         """Burn-ins of the network and of its target, if there are any."""
-        if self.config.cell == "none" or self.config.burn_in == 0:
+        if self.config.cell == NO_CELL or self.config.burn_in == 0:
             return ()
         steps = self.config.burn_in
         return tuple(MidEpisodeBurnIn(network, steps) for network in (self.agent.actor, self.loss.target_value_network))

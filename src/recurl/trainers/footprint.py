@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from recurl.hardware import check_device, check_memory
-from recurl.trainers.config import RunConfig
+from recurl.recurrence import Sizes, load_cell
+from recurl.trainers.config import NO_CELL, RunConfig
 from recurl.trainers.replay_config import DQNConfig
 
-_MATRICES = {"lstm": 8, "gru": 6, "none": 8}  # of hidden x hidden; "none" has them once, whatever the layers
-_STATES = {"lstm": 2, "gru": 1, "none": 0}
+_CONTROL = 8  # matrices of hidden x hidden without a memory, whatever the layers
 _NUMBER = 4  # bytes
 _FLAGS_AND_REWARD = 20  # bytes per step
 
@@ -41,11 +43,9 @@ def footprint(config: RunConfig, *, learning: bool = True) -> dict[str, int]:
         >>> {name: size // 2**20 for name, size in footprint(PPOConfig(env="x", hidden_size=1024)).items()}
         {'the networks': 128, 'a batch': 16}
     """
-    layers, hidden = config.num_layers, config.hidden_size
-    weights = _MATRICES[config.cell] * (1 if config.cell == "none" else layers) * hidden * hidden * _NUMBER
+    weights, states = (_NUMBER * numbers for numbers in _weights_and_states(config))
     if not learning:
         return {"the networks": weights}
-    states = _STATES[config.cell] * layers * hidden * _NUMBER
     step = states + _FLAGS_AND_REWARD
     parts = {
         "the networks": 4 * weights,  # with gradients and two moments
@@ -54,3 +54,12 @@ def footprint(config: RunConfig, *, learning: bool = True) -> dict[str, int]:
     if isinstance(config, DQNConfig):
         parts["the replay buffer"] = config.buffer_size * step
     return parts
+
+
+def _weights_and_states(config: RunConfig) -> tuple[int, int]:
+    """Return how many numbers the memory's weights have, and its states in one row."""
+    if config.cell == NO_CELL:
+        return _CONTROL * config.hidden_size**2, 0
+    cell, sizes = load_cell(config.cell), Sizes(config.hidden_size, config.hidden_size)
+    weights, states = cell.parameters(sizes).values(), cell.state_shapes(sizes)
+    return config.num_layers * sum(map(math.prod, weights)), config.num_layers * sum(map(math.prod, states))

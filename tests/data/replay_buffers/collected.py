@@ -7,15 +7,20 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from recurl.collectors import Collector
 from recurl.envs import GymEnv
-from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
+from recurl.modules import CellModule, set_recurrent_mode
+from recurl.recurrence import CELLS
+from tests.own_cells import OWN
+
+KNOWN = CELLS | OWN
 
 OBSERVATIONS, HIDDEN = 4, 6
 
 
 def make_policy(cell="lstm", backend="loop"):
     """A policy that writes its features and acts on them; trajectories on CartPole are 9 or 10 steps long and more."""
-    states = {"lstm": ["h", "c"], "gru": ["h"]}[cell]
-    module = {"lstm": LSTMModule, "gru": GRUModule}[cell](
+    states = KNOWN[cell].state_names
+    module = CellModule(
+        KNOWN[cell],
         OBSERVATIONS,
         HIDDEN,
         in_keys=["observation", *states],

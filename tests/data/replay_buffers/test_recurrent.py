@@ -17,7 +17,7 @@ from recurl.data import (
 )
 from recurl.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.modules import set_recurrent_mode
-from tests.data.replay_buffers.collected import check_features, make_collector, make_policy, recomputed, segments
+from tests.data.replay_buffers.collected import KNOWN, check_features, make_collector, make_policy, recomputed, segments
 
 
 def filled(policy, sampler, batch_size=32, rows=None, max_size=1000, batches=4):
@@ -35,8 +35,7 @@ def filled(policy, sampler, batch_size=32, rows=None, max_size=1000, batches=4):
 RAGGED = {"strict_length": False, "slice_len": 16}
 
 
-@pytest.mark.parametrize("backend", ["loop", "pad"])
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize(("cell", "backend"), [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in KNOWN)])
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -202,3 +201,19 @@ def test_other_errors():
         slice_priorities(sample, torch.zeros(6), eta=1.5)
     with pytest.raises(ArgumentError, match="one error per step, 6, got shape"):
         slice_priorities(sample, torch.zeros(5))
+
+
+@pytest.mark.parametrize("cell", KNOWN)
+def test_zero_start_and_refresh_of_every_cell(cell):
+    """Zeros at slice starts only; refreshed by the policy that collected, the stored states stay as they are."""
+    policy = make_policy(cell)
+    buffer = filled(policy, SliceSampler(slice_len=8))
+    sample = buffer.sample()
+    zero, starts = ZeroStart(policy)(sample), sample["is_init"].reshape(-1)
+    for key in KNOWN[cell].state_names:
+        assert not zero[key][starts].any()
+        assert torch.equal(zero[key][~starts], sample[key][~starts])
+    before = buffer[:].clone()
+    refresh_states(buffer, sample, policy)
+    for key in KNOWN[cell].state_names:
+        torch.testing.assert_close(buffer[:][key], before[key], rtol=0, atol=1e-6)

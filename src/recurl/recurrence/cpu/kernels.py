@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall, Support
-from recurl.recurrence.cells import States
+from recurl.recurrence.cells import LayerWeights, States
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, instruction_sets, missing
-from recurl.recurrence.ops import Gradients
+from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
 
 _V = TypeVar("_V")
 _CELLS = {"lstm": 0, "gru": 1}
@@ -36,13 +36,14 @@ class CpuKernels:
     """
 
     name = "cpu"
+    cells = tuple(_CELLS)
 
     def __init__(self, instruction_set: str | None = None) -> None:
         self.instruction_set = instruction_set
         self._missing = missing()
 
     def missing(self) -> str | None:
-        """See :meth:`recurl.recurrence.ops.Kernels.missing`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.missing`."""
         return self._missing if torch.compiler.is_compiling() else missing()  # which asks the file system: no tracing
 
     def unsupported(self, support: Support) -> str | None:
@@ -54,17 +55,17 @@ class CpuKernels:
         return self.missing()
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.ops.Kernels.forward`. Saves the gates and, with projection, o tanh(c)."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves the gates and, with projection, o tanh(c)."""
         arguments, saved = self._arguments(call), self.saved_like(call)
-        after = tuple(_empty(call, size) for size in call.weights.state_sizes(call.cell))
+        after = tuple(_empty(call, state.shape[1]) for state in call.states)
         arguments.whole(**_named(call, "", after), **_named_saved(saved))
         arguments.call("forward")
         return tuple(state.to(call.x.dtype) for state in after), saved if keep else ()
 
     def backward(
-        self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: tuple[bool, ...]
+        self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.ops.Kernels.backward`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
         arguments, dtype = self._arguments(call), _COMPUTED_IN[call.x.dtype]
         gates = saved or self.saved_like(call)
         arguments.whole(**_named(call, "", [state.to(dtype) for state in after]), **_named_saved(gates))
@@ -72,11 +73,12 @@ class CpuKernels:
             arguments.call("gates")
         arguments.rows(**_named(call, "grad_", [grad.to(dtype) for grad in grads]))
         w, width = call.weights, after[0].shape[1]
-        inputs = {"x": call.x, "w_ih": w.w_ih, "w_hh": w.w_hh, "b_ih": w.b_ih, "b_hh": w.b_hh, "w_hr": w.w_hr}
-        stored = {f"{name}0": state for name, state in _named(call, "", call.states).items()}
+        wanted: LayerWeights = needs.weights
+        stored = [f"{name}0" for name in call.cell.state_names]
+        names = ("x", *w._fields, *stored)
         gradients = {
             name: tensor.new_empty(tensor.shape, dtype=dtype) if need and tensor is not None else None
-            for (name, tensor), need in zip((inputs | stored).items(), needs, strict=True)
+            for name, tensor, need in zip(names, inputs_of(call).flat, needs.flat, strict=True)
         }
         for name in stored:  # only the rows at segment starts are written
             if (gradient := gradients[name]) is not None:
@@ -84,15 +86,16 @@ class CpuKernels:
         arguments.whole(
             grad_gates=torch.empty_like(gates[0]),
             grad_output=None if w.w_hr is None else _empty(call, width),
-            h_before=_empty(call, width) if needs[2] or needs[4] else None,
+            h_before=_empty(call, width) if wanted.w_hh or wanted.b_hh else None,
             **{f"grad_{name}": gradient for name, gradient in gradients.items()},
         )
         arguments.call("backward")
-        return tuple(None if gradient is None else gradient.to(call.x.dtype) for gradient in gradients.values())
+        found = [None if gradient is None else gradient.to(call.x.dtype) for gradient in gradients.values()]
+        return Inputs.from_flat(call.cell, found)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
-        hidden = call.weights.w_hh.shape[0] // call.cell.num_gates
+        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
+        hidden = call.weights.hidden_size
         gates = _empty(call, 4 * hidden)  # a GRU keeps W_hn h + b_hn beside its three gates
         return (gates,) if call.weights.w_hr is None else (gates, _empty(call, hidden))
 
@@ -102,7 +105,8 @@ class CpuKernels:
 
     def _arguments(self, call: LayerCall) -> Arguments:
         """What forward and backward are told alike."""
-        w, dtype, arguments = call.weights, _COMPUTED_IN[call.x.dtype], Arguments()
+        w: LayerWeights = call.weights
+        dtype, arguments = _COMPUTED_IN[call.x.dtype], Arguments()
         arguments.numbers(
             cell=_CELLS[call.cell.name],
             dtype=int(dtype == torch.float64),
@@ -110,11 +114,11 @@ class CpuKernels:
             threads=torch.get_num_threads(),
             tokens=call.x.shape[0],
             inputs=call.x.shape[1],
-            hidden=w.w_hh.shape[0] // call.cell.num_gates,
+            hidden=w.hidden_size,
             outputs=w.w_hh.shape[1],
         )
-        named = {"w_ih": w.w_ih, "w_hh": w.w_hh, "b_ih": w.b_ih, "b_hh": w.b_hh, "w_hr": w.w_hr}
-        arguments.whole(**{name: None if weight is None else weight.to(dtype) for name, weight in named.items()})
+        weights = w._asdict().items()
+        arguments.whole(**{name: None if weight is None else weight.to(dtype) for name, weight in weights})
         arguments.whole(starts=call.boundaries.starts)
         arguments.rows(x=call.x.to(dtype))
         stored = _named(call, "", [state.to(dtype) for state in call.states])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from recurl.recurrence.cells import Cell, LayerWeights, States
 from recurl.recurrence.cpu.library import check, instruction_sets, step_function
 
 _CELLS = {"lstm": 0, "gru": 1}
+_GATES = {"lstm": 4, "gru": 3}
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 NUMBERS = 21  # of recurl_step
 NUMBERS_OF_WEIGHTS = 5  # of recurl_step_weights
@@ -43,23 +45,26 @@ def can_step() -> bool:
 
 def step(
     cell: Cell,
-    layers: Sequence[Sequence[LayerWeights]],
+    layers: Sequence[Sequence[Any]],
     x: Tensor,
     states: States | None,
     is_init: Tensor | None,
 ) -> tuple[Tensor, States] | None:
-    """Return what :func:`recurl.recurrence.step_stack` returns, or None where the tensors are not for the library.
+    """Return what :func:`recurl.recurrence.step_stack` returns, or None where cell or tensors are not for it.
 
     They must be plain tensors on the CPU in one of the kernels' dtypes, and fit each other.
     """
+    kind = _CELLS.get(cell.name)
+    if kind is None:
+        return None
     (rows, inputs), dtype, depth = x.shape, x.dtype, len(layers)
-    w_hh = layers[0][0].w_hh
-    hidden, outputs = w_hh.shape[0] // cell.num_gates, w_hh.shape[1]
+    first = layers[0][0]
+    hidden, outputs = first.hidden_size, first.w_hh.shape[1]
     sizes = (outputs, hidden)[: len(cell.state_names)]
     weights = _weights(cell, layers, dtype, inputs)
     if weights is None or not _fits(x, dtype, (rows, inputs)):
         return None
-    numbers = [_CELLS[cell.name], _DTYPES[dtype], len(instruction_sets()) - 1, torch.get_num_threads()]
+    numbers = [kind, _DTYPES[dtype], len(instruction_sets()) - 1, torch.get_num_threads()]
     x = _unit_stride(x)
     numbers += rows, depth, inputs, hidden, outputs, x.data_ptr(), x.stride(0)
     if is_init is not None:
@@ -98,7 +103,9 @@ def _weights(cell: Cell, layers: Sequence[Sequence[LayerWeights]], dtype: torch.
     if dtype not in _DTYPES:
         return None
     rows, outputs = layers[0][0].w_hh.shape
-    hidden, projects = rows // cell.num_gates, len(cell.state_names) > 1
+    hidden, projects = layers[0][0].hidden_size, cell.projects
+    if rows != _GATES[cell.name] * hidden:
+        return None
     pointers: list[int] = []
     for (w,) in layers:
         if outputs != hidden if w.w_hr is None else not projects:

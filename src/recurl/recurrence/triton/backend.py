@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
-from recurl.recurrence.ops import Gradients
+from recurl.recurrence.kernels import Gradients, Inputs
 from recurl.recurrence.triton.config import Tile, chosen_for, tile_for
 from recurl.recurrence.triton.layer import Layer
 from recurl.recurrence.triton.layout import Layout
@@ -20,12 +20,14 @@ from recurl.recurrence.triton.layout import Layout
 _OLDEST_TRITON = (3, 6)
 _OLDEST_CAPABILITY = (8, 0)
 _DTYPES = (torch.float32, torch.bfloat16)
+_GATES = {"lstm": 4, "gru": 3}
 
 
 class TritonKernels:
     """Forward and backward walks over segments on the GPU, weights resident, big products in ATen."""
 
     name = "triton"
+    cells = tuple(_GATES)
 
     def __init__(self, tile_for: Callable[[str, int, int, str], Tile] = tile_for) -> None:
         self.tile_for = tile_for
@@ -47,14 +49,14 @@ class TritonKernels:
             return f"it needs compute capability 8.0 or newer, this GPU has {capability[0]}.{capability[1]}; use 'loop'"
         if support.dtype not in _DTYPES:
             return f"it computes in float32 and bfloat16, got {support.dtype}; use 'loop'"
-        tile = self.tile_for("forward", support.hidden_size, support.cell.num_gates, "bf16")
+        tile = self.tile_for("forward", support.hidden_size, _GATES[support.cell.name], "bf16")
         if tile.members > processors:
             largest = processors * tile.units
             return f"hidden_size={support.hidden_size} is too large: this GPU holds {largest} units; use 'loop'"
         return None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.ops.Kernels.forward`. Saves the gates (and the output before projection)."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves the gates (and the output before projection)."""
         layer = self._layer(call)
         after, gates = layer.walk_forward(keep)
         saved = () if not keep else (gates,) if call.weights.w_hr is None else (gates, after[0])
@@ -63,9 +65,9 @@ class TritonKernels:
         return tuple(state.to(call.x.dtype) for state in after), saved
 
     def backward(
-        self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: tuple[bool, ...]
+        self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.ops.Kernels.backward`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
         layer = self._layer(call)
         after = tuple(state.float() for state in after)
         before = layer.before(after[0])
@@ -74,12 +76,12 @@ class TritonKernels:
         unprojected = after[0] if w.w_hr is None else layer.unprojected(gates, after[1], saved)
         into_h = grads[0] if w.w_hr is None else grads[0].float() @ w.w_hr.float()
         grad_gates, grad_stored = layer.walk_backward(
-            (into_h, *grads[1:]), gates, (unprojected, *after[1:]), to_stored=needs[-1]
+            (into_h, *grads[1:]), gates, (unprojected, *after[1:]), to_stored=needs.states[-1]
         )
         return layer.gradients(grad_gates, grad_stored, before, grads[0], unprojected, needs)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.ops.Kernels.saved_like`."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
         layer = self._layer(call)
         tokens = call.x.shape[0]
         gates = call.x.new_empty(tokens, 4 * layer.layout.width, dtype=layer.kept_dtype)
@@ -92,7 +94,7 @@ class TritonKernels:
         return None
 
     def _layer(self, call: LayerCall) -> Layer:
-        hidden, num_gates = call.weights.w_hh.shape[0] // call.cell.num_gates, call.cell.num_gates
+        hidden = call.weights.hidden_size
         lowest = torch.bfloat16 in (call.x.dtype, call.options.compute_dtype)
         precision = "bf16" if lowest else call.options.precision
         chosen = None
@@ -101,7 +103,7 @@ class TritonKernels:
             rows = call.boundaries.num_tokens // call.boundaries.batch_shape[-1]
             known = 1 if isinstance(rows, torch.SymInt) else rows  # the operators get a flat stream, traced or not
             chosen = chosen_for(capability, processors, call.cell.name, hidden, precision, known)
-        layout = Layout(num_gates == 4, hidden, chosen.width if chosen else hidden, chosen is not None)
+        layout = Layout(call.cell.name == "lstm", hidden, chosen.width if chosen else hidden, chosen is not None)
         return Layer(call, layout, precision, chosen, self.tile_for)
 
 

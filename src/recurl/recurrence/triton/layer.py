@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall
 from recurl.recurrence.cells import States
-from recurl.recurrence.ops import Gradients
+from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
 from recurl.recurrence.triton.config import Chosen, Tile
 from recurl.recurrence.triton.layout import Layout
 
@@ -139,26 +139,26 @@ class Layer:
         before: Tensor,
         grad_h: Tensor,
         unprojected: Tensor,
-        needs: tuple[bool, ...],
+        needs: Inputs[bool],
     ) -> Gradients:
         """All gradients, from those of the gates."""
-        call, w, layout = self.call, self.call.weights, self.layout
+        call, w, layout, wanted = self.call, self.call.weights, self.layout, needs.weights
         columns = layout.num_gates * layout.width
         to_input, to_hidden = grad_gates[:, :columns], grad_gates[:, -columns:]
         # W_hh times the gradient: the gradient of h before each token, wanted where the walk doesn't carry it.
-        back = to_hidden @ self._hidden_weight() if needs[5] or needs[6] else grad_gates[:0]
-        to_w_ih = to_input.t() @ call.x.to(self.dtype) if needs[1] else None
-        to_w_hh = to_hidden.t() @ before if needs[2] else None
+        back = to_hidden @ self._hidden_weight() if wanted.w_hr or needs.states[0] else grad_gates[:0]
+        to_w_ih = to_input.t() @ call.x.to(self.dtype) if wanted.w_ih else None
+        to_w_hh = to_hidden.t() @ before if wanted.w_hh else None
         found = (
-            to_input @ self._arranged(w.w_ih) if needs[0] else None,
-            *_module("weights").restored(grad_gates, to_w_ih, to_w_hh, layout, needs[3] or needs[4]),
-            self._to_projection(back, grad_h, unprojected) if needs[5] else None,
+            to_input @ self._arranged(w.w_ih) if needs.x else None,
+            *_module("weights").restored(grad_gates, to_w_ih, to_w_hh, layout, wanted.b_ih or wanted.b_hh),
+            self._to_projection(back, grad_h, unprojected) if wanted.w_hr else None,
             *self._to_states(back, grad_stored, needs),
         )
-        like = (call.x, w.w_ih, w.w_hh, w.b_ih, w.b_hh, w.w_hr, *call.states)
-        wanted = zip(found, like, needs, strict=True)
-        return tuple(
-            value.to(at.dtype) if need and value is not None and at is not None else None for value, at, need in wanted
+        each = zip(found, inputs_of(call).flat, needs.flat, strict=True)
+        return Inputs.from_flat(
+            call.cell,
+            [value.to(at.dtype) if need and value is not None and at is not None else None for value, at, need in each],
         )
 
     def _hidden_weight(self) -> Tensor:
@@ -169,15 +169,15 @@ class Layer:
     def _arranged(self, w: Tensor) -> Tensor:
         return _module("weights").arranged(w, self.layout, self.dtype, (None, None))[0]
 
-    def _to_states(self, back: Tensor, grad_stored: Tensor, needs: tuple[bool, ...]) -> Gradients:
+    def _to_states(self, back: Tensor, grad_stored: Tensor, needs: Inputs[bool]) -> tuple[Tensor | None, ...]:
         starts = self.call.boundaries.starts.unsqueeze(1)
         grad_h = None
-        if needs[6]:
+        if needs.states[0]:
             whole = back.float() if self.layout.lstm else back.float() + grad_stored
             grad_h = torch.where(starts, whole, 0)
         if not self.layout.lstm:
             return (grad_h,)
-        return grad_h, grad_stored if needs[7] else None
+        return grad_h, grad_stored if needs.states[1] else None
 
     def _to_projection(self, back: Tensor, grad_h: Tensor, unprojected: Tensor) -> Tensor:
         from_next = torch.where(self.call.boundaries.starts.unsqueeze(1), 0, back).float()

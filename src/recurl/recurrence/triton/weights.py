@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.cells import States
-from recurl.recurrence.ops import Gradients
 from recurl.recurrence.triton import arrange, walk
 from recurl.recurrence.triton.launch import on, start
 from recurl.recurrence.triton.layout import Layout
@@ -43,7 +42,7 @@ def arranged(w: Tensor, layout: Layout, dtype: torch.dtype, biases: tuple[Tensor
 
 def restored(
     grad_gates: Tensor, to_w_ih: Tensor | None, to_w_hh: Tensor | None, layout: Layout, biases: bool
-) -> Gradients:
+) -> tuple[Tensor | None, ...]:
     """Gradients of w_ih, w_hh, b_ih and b_hh in the order of torch.nn, float32, as far as they are asked for.
 
     Args:

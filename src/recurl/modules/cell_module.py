@@ -1,0 +1,103 @@
+"""CellModule: the recurrent module with any cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from recurl.keys import NestedKey
+from recurl.modules.python_rnn import CellNet
+from recurl.modules.recurrent import RecurrentModule
+from recurl.modules.rnn_arguments import RecurrentSettings, check_batch_first, read_keys, written_keys
+from recurl.recurrence import Cell, cell_of
+
+
+class CellModule(RecurrentModule):
+    """Layers of any cell that step in an environment and replay whole sequences, reset by ``is_init``.
+
+    All is as in :class:`~recurl.modules.LSTMModule`, but for the states: as many as the cell has, each
+    ``[*B, L, *shape]``. Modes, boundaries, missing states, primers and what is written are the same for every cell.
+
+    Args:
+        cell: a subclass of :class:`recurl.recurrence.Cell`, or an instance of one.
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L; each layer feeds the next.
+        bias: add biases.
+        batch_first: must be True; there for the sake of ``torch.nn``'s signature.
+        dropout: probability of dropping each output of each layer but the last, in training.
+        proj_size: P; when positive, the output is projected to P units. Only for cells with a projection.
+        bidirectional: also run each segment from its end to its start.
+        python_based: step from the cell's definition, even if it has a fused step. Not with ``bidirectional``.
+        recurrent_backend: who runs sequences: ``"loop"``, ``"scan"`` and ``"reference"`` serve every cell, ``"pad"``,
+            ``"cpu"`` and ``"triton"`` LSTM and GRU. ``"auto"`` and ``"fastest"`` take one that serves the cell.
+        recurrent_compute_dtype: dtype of the recurrent products' operands under ``"triton"``.
+        recurrent_recompute: ``"full"`` keeps nothing for the backward pass and runs the recurrence again there.
+        recurrent_matmul_precision: precision of float32 products under ``"triton"``.
+        in_key: key of the value; one state gets the key ``"recurrent_state"``, several ``"recurrent_state_<name>"``.
+        in_keys: keys of value and states; ``"is_init"`` may follow. Exclusive with ``in_key``.
+        out_key: key of the features; the states go to their keys under ``"next"``.
+        out_keys: keys of features and states. Exclusive with ``out_key``.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+        default_recurrent_mode: the mode where none is set; False if not given.
+
+    Raises:
+        ArgumentError: a value is out of range, key arguments are missing, doubled or too many, or the cell lacks the
+            projection, or the biases to leave out, that were asked for.
+        ArgumentTypeError: an argument has the wrong type; ``cell`` is no cell.
+        UnsupportedError: the backend, asked for by name, doesn't serve the cell.
+
+    Example:
+        >>> from recurl.recurrence import GRU
+        >>> gru = CellModule(GRU, 4, 8, in_key="observation", out_key="features")
+        >>> gru.in_keys, gru.out_keys
+        (['observation', 'recurrent_state', 'is_init'], ['features', ('next', 'recurrent_state')])
+    """
+
+    def __init__(  # noqa: PLR0913 - the signature is the field's
+        self,
+        cell: Cell | type[Cell],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        proj_size: int = 0,
+        bidirectional: bool = False,
+        python_based: bool = False,
+        recurrent_backend: str = "auto",
+        recurrent_compute_dtype: torch.dtype = torch.float32,
+        recurrent_recompute: str = "none",
+        recurrent_matmul_precision: str = "auto",
+        *,
+        in_key: NestedKey | None = None,
+        in_keys: Sequence[NestedKey] | None = None,
+        out_key: NestedKey | None = None,
+        out_keys: Sequence[NestedKey] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        default_recurrent_mode: bool | None = None,
+    ) -> None:
+        settings = RecurrentSettings(
+            recurrent_backend, recurrent_compute_dtype, recurrent_recompute, recurrent_matmul_precision
+        )
+        cell = cell_of(cell)
+        check_batch_first(batch_first, "CellModule")
+        net = CellNet(
+            cell,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            proj_size=proj_size,
+            python_based=python_based,
+            device=device,
+            dtype=dtype,
+        )
+        read, written = read_keys(cell, in_key, in_keys), written_keys(cell, out_key, out_keys)
+        super().__init__(net, read, written, settings, default_recurrent_mode)

@@ -1,0 +1,57 @@
+"""Cells as a user writes them: in torch, outside recurl."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from examples.mingru import MinGRU
+from torch import Tensor
+
+from recurl.recurrence import Cell, Sizes
+
+
+class FastWeights(Cell):
+    """Schlag et al. 2021 in short: a matrix of associations [K, H] and a count of steps [], read by a query.
+
+    Two states of different shapes, features that are neither, and a size of its own.
+    """
+
+    state_names = ("memory", "count")
+
+    def __init__(self, keys: int = 3) -> None:
+        self.keys = keys
+
+    def parameters(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        query = (self.keys, sizes.input_size)
+        return {"key": query, "query": query, "value": (sizes.hidden_size, sizes.input_size)}
+
+    def state_shapes(self, sizes: Sizes) -> tuple[tuple[int, ...], ...]:
+        return (self.keys, sizes.hidden_size), ()
+
+    def step(self, x: Tensor, states: tuple[Tensor, ...], key: Tensor, query: Tensor, value: Tensor):
+        memory, count = states
+        written = F.linear(x, key).tanh().unsqueeze(-1) * F.linear(x, value).unsqueeze(-2)
+        memory, count = 0.9 * memory + written, 0.5 * count + 1
+        read = (F.linear(x, query).tanh().unsqueeze(-1) * memory).sum(-2)
+        return read / count.abs().add(1).unsqueeze(-1), (memory, count)
+
+
+class FourGates(Cell):
+    """Four gates and two states in the shapes of an LSTM, but no LSTM: the cell state is never squashed."""
+
+    state_names = ("h", "c")
+
+    def parameters(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        rows = 4 * sizes.hidden_size
+        return {"weight_ih": (rows, sizes.input_size), "weight_hh": (rows, sizes.hidden_size)}
+
+    def step(self, x: Tensor, states: tuple[Tensor, ...], weight_ih: Tensor, weight_hh: Tensor):
+        i, f, g, o = (F.linear(x, weight_ih) + F.linear(states[0], weight_hh)).chunk(4, -1)
+        c = torch.sigmoid(f) * states[1] + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * c
+        return h, (h, c)
+
+
+__all__ = ["OWN", "FastWeights", "FourGates", "MinGRU"]
+
+OWN = {cell.__name__.lower(): cell() for cell in (MinGRU, FastWeights)}

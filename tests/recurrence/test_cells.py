@@ -1,0 +1,170 @@
+"""The contract of cells, and which backends serve which."""
+
+from __future__ import annotations
+
+import pickle
+import types
+
+import pytest
+import torch
+from torch import Tensor
+
+from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from recurl.recurrence import (
+    BACKENDS,
+    CELLS,
+    GRU,
+    LSTM,
+    Cell,
+    LayerCall,
+    Sizes,
+    States,
+    Support,
+    cell_of,
+    load_cell,
+    register_backend,
+    step_stack,
+)
+from recurl.recurrence.cells import cell_named
+from tests.own_cells import FastWeights, FourGates, MinGRU
+
+CPU = torch.device("cpu")
+
+
+def test_a_name_tells_a_cell_from_all_others() -> None:
+    assert (LSTM.name, GRU.name, MinGRU().name) == ("lstm", "gru", "examples.mingru:MinGRU")
+    assert FastWeights(keys=4).name == "tests.own_cells:FastWeights(keys=4)"
+    assert pickle.loads(pickle.dumps(FastWeights(keys=4))).name == FastWeights(keys=4).name
+    assert cell_named("examples.mingru:MinGRU").name == MinGRU().name
+    with pytest.raises(ArgumentError, match=r"'nowhere:None' isn't known in this process: import its module"):
+        cell_named("nowhere:None")
+
+
+def test_a_name_can_be_taken_once() -> None:
+    with pytest.raises(ArgumentError, match=r"There is a cell called 'lstm', recurl\.recurrence\.cells\.lstm:LSTMCell"):
+
+        class Impostor(Cell, name="lstm"):
+            pass
+
+
+def test_a_step_of_ones_own_inherits_no_shortcut() -> None:
+    class Clipped(type(LSTM)):
+        def step(self, x, states, weight_ih, weight_hh, bias_ih=None, bias_hh=None, weight_hr=None):
+            h, (_, c) = super().step(x, states, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr)
+            return h, (h, c.clamp(-1, 1))
+
+    clipped = Clipped()
+    assert (clipped.derivatives, clipped.loop, clipped.features_are_first_state) == (None, None, False)
+    assert clipped.name != "lstm"
+    for backend in ("cpu", "triton", "pad"):
+        with pytest.raises(UnsupportedError, match=r"kernels for lstm and gru only.*Clipped.*use 'auto' or 'loop'"):
+            BACKENDS.check_cell(backend, clipped)
+
+
+@pytest.mark.parametrize("backend", ["pad", "cpu", "triton"])
+def test_four_gates_are_not_taken_for_an_lstm(backend: str) -> None:
+    reason = rf"'{backend}' can't run this call: it has kernels for lstm and gru only.*tests\.own_cells:FourGates; use"
+    with pytest.raises(UnsupportedError, match=reason):
+        BACKENDS._backends[backend].missing() or BACKENDS.choose(backend, Support(FourGates(), CPU))
+
+
+def test_automatic_choices_serve_the_cell() -> None:
+    own = Support(FourGates(), CPU)
+    assert (BACKENDS.choose("auto", own).name, BACKENDS.choose("fastest", own).name) == ("loop", "loop")
+    assert BACKENDS.choose("auto", Support(FourGates(), CPU, compiling=True)).name == "scan"
+    assert BACKENDS.choose("fastest", Support(GRU, CPU)).name == "cpu"
+
+
+def test_the_quick_step_is_for_the_cells_it_serves() -> None:
+    """Without gradients the library steps an LSTM, and must not step what has the same shapes."""
+    torch.manual_seed(0)
+    weights, x = (torch.randn(20, 3), torch.randn(20, 5)), torch.randn(4, 3)
+    states = (torch.randn(4, 1, 5), torch.randn(4, 1, 5))
+    with torch.no_grad():
+        features, _ = step_stack(FourGates(), [[weights]], x, states)
+    expected, _ = FourGates().step(x, tuple(state[:, 0] for state in states), *weights)
+    torch.testing.assert_close(features, expected)
+
+
+def test_zeros_need_shapes() -> None:
+    with pytest.raises(ArgumentError, match=r"states=None stands for zeros of the shapes in shapes=, which is empty"):
+        step_stack(MinGRU(), [[(torch.zeros(2, 2), torch.zeros(2, 2))]], torch.zeros(1, 2), None)
+
+
+class Recorder:
+    """A backend for minGRU only, on top of the reference."""
+
+    name, cells = "recorder", ("examples.mingru:MinGRU",)
+
+    def missing(self) -> None:
+        return None
+
+    def unsupported(self, support: Support) -> str | None:
+        return "it computes in float32" if support.dtype != torch.float32 else None
+
+    def run(self, call: LayerCall) -> tuple[Tensor, States]:
+        return BACKENDS.choose("reference", Support(call.cell, call.x.device)).run(call)
+
+
+def test_a_backend_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BACKENDS, "_backends", dict(BACKENDS._backends))
+    monkeypatch.setattr(BACKENDS, "_fast", list(BACKENDS._fast))
+    register_backend(Recorder(), fast=True)
+    assert BACKENDS.choose("recorder", Support(MinGRU(), CPU)).name == "recorder"
+    assert BACKENDS.choose("fastest", Support(MinGRU(), CPU)).name == "recorder"
+    assert BACKENDS.choose("fastest", Support(MinGRU(), CPU, torch.float64)).name == "loop"
+    assert BACKENDS.choose("fastest", Support(LSTM, CPU)).name == "cpu"
+    with pytest.raises(
+        UnsupportedError, match=r"'recorder' can't run this call: it has kernels for examples.*for .* lstm;"
+    ):
+        BACKENDS.choose("recorder", Support(LSTM, CPU))
+
+
+def test_a_backend_lacks_nothing() -> None:
+    with pytest.raises(ArgumentTypeError, match="SimpleNamespace lacks cells, missing, unsupported, run"):
+        register_backend(types.SimpleNamespace(name="empty"))
+
+
+class Unfinished(Cell):
+    def parameters(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        return {}
+
+
+class NeedsSize(MinGRU):
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.nn.GRUCell, r"must be a subclass of recurl\.recurrence\.Cell.*which has no step"),
+        (3, "got 3, which has no parameters and no step"),
+        (Unfinished, "The cell Unfinished must define step"),
+        (NeedsSize, "The cell NeedsSize needs arguments .*width.*pass an instance"),
+    ],
+)
+def test_what_is_no_cell(value: object, message: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=message):
+        cell_of(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lstn", r"There is no cell 'lstn'\. Did you mean 'lstm'\? Cells are lstm, gru, or module:Class"),
+        ("minGRU", "There is no cell 'minGRU'"),
+        ("no_such_module:Cell", "The module 'no_such_module' of the cell .* can't be imported.*PYTHONPATH"),
+        ("examples.mingru:MinGru", r"The module 'examples\.mingru' has no cell 'MinGru'\. Did you mean 'MinGRU'\?"),
+        ("tests.own_cells:torch", r"'tests\.own_cells:torch' is no cell\. A cell must be a subclass"),
+        (f"{__name__}:Unfinished", "is no cell. The cell Unfinished must define step"),
+    ],
+)
+def test_names_of_no_cell(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        load_cell(text)
+
+
+def test_cells_by_name() -> None:
+    assert [load_cell(name) for name in CELLS] == [LSTM, GRU]
+    assert isinstance(load_cell("examples.mingru:MinGRU"), MinGRU)

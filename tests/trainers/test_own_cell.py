@@ -1,0 +1,46 @@
+"""A cell of one's own in the trainers: --cell module:Class, through training, resuming, evaluation and export."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from recurl.cli.main import main
+from recurl.errors import ArgumentError
+from recurl.trainers import PPOConfig, RunFolder, load_agent
+
+CELL = "tests.own_cells:FastWeights"
+SMALL = ["--env", "recurl/RepeatPrevious-v0", "--env-kwargs", "k=1", "episode_length=8", "--hidden-size", "8"]
+SMALL += ["--num-envs", "4", "--rollout-steps", "16", "--eval-episodes", "2"]
+
+
+@pytest.mark.parametrize(("algorithm", "cell"), [("ppo", CELL), ("r2d2", "examples.mingru:MinGRU")])
+def test_trains_resumes_evaluates_and_exports(algorithm, cell, tmp_path):
+    run, path = str(tmp_path / "run"), tmp_path / "run" / "config.json"
+    assert main(["train", algorithm, *SMALL, "--cell", cell, "--total-steps", "128", "--run-dir", run]) == 0
+    config = json.loads(path.read_text())
+    assert config["cell"] == cell
+    path.write_text(json.dumps(config | {"total_steps": 192}))
+    assert main(["train", "--resume", run]) == 0
+    assert main(["evaluate", run, "--episodes", "2"]) == 0
+    assert main(["export", run, "--format", "torch"]) == 0
+    assert json.loads((tmp_path / "run" / "policy.pt2.json").read_text())["cell"] == cell
+
+
+def test_a_cell_keeps_its_own_initialisation(tmp_path):
+    """Of LSTM and GRU the trainers draw orthogonal matrices and zero biases."""
+    folder = RunFolder(tmp_path / "run")
+    assert main(["train", "ppo", *SMALL, "--cell", CELL, "--total-steps", "64", "--run-dir", str(folder.path)]) == 0
+    _, agent = load_agent(folder, on_cpu=True)
+    states = [key for key in agent.policy.out_keys if key[0] == "next"]
+    assert states == [("next", "state_memory"), ("next", "state_count")]
+    names = [name for name, _ in agent.named_parameters() if ".cell." in name]
+    assert {name.rpartition(".")[2] for name in names} == {"key_l0", "query_l0", "value_l0"}
+    assert all(torch.isfinite(parameter).all() for parameter in agent.parameters())
+
+
+def test_a_backend_that_does_not_serve_the_cell_is_refused():
+    with pytest.raises(ArgumentError, match=r"--backend: .*'cpu' can't run this module.*FastWeights"):
+        PPOConfig(env="recurl/TMaze-v0", cell=CELL, backend="cpu")

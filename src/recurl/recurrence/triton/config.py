@@ -110,6 +110,30 @@ class Wide:
         return columns if held <= _SHARED_BYTES else self.stages
 
 
+@dataclass(frozen=True)
+class Single:
+    """How the Gluon kernels with one slot per program are cut.
+
+    Attributes:
+        units: the power of two that holds all hidden units.
+        warps: per program.
+        held: blocks of 16 columns of the weights in registers; the rest is in shared memory.
+        programs: per multiprocessor.
+    """
+
+    units: int
+    warps: int
+    held: int
+    programs: int
+    rows: ClassVar[int] = 1
+    ring: ClassVar[int] = 8
+
+    def members_for(self, width: int) -> int:
+        """Programs of a group."""
+        return 1
+
+
+Walk = Single | Resident | Wide
 _SHARED_BYTES = 224 * 1024  # of one program, less what a reduction needs
 
 # By cell, W and bits of an operand (tf32 counts as 32): as many weights in registers as go in without spilling.
@@ -147,8 +171,19 @@ class Chosen:
     """
 
     width: int
-    forward: Resident | Wide
-    backward: Resident | Wide
+    forward: Walk
+    backward: Walk
+
+
+_SINGLE_UNITS = 128
+_SINGLE_ROWS = 4  # rows per multiprocessor up to which one slot per program is quicker than eight, in tf32
+_SINGLE_HELD = {"lstm": 5, "gru": 8}  # blocks of 16 columns that the registers of 256 threads hold for 128 units
+
+
+def single_for(cell: str, hidden: int) -> Single:
+    """One slot per program: four threads for each unit, or for two where there are many."""
+    units = padded(hidden)
+    return Single(units, max(2, min(8, units // 8)), _SINGLE_HELD[cell], {16: 8, 32: 4, 64: 2, 128: 1}[units])
 
 
 @lru_cache(maxsize=256)
@@ -157,7 +192,7 @@ def chosen_for(
 ) -> Chosen | None:
     """Return how the Gluon kernels run a layer, or None where the plain ones serve.
 
-    The resident ones are quicker per step, the wide ones walk more rows at once.
+    Those of one slot per program are quickest per step, the resident ones walk more rows at once, the wide ones most.
 
     Args:
         capability: of the GPU.
@@ -167,8 +202,15 @@ def chosen_for(
         precision: of the recurrent products.
         batch_rows: rows of the batch, each at least one segment.
     """
+    if capability != _GLUON_CAPABILITY:
+        return None
+    if precision != "bf16":
+        most = _SINGLE_ROWS if precision == "tf32" else math.inf
+        if hidden <= _SINGLE_UNITS and batch_rows <= most * processors:
+            single = single_for(cell, hidden)
+            return Chosen(-(-hidden // 16) * 16, single, single)
     bits = _GLUON_BITS.get(precision)
-    if bits is None or capability != _GLUON_CAPABILITY:
+    if bits is None:
         return None
     width = padded(hidden)
     resident = _SMALL if width <= 32 else _RESIDENT.get((cell, width, bits))

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
-from recurl.recurrence.triton.config import Resident, Wide
+from recurl.recurrence.triton.config import Resident, Single, Walk, Wide
 from recurl.recurrence.triton.launch import flags_of, groups_for, on, processors_of, slot_bounds, start
 from recurl.recurrence.triton.layout import Layout
 from recurl.recurrence.triton.resident_backward import resident_backward_kernel
 from recurl.recurrence.triton.resident_forward import resident_forward_kernel
+from recurl.recurrence.triton.single_backward import single_backward_kernel
+from recurl.recurrence.triton.single_forward import single_forward_kernel
 from recurl.recurrence.triton.weights import packed
 from recurl.recurrence.triton.wide_backward import wide_backward_kernel
 from recurl.recurrence.triton.wide_forward import wide_forward_kernel
@@ -28,14 +30,15 @@ def run_forward(
     stored: States,
     boundaries: Boundaries,
     layout: Layout,
-    config: Resident | Wide,
+    config: Walk,
+    kept: torch.dtype,
     keep: bool,
 ) -> tuple[States, Tensor]:
-    """The forward walk. Returns the states after every token and, with ``keep``, the gates in float16."""
+    """The forward walk. Returns the states after every token and, with ``keep``, the gates in dtype ``kept``."""
     tokens, device = input_gates.shape[0], input_gates.device
     grid = grid_for("forward", config, layout, processors_of(device), tokens)
     after = tuple(torch.empty(tokens, layout.hidden, dtype=torch.float32, device=device) for _ in stored)
-    gates = torch.empty(tokens if keep else 0, 4 * layout.width, dtype=torch.float16, device=device)
+    gates = torch.empty(tokens if keep else 0, 4 * layout.width, dtype=kept, device=device)
     with on(device):
         start(grid.kernel, grid.groups * grid.members)(
             *(input_gates, b_hn, grid.weights(w_hh, input_gates.dtype)),
@@ -45,7 +48,7 @@ def run_forward(
             *grid.mail(2, input_gates),
             LSTM=layout.lstm,
             KEEP=keep,
-            **grid.constants(input_gates.dtype),
+            **grid.constants(input_gates.dtype, kept),
         )
     return after, gates
 
@@ -58,7 +61,7 @@ def run_backward(
     after: States,
     boundaries: Boundaries,
     layout: Layout,
-    config: Resident | Wide,
+    config: Walk,
     dtype: torch.dtype,
     to_stored: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -77,7 +80,7 @@ def run_backward(
             *grid.mail(8, grad_gates),
             LSTM=layout.lstm,
             TO_STORED=to_stored,
-            **grid.constants(dtype),
+            **grid.constants(dtype, gates.dtype),
         )
     return grad_gates, grad_stored
 
@@ -88,32 +91,33 @@ class Grid:
 
     kernel: Any
     direction: str
-    config: Resident | Wide
+    config: Walk
     layout: Layout
     groups: int
     members: int
 
     def weights(self, w_hh: Tensor, dtype: torch.dtype) -> Tensor:
         """The recurrent weights as the kernel reads them."""
-        return w_hh if isinstance(self.config, Resident) else packed(self.direction, w_hh, self.layout, dtype)
+        return packed(self.direction, w_hh, self.layout, dtype) if isinstance(self.config, Wide) else w_hh
 
-    def mail(self, turns: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def mail(self, turns: int, like: Tensor) -> tuple[Tensor, ...]:
         """Where the programs of a group leave values for each other, and their arrivals."""
+        if isinstance(self.config, Single):
+            return ()
         if self.members == 1:
             return like, like  # neither read nor written
         mail = like.new_empty(self.groups, turns, self.config.rows, self.layout.width)
         return mail, torch.zeros(self.groups, dtype=torch.int32, device=like.device)
 
-    def constants(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Compile-time arguments and launch options."""
+    def constants(self, dtype: torch.dtype, kept: torch.dtype) -> dict[str, Any]:
+        """Compile-time arguments and launch options, for operands and kept gates of these dtypes."""
         config, units = self.config, self.layout.width // self.members
-        constants: dict[str, Any] = {
-            "HIDDEN": self.layout.hidden,
-            "WIDTH": self.layout.width,
-            "BITS": 8 * dtype.itemsize,
-            "ROWS": config.rows,
-            "UNITS": units,
-        }
+        constants: dict[str, Any] = {"HIDDEN": self.layout.hidden, "WIDTH": self.layout.width}
+        if isinstance(config, Single):
+            exact = kept == torch.float32
+            constants |= {"EXACT": exact, "UNITS": config.units, "HELD": config.held, "RING": config.ring}
+            return {**constants, "WARPS": config.warps, "num_warps": config.warps}
+        constants |= {"BITS": 8 * dtype.itemsize, "ROWS": config.rows, "UNITS": units}
         if isinstance(config, Wide):
             warps = config.rows // 16
             gates = self.layout.num_gates
@@ -134,13 +138,16 @@ class Grid:
 
 
 @lru_cache(maxsize=256)
-def grid_for(direction: str, config: Resident | Wide, layout: Layout, processors: int, tokens: int) -> Grid:
+def grid_for(direction: str, config: Walk, layout: Layout, processors: int, tokens: int) -> Grid:
     """The launch of a walk over ``tokens`` tokens on a GPU of ``processors`` multiprocessors."""
     members = config.members_for(layout.width)
-    kernel = (_RESIDENT if isinstance(config, Resident) else _WIDE)[direction]
+    kernel = _KERNELS[type(config)][direction]
     groups = groups_for(members, config.rows, processors, tokens) * config.programs
     return Grid(kernel, direction, config, layout, groups, members)
 
 
-_RESIDENT = {"forward": resident_forward_kernel, "backward": resident_backward_kernel}
-_WIDE = {"forward": wide_forward_kernel, "backward": wide_backward_kernel}
+_KERNELS: dict[type, dict[str, Any]] = {
+    Single: {"forward": single_forward_kernel, "backward": single_backward_kernel},
+    Resident: {"forward": resident_forward_kernel, "backward": resident_backward_kernel},
+    Wide: {"forward": wide_forward_kernel, "backward": wide_backward_kernel},
+}

@@ -96,7 +96,8 @@ class Layer:
         gates, bias, weight = self.input_gates(), self.hidden_bias(), self.recurrent_weight
         if self.chosen is not None:
             run = _module("gluon_launch").run_forward
-            return run(gates, bias, weight, self.initial, boundaries, self.layout, self.chosen.forward, keep)
+            walk = (self.layout, self.chosen.forward, self.kept_dtype, keep)
+            return run(gates, bias, weight, self.initial, boundaries, *walk)
         tile = self.tile_for("forward", self.layout.hidden, self.layout.num_gates, self.precision)
         kept = self.kept_dtype if keep else None
         run = _module("launch").run_forward

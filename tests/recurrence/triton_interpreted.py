@@ -121,6 +121,12 @@ def packed_differs() -> int:
             pairs = padded[: gates // 2 * 2].view(-1, 2, 16, 8, 128).transpose(1, 2)
             expected = torch.cat([pairs.flatten(), padded[gates // 2 * 2 :].flatten()])
         wrong += not torch.equal(weights.packed(direction, w, layout, torch.float32), expected.flatten())
+        fine = torch.randn(gates * 100, 100)
+        rounded = ((fine.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+        both = weights.packed(direction, fine, layout, torch.float32, exact=True)
+        halves = both.view(-1, 2, 128 if direction == "forward" else gates * 128).unbind(1)
+        for half, value in zip(halves, (fine, fine - rounded), strict=True):
+            wrong += not torch.equal(half.flatten(), weights.packed(direction, value, layout, torch.float32))
     return wrong
 
 

@@ -67,7 +67,7 @@ class Resident:
         ahead: how many steps early the forward walk fetches input gates.
         backward_shared: as ``forward_shared``, in the backward walk.
         programs: per multiprocessor.
-        members: programs of a group; together they hold all hidden units.
+        units: of one program, of which a group has as many as hold all hidden units; 0: one program holds them all.
         rows: slots that a group walks together.
         across: warps that share these slots; each has 16 units.
     """
@@ -76,13 +76,13 @@ class Resident:
     ahead: int
     backward_shared: int
     programs: int
-    members: int = 1
+    units: int = 0
     rows: int = 8
     across: int = 1
 
     def members_for(self, width: int) -> int:
         """Programs of a group."""
-        return self.members
+        return width // self.units if self.units else 1
 
 
 @dataclass(frozen=True)
@@ -136,28 +136,35 @@ class Single:
 Walk = Single | Resident | Wide
 _SHARED_BYTES = 224 * 1024  # of one program, less what a reduction needs
 
-# By cell, W and bits of an operand (tf32 counts as 32): as many weights in registers as go in without spilling.
+# By cell, the largest W and precision: as many weights in registers as go in without spilling.
 _RESIDENT = {
-    ("lstm", 64, 32): Resident(1, 2, 1, 2),
-    ("lstm", 128, 32): Resident(2, 1, 3, 1),
-    ("lstm", 64, 16): Resident(0, 2, 0, 2),
-    ("lstm", 128, 16): Resident(1, 2, 2, 1),
-    ("gru", 64, 32): Resident(0, 2, 0, 2),
-    ("gru", 128, 32): Resident(1, 2, 1, 1),
-    ("gru", 64, 16): Resident(0, 2, 0, 2),
-    ("gru", 128, 16): Resident(0, 2, 1, 1),
-    ("lstm", 256, 32): Resident(4, 2, 4, 1, 8, 16, 2),
-    ("gru", 256, 32): Resident(3, 2, 3, 1, 4, 8),
-    ("lstm", 256, 16): Resident(4, 1, 4, 1, 8, 16, 2),
-    ("gru", 256, 16): Resident(3, 2, 3, 1, 8, 16, 2),
-    ("gru", 512, 32): Resident(3, 1, 3, 1, 32, 16, 2),
-    ("lstm", 512, 16): Resident(4, 1, 4, 1, 16, 16, 2),
-    ("gru", 512, 16): Resident(3, 1, 3, 1, 8, 8),
+    ("lstm", 64, "tf32"): Resident(1, 2, 1, 2),
+    ("lstm", 96, "tf32"): Resident(2, 1, 2, 1),
+    ("lstm", 128, "tf32"): Resident(2, 1, 3, 1),
+    ("lstm", 64, "bf16"): Resident(0, 2, 0, 2),
+    ("lstm", 96, "bf16"): Resident(0, 2, 1, 1),
+    ("lstm", 128, "bf16"): Resident(1, 2, 2, 1),
+    ("gru", 64, "tf32"): Resident(0, 2, 0, 2),
+    ("gru", 96, "tf32"): Resident(0, 2, 0, 1),
+    ("gru", 128, "tf32"): Resident(0, 2, 1, 1),
+    ("gru", 64, "bf16"): Resident(0, 2, 0, 2),
+    ("gru", 96, "bf16"): Resident(0, 2, 0, 1),
+    ("gru", 128, "bf16"): Resident(0, 2, 1, 1),
+    ("lstm", 256, "tf32"): Resident(4, 2, 4, 1, 32, 16, 2),
+    ("gru", 256, "tf32"): Resident(3, 2, 3, 1, 64, 8),
+    ("lstm", 256, "bf16"): Resident(4, 1, 4, 1, 32, 16, 2),
+    ("gru", 256, "bf16"): Resident(3, 2, 3, 1, 32, 16, 2),
+    ("lstm", 256, "ieee"): Resident(4, 1, 4, 1, 32, 16, 2),
+    ("gru", 256, "ieee"): Resident(3, 2, 3, 1, 64, 8),
+    ("gru", 512, "tf32"): Resident(3, 1, 3, 1, 16, 16, 2),
+    ("lstm", 512, "bf16"): Resident(4, 1, 4, 1, 32, 16, 2),
+    ("gru", 512, "bf16"): Resident(3, 1, 3, 1, 64, 8),
 }
 _SMALL = Resident(0, 2, 0, 4)
+_RESIDENT_MULTIPLE = 32  # of which W is one in the resident kernels above 64
 _WIDE_MULTIPLE = 64  # of which W is one in the wide kernels
 _GLUON_CAPABILITY = (9, 0)
-_GLUON_BITS = {"tf32": 32, "bf16": 16}
+_EXACT = ("ieee", "tf32x3")
 
 
 @dataclass(frozen=True)
@@ -176,14 +183,16 @@ class Chosen:
 
 
 _SINGLE_UNITS = 128
-_SINGLE_ROWS = 4  # rows per multiprocessor up to which one slot per program is quicker than eight, in tf32
 _SINGLE_HELD = {"lstm": 5, "gru": 8}  # blocks of 16 columns that the registers of 256 threads hold for 128 units
+# By units: warps, programs per multiprocessor, and rows per multiprocessor up to which they are quickest in tf32.
+_SINGLE = {16: (2, 8, 4), 32: (4, 4, 4), 64: (4, 2, 2), 128: (8, 1, 1)}
 
 
 def single_for(cell: str, hidden: int) -> Single:
     """One slot per program: four threads for each unit, or for two where there are many."""
     units = padded(hidden)
-    return Single(units, max(2, min(8, units // 8)), _SINGLE_HELD[cell], {16: 8, 32: 4, 64: 2, 128: 1}[units])
+    warps, programs, _ = _SINGLE[units]
+    return Single(units, warps, _SINGLE_HELD[cell], programs)
 
 
 @lru_cache(maxsize=256)
@@ -204,19 +213,14 @@ def chosen_for(
     """
     if capability != _GLUON_CAPABILITY:
         return None
-    if precision != "bf16":
-        most = _SINGLE_ROWS if precision == "tf32" else math.inf
-        if hidden <= _SINGLE_UNITS and batch_rows <= most * processors:
+    if precision != "bf16" and hidden <= _SINGLE_UNITS:
+        if precision in _EXACT or batch_rows <= _SINGLE[padded(hidden)][2] * processors:
             single = single_for(cell, hidden)
             return Chosen(-(-hidden // 16) * 16, single, single)
-    bits = _GLUON_BITS.get(precision)
-    if bits is None:
-        return None
-    width = padded(hidden)
-    resident = _SMALL if width <= 32 else _RESIDENT.get((cell, width, bits))
+    width, resident = _resident_for(cell, hidden, precision)
     if resident is not None:
-        groups = processors // resident.members
-        if resident.members == 1 or batch_rows <= groups * resident.rows:
+        groups = processors // resident.members_for(width)
+        if resident.units == 0 or batch_rows <= groups * resident.rows:
             return Chosen(width, resident, resident) if groups else None
     width = -(-hidden // _WIDE_MULTIPLE) * _WIDE_MULTIPLE
     tiles = next(tiles for largest, tiles in _WIDE.items() if width <= largest)
@@ -224,6 +228,19 @@ def chosen_for(
     enough = [pair for pair in fitting if batch_rows <= processors // pair[0].members_for(width) * pair[0].rows]
     best = (enough or fitting[-1:])[:1]
     return Chosen(width, *best[0]) if best else None
+
+
+def _resident_for(cell: str, hidden: int, precision: str) -> tuple[int, Resident | None]:
+    """W, and the resident kernels of the least size that holds it, or None."""
+    width = -(-hidden // _RESIDENT_MULTIPLE) * _RESIDENT_MULTIPLE if hidden > 64 else padded(hidden)
+    if width <= 32:
+        return width, _SMALL
+    name = "ieee" if precision in _EXACT else precision
+    largest = next((size for size in (64, 96, 128, 256, 512) if width <= size), 0)
+    found = _RESIDENT.get((cell, largest, name))
+    if found is not None and found.units:
+        width = -(-hidden // found.units) * found.units
+    return width, found
 
 
 # Forward and backward, by the largest W: the first that walks all rows of the batch at once, else the last.

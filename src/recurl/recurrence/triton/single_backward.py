@@ -10,8 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from recurl.recurrence.triton.registers import barrier, gru_back, store_gradients
-from recurl.recurrence.triton.single_parts import CHUNK, add_product, bring, kept, page_of, ring_of, tanh, weight_chunks
+from recurl.recurrence.triton.registers import barrier, gru_back, kept_of, lstm_back, store_gradients
+from recurl.recurrence.triton.single_parts import CHUNK, add_product, bring, page_of, ring_of, slot_of, weight_chunks
 
 
 @gluon.jit
@@ -75,7 +75,7 @@ def _step(
     )
     flag = gl.load(starts + token - 1, mask=step + 1 < steps, other=0)
     slot = (step // 2) % (RING // 2)
-    g0, g1, g2, g3 = kept(rings[0], rings[1], slot, LU, EXACT)
+    g0, g1, g2, g3 = kept_of(rings[0].index(slot).load(LU), rings[1].index(slot).load(LU), EXACT)
     earlier = rings[4].index(slot).load(LU)
     before = earlier
     if first != 0:
@@ -84,13 +84,7 @@ def _step(
     dh = rings[2].index(slot).load(LU) + back
     if LSTM:
         dc = rings[3].index(slot).load(LU) + carried
-        tanh_c = tanh(state, EXACT)
-        dc += dh * g3 * (1.0 - tanh_c * tanh_c)
-        d0 = dc * g2 * g0 * (1.0 - g0)
-        d1 = dc * before * g1 * (1.0 - g1)
-        d2 = dc * g0 * (1.0 - g2 * g2)
-        d3 = dh * tanh_c * g3 * (1.0 - g3)
-        carried = dc * g1
+        d0, d1, d2, d3, carried = lstm_back(g0, g1, g2, g3, state, before, dh, dc, EXACT)
         pages[3].store(d3)
     else:
         d0, d1, d2, d3, carried = gru_back(g0, g1, g2, g3, before, dh + carried)
@@ -147,6 +141,7 @@ def single_backward_kernel(
     UNITS: gl.constexpr,
     HELD: gl.constexpr,
     RING: gl.constexpr,
+    PROGRAMS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     """Walk one slot from its last token to its first; see ``resident_backward.resident_backward_kernel``.
@@ -164,8 +159,9 @@ def single_backward_kernel(
     w3 = w2
     if LSTM:
         w3 = weight_chunks(w_hh, unit, 3, CHUNKS, HELD, HIDDEN, L2, True)
-    begin = gl.load(bounds + gl.program_id(0))
-    end = gl.load(bounds + gl.program_id(0) + 1)
+    slot = slot_of(PROGRAMS)
+    begin = gl.load(bounds + slot)
+    end = gl.load(bounds + slot + 1)
     steps = (end - begin).to(gl.int32)
     after = after_c if LSTM else after_h
     # Gates, the other half of float32 ones, gradients of h and c, the state before.

@@ -10,24 +10,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from recurl.recurrence.triton.registers import barrier, two_of
+from recurl.recurrence.triton.registers import barrier, gru_step, lstm_step, store_kept, two_of
 from recurl.recurrence.triton.single_parts import (
     CHUNK,
     add_product,
     bring,
     page_of,
     ring_of,
-    sigmoid,
-    store_kept,
-    tanh,
+    slot_of,
     weight_chunks,
 )
 
 
 @gluon.jit
-def _bring(
-    input_gates, token, unit, inside, pairs, singles, slot, WIDTH: gl.constexpr, LSTM: gl.constexpr
-):
+def _bring(input_gates, token, unit, inside, pairs, singles, slot, WIDTH: gl.constexpr, LSTM: gl.constexpr):
     # Start to copy the input gates of one step: LSTM (i, f), (g, o); GRU (r, z), n.
     if LSTM:
         at = input_gates.to(gl.pointer_type(gl.int64)) + token * (2 * WIDTH)
@@ -78,7 +74,9 @@ def _step(
     later = step + RING - 1
     inside = padded & (later < steps)
     slot = (step // 2) % (RING // 2)
-    _bring(input_gates, begin + later, unit, inside, later_pairs, later_singles, (later // 2) % (RING // 2), WIDTH, LSTM)
+    _bring(
+        input_gates, begin + later, unit, inside, later_pairs, later_singles, (later // 2) % (RING // 2), WIDTH, LSTM
+    )
     flag = gl.load(starts + token + 2, mask=step + 2 < steps, other=0)
     zero = gl.zeros([unit.shape[0], CHUNK], gl.float32, L2)
     x0, x1 = two_of(pairs.index(slot).load(LU), 32)
@@ -93,20 +91,13 @@ def _step(
         a2 = add_product(a2, w2, chunk, value, HELD, L2)
         if LSTM:
             a3 = add_product(a3, w3, chunk, value, HELD, L2)
-    g0 = sigmoid(gl.sum(a0, 1) + x0, EXACT)
-    g1 = sigmoid(gl.sum(a1, 1) + x1, EXACT)
     if LSTM:
         x2, x3 = two_of(singles.index(slot).load(LU), 32)
-        g2 = tanh(gl.sum(a2, 1) + x2, EXACT)
-        g3 = sigmoid(gl.sum(a3, 1) + x3, EXACT)
-        c = g1 * c + g0 * g2
-        h = g3 * tanh(c, EXACT)
+        gates_before = (gl.sum(a0, 1) + x0, gl.sum(a1, 1) + x1, gl.sum(a2, 1) + x2, gl.sum(a3, 1) + x3)
+        g0, g1, g2, g3, c, h = lstm_step(*gates_before, c, EXACT)
     else:
-        g3 = gl.sum(a2, 1) + bias
-        g2 = tanh(singles.index(slot).load(LU) + g0 * g3, EXACT)
-        h = g2 + g1 * (h - g2)
-        if EXACT == 0:
-            g3 = gl.minimum(gl.maximum(g3, -65504.0), 65504.0)  # the one kept value that has no bound
+        x2 = singles.index(slot).load(LU)
+        g0, g1, g2, g3, h = gru_step(gl.sum(a0, 1) + x0, gl.sum(a1, 1) + x1, x2, gl.sum(a2, 1) + bias, h, EXACT)
     out_h = h
     out_c = c
     if first != 0:
@@ -149,6 +140,7 @@ def single_forward_kernel(
     UNITS: gl.constexpr,
     HELD: gl.constexpr,
     RING: gl.constexpr,
+    PROGRAMS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     """Walk one slot; see ``resident_forward.resident_forward_kernel`` for what is shared.
@@ -172,8 +164,9 @@ def single_forward_kernel(
         w3 = weight_chunks(w_hh, unit, 3, CHUNKS, HELD, HIDDEN, L2, False)
     else:
         bias = gl.load(b_hn + unit, mask=real, other=0.0)
-    begin = gl.load(bounds + gl.program_id(0))
-    steps = (gl.load(bounds + gl.program_id(0) + 1) - begin).to(gl.int32)
+    slot = slot_of(PROGRAMS)
+    begin = gl.load(bounds + slot)
+    steps = (gl.load(bounds + slot + 1) - begin).to(gl.int32)
     OTHER: gl.constexpr = gl.int64 if LSTM else gl.float32
     even = (ring_of(gl.int64, RING // 2, UNITS), ring_of(OTHER, RING // 2, UNITS), page_of(UNITS))
     odd = (ring_of(gl.int64, RING // 2, UNITS), ring_of(OTHER, RING // 2, UNITS), page_of(UNITS))

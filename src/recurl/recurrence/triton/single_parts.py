@@ -1,8 +1,8 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0913, SIM108
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0913
 # Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
-"""Pieces of the kernels with one slot per program: float32 functions, rings of shared memory, products by plain FMA."""
+"""Pieces of the kernels with one slot per program: rings of shared memory, products by plain FMA."""
 
 from __future__ import annotations
 
@@ -10,46 +10,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from recurl.recurrence.triton import registers
-from recurl.recurrence.triton.registers import four_of, store_gates, two_of
-
 CHUNK = gl.constexpr(16)  # columns of the recurrent weights that neighbouring threads share
 
 
 @gluon.jit
-def exact_sigmoid(x):
-    """Logistic function to float32 accuracy; saturates to 0 and 1 without NaN."""
-    return 1.0 / (1.0 + gl.exp(-x))
-
-
-@gluon.jit
-def exact_tanh(x):
-    """Hyperbolic tangent to float32 accuracy: odd polynomial near zero, where the quotient would cancel."""
-    square = x * x
-    near = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * (-17.0 / 315 + square * (62.0 / 2835)))))
-    decay = gl.exp(-2.0 * gl.abs(x))
-    far = (1.0 - decay) / (1.0 + decay)
-    return gl.where(square < 0.0625, near, gl.where(x < 0, -far, far))
-
-
-@gluon.jit
-def sigmoid(x, EXACT: gl.constexpr):
-    """Logistic function, in float32 accuracy or in one instruction."""
-    if EXACT:
-        y = exact_sigmoid(x)
-    else:
-        y = registers.sigmoid(x)
-    return y
-
-
-@gluon.jit
-def tanh(x, EXACT: gl.constexpr):
-    """Hyperbolic tangent, in float32 accuracy or in one instruction."""
-    if EXACT:
-        y = exact_tanh(x)
-    else:
-        y = registers.tanh(x)
-    return y
+def slot_of(PROGRAMS: gl.constexpr):
+    """This program's slot: neighbours share a multiprocessor, so that where few slots have tokens they are apart."""
+    processors = gl.num_programs(0) // PROGRAMS
+    return (gl.program_id(0) % processors) * PROGRAMS + gl.program_id(0) // processors
 
 
 @gluon.jit
@@ -108,24 +76,3 @@ def add_product(acc, weights, chunk: gl.constexpr, value, HELD: gl.constexpr, L2
     else:
         acc += weights[chunk].load(L2) * value
     return acc
-
-
-@gluon.jit
-def store_kept(gates, at, inside, g0, g1, g2, g3, EXACT: gl.constexpr):
-    """Keep the gates of a unit together: as float16, or as float32."""
-    if EXACT:
-        registers.store_two(gates, 2 * at, inside, g0, g1, 32)
-        registers.store_two(gates, 2 * at + 1, inside, g2, g3, 32)
-    else:
-        store_gates(gates, at, inside, g0, g1, g2, g3)
-
-
-@gluon.jit
-def kept(ring, other, slot, LU, EXACT: gl.constexpr):
-    """What :func:`store_kept` kept, from the rings that it was copied to."""
-    if EXACT:
-        g0, g1 = two_of(ring.index(slot).load(LU), 32)
-        g2, g3 = two_of(other.index(slot).load(LU), 32)
-    else:
-        g0, g1, g2, g3 = four_of(ring.index(slot).load(LU))
-    return g0, g1, g2, g3

@@ -79,10 +79,10 @@ def restored(
     return *found, *((b_ih, b_hh) if biases else (None, None))
 
 
-def packed(direction: str, w_hh: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+def packed(direction: str, w_hh: Tensor, layout: Layout, dtype: torch.dtype, exact: bool = False) -> Tensor:
     """The recurrent weights ``[G * H, H]`` as the wide kernels read them, flat; see ``arrange.pack_kernel``."""
     width, gates = layout.width, layout.num_gates
-    found = torch.empty(gates * width * width, dtype=dtype, device=w_hh.device)
+    found = torch.empty((2 if exact else 1) * gates * width * width, dtype=dtype, device=w_hh.device)
     with on(w_hh.device):
         start(arrange.pack_kernel, gates, width // _PACKED, width // _PACKED)(
             w_hh,
@@ -92,6 +92,7 @@ def packed(direction: str, w_hh: Tensor, layout: Layout, dtype: torch.dtype) -> 
             GATES=gates,
             FORWARD=direction == "forward",
             PRECISION="tf32" if dtype == torch.float32 else "bf16",
+            SPLIT=exact,
             BLOCK=_PACKED,
             num_warps=4,
         )

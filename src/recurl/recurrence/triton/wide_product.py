@@ -16,15 +16,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from recurl.recurrence.triton.registers import collect
+from recurl.recurrence.triton.registers import collect, operand, publish, rounded, split
 
 
 @gluon.jit
 def bring_weights(
-    weights, other, pages, other_pages, block, COLUMNS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr
+    weights, other, pages, other_pages, block, page, COLUMNS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr
 ):
-    """Start to copy block ``block`` of a program's weights, and of the ``other`` ones if there are any."""
-    page = block % pages.shape[0]
+    """Start to copy block ``block`` of a program's weights to ``page``, and of the ``other`` ones if there are any."""
     collect(weights + block * COLUMNS, pages.index(page), pages.shape[1], COLUMNS, STRIDE, WARPS)
     if other_pages is not None:
         collect(other + block * COLUMNS, other_pages.index(page), other_pages.shape[1], COLUMNS, STRIDE, WARPS)
@@ -47,10 +46,10 @@ def bring_first(
     if pages.shape[0] == BLOCKS:
         if not AGAIN:
             for block in range(BLOCKS):
-                bring_weights(weights, other, pages, other_pages, block, COLUMNS, STRIDE, WARPS)
+                bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS)
     else:
         for block in gl.static_range(STAGES - 2):
-            bring_weights(weights, other, pages, other_pages, block, COLUMNS, STRIDE, WARPS)
+            bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS)
 
 
 @gluon.jit
@@ -66,14 +65,18 @@ def multiply(
     COLUMNS: gl.constexpr,
     STRIDE: gl.constexpr,
     WARPS: gl.constexpr,
+    EXACT: gl.constexpr,
 ):
     """Return ``acc + rows @ weights.T`` and the same with ``other``, over STRIDE columns, COLUMNS at a time.
 
-    The first blocks of the weights must be on their way (:func:`bring_first`).
+    The first blocks of the weights must be on their way (:func:`bring_first`). EXACT: the columns are those of the
+    operands rounded to tf32, then those of what the rounding left, and the sum is that of three products of them.
     """
     STAGES: gl.constexpr = row_pages.shape[0]
     PRODUCTS: gl.constexpr = 1 if other_pages is None else 2
-    BLOCKS: gl.constexpr = STRIDE // COLUMNS
+    HELD: gl.constexpr = STRIDE // COLUMNS
+    HALF: gl.constexpr = HELD // 2
+    BLOCKS: gl.constexpr = 3 * HALF if EXACT else HELD
     for block in gl.static_range(STAGES - 2):
         collect(rows + block * COLUMNS, row_pages.index(block), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
         async_copy.commit_group()
@@ -94,8 +97,23 @@ def multiply(
         later = block + STAGES - 2
         if later < BLOCKS:
             page = later % STAGES
-            collect(rows + later * COLUMNS, row_pages.index(page), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
-            if pages.shape[0] < BLOCKS:
-                bring_weights(weights, other, pages, other_pages, later, COLUMNS, STRIDE, WARPS)
+            if EXACT:  # rounded with rounded, rounded rows with the weights' rest, the rows' rest with rounded
+                source = gl.where(later < HALF, later, later - HALF)
+            else:
+                source = later
+            collect(rows + source * COLUMNS, row_pages.index(page), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
+            if pages.shape[0] < HELD:
+                bring_weights(weights, other, pages, other_pages, later % HELD, page, COLUMNS, STRIDE, WARPS)
         async_copy.commit_group()
     return warpgroup_mma_wait(0, deps=(acc, other_acc))
+
+
+@gluon.jit
+def publish_operand(mail, slot, unit, STRIDE: gl.constexpr, value, BITS: gl.constexpr, EXACT: gl.constexpr):
+    """Write a program's columns of an operand for the others of its group; EXACT: in two parts, half a row apart."""
+    if EXACT:
+        high, low = split(value, True)
+        publish(mail, slot, unit, STRIDE, high)
+        publish(mail, slot, unit + STRIDE // 2, STRIDE, rounded(low))
+    else:
+        publish(mail, slot, unit, STRIDE, operand(value, BITS, False))

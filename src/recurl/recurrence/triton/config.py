@@ -146,7 +146,7 @@ _RESIDENT = {
     ("lstm", 128, "bf16"): Resident(1, 2, 2, 1),
     ("gru", 64, "tf32"): Resident(0, 2, 0, 2),
     ("gru", 96, "tf32"): Resident(0, 2, 0, 1),
-    ("gru", 128, "tf32"): Resident(0, 2, 1, 1),
+    ("gru", 128, "tf32"): Resident(1, 2, 1, 1),
     ("gru", 64, "bf16"): Resident(0, 2, 0, 2),
     ("gru", 96, "bf16"): Resident(0, 2, 0, 1),
     ("gru", 128, "bf16"): Resident(0, 2, 1, 1),

@@ -69,13 +69,15 @@ def split(x, EXACT: gl.constexpr):
 def product(a, high, low, acc, EXACT: gl.constexpr):
     """``acc + a @ b`` of :func:`operand` values, b by :func:`split`; EXACT: to float32, in three products.
 
-    Tensor cores cut their sums off, so EXACT ones are taken over these columns alone and added by ordinary addition.
+    Tensor cores cut their sums off, so EXACT ones are taken over these columns alone and added by ordinary addition;
+    apart, so that one needn't wait for the other.
     """
     if EXACT:
         a_high, a_low = split(a, True)
-        part = mma_v2(a_low, high, gl.zeros_like(acc), input_precision="tf32")
-        part = mma_v2(a_high, low, part, input_precision="tf32")
-        acc += mma_v2(a_high, high, part, input_precision="tf32")
+        zero = gl.zeros_like(acc)
+        third = mma_v2(a_low, high, zero, input_precision="tf32")
+        second = mma_v2(a_high, low, zero, input_precision="tf32")
+        acc += mma_v2(a_high, high, zero, input_precision="tf32") + (second + third)
     else:
         acc = mma_v2(a, high, acc, input_precision="tf32")
     return acc

@@ -80,9 +80,35 @@ def multiply(
     for block in gl.static_range(STAGES - 2):
         collect(rows + block * COLUMNS, row_pages.index(block), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
         async_copy.commit_group()
+    BEGIN: gl.constexpr = HALF if EXACT else 0
+    if EXACT:  # tensor cores cut their sums off: no long ones of the large products
+        zero = gl.zeros_like(acc)
+        other_zero = gl.zeros_like(other_acc)
+        for block in range(HALF):
+            async_copy.wait_group(STAGES - 3)
+            fence_async_shared()
+            a = row_pages.index(block % STAGES)
+            page = block % pages.shape[0]
+            part = warpgroup_mma(a, pages.index(page).permute((1, 0)), zero, use_acc=False, is_async=True)
+            if PRODUCTS == 2:
+                b = other_pages.index(page).permute((1, 0))
+                other_part = warpgroup_mma(a, b, other_zero, use_acc=False, is_async=True)
+            else:
+                other_part = warpgroup_mma_init(other_zero)
+            later = block + STAGES - 2
+            page = later % STAGES
+            source = gl.where(later < HALF, later, later - HALF)
+            collect(rows + source * COLUMNS, row_pages.index(page), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
+            if pages.shape[0] < HELD:
+                bring_weights(weights, other, pages, other_pages, later % HELD, page, COLUMNS, STRIDE, WARPS)
+            async_copy.commit_group()
+            part, other_part = warpgroup_mma_wait(0, deps=(part, other_part))
+            acc += part
+            if PRODUCTS == 2:
+                other_acc += other_part
     acc = warpgroup_mma_init(acc)
     other_acc = warpgroup_mma_init(other_acc)
-    for block in range(BLOCKS):
+    for block in range(BEGIN, BLOCKS):
         acc, other_acc = warpgroup_mma_wait(PRODUCTS, deps=(acc, other_acc))
         async_copy.wait_group(STAGES - 3)
         fence_async_shared()
@@ -97,10 +123,8 @@ def multiply(
         later = block + STAGES - 2
         if later < BLOCKS:
             page = later % STAGES
-            if EXACT:  # rounded with rounded, rounded rows with the weights' rest, the rows' rest with rounded
-                source = gl.where(later < HALF, later, later - HALF)
-            else:
-                source = later
+            # Rounded with rounded, rounded rows with what rounding left of the weights, then the other way round.
+            source = later - BEGIN
             collect(rows + source * COLUMNS, row_pages.index(page), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
             if pages.shape[0] < HELD:
                 bring_weights(weights, other, pages, other_pages, later % HELD, page, COLUMNS, STRIDE, WARPS)

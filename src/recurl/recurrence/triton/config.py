@@ -104,9 +104,12 @@ class Wide:
         """Programs of a group."""
         return width // self.units
 
-    def pages_for(self, columns: int, weights: int) -> int:
-        """How many pages the weights get: one for each of ``columns`` blocks (of ``weights`` rows), if they fit."""
-        held = 128 * (self.stages * self.rows + columns * weights)
+    def pages_for(self, columns: int, weights: int, parts: int) -> int:
+        """How many pages the weights get: one for each of ``columns`` blocks (of ``weights`` rows), if they fit.
+
+        Each is of ``parts`` parts, as are the pages of the rows.
+        """
+        held = 128 * parts * (self.stages * self.rows + columns * weights)
         return columns if held <= _SHARED_BYTES else self.stages
 
 
@@ -183,16 +186,20 @@ class Chosen:
 
 
 _SINGLE_UNITS = 128
+_STREAM = 4  # fewer rows than this are streams of many segments
 _SINGLE_HELD = {"lstm": 5, "gru": 8}  # blocks of 16 columns that the registers of 256 threads hold for 128 units
 # By units: warps, programs per multiprocessor, and rows per multiprocessor up to which they are quickest in tf32.
 _SINGLE = {16: (2, 8, 4), 32: (4, 4, 4), 64: (4, 2, 2), 128: (8, 1, 1)}
 
 
-def single_for(cell: str, hidden: int) -> Single:
-    """One slot per program: four threads for each unit, or for two where there are many."""
+def single_for(cell: str, hidden: int, few: bool) -> Single:
+    """One slot per program: four threads for each unit, or for two where there are many.
+
+    ``few`` rows have a multiprocessor each, and are quickest alone there.
+    """
     units = padded(hidden)
     warps, programs, _ = _SINGLE[units]
-    return Single(units, warps, _SINGLE_HELD[cell], programs)
+    return Single(units, warps, _SINGLE_HELD[cell], 1 if few else programs)
 
 
 @lru_cache(maxsize=256)
@@ -215,7 +222,7 @@ def chosen_for(
         return None
     if precision != "bf16" and hidden <= _SINGLE_UNITS:
         if precision in _EXACT or batch_rows <= _SINGLE[padded(hidden)][2] * processors:
-            single = single_for(cell, hidden)
+            single = single_for(cell, hidden, _STREAM < batch_rows <= processors)
             return Chosen(-(-hidden // 16) * 16, single, single)
     width, resident = _resident_for(cell, hidden, precision)
     if resident is not None:
@@ -223,7 +230,8 @@ def chosen_for(
         if resident.units == 0 or batch_rows <= groups * resident.rows:
             return Chosen(width, resident, resident) if groups else None
     width = -(-hidden // _WIDE_MULTIPLE) * _WIDE_MULTIPLE
-    tiles = next(tiles for largest, tiles in _WIDE.items() if width <= largest)
+    table = _WIDE_EXACT if precision in _EXACT else _WIDE
+    tiles = next(tiles for largest, tiles in table.items() if width <= largest)
     fitting = [pair for pair in tiles if pair[0].members_for(width) <= processors]
     enough = [pair for pair in fitting if batch_rows <= processors // pair[0].members_for(width) * pair[0].rows]
     best = (enough or fitting[-1:])[:1]
@@ -248,4 +256,9 @@ _WIDE = {
     256: ((Wide(64, 16, 8), Wide(64, 16, 8)),),
     512: ((Wide(64, 16, 8), Wide(64, 16, 8)), (Wide(64, 32, 8), Wide(64, 32, 8))),
     math.inf: ((Wide(64, 16, 8), Wide(64, 16, 8)), (Wide(128, 32, 6), Wide(128, 32, 8))),
+}
+# Accurate to float32, with pages of two parts.
+_WIDE_EXACT = {
+    256: ((Wide(64, 16, 6), Wide(64, 16, 6)),),
+    math.inf: ((Wide(64, 16, 6), Wide(64, 16, 6)), (Wide(64, 32, 4), Wide(64, 32, 6))),
 }

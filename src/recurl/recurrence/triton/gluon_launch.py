@@ -142,9 +142,10 @@ class Grid:
     def _wide(self, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
         config, gates = cast(Wide, self.config), self.layout.num_gates
         deep, wide = (1, gates) if self.direction == "forward" else (gates, 1)
-        blocks = (2 if exact else 1) * deep * self.layout.width * dtype.itemsize // 128
+        blocks = deep * self.layout.width * dtype.itemsize // 128
+        pages = config.pages_for(blocks, wide * config.units, 2 if exact else 1)
         found = {"BITS": 8 * dtype.itemsize, "ROWS": config.rows, "UNITS": config.units, "STAGES": config.stages}
-        return {**found, "PAGES": config.pages_for(blocks, wide * config.units), "WARPS": config.rows // 16}
+        return {**found, "PAGES": pages, "WARPS": config.rows // 16}
 
 
 @lru_cache(maxsize=256)

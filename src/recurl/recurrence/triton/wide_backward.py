@@ -62,14 +62,15 @@ def wide_backward_kernel(
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     MEMBERS: gl.constexpr = WIDTH // UNITS
-    STRIDE: gl.constexpr = (4 if LSTM else 3) * WIDTH * (2 if EXACT else 1)
+    PARTS: gl.constexpr = 2 if EXACT else 1
+    STRIDE: gl.constexpr = PARTS * (4 if LSTM else 3) * WIDTH
     COLUMNS: gl.constexpr = 1024 // BITS
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, UNITS, 256 // BITS])
     PAGE: gl.constexpr = gl.NVMMASharedLayout(128, BITS)
     group = gl.program_id(0) // MEMBERS
     member = gl.program_id(0) % MEMBERS
-    row_pages = gl.allocate_shared_memory(KIND, [STAGES, ROWS, COLUMNS], PAGE)
-    pages = gl.allocate_shared_memory(KIND, [PAGES, UNITS, COLUMNS], PAGE)
+    row_pages = gl.allocate_shared_memory(KIND, [PARTS * STAGES, ROWS, COLUMNS], PAGE)
+    pages = gl.allocate_shared_memory(KIND, [PARTS * PAGES, UNITS, COLUMNS], PAGE)
     weights += member * (UNITS * STRIDE)
     buffer += group * (2 * ROWS * STRIDE)
     flags += group
@@ -117,9 +118,9 @@ def wide_backward_kernel(
             publish_operand(mail + 3 * WIDTH, lane[:, None], unit, STRIDE, gl.where(linked, d3, 0.0), BITS, EXACT)
         arrive(flags)
         if step == 0:
-            bring_first(weights, weights, pages, None, COLUMNS, STRIDE, STAGES, WARPS, AGAIN=False)
+            bring_first(weights, weights, pages, None, COLUMNS, STRIDE, STAGES, WARPS, EXACT, AGAIN=False)
         else:
-            bring_first(weights, weights, pages, None, COLUMNS, STRIDE, STAGES, WARPS, AGAIN=True)
+            bring_first(weights, weights, pages, None, COLUMNS, STRIDE, STAGES, WARPS, EXACT, AGAIN=True)
         store_gradients(grad_gates, token[:, None], unit, active[:, None], d0, d1, d2, d3, WIDTH, LSTM, BITS)
         if TO_STORED:
             gl.store(grad_stored + token[:, None] * HIDDEN + unit, carried, mask=first[:, None] & real)

@@ -69,16 +69,17 @@ def wide_forward_kernel(
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     MEMBERS: gl.constexpr = WIDTH // UNITS
     COLUMNS: gl.constexpr = 1024 // BITS
-    STRIDE: gl.constexpr = 2 * WIDTH if EXACT else WIDTH
+    PARTS: gl.constexpr = 2 if EXACT else 1
+    STRIDE: gl.constexpr = PARTS * WIDTH
     SECOND: gl.constexpr = 2 * UNITS if LSTM else UNITS
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, UNITS, 256 // BITS])
     LP: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 2 * UNITS, 256 // BITS])
     PAGE: gl.constexpr = gl.NVMMASharedLayout(128, BITS)
     group = gl.program_id(0) // MEMBERS
     member = gl.program_id(0) % MEMBERS
-    row_pages = gl.allocate_shared_memory(KIND, [STAGES, ROWS, COLUMNS], PAGE)
-    pages = gl.allocate_shared_memory(KIND, [PAGES, 2 * UNITS, COLUMNS], PAGE)
-    other_pages = gl.allocate_shared_memory(KIND, [PAGES, SECOND, COLUMNS], PAGE)
+    row_pages = gl.allocate_shared_memory(KIND, [PARTS * STAGES, ROWS, COLUMNS], PAGE)
+    pages = gl.allocate_shared_memory(KIND, [PARTS * PAGES, 2 * UNITS, COLUMNS], PAGE)
+    other_pages = gl.allocate_shared_memory(KIND, [PARTS * PAGES, SECOND, COLUMNS], PAGE)
     other = weights + (2 * WIDTH + member * SECOND) * STRIDE
     weights += member * (2 * UNITS * STRIDE)
     buffer += group * (2 * ROWS * STRIDE)
@@ -99,7 +100,7 @@ def wide_forward_kernel(
         c = gl.load(stored_c + begin[:, None] * c_row + unit * c_column, mask=some & real, other=0.0).to(gl.float32)
     publish_operand(buffer, lane[:, None], unit, STRIDE, h, BITS, EXACT)
     arrive(flags)
-    bring_first(weights, other, pages, other_pages, COLUMNS, STRIDE, STAGES, WARPS, AGAIN=False)
+    bring_first(weights, other, pages, other_pages, COLUMNS, STRIDE, STAGES, WARPS, EXACT, AGAIN=False)
     x0, x1 = fetch(input_gates, begin[:, None], unit, some, WIDTH, LSTM, BITS)
     wait(flags, MEMBERS)
     for step in range(steps):
@@ -127,7 +128,7 @@ def wide_forward_kernel(
         mail = buffer + ((step + 1) % 2) * (ROWS * STRIDE)
         publish_operand(mail, lane[:, None], unit, STRIDE, h, BITS, EXACT)
         arrive(flags)
-        bring_first(weights, other, pages, other_pages, COLUMNS, STRIDE, STAGES, WARPS, AGAIN=True)
+        bring_first(weights, other, pages, other_pages, COLUMNS, STRIDE, STAGES, WARPS, EXACT, AGAIN=True)
         gl.store(after_h + token * HIDDEN + unit, out_h, mask=active & real)
         if LSTM:
             gl.store(after_c + token * HIDDEN + unit, out_c, mask=active & real)

@@ -20,13 +20,21 @@ from recurl.recurrence.triton.registers import collect, operand, publish, rounde
 
 
 @gluon.jit
-def bring_weights(
-    weights, other, pages, other_pages, block, page, COLUMNS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr
-):
-    """Start to copy block ``block`` of a program's weights to ``page``, and of the ``other`` ones if there are any."""
-    collect(weights + block * COLUMNS, pages.index(page), pages.shape[1], COLUMNS, STRIDE, WARPS)
+def bring(source, pages, block, page, COLUMNS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr, EXACT):
+    """Start to copy block ``block`` of an operand to ``page``; EXACT: both parts of it, to two pages."""
+    if EXACT:
+        bring(source, pages, block, 2 * page, COLUMNS, STRIDE, WARPS, False)
+        bring(source + STRIDE // 2, pages, block, 2 * page + 1, COLUMNS, STRIDE, WARPS, False)
+    else:
+        collect(source + block * COLUMNS, pages.index(page), pages.shape[1], COLUMNS, STRIDE, WARPS)
+
+
+@gluon.jit
+def bring_weights(weights, other, pages, other_pages, block, page, COLUMNS, STRIDE, WARPS, EXACT: gl.constexpr):
+    """Start to copy block ``block`` of a program's weights, and of the ``other`` ones if there are any."""
+    bring(weights, pages, block, page, COLUMNS, STRIDE, WARPS, EXACT)
     if other_pages is not None:
-        collect(other + block * COLUMNS, other_pages.index(page), other_pages.shape[1], COLUMNS, STRIDE, WARPS)
+        bring(other, other_pages, block, page, COLUMNS, STRIDE, WARPS, EXACT)
 
 
 @gluon.jit
@@ -39,17 +47,27 @@ def bring_first(
     STRIDE: gl.constexpr,
     STAGES: gl.constexpr,
     WARPS: gl.constexpr,
+    EXACT: gl.constexpr,
     AGAIN: gl.constexpr,
 ):
     """Start to copy the blocks that :func:`multiply` begins with; all of them, and once, where the pages hold them."""
-    BLOCKS: gl.constexpr = STRIDE // COLUMNS
-    if pages.shape[0] == BLOCKS:
+    if pages.shape[0] * COLUMNS == STRIDE:
         if not AGAIN:
-            for block in range(BLOCKS):
-                bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS)
+            for block in range(STRIDE // COLUMNS // (2 if EXACT else 1)):
+                bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
     else:
         for block in gl.static_range(STAGES - 2):
-            bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS)
+            bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
+
+
+@gluon.jit
+def three(rows, row_page, weights, page, zero):
+    """The product of two blocks of operands in two parts each, but for that of the smaller parts."""
+    a = rows.index(2 * row_page)
+    b = weights.index(2 * page).permute((1, 0))
+    part = warpgroup_mma(a, b, zero, use_acc=False, is_async=True)
+    part = warpgroup_mma(a, weights.index(2 * page + 1).permute((1, 0)), part, is_async=True)
+    return warpgroup_mma(rows.index(2 * row_page + 1), b, part, is_async=True)
 
 
 @gluon.jit
@@ -69,67 +87,55 @@ def multiply(
 ):
     """Return ``acc + rows @ weights.T`` and the same with ``other``, over STRIDE columns, COLUMNS at a time.
 
-    The first blocks of the weights must be on their way (:func:`bring_first`). EXACT: the columns are those of the
-    operands rounded to tf32, then those of what the rounding left, and the sum is that of three products of them.
+    The first blocks of the weights must be on their way (:func:`bring_first`). EXACT: the first half of the columns are
+    operands rounded to tf32, the second what the rounding left.
     """
-    STAGES: gl.constexpr = row_pages.shape[0]
+    PARTS: gl.constexpr = 2 if EXACT else 1
+    STAGES: gl.constexpr = row_pages.shape[0] // PARTS
+    PAGES: gl.constexpr = pages.shape[0] // PARTS
     PRODUCTS: gl.constexpr = 1 if other_pages is None else 2
-    HELD: gl.constexpr = STRIDE // COLUMNS
-    HALF: gl.constexpr = HELD // 2
-    BLOCKS: gl.constexpr = 3 * HALF if EXACT else HELD
+    BLOCKS: gl.constexpr = STRIDE // COLUMNS // PARTS
     for block in gl.static_range(STAGES - 2):
-        collect(rows + block * COLUMNS, row_pages.index(block), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
+        bring(rows, row_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
         async_copy.commit_group()
-    BEGIN: gl.constexpr = HALF if EXACT else 0
-    if EXACT:  # tensor cores cut their sums off: no long ones of the large products
-        zero = gl.zeros_like(acc)
-        other_zero = gl.zeros_like(other_acc)
-        for block in range(HALF):
-            async_copy.wait_group(STAGES - 3)
-            fence_async_shared()
-            a = row_pages.index(block % STAGES)
-            page = block % pages.shape[0]
-            part = warpgroup_mma(a, pages.index(page).permute((1, 0)), zero, use_acc=False, is_async=True)
+    if not EXACT:
+        acc = warpgroup_mma_init(acc)
+        other_acc = warpgroup_mma_init(other_acc)
+    for block in range(BLOCKS):
+        if not EXACT:
+            acc, other_acc = warpgroup_mma_wait(PRODUCTS, deps=(acc, other_acc))
+        async_copy.wait_group(STAGES - 3)
+        fence_async_shared()
+        page = block % PAGES
+        if EXACT:
+            part = three(row_pages, block % STAGES, pages, page, gl.zeros_like(acc))
             if PRODUCTS == 2:
-                b = other_pages.index(page).permute((1, 0))
-                other_part = warpgroup_mma(a, b, other_zero, use_acc=False, is_async=True)
+                other_part = three(row_pages, block % STAGES, other_pages, page, gl.zeros_like(other_acc))
             else:
-                other_part = warpgroup_mma_init(other_zero)
-            later = block + STAGES - 2
-            page = later % STAGES
-            source = gl.where(later < HALF, later, later - HALF)
-            collect(rows + source * COLUMNS, row_pages.index(page), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
-            if pages.shape[0] < HELD:
-                bring_weights(weights, other, pages, other_pages, later % HELD, page, COLUMNS, STRIDE, WARPS)
-            async_copy.commit_group()
+                other_part = part
+        else:
+            a = row_pages.index(block % STAGES)
+            acc = warpgroup_mma(a, pages.index(page).permute((1, 0)), acc, is_async=True)
+            if PRODUCTS == 2:
+                other_acc = warpgroup_mma(a, other_pages.index(page).permute((1, 0)), other_acc, is_async=True)
+            else:
+                other_acc = warpgroup_mma_init(other_acc)
+        later = block + STAGES - 2
+        if later < BLOCKS:
+            bring(rows, row_pages, later, later % STAGES, COLUMNS, STRIDE, WARPS, EXACT)
+            if PAGES < BLOCKS:
+                bring_weights(
+                    *(weights, other, pages, other_pages, later, later % STAGES, COLUMNS, STRIDE, WARPS, EXACT)
+                )
+        async_copy.commit_group()
+        if EXACT:  # tensor cores cut their sums off: no long ones
             part, other_part = warpgroup_mma_wait(0, deps=(part, other_part))
             acc += part
             if PRODUCTS == 2:
                 other_acc += other_part
-    acc = warpgroup_mma_init(acc)
-    other_acc = warpgroup_mma_init(other_acc)
-    for block in range(BEGIN, BLOCKS):
-        acc, other_acc = warpgroup_mma_wait(PRODUCTS, deps=(acc, other_acc))
-        async_copy.wait_group(STAGES - 3)
-        fence_async_shared()
-        a = row_pages.index(block % STAGES)
-        page = block % pages.shape[0]
-        acc = warpgroup_mma(a, pages.index(page).permute((1, 0)), acc, is_async=True)
-        if PRODUCTS == 2:
-            b = other_pages.index(page).permute((1, 0))
-            other_acc = warpgroup_mma(a, b, other_acc, is_async=True)
-        else:
-            other_acc = warpgroup_mma_init(other_acc)
-        later = block + STAGES - 2
-        if later < BLOCKS:
-            page = later % STAGES
-            # Rounded with rounded, rounded rows with what rounding left of the weights, then the other way round.
-            source = later - BEGIN
-            collect(rows + source * COLUMNS, row_pages.index(page), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
-            if pages.shape[0] < HELD:
-                bring_weights(weights, other, pages, other_pages, later % HELD, page, COLUMNS, STRIDE, WARPS)
-        async_copy.commit_group()
-    return warpgroup_mma_wait(0, deps=(acc, other_acc))
+    if not EXACT:
+        acc, other_acc = warpgroup_mma_wait(0, deps=(acc, other_acc))
+    return acc, other_acc
 
 
 @gluon.jit

@@ -188,18 +188,19 @@ class Chosen:
 _SINGLE_UNITS = 128
 _STREAM = 4  # fewer rows than this are streams of many segments
 _SINGLE_HELD = {"lstm": 5, "gru": 8}  # blocks of 16 columns that the registers of 256 threads hold for 128 units
-# By units: warps, programs per multiprocessor, and rows per multiprocessor up to which they are quickest in tf32.
-_SINGLE = {16: (2, 8, 4), 32: (4, 4, 4), 64: (4, 2, 2), 128: (8, 1, 1)}
+# By units: warps, programs per multiprocessor, the same for batches of fewer rows than multiprocessors (a row is quickest
+# alone on one), and rows per multiprocessor up to which these kernels are quickest in tf32.
+_SINGLE = {16: (2, 8, 8, 4), 32: (4, 4, 1, 4), 64: (4, 2, 1, 2), 128: (8, 1, 1, 1)}
 
 
 def single_for(cell: str, hidden: int, few: bool) -> Single:
     """One slot per program: four threads for each unit, or for two where there are many.
 
-    ``few`` rows have a multiprocessor each, and are quickest alone there.
+    ``few``: the batch has fewer rows than the GPU multiprocessors, and is no single stream.
     """
     units = padded(hidden)
-    warps, programs, _ = _SINGLE[units]
-    return Single(units, warps, _SINGLE_HELD[cell], 1 if few else programs)
+    warps, many_programs, few_programs, _ = _SINGLE[units]
+    return Single(units, warps, _SINGLE_HELD[cell], few_programs if few else many_programs)
 
 
 @lru_cache(maxsize=256)
@@ -221,7 +222,7 @@ def chosen_for(
     if capability != _GLUON_CAPABILITY:
         return None
     if precision != "bf16" and hidden <= _SINGLE_UNITS:
-        if precision in _EXACT or batch_rows <= _SINGLE[padded(hidden)][2] * processors:
+        if precision in _EXACT or batch_rows <= _SINGLE[padded(hidden)][3] * processors:
             single = single_for(cell, hidden, _STREAM < batch_rows <= processors)
             return Chosen(-(-hidden // 16) * 16, single, single)
     width, resident = _resident_for(cell, hidden, precision)

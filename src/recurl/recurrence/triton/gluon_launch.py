@@ -127,7 +127,7 @@ class Grid:
     def _single(self, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
         config = cast(Single, self.config)
         fixed = {"UNITS": config.units, "HELD": config.held, "RING": config.ring}
-        return {**fixed, "PROGRAMS": config.programs, "WARPS": config.warps}
+        return {**fixed, "WARPS": config.warps}
 
     def _resident(self, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
         config, width = cast(Resident, self.config), self.layout.width

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from recurl.recurrence.triton.registers import barrier, gru_back, kept_of, lstm_back, store_gradients
-from recurl.recurrence.triton.single_parts import CHUNK, add_product, bring, page_of, ring_of, slot_of, weight_chunks
+from recurl.recurrence.triton.single_parts import CHUNK, add_product, bring, page_of, ring_of, weight_chunks
 
 
 @gluon.jit
@@ -141,7 +141,6 @@ def single_backward_kernel(
     UNITS: gl.constexpr,
     HELD: gl.constexpr,
     RING: gl.constexpr,
-    PROGRAMS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     """Walk one slot from its last token to its first; see ``resident_backward.resident_backward_kernel``.
@@ -159,7 +158,7 @@ def single_backward_kernel(
     w3 = w2
     if LSTM:
         w3 = weight_chunks(w_hh, unit, 3, CHUNKS, HELD, HIDDEN, L2, True)
-    slot = slot_of(PROGRAMS)
+    slot = gl.program_id(0)
     begin = gl.load(bounds + slot)
     end = gl.load(bounds + slot + 1)
     steps = (end - begin).to(gl.int32)

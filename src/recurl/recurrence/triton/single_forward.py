@@ -17,7 +17,6 @@ from recurl.recurrence.triton.single_parts import (
     bring,
     page_of,
     ring_of,
-    slot_of,
     weight_chunks,
 )
 
@@ -140,7 +139,6 @@ def single_forward_kernel(
     UNITS: gl.constexpr,
     HELD: gl.constexpr,
     RING: gl.constexpr,
-    PROGRAMS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     """Walk one slot; see ``resident_forward.resident_forward_kernel`` for what is shared.
@@ -164,7 +162,7 @@ def single_forward_kernel(
         w3 = weight_chunks(w_hh, unit, 3, CHUNKS, HELD, HIDDEN, L2, False)
     else:
         bias = gl.load(b_hn + unit, mask=real, other=0.0)
-    slot = slot_of(PROGRAMS)
+    slot = gl.program_id(0)
     begin = gl.load(bounds + slot)
     steps = (gl.load(bounds + slot + 1) - begin).to(gl.int32)
     OTHER: gl.constexpr = gl.int64 if LSTM else gl.float32

@@ -14,13 +14,6 @@ CHUNK = gl.constexpr(16)  # columns of the recurrent weights that neighbouring t
 
 
 @gluon.jit
-def slot_of(PROGRAMS: gl.constexpr):
-    """This program's slot: neighbours share a multiprocessor, so that where few slots have tokens they are apart."""
-    processors = gl.num_programs(0) // PROGRAMS
-    return (gl.program_id(0) % processors) * PROGRAMS + gl.program_id(0) // processors
-
-
-@gluon.jit
 def ring_of(kind, RING: gl.constexpr, UNITS: gl.constexpr):
     """A place in shared memory for RING steps of one value per unit."""
     return gl.allocate_shared_memory(kind, [RING, UNITS], gl.SwizzledSharedLayout(1, 1, 1, [0]))

@@ -11,9 +11,8 @@ import triton.language as tl
 
 @triton.jit
 def _split(x):
-    # x = high + low to 2^-22, both with as few bits as tensor cores read.
+    # Rounded to as few bits as tensor cores read, and the rest, which keeps a NaN that the rounding may lose.
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    high = tl.where(x == x, high, x)  # the carry of a NaN's mantissa could make it finite
     return high, x - high
 
 

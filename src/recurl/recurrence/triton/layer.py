@@ -84,7 +84,7 @@ class Layer:
         """Input product with every bias that enters the gates by addition, ``[N, G * W]`` as the layout says."""
         call, w = self.call, self.call.weights
         weight, bias = _module("weights").arranged(w.w_ih, self.layout, self.dtype, (w.b_ih, w.b_hh))
-        gates = F.linear(call.x.to(self.dtype), weight, bias if bias.shape[0] else None)
+        gates = self._product(call.x.to(self.dtype), weight.t(), bias if bias.shape[0] else None)
         if w.w_hr is not None and with_stored:
             first = torch.where(call.boundaries.starts.unsqueeze(1), call.states[0], 0).to(self.dtype)
             gates = gates.addmm_(first, self._arranged(w.w_hh).t())
@@ -147,11 +147,11 @@ class Layer:
         columns = layout.num_gates * layout.width
         to_input, to_hidden = grad_gates[:, :columns], grad_gates[:, -columns:]
         # W_hh times the gradient: the gradient of h before each token, wanted where the walk doesn't carry it.
-        back = to_hidden @ self._hidden_weight() if needs[5] or needs[6] else grad_gates[:0]
-        to_w_ih = to_input.t() @ call.x.to(self.dtype) if needs[1] else None
-        to_w_hh = to_hidden.t() @ before if needs[2] else None
+        back = self._product(to_hidden, self._hidden_weight()) if needs[5] or needs[6] else grad_gates[:0]
+        to_w_ih = self._product(to_input.t(), call.x.to(self.dtype)) if needs[1] else None
+        to_w_hh = self._product(to_hidden.t(), before) if needs[2] else None
         found = (
-            to_input @ self._arranged(w.w_ih) if needs[0] else None,
+            self._product(to_input, self._arranged(w.w_ih)) if needs[0] else None,
             *_module("weights").restored(grad_gates, to_w_ih, to_w_hh, layout, needs[3] or needs[4]),
             self._to_projection(back, grad_h, unprojected) if needs[5] else None,
             *self._to_states(back, grad_stored, needs),
@@ -161,6 +161,13 @@ class Layer:
         return tuple(
             value.to(at.dtype) if need and value is not None and at is not None else None for value, at, need in wanted
         )
+
+    def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``a @ b + bias``: ATen's product, or one accurate to float32 on tensor cores where ATen's does without them."""
+        plain = self.kept_dtype == torch.float16 or self.chosen is None
+        if not plain and torch.get_float32_matmul_precision() == "highest":
+            return _module("products").product(a, b, bias)
+        return a @ b if bias is None else torch.addmm(bias, a, b)
 
     def _hidden_weight(self) -> Tensor:
         """W_hh in the order of the hidden part of the gradients, padded: ``[G * W, P or H]``."""

@@ -11,7 +11,7 @@ from recurl.recurrence.triton.launch import on, processors_of, start
 _ROWS, _COLUMNS, _DEPTH, _WARPS, _STAGES = 128, 128, 32, 8, 3
 _ACROSS = 8  # tiles of columns that stand beside each other in time
 _LEAST_SHARE = 1024  # of the depth, that is worth a program of its own
-_LEAST_WORK = 2**30  # multiplications below which ATen's products are as quick
+_LEAST_WORK = 2**31  # multiplications below which ATen's products are as quick
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -25,6 +25,8 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 def split_product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same by three products of tensor cores, whatever the size. The order of all sums is fixed."""
     (rows, depth), columns = a.shape, b.shape[1]
+    if b.stride(0) != 1:  # tensor cores read the right operand by columns
+        b = b.t().contiguous().t()
     tiles = -(-rows // _ROWS) * -(-columns // _COLUMNS)
     parts = 1 if bias is not None else max(1, min(processors_of(a.device) // tiles, depth // _LEAST_SHARE))
     share = -(-depth // (parts * _DEPTH)) * _DEPTH

@@ -56,8 +56,8 @@ def rounded(x):
 @gluon.jit
 def split(x, EXACT: gl.constexpr):
     """An operand as its tf32 part and the rest, or twice itself where it is one already."""
-    if EXACT:
-        high = rounded(x)
+    if EXACT:  # the rounding may lose a NaN, which the rest then keeps
+        high = ((x.to(gl.int32, bitcast=True) + 0x1000) & -0x2000).to(gl.float32, bitcast=True)
         low = x - high
     else:
         high = x

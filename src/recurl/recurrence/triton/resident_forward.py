@@ -44,7 +44,7 @@ def weights(
     Those of the first HELD gates are tensors, in registers, the others pages of shared memory.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
-    PAGE: gl.constexpr = gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
+    PAGE: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 128 // BITS, [1, 0])
     found = ()
     for chunk in gl.static_range(CHUNKS):
         k = chunk * column.shape[1] + column
@@ -134,8 +134,8 @@ def resident_forward_kernel(
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS // ACROSS, ACROSS], [16, 8])
-    LW: gl.constexpr = gl.DotOperandLayout(0, L, 32 // BITS)
-    LH: gl.constexpr = gl.DotOperandLayout(1, L, 32 // BITS)
+    LW: gl.constexpr = gl.DotOperandLayout(0, L, 2)
+    LH: gl.constexpr = gl.DotOperandLayout(1, L, 2)
     group = gl.program_id(0) // MEMBERS
     member = gl.program_id(0) % MEMBERS
     CHUNKS: gl.constexpr = WIDTH // CHUNK
@@ -148,7 +148,7 @@ def resident_forward_kernel(
     if LSTM:
         w3 = weights(w_hh, row, column, 3, CHUNKS, HELD, HIDDEN, BITS, EXACT, False)
     exchange = gl.allocate_shared_memory(
-        KIND, [2 if MEMBERS == 1 else 1, ROWS, EXTENT], gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
+        KIND, [2 if MEMBERS == 1 else 1, ROWS, EXTENT], gl.SwizzledSharedLayout(8, 1, 128 // BITS, [1, 0])
     )
     j = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, L))
     real = (j < HIDDEN)[:, None]

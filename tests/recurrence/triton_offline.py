@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from recurl.recurrence.triton import arrange, backward, forward, walk
+from recurl.recurrence.triton import accurate, arrange, backward, forward, walk
 from recurl.recurrence.triton import gluon_launch as launches
 from recurl.recurrence.triton.config import Resident, Single, Walk, Wide, chosen_for, padded, tile_for
 from recurl.recurrence.triton.layout import Layout
@@ -102,14 +102,26 @@ def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -
 
 
 def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
-    kernel = getattr(arrange if name in ("arrange", "restore", "pack") else walk, f"{name}_kernel")
+    module = {"arrange": arrange, "restore": arrange, "pack": arrange, "product": accurate}.get(name, walk)
+    kernel = getattr(module, f"{name}_kernel")
     block, rows = {"arrange": (128, 8), "pack": (64, 64), "restore": (256, 1)}.get(name, (1024, 32))
-    every = {"HIDDEN": hidden, "WIDTH": padded(hidden), "LSTM": cell == "lstm", "INTERLEAVED": True, "BLOCK": block}
+    every: dict[str, object] = {
+        "HIDDEN": hidden,
+        "WIDTH": padded(hidden),
+        "LSTM": cell == "lstm",
+        "INTERLEAVED": True,
+        "BLOCK": block,
+    }
     every |= {"ROWS": rows, "COLUMNS": 128, "GATES": 4 if cell == "lstm" else 3, "FORWARD": True, "SPLIT": True}
     every |= {"IN_BIAS": True, "HIDDEN_BIAS": True, "PRECISION": precision}
+    if name == "product":  # both operands by rows, as they are for the input gates
+        every |= {"ROWS": 128, "COLUMNS": 128, "DEPTH": 32, "ACROSS": 8, "BIAS": False, "a_column": 1, "b_row": 1}
     constants = {key: value for key, value in every.items() if key in kernel.arg_names}
-    types = signature(kernel.arg_names, constants, {"gates": "*fp16", "before": "*bf16"})
-    return ASTSource(kernel, types, constants, {}), {"num_warps": 4}
+    numbers = {"rows": "i32", "depth": "i32"}
+    types = signature(kernel.arg_names, constants, {"gates": "*fp16", "before": "*bf16", **numbers})
+    aligned = [["tt.divisibility", 16]] if name == "product" else []
+    attributes = {(kernel.arg_names.index(key),): aligned for key in ("a", "a_row", "b", "b_column") if aligned}
+    return ASTSource(kernel, types, constants, attributes), {"num_warps": 8 if name == "product" else 4}
 
 
 def main() -> None:

@@ -38,8 +38,8 @@ def product_kernel(
 ):
     """Write ``c[program_id(1)] = a @ b + bias`` over a share of the depth; a ``[rows, depth]``, b ``[depth, columns]``.
 
-    Operands are split into two parts that tensor cores multiply without rounding; of the four products the least is left
-    out. Tensor cores cut their sums off, so that of each DEPTH is taken apart and added by ordinary addition.
+    Operands are split into two parts that tensor cores multiply without rounding; of the four products the least is
+    left out. Tensor cores cut their sums off, so that of each DEPTH is taken apart and added by ordinary addition.
     """
     down = tl.cdiv(rows, ROWS)
     across = tl.cdiv(columns, COLUMNS)
@@ -53,6 +53,8 @@ def product_kernel(
     end = tl.minimum(begin + share, depth)
     k = tl.arange(0, DEPTH)
     total = tl.full([ROWS, COLUMNS], 0.0, tl.float32)
+    if BIAS:
+        total += tl.load(bias + n, mask=n < columns, other=0.0)[None, :]
     a_at = a + m[:, None] * a_row + (begin + k)[None, :] * a_column
     b_at = b + (begin + k)[:, None] * b_row + n[None, :] * b_column
     a_in = (m < rows)[:, None]
@@ -66,7 +68,5 @@ def product_kernel(
         total += tl.dot(a_high, b_high, part, input_precision="tf32")
         a_at += DEPTH * a_column
         b_at += DEPTH * b_row
-    if BIAS:
-        total += tl.load(bias + n, mask=n < columns, other=0.0)[None, :]
     to = c + (tl.program_id(1).to(tl.int64) * rows + m)[:, None] * columns + n[None, :]
     tl.store(to, total, mask=a_in & b_in)

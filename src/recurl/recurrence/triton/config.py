@@ -165,7 +165,7 @@ _RESIDENT = {
 }
 _SMALL = Resident(0, 2, 0, 4)
 _RESIDENT_MULTIPLE = 32  # of which W is one in the resident kernels above 64
-_WIDE_MULTIPLE = 64  # of which W is one in the wide kernels
+_WIDE_MULTIPLE = {"bf16": 64}  # of which W is one in the wide kernels, else 32
 _GLUON_CAPABILITY = (9, 0)
 _EXACT = ("ieee", "tf32x3")
 
@@ -188,8 +188,8 @@ class Chosen:
 _SINGLE_UNITS = 128
 _STREAM = 4  # fewer rows than this are streams of many segments
 _SINGLE_HELD = {"lstm": 5, "gru": 8}  # blocks of 16 columns that the registers of 256 threads hold for 128 units
-# By units: warps, programs per multiprocessor, the same for batches of fewer rows than multiprocessors (a row is quickest
-# alone on one), and rows per multiprocessor up to which these kernels are quickest in tf32.
+# By units: warps, programs per multiprocessor, the same for batches of fewer rows than multiprocessors (a row is
+# quickest alone on one), and rows per multiprocessor up to which these kernels are quickest in tf32.
 _SINGLE = {16: (2, 8, 8, 4), 32: (4, 4, 1, 4), 64: (4, 2, 1, 2), 128: (8, 1, 1, 1)}
 
 
@@ -201,6 +201,13 @@ def single_for(cell: str, hidden: int, few: bool) -> Single:
     units = padded(hidden)
     warps, many_programs, few_programs, _ = _SINGLE[units]
     return Single(units, warps, _SINGLE_HELD[cell], few_programs if few else many_programs)
+
+
+def _singly(hidden: int, precision: str, rows_each: float) -> bool:
+    """Whether the kernels with one slot per program are quickest, with so many rows for each multiprocessor."""
+    if precision == "bf16" or hidden > _SINGLE_UNITS:
+        return False
+    return precision in _EXACT or rows_each <= _SINGLE[padded(hidden)][3]
 
 
 @lru_cache(maxsize=256)
@@ -221,16 +228,16 @@ def chosen_for(
     """
     if capability != _GLUON_CAPABILITY:
         return None
-    if precision != "bf16" and hidden <= _SINGLE_UNITS:
-        if precision in _EXACT or batch_rows <= _SINGLE[padded(hidden)][3] * processors:
-            single = single_for(cell, hidden, _STREAM < batch_rows <= processors)
-            return Chosen(-(-hidden // 16) * 16, single, single)
+    if _singly(hidden, precision, batch_rows / processors):
+        single = single_for(cell, hidden, _STREAM < batch_rows <= processors)
+        return Chosen(-(-hidden // 16) * 16, single, single)
     width, resident = _resident_for(cell, hidden, precision)
     if resident is not None:
         groups = processors // resident.members_for(width)
         if resident.units == 0 or batch_rows <= groups * resident.rows:
             return Chosen(width, resident, resident) if groups else None
-    width = -(-hidden // _WIDE_MULTIPLE) * _WIDE_MULTIPLE
+    multiple = _WIDE_MULTIPLE.get(precision, 32)
+    width = -(-hidden // multiple) * multiple
     table = _WIDE_EXACT if precision in _EXACT else _WIDE
     tiles = next(tiles for largest, tiles in table.items() if width <= largest)
     fitting = [pair for pair in tiles if pair[0].members_for(width) <= processors]

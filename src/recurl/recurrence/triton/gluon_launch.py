@@ -118,8 +118,8 @@ class Grid:
         Gates kept in float32 mean that all is accurate to float32.
         """
         specific = {Single: self._single, Resident: self._resident, Wide: self._wide}[type(self.config)]
-        found = {"HIDDEN": self.layout.hidden, "WIDTH": self.layout.width, "EXACT": kept == torch.float32}
-        found |= specific(dtype, found["EXACT"])
+        exact = kept == torch.float32
+        found = {"HIDDEN": self.layout.hidden, "WIDTH": self.layout.width, "EXACT": exact, **specific(dtype, exact)}
         # Programs of a group wait for each other: all of them must be on the chip at once.
         together = {"launch_cooperative_grid": True} if self.members > 1 else {}
         return {**found, "num_warps": found["WARPS"], **together}

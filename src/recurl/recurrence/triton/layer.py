@@ -163,7 +163,7 @@ class Layer:
         )
 
     def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``a @ b + bias``: ATen's product, or one accurate to float32 on tensor cores where ATen's does without them."""
+        """``a @ b + bias``: ATen's product; on tensor cores to float32's accuracy where ATen's does without them."""
         plain = self.kept_dtype == torch.float16 or self.chosen is None
         if not plain and torch.get_float32_matmul_precision() == "highest":
             return _module("products").product(a, b, bias)

@@ -1,6 +1,6 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, PLR0913
+# ruff: noqa: ANN001, ANN201, PLR0913, SIM108
 # Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
 """Pieces of the Gluon kernels that come down to single machine instructions."""
 

@@ -22,7 +22,7 @@ from recurl.recurrence.triton.registers import (
     store_gradients,
     wait,
 )
-from recurl.recurrence.triton.resident_forward import collect_chunks, weighted, weights
+from recurl.recurrence.triton.resident_forward import collect_chunks, neighbours, page_layout, weighted, weights
 
 
 @gluon.jit
@@ -69,8 +69,9 @@ def resident_backward_kernel(
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS // ACROSS, ACROSS], [16, 8])
-    LW: gl.constexpr = gl.DotOperandLayout(0, L, 2)
-    LD: gl.constexpr = gl.DotOperandLayout(1, L, 2)
+    NEAR: gl.constexpr = neighbours(BITS, EXACT)
+    LW: gl.constexpr = gl.DotOperandLayout(0, L, NEAR)
+    LD: gl.constexpr = gl.DotOperandLayout(1, L, NEAR)
     group = gl.program_id(0) // MEMBERS
     member = gl.program_id(0) % MEMBERS
     CHUNKS: gl.constexpr = WIDTH // CHUNK
@@ -80,7 +81,7 @@ def resident_backward_kernel(
     w0 = weights(w_hh, unit, column, 0, CHUNKS, HELD, HIDDEN, BITS, EXACT, True)
     w1 = weights(w_hh, unit, column, 1, CHUNKS, HELD, HIDDEN, BITS, EXACT, True)
     w2 = weights(w_hh, unit, column, 2, CHUNKS, HELD, HIDDEN, BITS, EXACT, True)
-    EXCHANGE: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 128 // BITS, [1, 0])
+    EXCHANGE: gl.constexpr = page_layout(BITS, EXACT)
     exchange0 = gl.allocate_shared_memory(KIND, [ROWS, EXTENT], EXCHANGE)
     exchange1 = gl.allocate_shared_memory(KIND, [ROWS, EXTENT], EXCHANGE)
     exchange2 = gl.allocate_shared_memory(KIND, [ROWS, EXTENT], EXCHANGE)

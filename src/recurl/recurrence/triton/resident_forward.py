@@ -1,6 +1,6 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915
+# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915, SIM108
 # Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
 """The forward recurrence in Gluon for H <= 512: weights stay on the chip, in one program or shared by a group."""
 
@@ -26,6 +26,19 @@ from recurl.recurrence.triton.registers import (
 )
 
 
+@gluon.constexpr_function
+def neighbours(bits, exact):
+    """How many neighbouring columns of an operand a thread has: it reads them from shared memory in one access."""
+    return 2 if bits == 16 or exact else 1
+
+
+@gluon.constexpr_function
+def page_layout(bits, exact):
+    """Rows of shared memory shifted against each other so that reading operands meets no bank conflicts."""
+    vector = 4 * neighbours(bits, exact)
+    return gl.SwizzledSharedLayout(vector, 1, 1024 // (vector * bits), [1, 0])
+
+
 @gluon.jit
 def weights(
     w_hh,
@@ -44,7 +57,7 @@ def weights(
     Those of the first HELD gates are tensors, in registers, the others pages of shared memory.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
-    PAGE: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 128 // BITS, [1, 0])
+    PAGE: gl.constexpr = page_layout(BITS, EXACT)
     found = ()
     for chunk in gl.static_range(CHUNKS):
         k = chunk * column.shape[1] + column
@@ -128,14 +141,15 @@ def resident_forward_kernel(
     states one. Gates are computed transposed, [units, slots], so that a tile may have as few as eight slots.
     A group of MEMBERS programs shares the units, UNITS each, and exchanges h through ``buffer``, two turns of
     ``[ROWS, WIDTH]`` per group; ``flags`` count arrivals and are zero.
-    The last SHARED_GATES gates keep their weights in shared memory, for want of registers. WIDTH is a multiple of CHUNK,
-    a power of two, as are ROWS, UNITS and EXTENT, which is at least WIDTH. With EXACT, products and functions are
-    accurate to float32 and the gates are kept in it.
+    The last SHARED_GATES gates keep their weights in shared memory, for want of registers. WIDTH is a multiple of
+    CHUNK; CHUNK, ROWS, UNITS and EXTENT, which is at least WIDTH, are powers of two. With EXACT, products and functions
+    are accurate to float32 and the gates are kept in it.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS // ACROSS, ACROSS], [16, 8])
-    LW: gl.constexpr = gl.DotOperandLayout(0, L, 2)
-    LH: gl.constexpr = gl.DotOperandLayout(1, L, 2)
+    NEAR: gl.constexpr = neighbours(BITS, EXACT)
+    LW: gl.constexpr = gl.DotOperandLayout(0, L, NEAR)
+    LH: gl.constexpr = gl.DotOperandLayout(1, L, NEAR)
     group = gl.program_id(0) // MEMBERS
     member = gl.program_id(0) % MEMBERS
     CHUNKS: gl.constexpr = WIDTH // CHUNK
@@ -147,9 +161,7 @@ def resident_forward_kernel(
     w2 = weights(w_hh, row, column, 2, CHUNKS, HELD, HIDDEN, BITS, EXACT, False)
     if LSTM:
         w3 = weights(w_hh, row, column, 3, CHUNKS, HELD, HIDDEN, BITS, EXACT, False)
-    exchange = gl.allocate_shared_memory(
-        KIND, [2 if MEMBERS == 1 else 1, ROWS, EXTENT], gl.SwizzledSharedLayout(8, 1, 128 // BITS, [1, 0])
-    )
+    exchange = gl.allocate_shared_memory(KIND, [2 if MEMBERS == 1 else 1, ROWS, EXTENT], page_layout(BITS, EXACT))
     j = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, L))
     real = (j < HIDDEN)[:, None]
     slot = group * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))

@@ -14,7 +14,7 @@ from recurl.recurrence.triton.launch import on, start
 from recurl.recurrence.triton.layout import Layout
 
 _ARRANGED_ROWS, _ARRANGED_COLUMNS, _RESTORED_COLUMNS = 8, 128, 256
-_PACKED = 64
+_PACKED = 32
 _SUMMED_ROWS, _SUMMED_COLUMNS, _SUMMING_PROGRAMS = 32, 128, 264
 
 

@@ -146,20 +146,21 @@ def steps_up(rows: dict[tuple[str, ...], dict[str, str]], what: str) -> dict[tup
     return found
 
 
-def summary(rows: dict[tuple[str, ...], dict[str, str]], what: str, peer: str) -> Iterator[str]:
+def summary(rows: dict[tuple[str, ...], dict[str, str]]) -> Iterator[str]:
     """Against the aims: the worst cases first."""
-    against, growth = ratios(rows, what, peer), steps_up(rows, what)
-    if against:
-        faster = sum(value > 1.0 for value in against.values()) / len(against)
-        yield (
-            f"{what}: {len(against)} cases, {faster:.1%} faster than {peer}, worst {min(against.values()):.2f} "
-            f"(aim {LEAST}), {sum(value < LEAST for value in against.values())} below"
-        )
-        worst = sorted(against.items(), key=lambda entry: entry[1])[:24]
-        yield "  " + "; ".join(f"{' '.join(key)}: {value:.2f}" for key, value in worst if value < 1.1)
-    over = {key: value for key, value in growth.items() if value > 1.0}
-    yield f"{what}: {len(over)} of {len(growth)} steps to the next size cost more than allowed"
-    yield "  " + "; ".join(f"{' '.join(key)}: {value:.2f}" for key, value in sorted(over.items(), key=lambda e: -e[1]))
+    for what, peer in PEERS:
+        against = ratios(rows, what, peer)
+        if against:
+            faster = sum(value > 1.0 for value in against.values()) / len(against)
+            below = sum(value < LEAST for value in against.values())
+            yield f"{what}: {len(against)} cases, {faster:.1%} faster than {peer}, {below} below {LEAST} of its speed"
+            worst = sorted(against.items(), key=lambda entry: entry[1])[:16]
+            yield "  " + "; ".join(f"{' '.join(key)}: {value:.2f}" for key, value in worst if value < 1.1)
+    for what in dict.fromkeys(what for what, _ in PEERS):
+        growth = steps_up(rows, what)
+        over = sorted(((value, key) for key, value in growth.items() if value > 1.0), reverse=True)
+        yield f"{what}: {len(over)} of {len(growth)} steps to the next size cost more than allowed"
+        yield "  " + "; ".join(f"{' '.join(key)}: {value:.2f}" for value, key in over)
 
 
 def draw(rows: dict[tuple[str, ...], dict[str, str]], what: str, peer: str) -> None:
@@ -218,9 +219,7 @@ def main() -> None:
             compile_all(arguments.jobs)
         sweep(arguments, versions)
     rows = latest(table_of(arguments.csv))
-    for what, peer in PEERS:
-        if any(key[5] == what for key in rows):
-            print(*summary(rows, what, peer), sep="\n", flush=True)
+    print(*summary(rows), sep="\n", flush=True)
     if arguments.draw:
         draw(rows, "tf32", "cudnn")
 

@@ -76,7 +76,8 @@ def bounds_error() -> int:
         expected = [next((p for p in places if p >= s * share), tokens) for s in range(slots + 1)]
         wrong += launch.slot_bounds(boundaries, slots).tolist() != expected
         assert launch.slot_bounds(boundaries, slots) is launch.slot_bounds(boundaries, slots)
-    wrong += [launch.share_for(*case) for case in ((64, 33, 32), (131072, 2112, 32), (100, 7, 64))] != [2, 64, 15]
+    shares = {(64, 33, 32): 2, (131072, 2112, 32): 64, (100, 7, 64): 15, (32768, 832, 64): 64, (32768, 1056, 512): 32}
+    wrong += [launch.share_for(*case) for case in shares] != list(shares.values())
     return wrong
 
 

@@ -190,7 +190,7 @@ _STREAM = 4  # fewer rows than this are streams of many segments
 _SINGLE_HELD = {"lstm": 5, "gru": 8}  # blocks of 16 columns that the registers of 256 threads hold for 128 units
 # By units: warps, programs per multiprocessor, the same for batches of fewer rows than multiprocessors (a row is
 # quickest alone on one), and rows per multiprocessor up to which these kernels are quickest in tf32.
-_SINGLE = {16: (2, 8, 8, 4), 32: (4, 4, 1, 4), 64: (4, 2, 1, 2), 128: (8, 1, 1, 1)}
+_SINGLE = {16: (2, 4, 4, 4), 32: (4, 4, 1, 4), 64: (4, 2, 1, 2), 128: (8, 1, 1, 1)}
 
 
 def single_for(cell: str, hidden: int, few: bool) -> Single:

@@ -1,6 +1,6 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
-# ruff: noqa: ANN001, ANN201, PLR0913
+# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913
 # Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
 """The product of one step of the wide kernels: both operands stream from the second-level cache."""
 

@@ -163,36 +163,35 @@ def summary(rows: dict[tuple[str, ...], dict[str, str]]) -> Iterator[str]:
         yield "  " + "; ".join(f"{' '.join(key)}: {value:.2f}" for value, key in over)
 
 
-def draw(rows: dict[tuple[str, ...], dict[str, str]], what: str, peer: str) -> None:
-    """A map of the ratios: sizes across, batches down."""
+def draw(rows: dict[tuple[str, ...], dict[str, str]]) -> None:
+    """Maps of the ratios: sizes across, batches down."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - not everywhere installed
 
-    found = ratios(rows, what, peer)
-    shapes = [(shape, resets) for shape in SHAPES for resets in ("0.0", "0.02")]
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    for axes, cell in zip(figure.subplots(2, 1), ("lstm", "gru"), strict=True):
-        grid = [
-            [found.get((cell, str(hidden), *shape.split("x"), resets), float("nan")) for hidden in SIZES]
-            for shape, resets in shapes
-        ]
-        image = axes.imshow(
-            [[min(max(value, 0.5), 8.0) for value in line] for line in grid],
-            cmap="RdYlGn",
-            norm="log",
-            vmin=0.25,
-            vmax=4,
-        )
-        for row, line in enumerate(grid):
-            for column, value in enumerate(line):
-                axes.text(
-                    column, row, f"{value:.1f}" if value > 2 else f"{value:.2f}", ha="center", va="center", fontsize=6
-                )
-        axes.set_xticks(range(len(SIZES)), list(map(str, SIZES)), fontsize=7)
-        labels = [f"{shape}, {'1/50' if resets != '0.0' else 'none'}" for shape, resets in shapes]
-        axes.set_yticks(range(len(shapes)), labels, fontsize=7)
-        axes.set_title(f"{cell.upper()}: times as fast as cuDNN without resets", fontsize=9)
-        figure.colorbar(image, ax=axes, shrink=0.8)
-    figure.savefig(FIGURE, dpi=110)
+    figure = Figure(figsize=(18, 6), layout="constrained")
+    axes = figure.subplots(2, 2)
+    for column, (what, peer) in enumerate(PEERS[:2]):
+        found = ratios(rows, what, peer)
+        batches = [(shape, p) for shape in SHAPES for p in ("0.0", "0.02")]
+        batches = [b for b in batches if sum((*k[2:4], k[4]) == (*b[0].split("x"), b[1]) for k in found) >= len(SIZES)]
+        for row, cell in enumerate(("lstm", "gru")):
+            grid = [[found.get((cell, str(h), *shape.split("x"), p)) for h in SIZES] for shape, p in batches]
+            draw_map(axes[row][column], grid, [f"{shape}, {'1/50' if p != '0.0' else 'none'}" for shape, p in batches])
+            axes[row][column].set_title(f"{cell.upper()}, {what}: times as fast as {peer}", fontsize=9)
+    figure.supxlabel("hidden units; batch (rows x steps) and resets per step; cuDNN without resets", fontsize=8)
+    figure.savefig(FIGURE, dpi=90)
+
+
+def draw_map(axes: Any, grid: list[list[float | None]], labels: list[str]) -> None:
+    """One map, from half as fast (red) to four times as fast (green)."""
+    values = [[float("nan") if value is None else min(max(value, 0.25), 4.0) for value in line] for line in grid]
+    axes.imshow(values, cmap="RdYlGn", norm="log", vmin=0.25, vmax=4.0, aspect="auto")
+    for row, line in enumerate(grid):
+        for column, value in enumerate(line):
+            if value is not None:
+                text = f"{value:.1f}" if value > 2.0 else f"{value:.2f}"
+                axes.text(column, row, text, ha="center", va="center", fontsize=7)
+    axes.set_xticks(range(len(SIZES)), list(map(str, SIZES)), fontsize=7)
+    axes.set_yticks(range(len(labels)), labels, fontsize=7)
 
 
 def main() -> None:
@@ -221,7 +220,7 @@ def main() -> None:
     rows = latest(table_of(arguments.csv))
     print(*summary(rows), sep="\n", flush=True)
     if arguments.draw:
-        draw(rows, "tf32", "cudnn")
+        draw(rows)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ CHECKS = {f"{cell} {name}": limit for cell in ("lstm", "gru") for name, limit in
     "bounds": 0,
     "arranged": 1e-6,
     "packed": 0,
+    "product": 1e-6,
     "lstm projection": 2e-6,
     "lstm projection recompute": 2e-6,
     "lstm projection saved": 0,

@@ -163,10 +163,22 @@ def checks() -> list[Callable[[], object]]:
     found: list[Callable[[], object]] = []
     for cell in ("lstm", "gru"):
         for precision in GATES:
-            sizes = (64, 256) if precision in ("tf32x3", "ieee") else (20, 64, 100, 128, 200, 256, 300, 512)
+            sizes = (64, 300) if precision == "tf32x3" else (20, 64, 100, 128, 200, 256, 300, 512)
             found += [partial(agrees, Problem(cell, hidden, 37, 29, 0.05), precision) for hidden in sizes]
-        for hidden, rows, length in ((256, 300, 7), (512, 300, 7), (1024, 64, 12), (1024, 520, 3), (128, 1, 1)):
-            found += [partial(agrees, Problem(cell, hidden, rows, length, 0.05), "tf32")]
+        for hidden in (20, 40, 64, 80, 112):  # eight slots per program
+            found += [partial(agrees, Problem(cell, hidden, 1100, 4, 0.05), "tf32")]
+        for hidden in (80, 160, 224, 320, 448):
+            found += [partial(agrees, Problem(cell, hidden, 9, 31, 0.05), precision) for precision in ("tf32", "bf16")]
+        for precision in ("tf32", "ieee"):
+            for hidden, rows, length in (
+                (160, 300, 7),
+                (256, 300, 7),
+                (512, 300, 7),
+                (1024, 64, 12),
+                (1024, 520, 3),
+                (128, 1, 1),
+            ):
+                found += [partial(agrees, Problem(cell, hidden, rows, length, 0.05), precision)]
         for hidden in (64, 256, 640):
             found += [
                 partial(agrees, Problem(cell, hidden, 16, 33, 1.0), "tf32"),
@@ -175,9 +187,13 @@ def checks() -> list[Callable[[], object]]:
                 partial(agrees, Problem(cell, hidden, 16, 33, 0.05, scale=30.0), "bf16"),
                 partial(permutes, Problem(cell, hidden, 300, 9, 0.05), "tf32"),
                 partial(captures, Problem(cell, hidden, 300, 9, 0.05), "tf32"),
+                partial(agrees, Problem(cell, hidden, 16, 33, 1.0), "ieee"),
+                partial(agrees, Problem(cell, hidden, 16, 33, 0.05, scale=30.0), "ieee"),
+                partial(permutes, Problem(cell, hidden, 300, 9, 0.05), "ieee"),
             ]
         for hidden, precision in (
             (64, "ieee"),
+            (256, "ieee"),
             (64, "tf32"),
             (200, "bf16"),
             (256, "tf32"),
@@ -187,6 +203,8 @@ def checks() -> list[Callable[[], object]]:
             found += [partial(isolates, Problem(cell, hidden, 70, 9, 0.2), precision)]
         found += [
             partial(agrees, Problem(cell, 64, 7, 301, 0.05), "tf32", recompute=True),
+            partial(agrees, Problem(cell, 40, 7, 31, 0.05), "ieee", recompute=True),
+            partial(agrees, Problem(cell, 300, 7, 31, 0.05), "ieee", recompute=True),
             partial(agrees, Problem(cell, 100, 7, 31, 0.05), "tf32", recompute=True),
             partial(agrees, Problem(cell, 600, 7, 31, 0.05), "tf32", recompute=True),
             partial(compiles, Problem(cell, 64, 7, 31, 0.05), "tf32"),
@@ -205,8 +223,13 @@ def main() -> None:
     first, step = arguments.part
     chosen = checks()[first::step]
     if arguments.small:
-        sizes = ((64, 5), (256, 5), (256, 300), (320, 5))
-        chosen = [partial(agrees, Problem(cell, h, b, 3, 0.2), "tf32") for cell in ("lstm", "gru") for h, b in sizes]
+        sizes = ((64, 5, "tf32"), (80, 600, "tf32"), (96, 5, "ieee"), (256, 5, "tf32"), (256, 5, "ieee"))
+        sizes += ((256, 300, "tf32"), (320, 5, "ieee"))
+        chosen = [
+            partial(agrees, Problem(cell, h, b, 3, 0.2), precision)
+            for cell in ("lstm", "gru")
+            for h, b, precision in sizes
+        ][first::step]
     results = [guarded(check) for check in chosen]
     print(f"{sum(map(bool, results))} of {len(results)} checks passed", flush=True)
     sys.exit(not all(results))

@@ -46,7 +46,7 @@ def set_recurrent_matmul_precision(mode: str | None) -> None:
     """Set the precision of the recurrent products of all modules that have none of their own, in all threads.
 
     Args:
-        mode: ``"ieee"`` (full float32), ``"tf32"``, ``"tf32x3"`` (three products, about 22 bits), ``"fast"`` or
+        mode: ``"ieee"`` (accurate to float32), ``"tf32"``, ``"tf32x3"`` (three products, about 22 bits), ``"fast"`` or
             ``"high-prec"`` (presets by device: tf32 or tf32x3 where there are tensor cores for it, else ieee);
             ``"auto"`` or None: read the environment variable ``RECURL_RNN_PRECISION`` again, and without it follow
             ``torch.get_float32_matmul_precision()``.

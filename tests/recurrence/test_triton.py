@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from recurl.recurrence import GRU, LSTM, Boundaries, LayerCall, LayerWeights, Options, Support
 from recurl.recurrence.triton import TritonKernels
 from recurl.recurrence.triton import backend as backend_module
-from recurl.recurrence.triton.config import Resident, Wide, chosen_for, tile_for
+from recurl.recurrence.triton.config import Resident, Single, Wide, chosen_for, tile_for
 
 ROOT = Path(__file__).parents[2]
 ERRORS = {
@@ -31,6 +31,7 @@ CHECKS = {f"{cell} {name}": limit for cell in ("lstm", "gru") for name, limit in
     "bounds": 0,
     "arranged": 1e-6,
     "packed": 0,
+    "product": 1e-6,
     "lstm projection": 2e-6,
     "lstm projection recompute": 2e-6,
     "lstm projection saved": 0,
@@ -52,19 +53,37 @@ PLAIN = [
     "pointwise,restore,lstm,60,tf32",
     "pointwise,pack,gru,300,tf32",
 ]
+PRODUCT = ["pointwise,product,lstm,64,ieee"]
+SINGLE = [
+    f"single,{direction},{cell},{hidden},{precision}"
+    for direction in ("forward", "backward")
+    for cell in ("lstm", "gru")
+    for hidden, precision in ((20, "tf32"), (64, "ieee"), (80, "tf32"), (96, "ieee"))
+]
 RESIDENT = [
     f"resident,{direction},{cell},{hidden},{precision}"
     for direction in ("forward", "backward")
     for cell in ("lstm", "gru")
-    for hidden, precision in ((20, "tf32"), (64, "tf32"), (128, "tf32"), (100, "bf16"), (256, "tf32"), (200, "bf16"))
+    for hidden, precision in ((20, "tf32"), (64, "tf32"), (80, "tf32"), (128, "tf32"), (100, "bf16"), (200, "bf16"))
+]
+GROUPS = [
+    f"resident,{direction},{cell},{hidden},{precision}"
+    for direction in ("forward", "backward")
+    for cell, hidden, precision in (("lstm", 256, "tf32"), ("gru", 160, "tf32"), ("lstm", 200, "ieee"))
 ]
 WIDE = [
     "wide,forward,lstm,512,tf32",
     "wide,forward,gru,300,bf16",
     "wide,backward,lstm,512,tf32",
     "wide,backward,gru,1024,tf32",
+    "wide,forward,gru,160,ieee",
+    "wide,backward,lstm,512,ieee",
 ]
-COMPILED = {"80": (PLAIN, 163 * 1024), "90": ([*PLAIN, *RESIDENT, *WIDE], 227 * 1024)}
+COMPILED = {
+    "80": (PLAIN, 163 * 1024),
+    "90": ([*PLAIN, *PRODUCT, *SINGLE, *RESIDENT, *GROUPS, *WIDE], 227 * 1024),
+}
+SPILLED = {name: 48 for name in [*GROUPS, *PRODUCT] if "ieee" in name}  # bytes, elsewhere none
 
 
 def run(module: str, *arguments: str, **environment: str) -> dict[str, list[str]]:
@@ -91,12 +110,12 @@ def test_every_interpreted_check_has_a_limit() -> None:
 
 
 @pytest.mark.parametrize("capability", COMPILED)
-def test_compiled_kernels_spill_nothing_and_fit(capability: str) -> None:
+def test_compiled_kernels_hardly_spill_and_fit(capability: str) -> None:
     cases, limit = COMPILED[capability]
     found = run("triton_offline", capability, *cases, TRITON_INTERPRET="0")
     assert found.keys() == set(cases)
     for name, (_, spilled, shared) in found.items():
-        assert int(spilled) == 0, name
+        assert int(spilled) <= SPILLED.get(name, 0), name
         assert int(shared) <= limit, name
 
 
@@ -117,20 +136,40 @@ def kinds(cell: str, hidden: int, precision: str, rows: int, processors: int = 1
 
 
 def test_gluon_kernels_serve_what_was_measured() -> None:
+    assert kinds("lstm", 100, "tf32", 64) == (Single, Single)
     assert kinds("lstm", 100, "tf32", 4096) == (Resident, Resident)
+    assert kinds("gru", 128, "ieee", 4096) == (Single, Single)
+    assert kinds("lstm", 64, "bf16", 64) == (Resident, Resident)
     assert kinds("gru", 256, "tf32", 64) == (Resident, Resident)
+    assert kinds("lstm", 256, "tf32x3", 64) == (Resident, Resident)
     assert kinds("gru", 256, "tf32", 512) == (Wide, Wide)
     assert kinds("lstm", 512, "tf32", 1) == (Wide, Wide)
+    assert kinds("lstm", 512, "ieee", 1) == (Wide, Wide)
     assert kinds("gru", 1000, "bf16", 1) == (Wide, Wide)
     for rows, units in ((64, 16), (512, 32)):
         chosen = chosen_for((9, 0), 132, "lstm", 512, "tf32", rows)
         assert chosen is not None
         assert isinstance(chosen.forward, Wide)
         assert chosen.forward.units == units
-    assert kinds("lstm", 64, "ieee", 64) is None
     assert kinds("gru", 256, "tf32", 1, processors=3) is None
     assert kinds("gru", 1024, "tf32", 1, processors=16) is None
     assert chosen_for((8, 0), 108, "lstm", 64, "tf32", 64) is None
+
+
+def test_sizes_between_powers_of_two_are_hardly_padded() -> None:
+    widths = {(72, 64): 80, (72, 4096): 96, (112, 64): 112, (160, 64): 160, (200, 4096): 224, (320, 64): 320}
+    for (hidden, rows), width in widths.items():
+        chosen = chosen_for((9, 0), 132, "lstm", hidden, "tf32", rows)
+        assert chosen is not None
+        assert chosen.width == width
+
+
+def test_a_row_is_alone_on_a_multiprocessor_where_there_are_enough() -> None:
+    for rows, programs in ((1, 2), (64, 1), (200, 2)):
+        chosen = chosen_for((9, 0), 132, "lstm", 64, "ieee", rows)
+        assert chosen is not None
+        assert isinstance(chosen.forward, Single)
+        assert chosen.forward.programs == programs
 
 
 def test_operators_announce_shapes_for_symbolic_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +186,7 @@ def test_operators_announce_shapes_for_symbolic_sizes(monkeypatch: pytest.Monkey
             GRU, LayerWeights(w_ih, w_hh, None, None, None), x, (h,), boundaries, Options(precision="tf32")
         )
         (gates,) = TritonKernels().saved_like(call)
-    assert gates.shape == (tokens, 4 * 512)
+    assert gates.shape == (tokens, 4 * 304)
 
 
 def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,17 +8,29 @@ and which is decided when it is defined.
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import torch
+from triton.runtime import interpreter
 
 from recurl.recurrence import CELLS, Backend, Boundaries, KernelBackend, LayerCall, Options, ReferenceBackend, run_stack
-from recurl.recurrence.triton import TritonKernels, launch, weights
+from recurl.recurrence.triton import TritonKernels, launch, products, weights
 from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.layout import Layout
 
 from .contract import Case, relative_error
 from .test_isolation import WHERE, strangers_reached
 
+patch_tensor = interpreter._patch_lang_tensor
+
+
+def patch_index(tensor: type, scope: Any) -> None:
+    """Let bounds of loops be arrays of one value, of which NumPy from 2.4 on makes no integer."""
+    patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = patch_index
 KERNELS = TritonKernels()
 KERNELS.name = "triton_interpreted"  # operators of the name "triton" exist already
 BACKEND = KernelBackend(KERNELS)
@@ -76,7 +88,8 @@ def bounds_error() -> int:
         expected = [next((p for p in places if p >= s * share), tokens) for s in range(slots + 1)]
         wrong += launch.slot_bounds(boundaries, slots).tolist() != expected
         assert launch.slot_bounds(boundaries, slots) is launch.slot_bounds(boundaries, slots)
-    wrong += [launch.share_for(*case) for case in ((64, 33, 32), (131072, 2112, 32), (100, 7, 64))] != [2, 64, 15]
+    shares = {(64, 33, 32): 2, (131072, 2112, 32): 64, (100, 7, 64): 15, (32768, 832, 64): 64, (32768, 1056, 512): 32}
+    wrong += [launch.share_for(*case) for case in shares] != list(shares.values())
     return wrong
 
 
@@ -121,7 +134,27 @@ def packed_differs() -> int:
             pairs = padded[: gates // 2 * 2].view(-1, 2, 16, 8, 128).transpose(1, 2)
             expected = torch.cat([pairs.flatten(), padded[gates // 2 * 2 :].flatten()])
         wrong += not torch.equal(weights.packed(direction, w, layout, torch.float32), expected.flatten())
+        fine = torch.randn(gates * 100, 100)
+        rounded = ((fine.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+        both = weights.packed(direction, fine, layout, torch.float32, exact=True)
+        halves = both.view(-1, 2, 128 if direction == "forward" else gates * 128).unbind(1)
+        for half, value in zip(halves, (fine, fine - rounded), strict=True):
+            wrong += not torch.equal(half.flatten(), weights.packed(direction, value, layout, torch.float32))
     return wrong
+
+
+def product_error() -> float:
+    """Large products: operands by rows or columns, tiles and shares of the depth that don't come out even, a bias."""
+    worst = 0.0
+    generator = torch.Generator().manual_seed(0)
+    for rows, depth, columns, biased in ((200, 70, 150, True), (130, 5000, 40, False), (33, 64, 16, False)):
+        a, b, bias = (
+            torch.randn(*shape, generator=generator) for shape in ((rows, depth), (depth, columns), (columns,))
+        )
+        exact = a.double() @ b.double() + (bias if biased else 0)
+        for left, right in product((a, a.t().contiguous().t()), (b, b.t().contiguous().t())):
+            worst = max(worst, relative_error(products.split_product(left, right, bias if biased else None), exact))
+    return worst
 
 
 def group_error(cell: str) -> float:
@@ -158,6 +191,7 @@ def main() -> None:
     print("bounds:", bounds_error())
     print("arranged:", arranged_error())
     print("packed:", packed_differs())
+    print("product:", product_error())
     for cell in ("lstm", "gru"):
         print(f"{cell} ieee:", worst_error(cell, ieee, poison=True, shape=(2, 9)))
         print(f"{cell} recompute:", worst_error(cell, Options(recompute=True), bias=False, shape=(2, 9)))

@@ -21,9 +21,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from recurl.recurrence.triton import arrange, backward, forward, walk
+from recurl.recurrence.triton import accurate, arrange, backward, forward, walk
 from recurl.recurrence.triton import gluon_launch as launches
-from recurl.recurrence.triton.config import Resident, Wide, chosen_for, padded, tile_for
+from recurl.recurrence.triton.config import Resident, Single, Walk, Wide, chosen_for, padded, tile_for
 from recurl.recurrence.triton.layout import Layout
 
 POINTERS = {"bounds": "*i64", "starts": "*u8", "flags": "*i32"}
@@ -80,16 +80,17 @@ def plain(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSo
 
 
 def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
-    """A Gluon kernel as it is launched for a batch of few rows (``resident``) or of many (``wide``)."""
-    chosen = chosen_for((9, 0), 132, cell, hidden, precision, {"resident": 1, "wide": 512}[kind])
+    """A Gluon kernel as it is launched for a batch of few rows (``single``, ``resident``) or of more."""
+    rows = {"single": 1, "resident": 1 if hidden > 128 else 4096, "wide": 512}[kind]
+    chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows)
     assert chosen is not None
-    config: Resident | Wide = getattr(chosen, direction)
-    assert isinstance(config, {"resident": Resident, "wide": Wide}[kind])
+    config: Walk = getattr(chosen, direction)
+    assert isinstance(config, {"single": Single, "resident": Resident, "wide": Wide}[kind])
     layout = Layout(cell == "lstm", hidden, chosen.width, interleaved=True)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     grid = launches.grid_for(direction, config, layout, processors=132, tokens=2**20)
-    options = grid.constants(dtype)
     constants, types = walk_constants(direction, cell, hidden, precision)
+    options = grid.constants(dtype, {"*fp16": torch.float16, "*fp32": torch.float32}[types["gates"]])
     types |= {"weights": types["buffer"]}
     constants |= {name: value for name, value in options.items() if name in grid.kernel.arg_names}
     types = signature(grid.kernel.arg_names, constants, types)
@@ -101,14 +102,26 @@ def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -
 
 
 def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
-    kernel = getattr(arrange if name in ("arrange", "restore", "pack") else walk, f"{name}_kernel")
+    module = {"arrange": arrange, "restore": arrange, "pack": arrange, "product": accurate}.get(name, walk)
+    kernel = getattr(module, f"{name}_kernel")
     block, rows = {"arrange": (128, 8), "pack": (64, 64), "restore": (256, 1)}.get(name, (1024, 32))
-    every = {"HIDDEN": hidden, "WIDTH": padded(hidden), "LSTM": cell == "lstm", "INTERLEAVED": True, "BLOCK": block}
-    every |= {"ROWS": rows, "COLUMNS": 128, "GATES": 4 if cell == "lstm" else 3, "FORWARD": True}
+    every: dict[str, object] = {
+        "HIDDEN": hidden,
+        "WIDTH": padded(hidden),
+        "LSTM": cell == "lstm",
+        "INTERLEAVED": True,
+        "BLOCK": block,
+    }
+    every |= {"ROWS": rows, "COLUMNS": 128, "GATES": 4 if cell == "lstm" else 3, "FORWARD": True, "SPLIT": True}
     every |= {"IN_BIAS": True, "HIDDEN_BIAS": True, "PRECISION": precision}
+    if name == "product":  # both operands by rows, as they are for the input gates
+        every |= {"ROWS": 128, "COLUMNS": 128, "DEPTH": 32, "ACROSS": 8, "BIAS": False, "a_column": 1, "b_row": 1}
     constants = {key: value for key, value in every.items() if key in kernel.arg_names}
-    types = signature(kernel.arg_names, constants, {"gates": "*fp16", "before": "*bf16"})
-    return ASTSource(kernel, types, constants, {}), {"num_warps": 4}
+    numbers = {"rows": "i32", "depth": "i32"}
+    types = signature(kernel.arg_names, constants, {"gates": "*fp16", "before": "*bf16", **numbers})
+    aligned = [["tt.divisibility", 16]] if name == "product" else []
+    attributes = {(kernel.arg_names.index(key),): aligned for key in ("a", "a_row", "b", "b_column") if aligned}
+    return ASTSource(kernel, types, constants, attributes), {"num_warps": 8 if name == "product" else 4}
 
 
 def main() -> None:

@@ -135,21 +135,32 @@ def pack_kernel(
     GATES: tl.constexpr,
     FORWARD: tl.constexpr,
     PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Write the recurrent weights ``[GATES * HIDDEN, HIDDEN]`` as the wide kernels read them, padded and rounded.
 
     Forward: ``[GATES * WIDTH, WIDTH]``, gates 0 and 1 (and, of four, 2 and 3) mixed by eight rows of either. Backward:
-    transposed, ``[WIDTH, GATES * WIDTH]``. Program (gate, row block, column block).
+    transposed, ``[WIDTH, GATES * WIDTH]``. With SPLIT, rows have twice the columns: the second half holds what rounding
+    left. Program (gate, row block, column block).
     """
     gate = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (row < HIDDEN) & (column < HIDDEN)
-    value = operand(tl.load(w_hh + (gate * HIDDEN + row) * HIDDEN + column, mask=inside, other=0.0), PRECISION)
+    exact = tl.load(w_hh + (gate * HIDDEN + row) * HIDDEN + column, mask=inside, other=0.0)
+    value = operand(exact, PRECISION)
     if FORWARD:
         mixed = (gate // 2) * (2 * WIDTH) + (row // 8) * 16 + (gate % 2) * 8 + row % 8
-        to = tl.where(gate // 2 < GATES // 2, mixed, gate * WIDTH + row)
-        tl.store(packed + to * WIDTH + column, value)
+        line = tl.where(gate // 2 < GATES // 2, mixed, gate * WIDTH + row)
+        at = column
+        LENGTH: tl.constexpr = WIDTH
     else:
-        tl.store(packed + column * (GATES * WIDTH) + gate * WIDTH + row, value)
+        line = column
+        at = gate * WIDTH + row
+        LENGTH: tl.constexpr = GATES * WIDTH
+    if SPLIT:
+        tl.store(packed + line * (2 * LENGTH) + at, value)
+        tl.store(packed + line * (2 * LENGTH) + LENGTH + at, operand(exact - value, PRECISION))
+    else:
+        tl.store(packed + line * LENGTH + at, value)

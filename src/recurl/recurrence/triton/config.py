@@ -67,7 +67,7 @@ class Resident:
         ahead: how many steps early the forward walk fetches input gates.
         backward_shared: as ``forward_shared``, in the backward walk.
         programs: per multiprocessor.
-        members: programs of a group; together they hold all hidden units.
+        units: of one program, of which a group has as many as hold all hidden units; 0: one program holds them all.
         rows: slots that a group walks together.
         across: warps that share these slots; each has 16 units.
     """
@@ -76,13 +76,13 @@ class Resident:
     ahead: int
     backward_shared: int
     programs: int
-    members: int = 1
+    units: int = 0
     rows: int = 8
     across: int = 1
 
     def members_for(self, width: int) -> int:
         """Programs of a group."""
-        return self.members
+        return width // self.units if self.units else 1
 
 
 @dataclass(frozen=True)
@@ -104,36 +104,70 @@ class Wide:
         """Programs of a group."""
         return width // self.units
 
-    def pages_for(self, columns: int, weights: int) -> int:
-        """How many pages the weights get: one for each of ``columns`` blocks (of ``weights`` rows), if they fit."""
-        held = 128 * (self.stages * self.rows + columns * weights)
+    def pages_for(self, columns: int, weights: int, parts: int) -> int:
+        """How many pages the weights get: one for each of ``columns`` blocks (of ``weights`` rows), if they fit.
+
+        Each is of ``parts`` parts, as are the pages of the rows.
+        """
+        held = 128 * parts * (self.stages * self.rows + columns * weights)
         return columns if held <= _SHARED_BYTES else self.stages
 
 
+@dataclass(frozen=True)
+class Single:
+    """How the Gluon kernels with one slot per program are cut.
+
+    Attributes:
+        units: the power of two that holds all hidden units.
+        warps: per program.
+        held: blocks of 16 columns of the weights in registers; the rest is in shared memory.
+        programs: per multiprocessor.
+    """
+
+    units: int
+    warps: int
+    held: int
+    programs: int
+    rows: ClassVar[int] = 1
+    ring: ClassVar[int] = 8
+
+    def members_for(self, width: int) -> int:
+        """Programs of a group."""
+        return 1
+
+
+Walk = Single | Resident | Wide
 _SHARED_BYTES = 224 * 1024  # of one program, less what a reduction needs
 
-# By cell, W and bits of an operand (tf32 counts as 32): as many weights in registers as go in without spilling.
+# By cell, the largest W and precision: as many weights in registers as go in without spilling.
 _RESIDENT = {
-    ("lstm", 64, 32): Resident(1, 2, 1, 2),
-    ("lstm", 128, 32): Resident(2, 1, 3, 1),
-    ("lstm", 64, 16): Resident(0, 2, 0, 2),
-    ("lstm", 128, 16): Resident(1, 2, 2, 1),
-    ("gru", 64, 32): Resident(0, 2, 0, 2),
-    ("gru", 128, 32): Resident(1, 2, 1, 1),
-    ("gru", 64, 16): Resident(0, 2, 0, 2),
-    ("gru", 128, 16): Resident(0, 2, 1, 1),
-    ("lstm", 256, 32): Resident(4, 2, 4, 1, 8, 16, 2),
-    ("gru", 256, 32): Resident(3, 2, 3, 1, 4, 8),
-    ("lstm", 256, 16): Resident(4, 1, 4, 1, 8, 16, 2),
-    ("gru", 256, 16): Resident(3, 2, 3, 1, 8, 16, 2),
-    ("gru", 512, 32): Resident(3, 1, 3, 1, 32, 16, 2),
-    ("lstm", 512, 16): Resident(4, 1, 4, 1, 16, 16, 2),
-    ("gru", 512, 16): Resident(3, 1, 3, 1, 8, 8),
+    ("lstm", 64, "tf32"): Resident(1, 2, 1, 2),
+    ("lstm", 96, "tf32"): Resident(2, 1, 2, 1),
+    ("lstm", 128, "tf32"): Resident(2, 1, 3, 1),
+    ("lstm", 64, "bf16"): Resident(0, 2, 0, 2),
+    ("lstm", 96, "bf16"): Resident(0, 2, 1, 1),
+    ("lstm", 128, "bf16"): Resident(1, 2, 2, 1),
+    ("gru", 64, "tf32"): Resident(0, 2, 0, 2),
+    ("gru", 96, "tf32"): Resident(0, 2, 0, 1),
+    ("gru", 128, "tf32"): Resident(1, 2, 1, 1),
+    ("gru", 64, "bf16"): Resident(0, 2, 0, 2),
+    ("gru", 96, "bf16"): Resident(0, 2, 0, 1),
+    ("gru", 128, "bf16"): Resident(0, 2, 1, 1),
+    ("lstm", 256, "tf32"): Resident(4, 2, 4, 1, 32, 16, 2),
+    ("gru", 256, "tf32"): Resident(3, 2, 3, 1, 64, 8),
+    ("lstm", 256, "bf16"): Resident(4, 1, 4, 1, 32, 16, 2),
+    ("gru", 256, "bf16"): Resident(3, 2, 3, 1, 32, 16, 2),
+    ("lstm", 256, "ieee"): Resident(4, 1, 4, 1, 32, 16, 2),
+    ("gru", 256, "ieee"): Resident(3, 2, 3, 1, 64, 8),
+    ("gru", 512, "tf32"): Resident(3, 1, 3, 1, 16, 16, 2),
+    ("lstm", 512, "bf16"): Resident(4, 1, 4, 1, 32, 16, 2),
+    ("gru", 512, "bf16"): Resident(3, 1, 3, 1, 64, 8),
 }
 _SMALL = Resident(0, 2, 0, 4)
-_WIDE_MULTIPLE = 64  # of which W is one in the wide kernels
+_RESIDENT_MULTIPLE = 32  # of which W is one in the resident kernels above 64
+_WIDE_MULTIPLE = {"bf16": 64}  # of which W is one in the wide kernels, else 32
 _GLUON_CAPABILITY = (9, 0)
-_GLUON_BITS = {"tf32": 32, "bf16": 16}
+_EXACT = ("ieee", "tf32x3")
 
 
 @dataclass(frozen=True)
@@ -147,8 +181,33 @@ class Chosen:
     """
 
     width: int
-    forward: Resident | Wide
-    backward: Resident | Wide
+    forward: Walk
+    backward: Walk
+
+
+_SINGLE_UNITS = 128
+_STREAM = 4  # fewer rows than this are streams of many segments
+_SINGLE_HELD = {"lstm": 5, "gru": 8}  # blocks of 16 columns that the registers of 256 threads hold for 128 units
+# By units: warps, programs per multiprocessor, the same for batches of fewer rows than multiprocessors (a row is
+# quickest alone on one), and rows per multiprocessor up to which these kernels are quickest in tf32.
+_SINGLE = {16: (2, 4, 4, 4), 32: (4, 4, 1, 4), 64: (4, 2, 1, 2), 128: (8, 1, 1, 1)}
+
+
+def single_for(cell: str, hidden: int, few: bool) -> Single:
+    """One slot per program: four threads for each unit, or for two where there are many.
+
+    ``few``: the batch has fewer rows than the GPU multiprocessors, and is no single stream.
+    """
+    units = padded(hidden)
+    warps, many_programs, few_programs, _ = _SINGLE[units]
+    return Single(units, warps, _SINGLE_HELD[cell], few_programs if few else many_programs)
+
+
+def _singly(hidden: int, precision: str, rows_each: float) -> bool:
+    """Whether the kernels with one slot per program are quickest, with so many rows for each multiprocessor."""
+    if precision == "bf16" or hidden > _SINGLE_UNITS:
+        return False
+    return precision in _EXACT or rows_each <= _SINGLE[padded(hidden)][3]
 
 
 @lru_cache(maxsize=256)
@@ -157,7 +216,7 @@ def chosen_for(
 ) -> Chosen | None:
     """Return how the Gluon kernels run a layer, or None where the plain ones serve.
 
-    The resident ones are quicker per step, the wide ones walk more rows at once.
+    Those of one slot per program are quickest per step, the resident ones walk more rows at once, the wide ones most.
 
     Args:
         capability: of the GPU.
@@ -167,21 +226,37 @@ def chosen_for(
         precision: of the recurrent products.
         batch_rows: rows of the batch, each at least one segment.
     """
-    bits = _GLUON_BITS.get(precision)
-    if bits is None or capability != _GLUON_CAPABILITY:
+    if capability != _GLUON_CAPABILITY:
         return None
-    width = padded(hidden)
-    resident = _SMALL if width <= 32 else _RESIDENT.get((cell, width, bits))
+    if _singly(hidden, precision, batch_rows / processors):
+        single = single_for(cell, hidden, _STREAM < batch_rows <= processors)
+        return Chosen(-(-hidden // 16) * 16, single, single)
+    width, resident = _resident_for(cell, hidden, precision)
     if resident is not None:
-        groups = processors // resident.members
-        if resident.members == 1 or batch_rows <= groups * resident.rows:
+        groups = processors // resident.members_for(width)
+        if resident.units == 0 or batch_rows <= groups * resident.rows:
             return Chosen(width, resident, resident) if groups else None
-    width = -(-hidden // _WIDE_MULTIPLE) * _WIDE_MULTIPLE
-    tiles = next(tiles for largest, tiles in _WIDE.items() if width <= largest)
+    multiple = _WIDE_MULTIPLE.get(precision, 32)
+    width = -(-hidden // multiple) * multiple
+    table = _WIDE_EXACT if precision in _EXACT else _WIDE
+    tiles = next(tiles for largest, tiles in table.items() if width <= largest)
     fitting = [pair for pair in tiles if pair[0].members_for(width) <= processors]
     enough = [pair for pair in fitting if batch_rows <= processors // pair[0].members_for(width) * pair[0].rows]
     best = (enough or fitting[-1:])[:1]
     return Chosen(width, *best[0]) if best else None
+
+
+def _resident_for(cell: str, hidden: int, precision: str) -> tuple[int, Resident | None]:
+    """W, and the resident kernels of the least size that holds it, or None."""
+    width = -(-hidden // _RESIDENT_MULTIPLE) * _RESIDENT_MULTIPLE if hidden > 64 else padded(hidden)
+    if width <= 32:
+        return width, _SMALL
+    name = "ieee" if precision in _EXACT else precision
+    largest = next((size for size in (64, 96, 128, 256, 512) if width <= size), 0)
+    found = _RESIDENT.get((cell, largest, name))
+    if found is not None and found.units:
+        width = -(-hidden // found.units) * found.units
+    return width, found
 
 
 # Forward and backward, by the largest W: the first that walks all rows of the batch at once, else the last.
@@ -189,4 +264,9 @@ _WIDE = {
     256: ((Wide(64, 16, 8), Wide(64, 16, 8)),),
     512: ((Wide(64, 16, 8), Wide(64, 16, 8)), (Wide(64, 32, 8), Wide(64, 32, 8))),
     math.inf: ((Wide(64, 16, 8), Wide(64, 16, 8)), (Wide(128, 32, 6), Wide(128, 32, 8))),
+}
+# Accurate to float32, with pages of two parts.
+_WIDE_EXACT = {
+    256: ((Wide(64, 16, 6), Wide(64, 16, 6)),),
+    math.inf: ((Wide(64, 16, 6), Wide(64, 16, 6)), (Wide(64, 32, 4), Wide(64, 32, 6))),
 }

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
-from recurl.recurrence.triton.config import Resident, Wide
+from recurl.recurrence.triton.config import Resident, Single, Walk, Wide, padded
 from recurl.recurrence.triton.launch import flags_of, groups_for, on, processors_of, slot_bounds, start
 from recurl.recurrence.triton.layout import Layout
 from recurl.recurrence.triton.resident_backward import resident_backward_kernel
 from recurl.recurrence.triton.resident_forward import resident_forward_kernel
+from recurl.recurrence.triton.single_backward import single_backward_kernel
+from recurl.recurrence.triton.single_forward import single_forward_kernel
 from recurl.recurrence.triton.weights import packed
 from recurl.recurrence.triton.wide_backward import wide_backward_kernel
 from recurl.recurrence.triton.wide_forward import wide_forward_kernel
@@ -28,24 +30,25 @@ def run_forward(
     stored: States,
     boundaries: Boundaries,
     layout: Layout,
-    config: Resident | Wide,
+    config: Walk,
+    kept: torch.dtype,
     keep: bool,
 ) -> tuple[States, Tensor]:
-    """The forward walk. Returns the states after every token and, with ``keep``, the gates in float16."""
+    """The forward walk. Returns the states after every token and, with ``keep``, the gates in dtype ``kept``."""
     tokens, device = input_gates.shape[0], input_gates.device
     grid = grid_for("forward", config, layout, processors_of(device), tokens)
     after = tuple(torch.empty(tokens, layout.hidden, dtype=torch.float32, device=device) for _ in stored)
-    gates = torch.empty(tokens if keep else 0, 4 * layout.width, dtype=torch.float16, device=device)
+    gates = torch.empty(tokens if keep else 0, 4 * layout.width, dtype=kept, device=device)
     with on(device):
         start(grid.kernel, grid.groups * grid.members)(
-            *(input_gates, b_hn, grid.weights(w_hh, input_gates.dtype)),
+            *(input_gates, b_hn, grid.weights(w_hh, input_gates.dtype, kept)),
             *(stored[0], stored[0].stride(0), stored[0].stride(1)),
             *(stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
             *(flags_of(boundaries), slot_bounds(boundaries, grid.groups * config.rows), after[0], after[-1], gates),
-            *grid.mail(2, input_gates),
+            *grid.mail(2, input_gates, kept),
             LSTM=layout.lstm,
             KEEP=keep,
-            **grid.constants(input_gates.dtype),
+            **grid.constants(input_gates.dtype, kept),
         )
     return after, gates
 
@@ -58,7 +61,7 @@ def run_backward(
     after: States,
     boundaries: Boundaries,
     layout: Layout,
-    config: Resident | Wide,
+    config: Walk,
     dtype: torch.dtype,
     to_stored: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -71,13 +74,13 @@ def run_backward(
         start(grid.kernel, grid.groups * grid.members)(
             *(grads[0], grads[0].stride(0), grads[0].stride(1)),
             *(grads[-1], grads[-1].stride(0), grads[-1].stride(1)),
-            *(gates, grid.weights(w_hh, dtype), stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
+            *(gates, grid.weights(w_hh, dtype, gates.dtype), stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
             *(after[0], after[-1], flags_of(boundaries), slot_bounds(boundaries, grid.groups * config.rows)),
             *(grad_gates, grad_stored),
-            *grid.mail(8, grad_gates),
+            *grid.mail(8, grad_gates, gates.dtype),
             LSTM=layout.lstm,
             TO_STORED=to_stored,
-            **grid.constants(dtype),
+            **grid.constants(dtype, gates.dtype),
         )
     return grad_gates, grad_stored
 
@@ -88,59 +91,74 @@ class Grid:
 
     kernel: Any
     direction: str
-    config: Resident | Wide
+    config: Walk
     layout: Layout
     groups: int
     members: int
 
-    def weights(self, w_hh: Tensor, dtype: torch.dtype) -> Tensor:
+    def weights(self, w_hh: Tensor, dtype: torch.dtype, kept: torch.dtype) -> Tensor:
         """The recurrent weights as the kernel reads them."""
-        return w_hh if isinstance(self.config, Resident) else packed(self.direction, w_hh, self.layout, dtype)
+        if not isinstance(self.config, Wide):
+            return w_hh
+        return packed(self.direction, w_hh, self.layout, dtype, kept == torch.float32)
 
-    def mail(self, turns: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def mail(self, turns: int, like: Tensor, kept: torch.dtype) -> tuple[Tensor, ...]:
         """Where the programs of a group leave values for each other, and their arrivals."""
+        if isinstance(self.config, Single):
+            return ()
         if self.members == 1:
             return like, like  # neither read nor written
-        mail = like.new_empty(self.groups, turns, self.config.rows, self.layout.width)
+        parts = 2 if isinstance(self.config, Wide) and kept == torch.float32 else 1
+        mail = like.new_empty(self.groups, turns, self.config.rows, parts * self.layout.width)
         return mail, torch.zeros(self.groups, dtype=torch.int32, device=like.device)
 
-    def constants(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Compile-time arguments and launch options."""
-        config, units = self.config, self.layout.width // self.members
-        constants: dict[str, Any] = {
-            "HIDDEN": self.layout.hidden,
-            "WIDTH": self.layout.width,
-            "BITS": 8 * dtype.itemsize,
-            "ROWS": config.rows,
-            "UNITS": units,
-        }
-        if isinstance(config, Wide):
-            warps = config.rows // 16
-            gates = self.layout.num_gates
-            deep, wide = (1, gates) if self.direction == "forward" else (gates, 1)
-            blocks = deep * self.layout.width * dtype.itemsize // 128
-            constants["STAGES"] = config.stages
-            constants["PAGES"] = config.pages_for(blocks, wide * config.units)
-        else:
-            warps = units // 16 * config.across
-            constants["ACROSS"] = config.across
-            constants["MEMBERS"] = self.members
-            constants["SHARED_GATES"] = getattr(config, f"{self.direction}_shared")
-            if self.direction == "forward":
-                constants["AHEAD"] = config.ahead
+    def constants(self, dtype: torch.dtype, kept: torch.dtype) -> dict[str, Any]:
+        """Compile-time arguments and launch options, for operands and kept gates of these dtypes.
+
+        Gates kept in float32 mean that all is accurate to float32.
+        """
+        specific = {Single: self._single, Resident: self._resident, Wide: self._wide}[type(self.config)]
+        exact = kept == torch.float32
+        found = {"HIDDEN": self.layout.hidden, "WIDTH": self.layout.width, "EXACT": exact, **specific(dtype, exact)}
         # Programs of a group wait for each other: all of them must be on the chip at once.
         together = {"launch_cooperative_grid": True} if self.members > 1 else {}
-        return {**constants, "WARPS": warps, "num_warps": warps, **together}
+        return {**found, "num_warps": found["WARPS"], **together}
+
+    def _single(self, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
+        config = cast(Single, self.config)
+        fixed = {"UNITS": config.units, "HELD": config.held, "RING": config.ring}
+        return {**fixed, "WARPS": config.warps}
+
+    def _resident(self, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
+        config, width = cast(Resident, self.config), self.layout.width
+        units = config.units or padded(width)
+        found = {"BITS": 8 * dtype.itemsize, "ROWS": config.rows, "UNITS": units, "MEMBERS": self.members}
+        found |= {"EXTENT": padded(width), "CHUNK": 32 if exact else width & -width, "ACROSS": config.across}
+        if self.direction == "forward":
+            found["AHEAD"] = config.ahead
+        shared = getattr(config, f"{self.direction}_shared")
+        return {**found, "SHARED_GATES": shared, "WARPS": units // 16 * config.across}
+
+    def _wide(self, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
+        config, gates = cast(Wide, self.config), self.layout.num_gates
+        deep, wide = (1, gates) if self.direction == "forward" else (gates, 1)
+        blocks = deep * self.layout.width * dtype.itemsize // 128
+        pages = config.pages_for(blocks, wide * config.units, 2 if exact else 1)
+        found = {"BITS": 8 * dtype.itemsize, "ROWS": config.rows, "UNITS": config.units, "STAGES": config.stages}
+        return {**found, "PAGES": pages, "WARPS": config.rows // 16}
 
 
 @lru_cache(maxsize=256)
-def grid_for(direction: str, config: Resident | Wide, layout: Layout, processors: int, tokens: int) -> Grid:
+def grid_for(direction: str, config: Walk, layout: Layout, processors: int, tokens: int) -> Grid:
     """The launch of a walk over ``tokens`` tokens on a GPU of ``processors`` multiprocessors."""
     members = config.members_for(layout.width)
-    kernel = (_RESIDENT if isinstance(config, Resident) else _WIDE)[direction]
+    kernel = _KERNELS[type(config)][direction]
     groups = groups_for(members, config.rows, processors, tokens) * config.programs
     return Grid(kernel, direction, config, layout, groups, members)
 
 
-_RESIDENT = {"forward": resident_forward_kernel, "backward": resident_backward_kernel}
-_WIDE = {"forward": wide_forward_kernel, "backward": wide_backward_kernel}
+_KERNELS: dict[type, dict[str, Any]] = {
+    Single: {"forward": single_forward_kernel, "backward": single_backward_kernel},
+    Resident: {"forward": resident_forward_kernel, "backward": resident_backward_kernel},
+    Wide: {"forward": wide_forward_kernel, "backward": wide_backward_kernel},
+}

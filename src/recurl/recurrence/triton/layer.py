@@ -84,7 +84,7 @@ class Layer:
         """Input product with every bias that enters the gates by addition, ``[N, G * W]`` as the layout says."""
         call, w = self.call, self.call.weights
         weight, bias = _module("weights").arranged(w.w_ih, self.layout, self.dtype, (w.b_ih, w.b_hh))
-        gates = F.linear(call.x.to(self.dtype), weight, bias if bias.shape[0] else None)
+        gates = self._product(call.x.to(self.dtype), weight.t(), bias if bias.shape[0] else None)
         if w.w_hr is not None and with_stored:
             first = torch.where(call.boundaries.starts.unsqueeze(1), call.states[0], 0).to(self.dtype)
             gates = gates.addmm_(first, self._arranged(w.w_hh).t())
@@ -96,7 +96,8 @@ class Layer:
         gates, bias, weight = self.input_gates(), self.hidden_bias(), self.recurrent_weight
         if self.chosen is not None:
             run = _module("gluon_launch").run_forward
-            return run(gates, bias, weight, self.initial, boundaries, self.layout, self.chosen.forward, keep)
+            walk = (self.layout, self.chosen.forward, self.kept_dtype, keep)
+            return run(gates, bias, weight, self.initial, boundaries, *walk)
         tile = self.tile_for("forward", self.layout.hidden, self.layout.num_gates, self.precision)
         kept = self.kept_dtype if keep else None
         run = _module("launch").run_forward
@@ -146,11 +147,11 @@ class Layer:
         columns = layout.num_gates * layout.width
         to_input, to_hidden = grad_gates[:, :columns], grad_gates[:, -columns:]
         # W_hh times the gradient: the gradient of h before each token, wanted where the walk doesn't carry it.
-        back = to_hidden @ self._hidden_weight() if wanted.w_hr or needs.states[0] else grad_gates[:0]
-        to_w_ih = to_input.t() @ call.x.to(self.dtype) if wanted.w_ih else None
-        to_w_hh = to_hidden.t() @ before if wanted.w_hh else None
+        back = self._product(to_hidden, self._hidden_weight()) if wanted.w_hr or needs.states[0] else grad_gates[:0]
+        to_w_ih = self._product(to_input.t(), call.x.to(self.dtype)) if wanted.w_ih else None
+        to_w_hh = self._product(to_hidden.t(), before) if wanted.w_hh else None
         found = (
-            to_input @ self._arranged(w.w_ih) if needs.x else None,
+            self._product(to_input, self._arranged(w.w_ih)) if needs.x else None,
             *_module("weights").restored(grad_gates, to_w_ih, to_w_hh, layout, wanted.b_ih or wanted.b_hh),
             self._to_projection(back, grad_h, unprojected) if wanted.w_hr else None,
             *self._to_states(back, grad_stored, needs),
@@ -160,6 +161,13 @@ class Layer:
             call.cell,
             [value.to(at.dtype) if need and value is not None and at is not None else None for value, at, need in each],
         )
+
+    def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``a @ b + bias``: ATen's product; on tensor cores to float32's accuracy where ATen's does without them."""
+        plain = self.kept_dtype == torch.float16 or self.chosen is None
+        if not plain and torch.get_float32_matmul_precision() == "highest":
+            return _module("products").product(a, b, bias)
+        return a @ b if bias is None else torch.addmm(bias, a, b)
 
     def _hidden_weight(self) -> Tensor:
         """W_hh in the order of the hidden part of the gradients, padded: ``[G * W, P or H]``."""

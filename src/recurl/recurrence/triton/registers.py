@@ -1,6 +1,6 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, PLR0913
+# ruff: noqa: ANN001, ANN201, PLR0913, SIM108
 # Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
 """Pieces of the Gluon kernels that come down to single machine instructions."""
 
@@ -8,29 +8,79 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 
 @gluon.jit
-def tanh(x):
-    """Hyperbolic tangent in one instruction, with a relative error of 2^-11."""
-    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1)
+def tanh(x, EXACT: gl.constexpr):
+    """Hyperbolic tangent: in one instruction, with a relative error of 2^-11, or to float32 accuracy."""
+    if EXACT:  # an odd polynomial near zero, where the quotient would cancel
+        square = x * x
+        near = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * (-17.0 / 315 + square * (62.0 / 2835)))))
+        decay = gl.exp(-2.0 * gl.abs(x))
+        far = (1.0 - decay) / (1.0 + decay)
+        y = gl.where(square < 0.0625, near, gl.where(x < 0, -far, far))
+    else:
+        y = gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1)
+    return y
 
 
 @gluon.jit
-def sigmoid(x):
-    """Logistic function by the instruction of :func:`tanh`."""
-    return 0.5 * tanh(0.5 * x) + 0.5
+def sigmoid(x, EXACT: gl.constexpr):
+    """Logistic function, as :func:`tanh`; saturates to 0 and 1 without NaN."""
+    if EXACT:
+        y = 1.0 / (1.0 + gl.exp(-x))
+    else:
+        y = 0.5 * tanh(0.5 * x, False) + 0.5
+    return y
 
 
 @gluon.jit
-def operand(x, BITS: gl.constexpr):
-    """What enters a product: bfloat16 (BITS = 16), or float32 rounded to tf32."""
+def operand(x, BITS: gl.constexpr, EXACT: gl.constexpr):
+    """What enters a product: bfloat16 (BITS = 16), float32 rounded to tf32, or float32 that :func:`product` splits."""
     if BITS == 16:
         y = x.to(gl.bfloat16)
+    elif EXACT:
+        y = x
     else:
-        y = gl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1)
+        y = rounded(x)
     return y
+
+
+@gluon.jit
+def rounded(x):
+    """float32 rounded to tf32."""
+    return gl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def split(x, EXACT: gl.constexpr):
+    """An operand as its tf32 part and the rest, or twice itself where it is one already."""
+    if EXACT:  # the rounding may lose a NaN, which the rest then keeps
+        high = ((x.to(gl.int32, bitcast=True) + 0x1000) & -0x2000).to(gl.float32, bitcast=True)
+        low = x - high
+    else:
+        high = x
+        low = x
+    return high, low
+
+
+@gluon.jit
+def product(a, high, low, acc, EXACT: gl.constexpr):
+    """``acc + a @ b`` of :func:`operand` values, b by :func:`split`; EXACT: to float32, in three products.
+
+    Tensor cores cut their sums off, so EXACT ones are taken over these columns alone and added by ordinary addition;
+    apart, so that one needn't wait for the other.
+    """
+    if EXACT:
+        a_high, a_low = split(a, True)
+        zero = gl.zeros_like(acc)
+        third = mma_v2(a_low, high, zero, input_precision="tf32")
+        second = mma_v2(a_high, low, zero, input_precision="tf32")
+        acc += mma_v2(a_high, high, zero, input_precision="tf32") + (second + third)
+    else:
+        acc = mma_v2(a, high, acc, input_precision="tf32")
+    return acc
 
 
 @gluon.jit
@@ -67,6 +117,40 @@ def store_two(at, index, inside, low, high, BITS: gl.constexpr):
             "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, is_pure=True, pack=1
         )
         gl.store(at.to(gl.pointer_type(gl.int32)) + index, pair, mask=inside)
+
+
+@gluon.jit
+def store_kept(gates, at, inside, g0, g1, g2, g3, EXACT: gl.constexpr):
+    """Keep the gates of a unit together: as float16, or as float32."""
+    if EXACT:
+        store_two(gates, 2 * at, inside, g0, g1, 32)
+        store_two(gates, 2 * at + 1, inside, g2, g3, 32)
+    else:
+        store_gates(gates, at, inside, g0, g1, g2, g3)
+
+
+@gluon.jit
+def load_kept(gates, at, inside, EXACT: gl.constexpr):
+    """What :func:`store_kept` wrote, packed in two words (of float16, in one that is given twice)."""
+    words = gates.to(gl.pointer_type(gl.int64))
+    if EXACT:
+        first = gl.load(words + 2 * at, mask=inside, other=0)
+        second = gl.load(words + 2 * at + 1, mask=inside, other=0)
+    else:
+        first = gl.load(words + at, mask=inside, other=0)
+        second = first
+    return first, second
+
+
+@gluon.jit
+def kept_of(first, second, EXACT: gl.constexpr):
+    """Unpack what :func:`load_kept` read."""
+    if EXACT:
+        g0, g1 = two_of(first, 32)
+        g2, g3 = two_of(second, 32)
+    else:
+        g0, g1, g2, g3 = four_of(first)
+    return g0, g1, g2, g3
 
 
 @gluon.jit
@@ -150,30 +234,33 @@ def fetch(input_gates, token, unit, inside, WIDTH: gl.constexpr, LSTM: gl.conste
 
 
 @gluon.jit
-def lstm_step(a0, a1, a2, a3, c):
+def lstm_step(a0, a1, a2, a3, c, EXACT: gl.constexpr):
     """i, f, g, o, the new c and the new h, from the gates before their nonlinearities and c."""
-    g0 = sigmoid(a0)
-    g1 = sigmoid(a1)
-    g2 = tanh(a2)
-    g3 = sigmoid(a3)
+    g0 = sigmoid(a0, EXACT)
+    g1 = sigmoid(a1, EXACT)
+    g2 = tanh(a2, EXACT)
+    g3 = sigmoid(a3, EXACT)
     c = g1 * c + g0 * g2
-    return g0, g1, g2, g3, c, g3 * tanh(c)
+    return g0, g1, g2, g3, c, g3 * tanh(c, EXACT)
 
 
 @gluon.jit
-def gru_step(a0, a1, x, hidden, h):
+def gru_step(a0, a1, x, hidden, h, EXACT: gl.constexpr):
     """r, z, n, n's hidden product as it is kept, and the new h."""
-    g0 = sigmoid(a0)
-    g1 = sigmoid(a1)
-    g2 = tanh(x + g0 * hidden)
-    g3 = gl.minimum(gl.maximum(hidden, -65504.0), 65504.0)  # the one kept value that has no bound
+    g0 = sigmoid(a0, EXACT)
+    g1 = sigmoid(a1, EXACT)
+    g2 = tanh(x + g0 * hidden, EXACT)
+    if EXACT:
+        g3 = hidden
+    else:
+        g3 = gl.minimum(gl.maximum(hidden, -65504.0), 65504.0)  # the one kept value that has no bound
     return g0, g1, g2, g3, g2 + g1 * (h - g2)
 
 
 @gluon.jit
-def lstm_back(g0, g1, g2, g3, c, before, dh, dc):
+def lstm_back(g0, g1, g2, g3, c, before, dh, dc, EXACT: gl.constexpr):
     """Gradients of i, f, g, o before their nonlinearities, and of the c before; dc is that of c, dh that of h."""
-    tanh_c = tanh(c)
+    tanh_c = tanh(c, EXACT)
     dc += dh * g3 * (1.0 - tanh_c * tanh_c)
     d0 = dc * g2 * g0 * (1.0 - g0)
     d1 = dc * before * g1 * (1.0 - g1)

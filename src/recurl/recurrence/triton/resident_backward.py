@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from recurl.recurrence.triton.registers import (
     arrive,
-    collect,
     collected,
-    four_of,
     gru_back,
+    kept_of,
+    load_kept,
     lstm_back,
     operand,
     publish,
+    split,
     store_gradients,
     wait,
 )
-from recurl.recurrence.triton.resident_forward import weights
+from recurl.recurrence.triton.resident_forward import collect_chunks, neighbours, page_layout, weighted, weights
 
 
 @gluon.jit
@@ -51,11 +51,14 @@ def resident_backward_kernel(
     LSTM: gl.constexpr,
     TO_STORED: gl.constexpr,
     BITS: gl.constexpr,
+    EXACT: gl.constexpr,
+    CHUNK: gl.constexpr,
     ROWS: gl.constexpr,
     WARPS: gl.constexpr,
     ACROSS: gl.constexpr,
     UNITS: gl.constexpr,
     MEMBERS: gl.constexpr,
+    EXTENT: gl.constexpr,
     SHARED_GATES: gl.constexpr,
 ):
     """Walk ROWS slots from their last token to their first; see ``backward.backward_kernel``.
@@ -66,33 +69,25 @@ def resident_backward_kernel(
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS // ACROSS, ACROSS], [16, 8])
-    LW: gl.constexpr = gl.DotOperandLayout(0, L, 32 // BITS)
-    LD: gl.constexpr = gl.DotOperandLayout(1, L, 32 // BITS)
+    NEAR: gl.constexpr = neighbours(BITS, EXACT)
+    LW: gl.constexpr = gl.DotOperandLayout(0, L, NEAR)
+    LD: gl.constexpr = gl.DotOperandLayout(1, L, NEAR)
     group = gl.program_id(0) // MEMBERS
     member = gl.program_id(0) % MEMBERS
-    PAGE: gl.constexpr = gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
+    CHUNKS: gl.constexpr = WIDTH // CHUNK
     unit = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, LW))[:, None]
-    k = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LW))[None, :]
+    column = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, LW))[None, :]
     HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # gates from this one on: weights in shared memory
-    w0 = weights(w_hh, k, unit, 0, HIDDEN, BITS)
-    if HELD <= 0:
-        page0 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w0)
-    w1 = weights(w_hh, k, unit, 1, HIDDEN, BITS)
-    if HELD <= 1:
-        page1 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w1)
-    w2 = weights(w_hh, k, unit, 2, HIDDEN, BITS)
-    if HELD <= 2:
-        page2 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w2)
+    w0 = weights(w_hh, unit, column, 0, CHUNKS, HELD, HIDDEN, BITS, EXACT, True)
+    w1 = weights(w_hh, unit, column, 1, CHUNKS, HELD, HIDDEN, BITS, EXACT, True)
+    w2 = weights(w_hh, unit, column, 2, CHUNKS, HELD, HIDDEN, BITS, EXACT, True)
+    EXCHANGE: gl.constexpr = page_layout(BITS, EXACT)
+    exchange0 = gl.allocate_shared_memory(KIND, [ROWS, EXTENT], EXCHANGE)
+    exchange1 = gl.allocate_shared_memory(KIND, [ROWS, EXTENT], EXCHANGE)
+    exchange2 = gl.allocate_shared_memory(KIND, [ROWS, EXTENT], EXCHANGE)
     if LSTM:
-        w3 = weights(w_hh, k, unit, 3, HIDDEN, BITS)
-        if HELD <= 3:
-            page3 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w3)
-    EXCHANGE: gl.constexpr = gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
-    exchange0 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
-    exchange1 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
-    exchange2 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
-    if LSTM:
-        exchange3 = gl.allocate_shared_memory(KIND, [ROWS, WIDTH], EXCHANGE)
+        w3 = weights(w_hh, unit, column, 3, CHUNKS, HELD, HIDDEN, BITS, EXACT, True)
+        exchange3 = gl.allocate_shared_memory(KIND, [ROWS, EXTENT], EXCHANGE)
     j = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, L))
     real = (j < HIDDEN)[:, None]
     slot = group * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
@@ -107,7 +102,7 @@ def resident_backward_kernel(
     token = end - 1
     active = length > 0
     inside = active[None, :] & real
-    packed = gl.load(gates.to(gl.pointer_type(gl.int64)) + token[None, :] * WIDTH + j[:, None], mask=inside, other=0)
+    packed, more = load_kept(gates, token[None, :] * WIDTH + j[:, None], inside, EXACT)
     dh = gl.load(grad_h + token[None, :] * gh_row + j[:, None] * gh_column, mask=inside, other=0.0)
     dc = zero
     state = zero
@@ -127,9 +122,7 @@ def resident_backward_kernel(
         ahead = step + 1 < length
         further = step + 2 < length
         inside = ahead[None, :] & real
-        next_packed = gl.load(
-            gates.to(gl.pointer_type(gl.int64)) + (token - 1)[None, :] * WIDTH + j[:, None], mask=inside, other=0
-        )
+        next_packed, next_more = load_kept(gates, (token - 1)[None, :] * WIDTH + j[:, None], inside, EXACT)
         next_dh = gl.load(grad_h + (token - 1)[None, :] * gh_row + j[:, None] * gh_column, mask=inside, other=0.0)
         next_dc = zero
         if LSTM:
@@ -146,27 +139,27 @@ def resident_backward_kernel(
         ).to(gl.float32)
         flag = gl.load(starts + token - 2, mask=further, other=0)
 
-        g0, g1, g2, g3 = four_of(packed)
+        g0, g1, g2, g3 = kept_of(packed, more, EXACT)
         before = gl.where(first[None, :], held, earlier)
         total = dh.to(gl.float32) + back
         if LSTM:
-            d0, d1, d2, d3, carried = lstm_back(g0, g1, g2, g3, state, before, total, dc + carried)
+            d0, d1, d2, d3, carried = lstm_back(g0, g1, g2, g3, state, before, total, dc + carried, EXACT)
         else:
             d0, d1, d2, d3, carried = gru_back(g0, g1, g2, g3, before, total + carried)
         if MEMBERS == 1:
-            exchange0.permute((1, 0)).store(operand(d0, BITS))
-            exchange1.permute((1, 0)).store(operand(d1, BITS))
-            exchange2.permute((1, 0)).store(operand(d2, BITS))
+            exchange0.permute((1, 0)).store(operand(d0, BITS, EXACT))
+            exchange1.permute((1, 0)).store(operand(d1, BITS, EXACT))
+            exchange2.permute((1, 0)).store(operand(d2, BITS, EXACT))
             if LSTM:
-                exchange3.permute((1, 0)).store(operand(d3, BITS))
+                exchange3.permute((1, 0)).store(operand(d3, BITS, EXACT))
         else:
             lane = gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
             mail = buffer + (2 * group + step % 2) * (4 * ROWS * WIDTH)
-            publish(mail, lane[None, :], j[:, None], WIDTH, operand(d0, BITS))
-            publish(mail + ROWS * WIDTH, lane[None, :], j[:, None], WIDTH, operand(d1, BITS))
-            publish(mail + 2 * ROWS * WIDTH, lane[None, :], j[:, None], WIDTH, operand(d2, BITS))
+            publish(mail, lane[None, :], j[:, None], WIDTH, operand(d0, BITS, EXACT))
+            publish(mail + ROWS * WIDTH, lane[None, :], j[:, None], WIDTH, operand(d1, BITS, EXACT))
+            publish(mail + 2 * ROWS * WIDTH, lane[None, :], j[:, None], WIDTH, operand(d2, BITS, EXACT))
             if LSTM:
-                publish(mail + 3 * ROWS * WIDTH, lane[None, :], j[:, None], WIDTH, operand(d3, BITS))
+                publish(mail + 3 * ROWS * WIDTH, lane[None, :], j[:, None], WIDTH, operand(d3, BITS, EXACT))
             arrive(flags + group)
         if TO_STORED:
             gl.store(grad_stored + token[None, :] * HIDDEN + j[:, None], carried, mask=(first & active)[None, :] & real)
@@ -174,30 +167,30 @@ def resident_backward_kernel(
         store_gradients(grad_gates, token[None, :], j[:, None], inside, d0, d1, d2, d3, WIDTH, LSTM, BITS)
         if MEMBERS > 1:
             wait(flags + group, (step + 1) * MEMBERS)
-            collect(mail, exchange0, ROWS, WIDTH, WIDTH, WARPS)
-            collect(mail + ROWS * WIDTH, exchange1, ROWS, WIDTH, WIDTH, WARPS)
-            collect(mail + 2 * ROWS * WIDTH, exchange2, ROWS, WIDTH, WIDTH, WARPS)
+            collect_chunks(mail, exchange0, ROWS, CHUNK, CHUNKS, WIDTH, WARPS)
+            collect_chunks(mail + ROWS * WIDTH, exchange1, ROWS, CHUNK, CHUNKS, WIDTH, WARPS)
+            collect_chunks(mail + 2 * ROWS * WIDTH, exchange2, ROWS, CHUNK, CHUNKS, WIDTH, WARPS)
             if LSTM:
-                collect(mail + 3 * ROWS * WIDTH, exchange3, ROWS, WIDTH, WIDTH, WARPS)
+                collect_chunks(mail + 3 * ROWS * WIDTH, exchange3, ROWS, CHUNK, CHUNKS, WIDTH, WARPS)
             collected()
-        if HELD <= 0:
-            w0 = page0.load(LW)
-        if HELD <= 1:
-            w1 = page1.load(LW)
-        if HELD <= 2:
-            w2 = page2.load(LW)
-        back = mma_v2(w0, exchange0.permute((1, 0)).load(LD), zero, input_precision="tf32")
-        other = mma_v2(w1, exchange1.permute((1, 0)).load(LD), zero, input_precision="tf32")
-        back = mma_v2(w2, exchange2.permute((1, 0)).load(LD), back, input_precision="tf32")
-        if LSTM:
-            if HELD <= 3:
-                w3 = page3.load(LW)
-            other = mma_v2(w3, exchange3.permute((1, 0)).load(LD), other, input_precision="tf32")
+        back = zero
+        other = zero
+        for chunk in gl.static_range(CHUNKS):
+            high, low = split(exchange0.slice(chunk * CHUNK, CHUNK, 1).permute((1, 0)).load(LD), EXACT)
+            back = weighted(w0, 0, chunk, high, low, back, HELD, LW, EXACT)
+            high, low = split(exchange1.slice(chunk * CHUNK, CHUNK, 1).permute((1, 0)).load(LD), EXACT)
+            other = weighted(w1, 1, chunk, high, low, other, HELD, LW, EXACT)
+            high, low = split(exchange2.slice(chunk * CHUNK, CHUNK, 1).permute((1, 0)).load(LD), EXACT)
+            back = weighted(w2, 2, chunk, high, low, back, HELD, LW, EXACT)
+            if LSTM:
+                high, low = split(exchange3.slice(chunk * CHUNK, CHUNK, 1).permute((1, 0)).load(LD), EXACT)
+                other = weighted(w3, 3, chunk, high, low, other, HELD, LW, EXACT)
         # A segment's first token passes nothing on to the token before it.
         linked = (active & (first == 0))[None, :]
         back = gl.where(linked, back + other, 0.0)
         carried = gl.where(linked, carried, 0.0)
         packed = next_packed
+        more = next_more
         dh = next_dh
         dc = next_dc
         state = earlier

@@ -1,6 +1,6 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915
+# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915, SIM108
 # Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
 """The forward recurrence in Gluon for H <= 512: weights stay on the chip, in one program or shared by a group."""
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from recurl.recurrence.triton.registers import (
     arrive,
@@ -18,18 +17,87 @@ from recurl.recurrence.triton.registers import (
     gru_step,
     lstm_step,
     operand,
+    product,
     publish,
-    store_gates,
+    split,
+    store_kept,
     two_of,
     wait,
 )
 
 
+@gluon.constexpr_function
+def neighbours(bits, exact):
+    """How many neighbouring columns of an operand a thread has: it reads them from shared memory in one access."""
+    return 2 if bits == 16 or exact else 1
+
+
+@gluon.constexpr_function
+def page_layout(bits, exact):
+    """Rows of shared memory shifted against each other so that reading operands meets no bank conflicts."""
+    vector = 4 * neighbours(bits, exact)
+    return gl.SwizzledSharedLayout(vector, 1, 1024 // (vector * bits), [1, 0])
+
+
 @gluon.jit
-def weights(w_hh, row, column, gate: gl.constexpr, HIDDEN: gl.constexpr, BITS: gl.constexpr):
-    """W[gate][row, column], padded with zeros, as an operand."""
-    at = w_hh + (gate * HIDDEN + row) * HIDDEN + column
-    return operand(gl.load(at, mask=(row < HIDDEN) & (column < HIDDEN), other=0.0), BITS)
+def weights(
+    w_hh,
+    unit,
+    column,
+    gate: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    HELD: gl.constexpr,
+    HIDDEN: gl.constexpr,
+    BITS: gl.constexpr,
+    EXACT: gl.constexpr,
+    TRANSPOSED: gl.constexpr,
+):
+    """The weights of one gate from or to the units, padded with zeros, as operands ``[units, columns]`` in CHUNKS.
+
+    Those of the first HELD gates are tensors, in registers, the others pages of shared memory.
+    """
+    KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
+    PAGE: gl.constexpr = page_layout(BITS, EXACT)
+    found = ()
+    for chunk in gl.static_range(CHUNKS):
+        k = chunk * column.shape[1] + column
+        if TRANSPOSED:
+            at = w_hh + (gate * HIDDEN + k) * HIDDEN + unit
+        else:
+            at = w_hh + (gate * HIDDEN + unit) * HIDDEN + k
+        value = operand(gl.load(at, mask=(unit < HIDDEN) & (k < HIDDEN), other=0.0), BITS, EXACT)
+        if gate < HELD:
+            found = found + (value,)  # noqa: RUF005 - the language has no unpacking here
+        else:
+            page = gl.allocate_shared_memory(KIND, [unit.shape[0], column.shape[1]], PAGE, value)
+            found = found + (page,)  # noqa: RUF005
+    return found
+
+
+@gluon.jit
+def weighted(w, gate: gl.constexpr, chunk: gl.constexpr, high, low, acc, HELD: gl.constexpr, LW, EXACT: gl.constexpr):
+    """``acc`` and the product of one chunk of :func:`weights` with a :func:`registers.split` operand."""
+    if gate < HELD:
+        acc = product(w[chunk], high, low, acc, EXACT)
+    else:
+        acc = product(w[chunk].load(LW), high, low, acc, EXACT)
+    return acc
+
+
+@gluon.jit
+def collect_chunks(
+    source,
+    exchange,
+    ROWS: gl.constexpr,
+    CHUNK: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    STRIDE: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """Start to bring ``[ROWS, CHUNKS * CHUNK]`` of a matrix of STRIDE columns into shared memory."""
+    for chunk in gl.static_range(CHUNKS):
+        page = exchange.slice(chunk * CHUNK, CHUNK, 1)
+        collect(source + chunk * CHUNK, page, ROWS, CHUNK, STRIDE, WARPS)
 
 
 @gluon.jit
@@ -55,11 +123,14 @@ def resident_forward_kernel(
     LSTM: gl.constexpr,
     KEEP: gl.constexpr,
     BITS: gl.constexpr,
+    EXACT: gl.constexpr,
+    CHUNK: gl.constexpr,
     ROWS: gl.constexpr,
     WARPS: gl.constexpr,
     ACROSS: gl.constexpr,
     UNITS: gl.constexpr,
     MEMBERS: gl.constexpr,
+    EXTENT: gl.constexpr,
     SHARED_GATES: gl.constexpr,
     AHEAD: gl.constexpr,
 ):
@@ -70,34 +141,27 @@ def resident_forward_kernel(
     states one. Gates are computed transposed, [units, slots], so that a tile may have as few as eight slots.
     A group of MEMBERS programs shares the units, UNITS each, and exchanges h through ``buffer``, two turns of
     ``[ROWS, WIDTH]`` per group; ``flags`` count arrivals and are zero.
-    The last SHARED_GATES gates keep their weights in shared memory, for want of registers.
+    The last SHARED_GATES gates keep their weights in shared memory, for want of registers. WIDTH is a multiple of
+    CHUNK; CHUNK, ROWS, UNITS and EXTENT, which is at least WIDTH, are powers of two. With EXACT, products and functions
+    are accurate to float32 and the gates are kept in it.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS // ACROSS, ACROSS], [16, 8])
-    LW: gl.constexpr = gl.DotOperandLayout(0, L, 32 // BITS)
-    LH: gl.constexpr = gl.DotOperandLayout(1, L, 32 // BITS)
+    NEAR: gl.constexpr = neighbours(BITS, EXACT)
+    LW: gl.constexpr = gl.DotOperandLayout(0, L, NEAR)
+    LH: gl.constexpr = gl.DotOperandLayout(1, L, NEAR)
     group = gl.program_id(0) // MEMBERS
     member = gl.program_id(0) % MEMBERS
-    PAGE: gl.constexpr = gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
+    CHUNKS: gl.constexpr = WIDTH // CHUNK
     row = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, LW))[:, None]
-    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LW))[None, :]
+    column = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, LW))[None, :]
     HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # gates from this one on: weights in shared memory
-    w0 = weights(w_hh, row, column, 0, HIDDEN, BITS)
-    if HELD <= 0:
-        page0 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w0)
-    w1 = weights(w_hh, row, column, 1, HIDDEN, BITS)
-    if HELD <= 1:
-        page1 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w1)
-    w2 = weights(w_hh, row, column, 2, HIDDEN, BITS)
-    if HELD <= 2:
-        page2 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w2)
+    w0 = weights(w_hh, row, column, 0, CHUNKS, HELD, HIDDEN, BITS, EXACT, False)
+    w1 = weights(w_hh, row, column, 1, CHUNKS, HELD, HIDDEN, BITS, EXACT, False)
+    w2 = weights(w_hh, row, column, 2, CHUNKS, HELD, HIDDEN, BITS, EXACT, False)
     if LSTM:
-        w3 = weights(w_hh, row, column, 3, HIDDEN, BITS)
-        if HELD <= 3:
-            page3 = gl.allocate_shared_memory(KIND, [UNITS, WIDTH], PAGE, w3)
-    exchange = gl.allocate_shared_memory(
-        KIND, [2 if MEMBERS == 1 else 1, ROWS, WIDTH], gl.SwizzledSharedLayout(128 // BITS, 1, 8, [1, 0])
-    )
+        w3 = weights(w_hh, row, column, 3, CHUNKS, HELD, HIDDEN, BITS, EXACT, False)
+    exchange = gl.allocate_shared_memory(KIND, [2 if MEMBERS == 1 else 1, ROWS, EXTENT], page_layout(BITS, EXACT))
     j = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, L))
     real = (j < HIDDEN)[:, None]
     slot = group * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
@@ -113,14 +177,14 @@ def resident_forward_kernel(
     if LSTM:
         c = gl.load(stored_c + begin[None, :] * c_row + j[:, None] * c_column, mask=inside, other=0.0).to(gl.float32)
     if MEMBERS == 1:
-        exchange.index(0).permute((1, 0)).store(operand(h, BITS))
+        exchange.index(0).permute((1, 0)).store(operand(h, BITS, EXACT))
     else:
         lane = gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
         buffer += group * (2 * ROWS * WIDTH)
-        publish(buffer, lane[None, :], j[:, None], WIDTH, operand(h, BITS))
+        publish(buffer, lane[None, :], j[:, None], WIDTH, operand(h, BITS, EXACT))
         arrive(flags + group)
         wait(flags + group, MEMBERS)
-        collect(buffer, exchange.index(0), ROWS, WIDTH, WIDTH, WARPS)
+        collect_chunks(buffer, exchange.index(0), ROWS, CHUNK, CHUNKS, WIDTH, WARPS)
         collected()
     padded = (j < WIDTH)[:, None]
     unit = j[:, None]
@@ -137,37 +201,32 @@ def resident_forward_kernel(
         next_h = gl.load(stored_h + (token + 1)[None, :] * h_row + j[:, None] * h_column, mask=again, other=0.0)
         if LSTM:
             next_c = gl.load(stored_c + (token + 1)[None, :] * c_row + j[:, None] * c_column, mask=again, other=0.0)
-        b = exchange.index(step % 2 if MEMBERS == 1 else 0).permute((1, 0)).load(LH)
+        page = exchange.index(step % 2 if MEMBERS == 1 else 0)
         a0, a1 = two_of(x0, BITS)
-        if HELD <= 0:
-            w0 = page0.load(LW)
-        if HELD <= 1:
-            w1 = page1.load(LW)
-        if HELD <= 2:
-            w2 = page2.load(LW)
         if LSTM:
-            if HELD <= 3:
-                w3 = page3.load(LW)
             a2, a3 = two_of(x1, BITS)
-            a3 = mma_v2(w3, b, a3, input_precision="tf32")
         else:
             a2 = gl.zeros([UNITS, ROWS], gl.float32, L) + bias[:, None]
-        a2 = mma_v2(w2, b, a2, input_precision="tf32")
-        a0 = mma_v2(w0, b, a0, input_precision="tf32")
-        a1 = mma_v2(w1, b, a1, input_precision="tf32")
+        for chunk in gl.static_range(CHUNKS):
+            high, low = split(page.slice(chunk * CHUNK, CHUNK, 1).permute((1, 0)).load(LH), EXACT)
+            if LSTM:
+                a3 = weighted(w3, 3, chunk, high, low, a3, HELD, LW, EXACT)
+            a2 = weighted(w2, 2, chunk, high, low, a2, HELD, LW, EXACT)
+            a0 = weighted(w0, 0, chunk, high, low, a0, HELD, LW, EXACT)
+            a1 = weighted(w1, 1, chunk, high, low, a1, HELD, LW, EXACT)
         if LSTM:
-            g0, g1, g2, g3, c, h = lstm_step(a0, a1, a2, a3, c)
+            g0, g1, g2, g3, c, h = lstm_step(a0, a1, a2, a3, c, EXACT)
             out_c = c
         else:
-            g0, g1, g2, g3, h = gru_step(a0, a1, x1.to(gl.float32), a2, h)
+            g0, g1, g2, g3, h = gru_step(a0, a1, x1.to(gl.float32), a2, h, EXACT)
         out_h = h
         h = gl.where(first[None, :], next_h.to(gl.float32), h)
         if LSTM:
             c = gl.where(first[None, :], next_c.to(gl.float32), c)
         if MEMBERS == 1:
-            exchange.index((step + 1) % 2).permute((1, 0)).store(operand(h, BITS))
+            exchange.index((step + 1) % 2).permute((1, 0)).store(operand(h, BITS, EXACT))
         else:
-            publish(buffer + ((step + 1) % 2) * (ROWS * WIDTH), lane[None, :], unit, WIDTH, operand(h, BITS))
+            publish(buffer + ((step + 1) % 2) * (ROWS * WIDTH), lane[None, :], unit, WIDTH, operand(h, BITS, EXACT))
             arrive(flags + group)
         active = (step < length)[None, :]
         out = token[None, :] * HIDDEN + j[:, None]
@@ -175,10 +234,11 @@ def resident_forward_kernel(
         if LSTM:
             gl.store(after_c + out, out_c, mask=active & real)
         if KEEP:
-            store_gates(gates, token[None, :] * WIDTH + j[:, None], active & padded, g0, g1, g2, g3)
+            store_kept(gates, token[None, :] * WIDTH + j[:, None], active & padded, g0, g1, g2, g3, EXACT)
         if MEMBERS > 1:
             wait(flags + group, (step + 2) * MEMBERS)
-            collect(buffer + ((step + 1) % 2) * (ROWS * WIDTH), exchange.index(0), ROWS, WIDTH, WIDTH, WARPS)
+            mail = buffer + ((step + 1) % 2) * (ROWS * WIDTH)
+            collect_chunks(mail, exchange.index(0), ROWS, CHUNK, CHUNKS, WIDTH, WARPS)
             collected()
         if AHEAD == 2:
             x0 = y0

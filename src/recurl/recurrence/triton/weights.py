@@ -13,7 +13,7 @@ from recurl.recurrence.triton.launch import on, start
 from recurl.recurrence.triton.layout import Layout
 
 _ARRANGED_ROWS, _ARRANGED_COLUMNS, _RESTORED_COLUMNS = 8, 128, 256
-_PACKED = 64
+_PACKED = 32
 _SUMMED_ROWS, _SUMMED_COLUMNS, _SUMMING_PROGRAMS = 32, 128, 264
 
 
@@ -78,10 +78,10 @@ def restored(
     return *found, *((b_ih, b_hh) if biases else (None, None))
 
 
-def packed(direction: str, w_hh: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+def packed(direction: str, w_hh: Tensor, layout: Layout, dtype: torch.dtype, exact: bool = False) -> Tensor:
     """The recurrent weights ``[G * H, H]`` as the wide kernels read them, flat; see ``arrange.pack_kernel``."""
     width, gates = layout.width, layout.num_gates
-    found = torch.empty(gates * width * width, dtype=dtype, device=w_hh.device)
+    found = torch.empty((2 if exact else 1) * gates * width * width, dtype=dtype, device=w_hh.device)
     with on(w_hh.device):
         start(arrange.pack_kernel, gates, width // _PACKED, width // _PACKED)(
             w_hh,
@@ -91,6 +91,7 @@ def packed(direction: str, w_hh: Tensor, layout: Layout, dtype: torch.dtype) -> 
             GATES=gates,
             FORWARD=direction == "forward",
             PRECISION="tf32" if dtype == torch.float32 else "bf16",
+            SPLIT=exact,
             BLOCK=_PACKED,
             num_warps=4,
         )

@@ -12,15 +12,14 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from recurl.recurrence.triton.registers import (
     arrive,
-    four_of,
     gru_back,
+    kept_of,
+    load_kept,
     lstm_back,
-    operand,
-    publish,
     store_gradients,
     wait,
 )
-from recurl.recurrence.triton.wide_product import bring_first, multiply
+from recurl.recurrence.triton.wide_product import bring_first, multiply, publish_operand
 
 
 @gluon.jit
@@ -49,6 +48,7 @@ def wide_backward_kernel(
     LSTM: gl.constexpr,
     TO_STORED: gl.constexpr,
     BITS: gl.constexpr,
+    EXACT: gl.constexpr,
     ROWS: gl.constexpr,
     UNITS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -58,18 +58,19 @@ def wide_backward_kernel(
     """Walk ROWS slots from their last token to their first; see ``resident_backward.resident_backward_kernel``.
 
     Differences: as those of ``wide_forward.wide_forward_kernel``; ``weights`` ``[WIDTH, G * WIDTH]`` stand as
-    ``walk.pack_backward_kernel`` leaves them.
+    ``arrange.pack_kernel`` leaves them.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     MEMBERS: gl.constexpr = WIDTH // UNITS
-    STRIDE: gl.constexpr = (4 if LSTM else 3) * WIDTH
+    PARTS: gl.constexpr = 2 if EXACT else 1
+    STRIDE: gl.constexpr = PARTS * (4 if LSTM else 3) * WIDTH
     COLUMNS: gl.constexpr = 1024 // BITS
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, UNITS, 256 // BITS])
     PAGE: gl.constexpr = gl.NVMMASharedLayout(128, BITS)
     group = gl.program_id(0) // MEMBERS
     member = gl.program_id(0) % MEMBERS
-    row_pages = gl.allocate_shared_memory(KIND, [STAGES, ROWS, COLUMNS], PAGE)
-    pages = gl.allocate_shared_memory(KIND, [PAGES, UNITS, COLUMNS], PAGE)
+    row_pages = gl.allocate_shared_memory(KIND, [PARTS * STAGES, ROWS, COLUMNS], PAGE)
+    pages = gl.allocate_shared_memory(KIND, [PARTS * PAGES, UNITS, COLUMNS], PAGE)
     weights += member * (UNITS * STRIDE)
     buffer += group * (2 * ROWS * STRIDE)
     flags += group
@@ -82,14 +83,13 @@ def wide_backward_kernel(
     length = (end - begin).to(gl.int32)
     steps = gl.max(length, 0)
     after = after_c if LSTM else after_h
-    gates = gates.to(gl.pointer_type(gl.int64))
     carried = gl.zeros([ROWS, UNITS], gl.float32, L)
     for step in range(steps):
         active = step < length
         token = end - 1 - step
         inside = active[:, None] & real
         first = (gl.load(starts + token, mask=active, other=0) != 0) & active
-        packed = gl.load(gates + token[:, None] * WIDTH + unit, mask=active[:, None], other=0)
+        packed, more = load_kept(gates, token[:, None] * WIDTH + unit, active[:, None], EXACT)
         dh = gl.load(grad_h + token[:, None] * gh_row + unit * gh_column, mask=inside, other=0.0).to(gl.float32)
         before_from = gl.where(first, stored + token * stored_row, after + (token - 1) * HIDDEN)[:, None]
         before = gl.load(before_from + unit * gl.where(first, stored_column, 1)[:, None], mask=inside, other=0.0)
@@ -102,25 +102,25 @@ def wide_backward_kernel(
             carried += dc
         if step > 0:
             rows = buffer + (step % 2) * (ROWS * STRIDE)
-            dh, _ = multiply(rows, weights, weights, row_pages, pages, None, dh, dh, COLUMNS, STRIDE, WARPS)
-        g0, g1, g2, g3 = four_of(packed)
+            dh, _ = multiply(rows, weights, weights, row_pages, pages, None, dh, dh, COLUMNS, STRIDE, WARPS, EXACT)
+        g0, g1, g2, g3 = kept_of(packed, more, EXACT)
         if LSTM:
-            d0, d1, d2, d3, carried = lstm_back(g0, g1, g2, g3, state, before, dh, carried)
+            d0, d1, d2, d3, carried = lstm_back(g0, g1, g2, g3, state, before, dh, carried, EXACT)
         else:
             d0, d1, d2, d3, carried = gru_back(g0, g1, g2, g3, before, dh + carried)
         mail = buffer + ((step + 1) % 2) * (ROWS * STRIDE)
         # A segment's first token passes nothing on to the token before it.
         linked = (active & (first == 0))[:, None]
-        publish(mail, lane[:, None], unit, STRIDE, operand(gl.where(linked, d0, 0.0), BITS))
-        publish(mail + WIDTH, lane[:, None], unit, STRIDE, operand(gl.where(linked, d1, 0.0), BITS))
-        publish(mail + 2 * WIDTH, lane[:, None], unit, STRIDE, operand(gl.where(linked, d2, 0.0), BITS))
+        publish_operand(mail, lane[:, None], unit, STRIDE, gl.where(linked, d0, 0.0), BITS, EXACT)
+        publish_operand(mail + WIDTH, lane[:, None], unit, STRIDE, gl.where(linked, d1, 0.0), BITS, EXACT)
+        publish_operand(mail + 2 * WIDTH, lane[:, None], unit, STRIDE, gl.where(linked, d2, 0.0), BITS, EXACT)
         if LSTM:
-            publish(mail + 3 * WIDTH, lane[:, None], unit, STRIDE, operand(gl.where(linked, d3, 0.0), BITS))
+            publish_operand(mail + 3 * WIDTH, lane[:, None], unit, STRIDE, gl.where(linked, d3, 0.0), BITS, EXACT)
         arrive(flags)
         if step == 0:
-            bring_first(weights, weights, pages, None, COLUMNS, STRIDE, STAGES, WARPS, AGAIN=False)
+            bring_first(weights, weights, pages, None, COLUMNS, STRIDE, STAGES, WARPS, EXACT, AGAIN=False)
         else:
-            bring_first(weights, weights, pages, None, COLUMNS, STRIDE, STAGES, WARPS, AGAIN=True)
+            bring_first(weights, weights, pages, None, COLUMNS, STRIDE, STAGES, WARPS, EXACT, AGAIN=True)
         store_gradients(grad_gates, token[:, None], unit, active[:, None], d0, d1, d2, d3, WIDTH, LSTM, BITS)
         if TO_STORED:
             gl.store(grad_stored + token[:, None] * HIDDEN + unit, carried, mask=first[:, None] & real)

@@ -15,13 +15,11 @@ from recurl.recurrence.triton.registers import (
     fetch,
     gru_step,
     lstm_step,
-    operand,
-    publish,
-    store_gates,
+    store_kept,
     two_of,
     wait,
 )
-from recurl.recurrence.triton.wide_product import bring_first, multiply
+from recurl.recurrence.triton.wide_product import bring_first, multiply, publish_operand
 
 
 @gluon.jit
@@ -55,6 +53,7 @@ def wide_forward_kernel(
     LSTM: gl.constexpr,
     KEEP: gl.constexpr,
     BITS: gl.constexpr,
+    EXACT: gl.constexpr,
     ROWS: gl.constexpr,
     UNITS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -63,25 +62,27 @@ def wide_forward_kernel(
 ):
     """Walk ROWS slots with the programs of a group; see ``resident_forward.resident_forward_kernel``.
 
-    Differences: ``weights`` ``[G * WIDTH, WIDTH]`` are rounded and stand as ``walk.pack_forward_kernel`` leaves them;
-    h streams through STAGES pages of shared memory,
-    the weights through PAGES, or stay there where all their blocks have one. Gates are [slots, units].
+    Differences: ``weights`` ``[G * WIDTH, WIDTH]`` are rounded and stand as ``arrange.pack_kernel`` leaves them; h
+    streams through STAGES pages of shared memory, the weights through PAGES, or stay there where all their blocks have
+    one. Gates are [slots, units]. With EXACT, h and the weights have twice the columns, see ``wide_product.multiply``.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     MEMBERS: gl.constexpr = WIDTH // UNITS
     COLUMNS: gl.constexpr = 1024 // BITS
+    PARTS: gl.constexpr = 2 if EXACT else 1
+    STRIDE: gl.constexpr = PARTS * WIDTH
     SECOND: gl.constexpr = 2 * UNITS if LSTM else UNITS
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, UNITS, 256 // BITS])
     LP: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 2 * UNITS, 256 // BITS])
     PAGE: gl.constexpr = gl.NVMMASharedLayout(128, BITS)
     group = gl.program_id(0) // MEMBERS
     member = gl.program_id(0) % MEMBERS
-    row_pages = gl.allocate_shared_memory(KIND, [STAGES, ROWS, COLUMNS], PAGE)
-    pages = gl.allocate_shared_memory(KIND, [PAGES, 2 * UNITS, COLUMNS], PAGE)
-    other_pages = gl.allocate_shared_memory(KIND, [PAGES, SECOND, COLUMNS], PAGE)
-    other = weights + (2 * WIDTH + member * SECOND) * WIDTH
-    weights += member * (2 * UNITS * WIDTH)
-    buffer += group * (2 * ROWS * WIDTH)
+    row_pages = gl.allocate_shared_memory(KIND, [PARTS * STAGES, ROWS, COLUMNS], PAGE)
+    pages = gl.allocate_shared_memory(KIND, [PARTS * PAGES, 2 * UNITS, COLUMNS], PAGE)
+    other_pages = gl.allocate_shared_memory(KIND, [PARTS * PAGES, SECOND, COLUMNS], PAGE)
+    other = weights + (2 * WIDTH + member * SECOND) * STRIDE
+    weights += member * (2 * UNITS * STRIDE)
+    buffer += group * (2 * ROWS * STRIDE)
     flags += group
     j = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(0, L))
     unit = j[None, :]
@@ -97,9 +98,9 @@ def wide_forward_kernel(
     h = gl.load(stored_h + begin[:, None] * h_row + unit * h_column, mask=some & real, other=0.0).to(gl.float32)
     if LSTM:
         c = gl.load(stored_c + begin[:, None] * c_row + unit * c_column, mask=some & real, other=0.0).to(gl.float32)
-    publish(buffer, lane[:, None], unit, WIDTH, operand(h, BITS))
+    publish_operand(buffer, lane[:, None], unit, STRIDE, h, BITS, EXACT)
     arrive(flags)
-    bring_first(weights, other, pages, other_pages, COLUMNS, WIDTH, STAGES, WARPS, AGAIN=False)
+    bring_first(weights, other, pages, other_pages, COLUMNS, STRIDE, STAGES, WARPS, EXACT, AGAIN=False)
     x0, x1 = fetch(input_gates, begin[:, None], unit, some, WIDTH, LSTM, BITS)
     wait(flags, MEMBERS)
     for step in range(steps):
@@ -107,9 +108,9 @@ def wide_forward_kernel(
         active = (step < length)[:, None]
         zero = gl.zeros([ROWS, 2 * UNITS], gl.float32, LP)
         other_zero = gl.zeros([ROWS, SECOND], gl.float32, LP if LSTM else L)
-        rows = buffer + (step % 2) * (ROWS * WIDTH)
+        rows = buffer + (step % 2) * (ROWS * STRIDE)
         pair, rest = multiply(
-            rows, weights, other, row_pages, pages, other_pages, zero, other_zero, COLUMNS, WIDTH, WARPS
+            rows, weights, other, row_pages, pages, other_pages, zero, other_zero, COLUMNS, STRIDE, WARPS, EXACT
         )
         again = first[:, None] & real
         next_h = gl.load(stored_h + (token + 1) * h_row + unit * h_column, mask=again, other=0.0).to(gl.float32)
@@ -119,19 +120,20 @@ def wide_forward_kernel(
             next_c = gl.load(stored_c + (token + 1) * c_row + unit * c_column, mask=again, other=0.0).to(gl.float32)
             a2, a3 = _two_gates(rest, ROWS, UNITS, L)
             i2, i3 = two_of(x1, BITS)
-            g0, g1, g2, g3, out_c, out_h = lstm_step(a0 + i0, a1 + i1, a2 + i2, a3 + i3, c)
+            g0, g1, g2, g3, out_c, out_h = lstm_step(a0 + i0, a1 + i1, a2 + i2, a3 + i3, c, EXACT)
             c = gl.where(first[:, None], next_c, out_c)
         else:
-            g0, g1, g2, g3, out_h = gru_step(a0 + i0, a1 + i1, x1.to(gl.float32), rest + bias[None, :], h)
+            g0, g1, g2, g3, out_h = gru_step(a0 + i0, a1 + i1, x1.to(gl.float32), rest + bias[None, :], h, EXACT)
         h = gl.where(first[:, None], next_h, out_h)
-        publish(buffer + ((step + 1) % 2) * (ROWS * WIDTH), lane[:, None], unit, WIDTH, operand(h, BITS))
+        mail = buffer + ((step + 1) % 2) * (ROWS * STRIDE)
+        publish_operand(mail, lane[:, None], unit, STRIDE, h, BITS, EXACT)
         arrive(flags)
-        bring_first(weights, other, pages, other_pages, COLUMNS, WIDTH, STAGES, WARPS, AGAIN=True)
+        bring_first(weights, other, pages, other_pages, COLUMNS, STRIDE, STAGES, WARPS, EXACT, AGAIN=True)
         gl.store(after_h + token * HIDDEN + unit, out_h, mask=active & real)
         if LSTM:
             gl.store(after_c + token * HIDDEN + unit, out_c, mask=active & real)
         if KEEP:
-            store_gates(gates, token * WIDTH + unit, active, g0, g1, g2, g3)
+            store_kept(gates, token * WIDTH + unit, active, g0, g1, g2, g3, EXACT)
         ahead = step + 1 < length
         x0, x1 = fetch(input_gates, token + 1, unit, ahead[:, None], WIDTH, LSTM, BITS)
         first = (gl.load(starts + begin + step + 2, mask=step + 2 < length, other=0) != 0) & (step + 2 < length)

@@ -1,6 +1,6 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
-# ruff: noqa: ANN001, ANN201, PLR0913
+# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913
 # Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
 """The product of one step of the wide kernels: both operands stream from the second-level cache."""
 
@@ -16,18 +16,25 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from recurl.recurrence.triton.registers import collect
+from recurl.recurrence.triton.registers import collect, operand, publish, rounded, split
 
 
 @gluon.jit
-def bring_weights(
-    weights, other, pages, other_pages, block, COLUMNS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr
-):
+def bring(source, pages, block, page, COLUMNS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr, EXACT):
+    """Start to copy block ``block`` of an operand to ``page``; EXACT: both parts of it, to two pages."""
+    if EXACT:
+        bring(source, pages, block, 2 * page, COLUMNS, STRIDE, WARPS, False)
+        bring(source + STRIDE // 2, pages, block, 2 * page + 1, COLUMNS, STRIDE, WARPS, False)
+    else:
+        collect(source + block * COLUMNS, pages.index(page), pages.shape[1], COLUMNS, STRIDE, WARPS)
+
+
+@gluon.jit
+def bring_weights(weights, other, pages, other_pages, block, page, COLUMNS, STRIDE, WARPS, EXACT: gl.constexpr):
     """Start to copy block ``block`` of a program's weights, and of the ``other`` ones if there are any."""
-    page = block % pages.shape[0]
-    collect(weights + block * COLUMNS, pages.index(page), pages.shape[1], COLUMNS, STRIDE, WARPS)
+    bring(weights, pages, block, page, COLUMNS, STRIDE, WARPS, EXACT)
     if other_pages is not None:
-        collect(other + block * COLUMNS, other_pages.index(page), other_pages.shape[1], COLUMNS, STRIDE, WARPS)
+        bring(other, other_pages, block, page, COLUMNS, STRIDE, WARPS, EXACT)
 
 
 @gluon.jit
@@ -40,17 +47,27 @@ def bring_first(
     STRIDE: gl.constexpr,
     STAGES: gl.constexpr,
     WARPS: gl.constexpr,
+    EXACT: gl.constexpr,
     AGAIN: gl.constexpr,
 ):
     """Start to copy the blocks that :func:`multiply` begins with; all of them, and once, where the pages hold them."""
-    BLOCKS: gl.constexpr = STRIDE // COLUMNS
-    if pages.shape[0] == BLOCKS:
+    if pages.shape[0] * COLUMNS == STRIDE:
         if not AGAIN:
-            for block in range(BLOCKS):
-                bring_weights(weights, other, pages, other_pages, block, COLUMNS, STRIDE, WARPS)
+            for block in range(STRIDE // COLUMNS // (2 if EXACT else 1)):
+                bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
     else:
         for block in gl.static_range(STAGES - 2):
-            bring_weights(weights, other, pages, other_pages, block, COLUMNS, STRIDE, WARPS)
+            bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
+
+
+@gluon.jit
+def three(rows, row_page, weights, page, zero):
+    """The product of two blocks of operands in two parts each, but for that of the smaller parts."""
+    a = rows.index(2 * row_page)
+    b = weights.index(2 * page).permute((1, 0))
+    part = warpgroup_mma(a, b, zero, use_acc=False, is_async=True)
+    part = warpgroup_mma(a, weights.index(2 * page + 1).permute((1, 0)), part, is_async=True)
+    return warpgroup_mma(rows.index(2 * row_page + 1), b, part, is_async=True)
 
 
 @gluon.jit
@@ -66,36 +83,67 @@ def multiply(
     COLUMNS: gl.constexpr,
     STRIDE: gl.constexpr,
     WARPS: gl.constexpr,
+    EXACT: gl.constexpr,
 ):
     """Return ``acc + rows @ weights.T`` and the same with ``other``, over STRIDE columns, COLUMNS at a time.
 
-    The first blocks of the weights must be on their way (:func:`bring_first`).
+    The first blocks of the weights must be on their way (:func:`bring_first`). EXACT: the first half of the columns are
+    operands rounded to tf32, the second what the rounding left.
     """
-    STAGES: gl.constexpr = row_pages.shape[0]
+    PARTS: gl.constexpr = 2 if EXACT else 1
+    STAGES: gl.constexpr = row_pages.shape[0] // PARTS
+    PAGES: gl.constexpr = pages.shape[0] // PARTS
     PRODUCTS: gl.constexpr = 1 if other_pages is None else 2
-    BLOCKS: gl.constexpr = STRIDE // COLUMNS
+    BLOCKS: gl.constexpr = STRIDE // COLUMNS // PARTS
     for block in gl.static_range(STAGES - 2):
-        collect(rows + block * COLUMNS, row_pages.index(block), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
+        bring(rows, row_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
         async_copy.commit_group()
-    acc = warpgroup_mma_init(acc)
-    other_acc = warpgroup_mma_init(other_acc)
+    if not EXACT:
+        acc = warpgroup_mma_init(acc)
+        other_acc = warpgroup_mma_init(other_acc)
     for block in range(BLOCKS):
-        acc, other_acc = warpgroup_mma_wait(PRODUCTS, deps=(acc, other_acc))
+        if not EXACT:
+            acc, other_acc = warpgroup_mma_wait(PRODUCTS, deps=(acc, other_acc))
         async_copy.wait_group(STAGES - 3)
         fence_async_shared()
-        a = row_pages.index(block % STAGES)
-        page = block % pages.shape[0]
-        acc = warpgroup_mma(a, pages.index(page).permute((1, 0)), acc, is_async=True)
-        if PRODUCTS == 2:
-            b = other_pages.index(page).permute((1, 0))
-            other_acc = warpgroup_mma(a, b, other_acc, is_async=True)
+        page = block % PAGES
+        if EXACT:
+            part = three(row_pages, block % STAGES, pages, page, gl.zeros_like(acc))
+            if PRODUCTS == 2:
+                other_part = three(row_pages, block % STAGES, other_pages, page, gl.zeros_like(other_acc))
+            else:
+                other_part = part
         else:
-            other_acc = warpgroup_mma_init(other_acc)
+            a = row_pages.index(block % STAGES)
+            acc = warpgroup_mma(a, pages.index(page).permute((1, 0)), acc, is_async=True)
+            if PRODUCTS == 2:
+                other_acc = warpgroup_mma(a, other_pages.index(page).permute((1, 0)), other_acc, is_async=True)
+            else:
+                other_acc = warpgroup_mma_init(other_acc)
         later = block + STAGES - 2
         if later < BLOCKS:
-            page = later % STAGES
-            collect(rows + later * COLUMNS, row_pages.index(page), row_pages.shape[1], COLUMNS, STRIDE, WARPS)
-            if pages.shape[0] < BLOCKS:
-                bring_weights(weights, other, pages, other_pages, later, COLUMNS, STRIDE, WARPS)
+            bring(rows, row_pages, later, later % STAGES, COLUMNS, STRIDE, WARPS, EXACT)
+            if PAGES < BLOCKS:
+                bring_weights(
+                    *(weights, other, pages, other_pages, later, later % STAGES, COLUMNS, STRIDE, WARPS, EXACT)
+                )
         async_copy.commit_group()
-    return warpgroup_mma_wait(0, deps=(acc, other_acc))
+        if EXACT:  # tensor cores cut their sums off: no long ones
+            part, other_part = warpgroup_mma_wait(0, deps=(part, other_part))
+            acc += part
+            if PRODUCTS == 2:
+                other_acc += other_part
+    if not EXACT:
+        acc, other_acc = warpgroup_mma_wait(0, deps=(acc, other_acc))
+    return acc, other_acc
+
+
+@gluon.jit
+def publish_operand(mail, slot, unit, STRIDE: gl.constexpr, value, BITS: gl.constexpr, EXACT: gl.constexpr):
+    """Write a program's columns of an operand for the others of its group; EXACT: in two parts, half a row apart."""
+    if EXACT:
+        high, low = split(value, True)
+        publish(mail, slot, unit, STRIDE, high)
+        publish(mail, slot, unit + STRIDE // 2, STRIDE, rounded(low))
+    else:
+        publish(mail, slot, unit, STRIDE, operand(value, BITS, False))

@@ -1,0 +1,71 @@
+# pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# ruff: noqa: ANN001, ANN201
+# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+"""Pieces of the kernels with one slot per program: rings of shared memory, products by plain FMA."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+CHUNK = gl.constexpr(16)  # columns of the recurrent weights that neighbouring threads share
+
+
+@gluon.jit
+def ring_of(kind, RING: gl.constexpr, UNITS: gl.constexpr):
+    """A place in shared memory for RING steps of one value per unit."""
+    return gl.allocate_shared_memory(kind, [RING, UNITS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def page_of(UNITS: gl.constexpr):
+    """A place in shared memory for one value per unit."""
+    return gl.allocate_shared_memory(gl.float32, [UNITS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def bring(ring, slot, pointer, inside):
+    """Start to copy one step's values."""
+    async_copy.async_copy_global_to_shared(ring.index(slot), pointer, mask=inside)
+
+
+@gluon.jit
+def weight_chunks(
+    w_hh,
+    unit,
+    gate: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    HELD: gl.constexpr,
+    HIDDEN: gl.constexpr,
+    L2: gl.constexpr,
+    TRANSPOSED: gl.constexpr,
+):
+    """The weights of one gate from or to the units, as [units, CHUNK]: HELD in registers, the rest in shared memory."""
+    PAGE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    row = unit[:, None]
+    found = ()
+    for chunk in gl.static_range(CHUNKS):
+        column = chunk * CHUNK + gl.arange(0, CHUNK, layout=gl.SliceLayout(0, L2))[None, :]
+        if TRANSPOSED:
+            at = w_hh + (gate * HIDDEN + column) * HIDDEN + row
+        else:
+            at = w_hh + (gate * HIDDEN + row) * HIDDEN + column
+        value = gl.load(at, mask=(row < HIDDEN) & (column < HIDDEN), other=0.0)
+        if chunk < HELD:
+            found = found + (value,)  # noqa: RUF005 - the language has no unpacking here
+        else:
+            page = gl.allocate_shared_memory(gl.float32, [unit.shape[0], CHUNK], PAGE, value)
+            found = found + (page,)  # noqa: RUF005
+    return found
+
+
+@gluon.jit
+def add_product(acc, weights, chunk: gl.constexpr, value, HELD: gl.constexpr, L2: gl.constexpr):
+    """``acc`` and the products of one chunk of :func:`weight_chunks`, still apart in CHUNK columns."""
+    if chunk < HELD:
+        acc += weights[chunk] * value
+    else:
+        acc += weights[chunk].load(L2) * value
+    return acc

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup train test check bench docs wheel clean
+.PHONY: setup train quick test check bench docs wheel matrix clean
 
 setup: $(STAMP)
 
@@ -17,6 +17,9 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/recurl/recurren
 
 train: setup  ## train a memory policy on masked CartPole and show the result
 	$(BIN)/recurl train ppo --env recurl/MaskedCartPole-v1 --cell lstm --run-dir runs/masked-cartpole --stop-return 495 --overwrite
+
+quick: setup  ## the core of the tests, in less than a minute
+	$(BIN)/pytest -n 2 @tests/quick.txt
 
 test: setup  ## all tests, doctests included
 	$(BIN)/pytest -n 2
@@ -41,12 +44,11 @@ bench: setup  ## the benchmark tables of benchmarks/results
 docs: setup  ## the documentation site, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-wheel: setup  ## the wheel, tried in an environment of its own that holds nothing else
-	rm -rf build dist
-	$(BIN)/python -m build --no-isolation
-	$(PYTHON) -m venv build/fresh
-	build/fresh/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "$$(echo dist/*.whl)[train]"
-	cd build && fresh/bin/recurl doctor && fresh/bin/python ../examples/ppo.py
+wheel: setup  ## the source archive and both wheels, each tried in an environment of its own
+	$(BIN)/python tools/wheels.py
+
+matrix: setup  ## the core of the tests with every Python, tensordict and set of dependencies; says what it skipped
+	$(BIN)/python tools/matrix.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

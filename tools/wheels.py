@@ -1,7 +1,7 @@
 """Build what a release holds into dist/, and try it: a source archive, a wheel for Linux and one for any system.
 
-The wheel for Linux holds the compiled library of the cpu backend; auditwheel gives it the oldest manylinux tag that fits.
-Each wheel is installed with its dependencies, none of them compiled, into an environment of its own.
+The wheel for Linux holds the compiled library of the cpu backend; auditwheel gives it the oldest manylinux tag that
+fits. Each wheel is installed with its dependencies, none of them compiled, into an environment of its own.
 
     python tools/wheels.py [--no-try]
 """

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROBE = Path(__file__).with_name("import_probe.py")
 SOURCE = Path(__file__).parents[1] / "src"
 PACKAGES = sorted(

@@ -13,6 +13,8 @@ import torch
 from recurl.data.replay_buffers import LazyMemmapStorage, storages
 from recurl.errors import UnsupportedError
 
+pytestmark = pytest.mark.slow
+
 WINDOWS = """
 import faulthandler, os, select, signal, socket, sys
 import torch  # ask for what is there, as on Windows they would find other things

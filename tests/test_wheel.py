@@ -18,6 +18,8 @@ import pytest
 
 import recurl
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 BUILT_FROM = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "src")
 LIBRARY = "recurl/recurrence/cpu/librecurl_cpu.so"

@@ -3,7 +3,7 @@
 Each combination has an environment of its own in build/matrix. What can't be tried on this machine is skipped and named
 at the end; --strict makes that an error. CUDA's libraries (several GB) are downloaded only if --cuda says so.
 
-    python tools/matrix.py [--only NAME ...] [--cuda] [--strict]
+    python tools/matrix.py [--only NAME ...] [--cuda] [--strict] -- OPTIONS OF PYTEST
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "matrix"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TESTERS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml")
-NEEDS_EXTRAS = ("onnx", "tyro", "rich", "tensorboard", "matplotlib")
+NEED_EXTRAS = ("cli", "docs", "interop", "learning", "trainers")  # folders of tests
 CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
@@ -112,12 +112,23 @@ def install(wanted: Combination, cuda: bool) -> Path:
     if not cuda:
         check_torch([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"], file)
     run(*pip, "torch", "setuptools", "-c", file)
+    if wanted.extras:
+        run(*pip, "--no-deps", "torchrl", "-c", file)  # asks for tensordict 0.14; runs beside 0.15 too
     run(*pip, "--no-build-isolation", "-e", f".[{wanted.extras}]" if wanted.extras else ".", *TESTERS, "-c", file)
     done.write_text(pinned)
     return python
 
 
-def try_out(wanted: Combination, cuda: bool) -> str:
+def tests_of(wanted: Combination) -> list[Path]:
+    """Return what is run: all tests, or those of packages that need no extras."""
+    tests = ROOT / "tests"
+    if wanted.extras:
+        return [tests]
+    folders = [folder for folder in tests.iterdir() if (folder / "__init__.py").exists()]
+    return [*sorted(folder for folder in folders if folder.name not in NEED_EXTRAS), *sorted(tests.glob("test_*.py"))]
+
+
+def try_out(wanted: Combination, cuda: bool, options: list[str]) -> str:
     """Run the core of the tests; return the versions they ran with."""
     python = install(wanted, cuda)
     told = (
@@ -125,7 +136,7 @@ def try_out(wanted: Combination, cuda: bool) -> str:
     )
     versions = "Python {}, torch {}, tensordict {}".format(*run(python, "-W", "ignore", "-c", told).split())
     print(f"\n== {wanted.name}: {versions}", flush=True)
-    run(python, "-m", "pytest", "-n", "2", "@tests/quick.txt", quiet=False)
+    run(python, "-m", "pytest", *options, *tests_of(wanted), quiet=False)
     return versions
 
 
@@ -135,13 +146,14 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these, such as 'no extras'")
     parser.add_argument("--cuda", action="store_true", help="allow downloads of torch with CUDA's libraries")
     parser.add_argument("--strict", action="store_true", help="end with an error when something was skipped")
+    parser.add_argument("options", nargs="*", help="of pytest")
     arguments = parser.parse_args()
     results: dict[str, list[str]] = {"passed": [], "SKIPPED": [], "FAILED": []}
     for wanted in combinations():
         if arguments.only and wanted.name not in arguments.only:
             continue
         try:
-            results["passed"].append(f"{wanted.name} ({try_out(wanted, arguments.cuda)})")
+            results["passed"].append(f"{wanted.name} ({try_out(wanted, arguments.cuda, arguments.options)})")
         except SkippedError as error:
             results["SKIPPED"].append(f"{wanted.name}: {error}")
         except RuntimeError as error:

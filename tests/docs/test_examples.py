@@ -11,6 +11,8 @@ import gymnasium
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
 ELSEWHERE = {"ppo", "onnx_inference"}  # run by test_readme.py and by trainers/test_export.py

@@ -25,6 +25,8 @@ from recurl.cli.evaluate import Evaluate
 from recurl.cli.export import Export
 from recurl.cli.train import Resume, TrainDQN, TrainPPO, TrainR2D2
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md"))

@@ -20,6 +20,8 @@ from recurl.recurrence.ops import arguments_of
 
 from .contract import Case, assert_agree
 
+pytestmark = pytest.mark.slow
+
 KERNELS = ["loop", "cpu", "scan"]
 CELL_OPTIONS = [("lstm", {}), ("lstm", {"projection": 3, "bias": False}), ("gru", {})]
 

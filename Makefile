@@ -25,7 +25,7 @@ quick: setup  ## the core of the tests, in less than a minute: a test that needs
 test: setup  ## all tests, doctests included
 	$(BIN)/pytest -n 2
 
-check: setup docs  ## what CI runs: documentation, lint, types, layering, tests
+check: setup  ## what CI runs: lint, types, layering, tests; these build the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports

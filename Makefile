@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+QUICK  := -n 2 -m "not slow and not learning" --timeout 20
 
-.PHONY: setup train test check bench docs wheel clean
+.PHONY: setup train quick test check bench docs wheel matrix clean
 
 setup: $(STAMP)
 
@@ -18,10 +19,13 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/recurl/recurren
 train: setup  ## train a memory policy on masked CartPole and show the result
 	$(BIN)/recurl train ppo --env recurl/MaskedCartPole-v1 --cell lstm --run-dir runs/masked-cartpole --stop-return 495 --overwrite
 
+quick: setup  ## the core of the tests, in less than a minute: a test that needs 20 s belongs to the others
+	$(BIN)/pytest $(QUICK) tests
+
 test: setup  ## all tests, doctests included
 	$(BIN)/pytest -n 2
 
-check: setup docs  ## what CI runs: documentation, lint, types, layering, tests
+check: setup  ## what CI runs: lint, types, layering, tests; these build the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -41,12 +45,11 @@ bench: setup  ## the benchmark tables of benchmarks/results
 docs: setup  ## the documentation site, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-wheel: setup  ## the wheel, tried in an environment of its own that holds nothing else
-	rm -rf build dist
-	$(BIN)/python -m build --no-isolation
-	$(PYTHON) -m venv build/fresh
-	build/fresh/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "$$(echo dist/*.whl)[train]"
-	cd build && fresh/bin/recurl doctor && fresh/bin/python ../examples/ppo.py
+wheel: setup  ## the source archive and both wheels, each tried in an environment of its own
+	$(BIN)/python tools/wheels.py
+
+matrix: setup  ## the core of the tests with every Python, tensordict and set of dependencies; says what it skipped
+	$(BIN)/python tools/matrix.py $(MATRIX) -- $(QUICK)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -180,6 +180,7 @@ def test_a_collector_numbers_the_steps_of_each_trajectory(rows: int | None, opti
     assert carried == (not options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector, OverlappedCollector])
 def test_collectors_in_processes_number_them_too(kind: type) -> None:
     creates = CREATE if kind is OverlappedCollector else [CREATE, CREATE]
@@ -188,6 +189,7 @@ def test_collectors_in_processes_number_them_too(kind: type) -> None:
     assert_numbered([row for batch in batches for row in (batch if batch.ndim > 2 else [batch])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_numbers_are_saved(overlapped: bool) -> None:
     def make() -> Collector | OverlappedCollector:

@@ -104,6 +104,7 @@ def test_a_bad_variable_raises_at_use(monkeypatch: pytest.MonkeyPatch) -> None:
     assert get_recurrent_matmul_precision("cpu") == "ieee"
 
 
+@pytest.mark.slow
 def test_a_bad_variable_warns_at_import() -> None:
     code = "import warnings; warnings.simplefilter('always'); import recurl.modules"
     environment = {precision.ENVIRONMENT_VARIABLE: "tf33", "PATH": "/usr/bin:/bin"}

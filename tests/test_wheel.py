@@ -16,6 +16,10 @@ from pathlib import Path
 
 import pytest
 
+import recurl
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 BUILT_FROM = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "src")
 LIBRARY = "recurl/recurrence/cpu/librecurl_cpu.so"
@@ -75,7 +79,8 @@ def test_the_wheel_is_for_every_python_and_holds_the_library(wheel: Path, source
     assert {"recurl/py.typed", "recurl/cli/main.py", LIBRARY} <= names
     assert {Path(name).suffix for name in names if name.startswith("recurl/")} == {".py", ".typed", ".so"}
     fields = email.message_from_string(metadata)
-    assert (fields["Name"], fields["License-Expression"]) == ("recurl", "MIT")
+    assert (fields["Name"], fields["Version"]) == ("recurl", recurl.__version__)
+    assert (fields["License-Expression"], fields["License-File"]) == ("MIT", "LICENSE")
     assert fields["Description-Content-Type"] == "text/markdown"
     assert fields["Summary"]
     assert fields.get_payload() == (source / "README.md").read_text()
@@ -110,7 +115,7 @@ def fresh_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_the_installed_recurl(fresh_python: Path, tmp_path: Path) -> None:
     told = run(fresh_python, "-W", "error", "-c", "import recurl; print(recurl.__file__)", cwd=tmp_path)
     assert Path(told.strip()).is_relative_to(fresh_python.parents[1])
-    assert run(fresh_python.with_name("recurl"), "--version", cwd=tmp_path).strip() == "0.1.0"
+    assert run(fresh_python.with_name("recurl"), "--version", cwd=tmp_path).strip() == recurl.__version__
     if platform.machine() in ("x86_64", "aarch64"):
         assert "cpu         yes" in run(fresh_python.with_name("recurl"), "doctor", cwd=tmp_path)
 

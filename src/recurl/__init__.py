@@ -1,3 +1,3 @@
 """Recurrent reinforcement learning for PyTorch: hidden states that are right by construction."""
 
-__version__ = "0.1.0"
+from recurl._version import __version__ as __version__

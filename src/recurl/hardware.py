@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,10 +40,13 @@ def check_device(device: str) -> None:
 
 
 def total_memory(device: str) -> int:
-    """Return the bytes of memory of a device that can compute: of a GPU, or of the machine (or its container)."""
+    """Return the bytes of memory of a device that can compute: of a GPU, or of the machine (or its container).
+
+    Where the system doesn't tell (Windows), it is what can be addressed.
+    """
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize]
     for limit in _LIMITS:
         try:
             sizes.append(int(limit.read_text()))

@@ -11,6 +11,8 @@ from recurl.ranges import flag
 from torture_kinds.command_lines import KINDS, check, commands, edges, leaf_fields
 from torture_kinds.forks import MOST_LINES
 
+pytestmark = pytest.mark.slow
+
 LEFT = {"env_kwargs", "total_steps", "device", "run_dir", "overwrite", "cuda_graph", "overlap", "stop_return"}
 SMALL = {
     "env": ["recurl/TMaze-v0", "recurl/RepeatPrevious-v0", "CartPole-v1"],

@@ -8,6 +8,8 @@ import pytest
 
 from recurl.cli import main
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
 import torch
 from tensordict.nn import TensorDictModule as Mod, TensorDictSequential as Seq

@@ -18,6 +18,8 @@ from recurl.cli import main
 from recurl.trainers import RunFolder
 from recurl.trainers.checkpoint import latest_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SMALL = (  # noqa: SIM905 - reads as it is typed
     "--env recurl/RepeatPrevious-v0 --env-kwargs k=1 episode_length=8 --hidden-size 8 --num-envs 4 --rollout-steps 16 "
     "--sequence-length 8 --eval-episodes 3"

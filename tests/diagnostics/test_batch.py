@@ -26,6 +26,8 @@ from recurl.envs import step_mdp
 from recurl.mode import set_recurrent_mode
 from tests.diagnostics.policies import SERVED, make_env, make_policy, policy_of, randomize, wired
 
+pytestmark = pytest.mark.slow
+
 IDS = ("collector", "traj_ids")
 STEPS = ("collector", "traj_steps")
 

@@ -35,6 +35,8 @@ from tests.diagnostics.policies import (
     zero,
 )
 
+pytestmark = pytest.mark.slow
+
 FIX = "let the layers in front of the action read what the memory writes, 'features'"
 
 

@@ -18,6 +18,8 @@ from recurl.modules import EGreedyModule, NormalParamExtractor, OneHotCategorica
 from recurl.specs import Categorical
 from tests.diagnostics.policies import CELLS, RealActions, actor_of, failures, linear, make_env, memory, refused, wired
 
+pytestmark = pytest.mark.slow
+
 KEY = "action_log_prob"
 AFTERWARDS = "let nothing alter an action, its distribution or its log-probability once they are written"
 

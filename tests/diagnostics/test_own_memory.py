@@ -9,6 +9,8 @@ from torch import nn
 from tests.diagnostics import own_memory as own
 from tests.diagnostics.policies import actor_of, failures, linear, refused, zero
 
+pytestmark = pytest.mark.slow
+
 
 def policy_with(memory: own.OwnMemory, head: nn.Module | None = None) -> nn.Module:
     return actor_of(memory, linear(8) if head is None else head)

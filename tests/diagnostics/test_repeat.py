@@ -28,6 +28,8 @@ from tests.diagnostics.policies import (
     wired,
 )
 
+pytestmark = pytest.mark.slow
+
 EVAL = "policy.eval(), before it collects and for the losses too"
 
 

@@ -12,6 +12,8 @@ from torch import nn
 from recurl.modules import GRU, LSTM
 from tests.diagnostics.policies import actor_of, failures, linear, memory, refused, wired
 
+pytestmark = pytest.mark.slow
+
 
 class Plain(nn.Module):
     """A plain recurrent network on observations ``[B, 4]``: B steps; or, ``one_step``, a single one for each row."""

@@ -22,6 +22,8 @@ from recurl.modules import (
 from recurl.trainers.agent import collecting
 from tests.diagnostics.policies import CELLS, actor_of, critic_memory, failures, linear, memory, wired, zero
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[[], Any]
 SOUND: dict[str, Make] = {}
 

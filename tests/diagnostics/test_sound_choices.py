@@ -35,6 +35,8 @@ from recurl.modules import (
 from recurl.specs import Categorical, OneHot, TensorSpec, Unbounded
 from tests.diagnostics.policies import RealActions, actor_of, critic_memory, failures, linear, make_env, memory, wired
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[[], Any]
 SOUND: dict[str, Make] = {}
 

@@ -24,6 +24,8 @@ from recurl.modules import GRUModule, LSTMModule, OneHotCategorical, Probabilist
 from recurl.specs import Unbounded
 from tests.diagnostics.policies import CELLS, SERVED, make_env, make_policy, policy_of, tracked, wired
 
+pytestmark = pytest.mark.slow
+
 
 def by_name(results: list[CheckResult]) -> dict[str, CheckResult]:
     return {result.name: result for result in results}

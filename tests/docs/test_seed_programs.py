@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from tests.docs.seed_programs import overview, pomdp_guide, pomdp_ppo, reference_pages, sequence_batches
+
+pytestmark = pytest.mark.slow
 
 
 def test_overview() -> None:

@@ -26,6 +26,8 @@ from recurl.cli.export import Export
 from recurl.cli.train import Resume, TrainDQN, TrainPPO, TrainR2D2
 from recurl.recurrence import BACKENDS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md"))

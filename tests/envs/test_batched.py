@@ -48,6 +48,8 @@ from recurl.errors import (
 from recurl.modules import GRUModule, set_recurrent_mode
 from recurl.specs import Categorical, Composite, Unbounded
 
+pytestmark = pytest.mark.slow
+
 # Workers can't import the tests: what is defined here goes to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

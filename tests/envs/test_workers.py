@@ -21,6 +21,8 @@ from recurl.envs.workers import Task, WorkerGroup
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.errors import RemoteTraceback, UsageError, WorkerError
 
+pytestmark = pytest.mark.slow
+
 # Workers can't import the tests: what is defined here goes to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -16,6 +16,8 @@ from recurl.specs import Unbounded
 from tests.diagnostics.policies import RealActions, failures, linear, make_env, memory, refused, wired
 from tests.interop.pairs import TORCHRL as rl
 
+pytestmark = pytest.mark.slow
+
 
 def their_memory() -> nn.Module:
     return rl.LSTMModule(input_size=4, hidden_size=8, in_key="observation", out_key="features")

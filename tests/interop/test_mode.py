@@ -62,6 +62,7 @@ def test_other_threads_are_untouched() -> None:
     assert seen == [None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_compiled_modules_follow(library: str) -> None:
     torch._dynamo.reset()
@@ -77,6 +78,7 @@ def test_compiled_modules_follow(library: str) -> None:
     assert not torch.allclose(found[0], found[1])
 
 
+@pytest.mark.slow
 def test_recurl_does_not_import_torchrl() -> None:
     program = "import sys, recurl.trainers, recurl.cli, recurl.interop; sys.exit('torchrl' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

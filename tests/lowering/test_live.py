@@ -220,6 +220,7 @@ def objective(out: dict[str, torch.Tensor]) -> torch.Tensor:
     return sum(value.sum() for key, value in out.items() if key.startswith(("loss", "adv", "logits")))  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["reference", "loop", "scan", "cpu"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cell", ["lstm", "gru"])

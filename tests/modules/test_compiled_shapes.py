@@ -10,7 +10,7 @@ from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from recurl.modules.recurrent import RecurrentModule
 
 # torch's own tracing of an autograd.Function warns.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")]
 
 
 def make_batch(module: RecurrentModule, shape: tuple[int, ...], trailing: tuple[int, ...]) -> TensorDict:

@@ -6,6 +6,8 @@ from tensordict import TensorDict
 
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kind", [LSTMModule, GRUModule])
 def test_pad_breaks_the_graph_but_computes_right(kind: type) -> None:

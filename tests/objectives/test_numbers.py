@@ -97,6 +97,7 @@ def live_tensors() -> int:
     return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["pad", "loop", "cpu", "scan"])
 @pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
 def test_no_tensor_outlives_its_loss(make: Callable, backend: str) -> None:

@@ -231,6 +231,7 @@ def test_noncontiguous_and_expanded_inputs(cell: str) -> None:
         features.sum().backward()  # an expanded incoming gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cell", "projection"), [("lstm", 0), ("lstm", 2), ("gru", 0), ("fastweights", 0)])
 @pytest.mark.parametrize("backend", ["loop", "scan", "reference"])
 def test_double_backward(backend: str, cell: str, projection: int) -> None:

@@ -9,7 +9,10 @@ from torch import Tensor
 from recurl.modules import GRUModule, LSTMModule, RecurrentModule, set_recurrent_mode
 from recurl.recurrence.cpu import instruction_sets
 
-pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there was no compiler when recurl was installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not instruction_sets(), reason="there was no compiler when recurl was installed"),
+]
 
 KINDS = [LSTMModule, GRUModule]
 

@@ -21,6 +21,8 @@ from recurl.recurrence.ops import arguments_of
 
 from .contract import KNOWN, Case, assert_agree
 
+pytestmark = pytest.mark.slow
+
 KERNELS = ["loop", "cpu", "scan"]
 ALL_CHECKS = ["test_autograd_registration", "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
 SERVED = [(name, cell) for name in KERNELS for cell in KNOWN if name != "cpu" or cell in CELLS]

@@ -16,7 +16,7 @@ from .contract import Case, assert_agree
 from .test_ops import make_batch, make_module, outputs_and_gradients
 
 # torch's own tracing of an autograd.Function warns.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")]
 
 
 @pytest.mark.parametrize("pattern", ["none", "random", "every"])

@@ -16,6 +16,8 @@ from recurl.recurrence.triton import TritonKernels
 from recurl.recurrence.triton import backend as backend_module
 from recurl.recurrence.triton.config import Resident, Single, Wide, chosen_for, tile_for
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 ERRORS = {
     "ieee": 2e-6,

@@ -26,6 +26,8 @@ from recurl.trainers import (
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from recurl.trainers.policy_step import PolicyStep, verify
 
+pytestmark = pytest.mark.slow
+
 MEMORY = "recurl/RepeatPrevious-v0"
 
 

@@ -13,6 +13,8 @@ from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from recurl.trainers.metrics import read_metrics
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 ENV = "tests.trainers.faulty:recurl-test/Faulty-v0"
 REPLAY = {"slices": 4, "slice_length": 8, "learning_starts": 32, "buffer_size": 400}

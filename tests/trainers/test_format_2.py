@@ -11,6 +11,8 @@ from rich.console import Console
 from recurl.trainers import RunFolder, Trainer, evaluate_run, export_run
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 RUNS = Path(__file__).with_name("format_2")
 
 

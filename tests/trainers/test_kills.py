@@ -11,6 +11,8 @@ import torch
 from recurl.trainers import RunFolder
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 TASK = "--env recurl/RepeatPrevious-v0 --env-kwargs k=1 episode_length=8 --hidden-size 8 --num-envs 2 --rollout-steps 8"
 WORDS = {
     "ppo": "ppo --sequence-length 4 --minibatches 2",

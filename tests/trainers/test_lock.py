@@ -10,6 +10,8 @@ import pytest
 from recurl.errors import LockedError, StorageError
 from recurl.trainers.lock import LOCK_FILES, FolderLock
 
+pytestmark = pytest.mark.slow
+
 HOLD = """
 import sys, time
 from pathlib import Path

@@ -14,6 +14,8 @@ from recurl.keys import TRAJ_IDS
 from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 CLOCKS = ("wall_s", "cpu_s", "steps_per_s")
 
 

@@ -48,7 +48,7 @@ class MultiCollector(CollectorBase):
     :class:`~recurl.collectors.Collector` does. A worker that raises, dies or hangs raises here, with its traceback as
     the cause, and all workers are stopped, unless ``restart_workers``. They also end when this object is closed or
     dropped, and when this process dies. The main script needs no ``if __name__ == "__main__"`` guard, but what it
-    registers with ``gymnasium.register`` is unknown to workers. Runs on POSIX systems.
+    registers with ``gymnasium.register`` is unknown to workers. Needs a POSIX system: Linux, macOS.
 
     Args:
         create_env_fn: one callable per worker, each making an environment of the same batch size ``[*B]``.
@@ -69,6 +69,7 @@ class MultiCollector(CollectorBase):
     Raises:
         ArgumentError: a count is out of range, or the workers' batch sizes differ.
         ArgumentTypeError: something is not callable, makes no environment, or can't be sent; an unknown option.
+        UnsupportedError: the system is not POSIX.
         WorkerError: a worker failed to start.
         RecurlError: whatever the ``Collector`` in a worker raises.
     """

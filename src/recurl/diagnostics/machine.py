@@ -7,11 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from recurl._version import __version__
 from recurl.errors import RecurlError
 from recurl.precision import get_recurrent_matmul_precision
 from recurl.recurrence import BACKENDS, CELLS, Cell, Support
 
-_PACKAGES = ("recurl", "torch", "tensordict", "gymnasium", "numpy", "triton")
+_PACKAGES = ("torch", "tensordict", "gymnasium", "numpy", "triton")
 _BACKENDS = ("pad", "scan", "loop", "cpu", "triton", "reference")
 
 
@@ -21,12 +22,13 @@ def machine_report() -> str:
     Example:
         >>> print(machine_report())
         versions
+          recurl      ...
           python      3...
           ...
           reference   yes
         ...
     """
-    lines = ["versions", _row("python", platform.python_version())]
+    lines = ["versions", _row("recurl", __version__), _row("python", platform.python_version())]
     lines += [_row(package, _version(package)) for package in _PACKAGES]
     devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
     for device in devices:

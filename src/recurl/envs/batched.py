@@ -179,7 +179,7 @@ class ParallelEnv(_BatchedEnv):
     dropped, and when this process dies.
 
     Transforms may be inside, in the workers, or outside, around the batch; recurrent states declared by primers inside
-    are passed like any other entry. Runs on POSIX systems.
+    are passed like any other entry. Needs a POSIX system: Linux, macOS.
 
     Args:
         num_workers: number of environments; the batch size is ``[num_workers, *B]``, ``[*B]`` being that of each.
@@ -190,6 +190,7 @@ class ParallelEnv(_BatchedEnv):
     Raises:
         ArgumentError: a number is out of range, the number of functions differs, or specs do.
         ArgumentTypeError: a function can't be sent, or makes no environment.
+        UnsupportedError: the system is not POSIX.
         WorkerError: a worker failed.
 
     Example:

@@ -29,6 +29,7 @@ import torch
 from recurl import errors
 from recurl.envs.workers_child import FAILED, STATUS_SIZE, VALUE
 from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file
+from recurl.envs.workers_posix import check_posix
 from recurl.errors import ArgumentError, ArgumentTypeError, RemoteTraceback, UsageError, WorkerError
 
 __all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup", "creators"]
@@ -209,11 +210,13 @@ class WorkerGroup:
         timeout: seconds that a worker may need for one step (policy included) or reset; None: forever.
 
     Raises:
+        UnsupportedError: the system is not POSIX.
         WorkerError: a worker failed to start.
         RecurlError: whatever error of recurl was raised in a worker that started.
     """
 
     def __init__(self, tasks: Sequence[Task], timeout: float | None) -> None:
+        check_posix()
         if timeout is not None and not timeout > 0:  # NaN neither
             raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
         self.timeout = timeout

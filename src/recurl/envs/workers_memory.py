@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recurl.envs.workers_posix import check_posix
 from recurl.errors import WorkerError
 from recurl.keys import NestedKey
 
@@ -47,6 +48,9 @@ class SharedTensors:
         entries: what to make room for.
         file: descriptor of memory that was made elsewhere for the same ``entries``; belongs to this object from now on.
 
+    Raises:
+        UnsupportedError: the system is not POSIX.
+
     Attributes:
         tensors: the tensors, not initialised. They keep the memory alive.
 
@@ -58,6 +62,7 @@ class SharedTensors:
     """
 
     def __init__(self, entries: Sequence[Entry], file: int | None = None) -> None:
+        check_posix()
         self.entries = tuple(entries)
         offsets = [0]
         for entry in self.entries:

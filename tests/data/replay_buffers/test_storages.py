@@ -153,6 +153,7 @@ os.kill(os.getpid(), signal.{})
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_a_killed_process_leaves_no_files(tmp_path, name):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

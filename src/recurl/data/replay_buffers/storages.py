@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -284,6 +285,7 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     Raises:
         ArgumentError: as :class:`LazyTensorStorage`.
+        UnsupportedError: ``scratch_dir`` is None on Windows, when the first data comes.
         UsageError: ``scratch_dir`` has something in it when the first data comes.
     """
 
@@ -293,6 +295,11 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _memory(self, items: dict[NestedKey, Tensor], size: int) -> dict[NestedKey, Tensor]:
         if self.scratch_dir is None:
+            if os.name == "nt":
+                raise UnsupportedError(
+                    "Files without a name need a POSIX system such as Linux or macOS, and this is Windows: give "
+                    "LazyMemmapStorage a scratch_dir."
+                )
             with tempfile.TemporaryDirectory(prefix="recurl-") as folder:
                 return map_tensors(items, torch.Size([size]), Path(folder))  # mapped memory outlives its name
         if self.scratch_dir.exists() and any(self.scratch_dir.iterdir()):

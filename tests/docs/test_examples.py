@@ -1,0 +1,56 @@
+"""Every example runs, in small; it is short, and the README and the documentation name it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
+ELSEWHERE = {"ppo", "onnx_inference"}  # run by test_readme.py and by trainers/test_export.py
+SMALL = {  # how long, and a line of what is printed
+    "continuous_control": (1600, r"^  1600 steps: mean return of 200 steps -\d+$"),
+    "gpu": (2048, r"^  2048 steps on \w+: \d+ steps per episode$"),
+    "own_environment": (1024, r"^greedy return \d+\.\d of 19$"),
+    "own_loop": (1, r"^update   0: return \d+\.\d\d$"),
+    "r2d2": (256, r"^   256 steps: \d\.\d\d of 1, loss \d\.\d+$"),
+    "workers": (1024, r"^  1024 steps: \d+ steps per episode$"),
+}
+
+
+def test_every_example_is_tried() -> None:
+    assert EXAMPLES.keys() == SMALL.keys() | ELSEWHERE
+
+
+@pytest.fixture
+def _as_it_was():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    gymnasium.registry.pop("Echo-v0", None)
+
+
+@pytest.mark.usefixtures("_as_it_was")
+@pytest.mark.parametrize("name", SMALL)
+def test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    size, printed = SMALL[name]
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLES[name]), str(size)])
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLES[name]), run_name="__main__")
+    said = capsys.readouterr().out
+    assert re.search(printed, said, re.MULTILINE), said
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_is_short_and_named(name: str) -> None:
+    assert len(EXAMPLES[name].read_text().splitlines()) < 60
+    assert f"examples/{name}.py" in (ROOT / "README.md").read_text()
+    assert any(f"examples/{name}.py" in page.read_text() for page in (ROOT / "docs").rglob("*.md"))

@@ -1,0 +1,42 @@
+"""One version, told alike everywhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+from recurl import __version__
+
+ROOT = Path(__file__).parents[1]
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_pyproject_reads_it_from_the_leaf_module() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "recurl._version.__version__"}
+    tree = ast.parse((ROOT / "src/recurl/_version.py").read_text())
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def test_the_changelog_begins_with_it() -> None:
+    versions = re.findall(r"^## (\S+)", CHANGELOG, re.MULTILINE)
+    assert versions[0] == __version__
+    numbers = [tuple(map(int, version.split("."))) for version in versions]
+    assert numbers == sorted(set(numbers), reverse=True)
+
+
+def test_changes_are_breaking_new_or_fixes() -> None:
+    for release in CHANGELOG.split("\n## ")[1:]:
+        kinds = re.findall(r"^### (.+)$", release, re.MULTILINE)
+        assert kinds == [kind for kind in ("Breaking", "New", "Fixes") if kind in kinds]
+
+
+def test_the_citation_names_it() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    assert {"cff-version", "message", "title", "authors", "license"} <= citation.keys()

@@ -1,0 +1,169 @@
+"""Run the core of the tests with every Python, tensordict and set of dependencies that recurl supports.
+
+Each combination has an environment of its own in build/matrix. What can't be tried on this machine is skipped and named
+at the end; --strict makes that an error. CUDA's libraries (several GB) are downloaded only if --cuda says so.
+
+    python tools/matrix.py [--only NAME ...] [--cuda] [--strict] -- OPTIONS OF PYTEST
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "build" / "matrix"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TESTERS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml")
+NEED_EXTRAS = ("cli", "docs", "interop", "learning", "trainers")  # folders of tests
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+class SkippedError(Exception):
+    """This combination can't be tried here."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One environment: a Python, pins that replace those of constraints.txt, and extras of recurl."""
+
+    name: str
+    python: str
+    pins: tuple[str, ...] = ()
+    extras: str = "train,triton,export"
+
+
+def combinations() -> list[Combination]:
+    """Return all that recurl says it supports: each Python, each tensordict, and dependencies without extras."""
+    low, high = map(int, re.findall(r"3\.(\d+)", PROJECT["requires-python"]))
+    pythons = [f"3.{minor}" for minor in range(low, high)]
+    (range_,) = (text for text in PROJECT["dependencies"] if text.startswith("tensordict"))
+    first, end = map(int, re.findall(r"0\.(\d+)", range_))
+    return [
+        *(Combination(f"python {python}", python) for python in pythons),
+        *(Combination(f"tensordict 0.{n}", pythons[0], (f"tensordict==0.{n}.*",)) for n in range(first, end)),
+        Combination("no extras", pythons[0], extras=""),
+    ]
+
+
+def find_python(version: str) -> str:
+    """Return an interpreter of this version: on the path, or one of pyenv's."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    candidates = [shutil.which(f"python{version}"), *sorted(root.glob(f"versions/{version}.*/bin/python"))]
+    for candidate in filter(None, candidates):
+        command = [str(candidate), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0 and done.stdout.strip() == version:
+            return str(candidate)
+    raise SkippedError(f"there is no Python {version} on this machine")
+
+
+def run(*command: str | Path, quiet: bool = True) -> str:
+    """Run a command; one that fails ends this combination."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=CLEAN, stdout=subprocess.PIPE if quiet else None, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{done.stdout or ''}")
+    return done.stdout or ""
+
+
+def constraints(pins: tuple[str, ...], file: Path) -> Path:
+    """Write constraints.txt with other ``pins`` in place of its own."""
+    replaced = {pin.split("==")[0] for pin in pins}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    file.write_text("\n".join([*(line for line in lines if line.split("==")[0] not in replaced), *pins, ""]))
+    return file
+
+
+def check_torch(pip: list[str | Path], pinned: Path) -> None:
+    """Refuse a torch that brings CUDA's libraries."""
+    done = subprocess.run(
+        [*map(str, pip), "--dry-run", "--no-deps", "--report", "-", "torch", "-c", str(pinned)],
+        env=CLEAN, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SkippedError("there is no torch for it")
+    needs = " ".join(json.loads(done.stdout)["install"][0]["metadata"].get("requires_dist", []))
+    if re.search(r"\b(nvidia|cuda)-", needs) and sys.platform == "linux":
+        raise SkippedError("torch for it comes with several GB of CUDA's libraries: pass --cuda to have them")
+
+
+def install(wanted: Combination, cuda: bool) -> Path:
+    """Make the environment, or take the one that is there; return its interpreter."""
+    folder = FOLDER / wanted.name.replace(" ", "-")
+    python, done = folder / "bin" / "python", folder / "installed"
+    interpreter = find_python(wanted.python)
+    pinned = f"{interpreter}\n{wanted}\n{(ROOT / 'constraints.txt').read_text()}{(ROOT / 'pyproject.toml').read_text()}"
+    if done.exists() and done.read_text() == pinned:
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    run(interpreter, "-m", "venv", folder)
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    file = constraints(wanted.pins, folder / "constraints.txt")
+    if not cuda:
+        check_torch([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"], file)
+    run(*pip, "torch", "setuptools", "-c", file)
+    if wanted.extras:
+        run(*pip, "--no-deps", "torchrl", "-c", file)  # asks for tensordict 0.14; runs beside 0.15 too
+    run(*pip, "--no-build-isolation", "-e", f".[{wanted.extras}]" if wanted.extras else ".", *TESTERS, "-c", file)
+    done.write_text(pinned)
+    return python
+
+
+def tests_of(wanted: Combination) -> list[Path]:
+    """Return what is run: all tests, or those of packages that need no extras."""
+    tests = ROOT / "tests"
+    if wanted.extras:
+        return [tests]
+    folders = [folder for folder in tests.iterdir() if (folder / "__init__.py").exists()]
+    return [*sorted(folder for folder in folders if folder.name not in NEED_EXTRAS), *sorted(tests.glob("test_*.py"))]
+
+
+def try_out(wanted: Combination, cuda: bool, options: list[str]) -> str:
+    """Run the core of the tests; return the versions they ran with."""
+    python = install(wanted, cuda)
+    told = (
+        "import torch, tensordict, platform as p; print(p.python_version(), torch.__version__, tensordict.__version__)"
+    )
+    versions = "Python {}, torch {}, tensordict {}".format(*run(python, "-W", "ignore", "-c", told).split())
+    print(f"\n== {wanted.name}: {versions}", flush=True)
+    run(python, "-m", "pytest", *options, *tests_of(wanted), quiet=False)
+    return versions
+
+
+def main() -> int:
+    """Try every combination; return 1 when one failed, or was skipped in --strict."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these, such as 'no extras'")
+    parser.add_argument("--cuda", action="store_true", help="allow downloads of torch with CUDA's libraries")
+    parser.add_argument("--strict", action="store_true", help="end with an error when something was skipped")
+    parser.add_argument("options", nargs="*", help="of pytest")
+    arguments = parser.parse_args()
+    results: dict[str, list[str]] = {"passed": [], "SKIPPED": [], "FAILED": []}
+    for wanted in combinations():
+        if arguments.only and wanted.name not in arguments.only:
+            continue
+        try:
+            results["passed"].append(f"{wanted.name} ({try_out(wanted, arguments.cuda, arguments.options)})")
+        except SkippedError as error:
+            results["SKIPPED"].append(f"{wanted.name}: {error}")
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            results["FAILED"].append(wanted.name)
+    print()
+    for outcome, names in results.items():
+        print(*(f"{outcome}  {name}" for name in names), sep="\n", end="\n" if names else "")
+    return int(bool(results["FAILED"] or (arguments.strict and results["SKIPPED"])))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,7 +16,7 @@ from recurl.cli.export import Export
 from recurl.cli.main import check_text, complaint
 from recurl.cli.train import Resume, TrainDQN, TrainPPO, TrainR2D2
 from recurl.ranges import Field, Range, fields_of, flag
-from recurl.trainers.footprint import check_machine
+from recurl.trainers.algorithms.footprint import check_machine
 
 KINDS: dict[tuple[str, ...], Any] = {
     ("train", "ppo"): TrainPPO,

@@ -1,4 +1,4 @@
-"""What decides a run: a frozen dataclass for each algorithm, which is also its command line."""
+"""Options that every algorithm has: a frozen dataclass, which is also the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from recurl.ranges import (
     Count,
     Fraction,
     NoBound,
-    NotNegative,
     Number,
     Positive,
     Seed,
@@ -21,8 +20,6 @@ from recurl.ranges import (
     check_fields,
 )
 from recurl.recurrence import BACKENDS
-
-_CAPTURABLE = ("fastest", "triton")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +112,24 @@ class RunConfig:
         """``env_kwargs`` as keyword arguments."""
         return keyword_arguments("--env-kwargs", self.env_kwargs)
 
+    @property
+    def replay_steps(self) -> int:
+        """Environment steps that are kept to be learnt from again."""
+        return 0
+
+    @classmethod
+    def algorithm_name(cls) -> str:
+        """Return the name that finds the algorithm in a new process: ``module:name`` for one that isn't recurl's."""
+        module = cls.__module__
+        return cls.algorithm if module == "__main__" or module.startswith("recurl.") else f"{module}:{cls.algorithm}"
+
     def on_cpu(self) -> Self:
         """Return the options of the same run on the CPU, with the backend that is best there."""
         return replace(self, device="cpu", backend="fastest")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain values, ready for JSON."""
-        return {"algorithm": self.algorithm, **asdict(self), "env_kwargs": list(self.env_kwargs)}
+        return {"algorithm": self.algorithm_name(), **asdict(self), "env_kwargs": list(self.env_kwargs)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -139,84 +147,6 @@ class RunConfig:
             return cls(**options)
         except TypeError as error:
             raise ArgumentError(f"The options can't be read: {error}.") from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class PPOConfig(RunConfig):
-    """Options of a recurrent PPO run.
-
-    Raises:
-        ArgumentError: see :class:`RunConfig`; or more minibatches than sequences.
-
-    Example:
-        >>> config = PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=8",), cell="gru")
-        >>> config.env_arguments
-        {'k': 8}
-        >>> PPOConfig.from_dict(config.to_dict()) == config
-        True
-    """
-
-    algorithm: ClassVar[str] = "ppo"
-
-    shared_trunk: bool = True
-    """Actor and critic share encoder and memory; otherwise each has its own."""
-    scale_rewards: bool = True
-    """Divide rewards by the running standard deviation of the discounted return."""
-    epochs: Count = 4
-    """Passes over a batch per update."""
-    minibatches: Count = 4
-    """Gradient steps per pass."""
-    sequence_length: Count = 32
-    """Cut rows into sequences of this length for the update; a sequence starts from the state stored there."""
-    entropy_coeff: NotNegative = 0.0
-    """Weight of the entropy bonus at the start."""
-    anneal: bool = True
-    """Let step size and entropy bonus fall linearly to zero over the run."""
-    gae_lambda: Fraction = 0.95
-    """Decay of generalised advantage estimation."""
-    clip_epsilon: Positive = 0.2
-    """How far the probability ratio may leave 1 before its gradient is cut."""
-    critic_coeff: NotNegative = 0.5
-    """Weight of the value loss."""
-    cuda_graph: bool = False
-    """Run each gradient step as one CUDA graph (needs --device cuda, and minibatches of the same size)."""
-    overlap: bool = False
-    """Collect in a second process while this one learns: quicker on two cores; batches are one update old."""
-
-    def check(self) -> None:
-        """Refuse more minibatches than sequences, and a CUDA graph or overlap where there can't be one."""
-        pieces = -(-self.rollout_steps // self.sequence_length)
-        if self.minibatches > self.num_envs * pieces:
-            raise ArgumentError(
-                f"--minibatches must not exceed the {self.num_envs * pieces} sequences of a batch "
-                f"({self.num_envs} environments x {pieces}), got {self.minibatches}: lower it, raise --num-envs "
-                "or lower --sequence-length."
-            )
-        if self.cuda_graph:
-            self._check_cuda_graph(self.num_envs * pieces)
-        if self.overlap and self.device != "cpu":
-            raise ArgumentError(
-                f"--overlap needs --device cpu, as the second process collects there, got {self.device}."
-            )
-
-    def on_cpu(self) -> Self:
-        """Return the options of the same run on the CPU, with the backend that is best there."""
-        return replace(self, device="cpu", backend="fastest", cuda_graph=False, overlap=False)
-
-    def _check_cuda_graph(self, sequences: int) -> None:
-        if not self.device.startswith("cuda"):
-            raise ArgumentError(f"--cuda-graph needs --device cuda, got {self.device}.")
-        if self.cell != "none" and self.backend not in _CAPTURABLE:
-            raise ArgumentError(
-                f"--cuda-graph needs --backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got "
-                f"{self.backend}."
-            )
-        if self.rollout_steps % self.sequence_length or sequences % self.minibatches:
-            raise ArgumentError(
-                "--cuda-graph needs minibatches of the same size: --sequence-length must divide --rollout-steps, and "
-                f"--minibatches the {sequences} sequences of a batch; got {self.sequence_length} for "
-                f"{self.rollout_steps}, and {self.minibatches}."
-            )
 
 
 def keyword_arguments(option: str, texts: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,29 @@
+"""Options of R2D2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from recurl.ranges import Count, Whole
+from recurl.trainers.algorithms.dqn_config import DQNConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class R2D2Config(DQNConfig):
+    """Options of an R2D2 run: DQN with prioritised slices, burn-in, longer returns and rescaled values.
+
+    Raises:
+        ArgumentError: see :class:`DQNConfig`.
+    """
+
+    algorithm: ClassVar[str] = "r2d2"
+
+    burn_in: Whole = 8
+    """Steps at the beginning of a slice that only bring its hidden state up to date (not where its episode begins)."""
+    n_steps: Count = 5
+    """Rewards that are summed before the bootstrap."""
+    value_rescaling: bool = True
+    """Learn values on a compressed scale, for returns of many magnitudes."""
+    prioritized: bool = True
+    """Draw slices by their temporal-difference errors rather than uniformly."""

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction, NoBound, Number, Positive, Seed, Whole, check_fields, fields_of
+from recurl.ranges import Count, Fraction, Inside, NoBound, Number, Positive, Seed, Whole, check_fields, fields_of
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Options:
     positive: Positive = 1.0
     bound: NoBound = 1.0
     fraction: Fraction = 0.5
+    inside: Inside = 0.5
     kind: Literal["a", "b"] = "a"
     level: Literal[1, 2] = 1
     on: bool = False
@@ -64,6 +65,8 @@ def test_values_in_their_ranges(values):
         ({"bound": 0.0}, "--bound must be positive, got 0.0"),
         ({"fraction": 1.1}, "--fraction must lie between 0 and 1, got 1.1"),
         ({"fraction": -1}, "--fraction must lie between 0 and 1, got -1"),
+        ({"inside": 0.0}, "--inside must lie between 0 and 1, both left out, got 0.0"),
+        ({"inside": 1}, "--inside must lie between 0 and 1, both left out, got 1"),
         ({"kind": "c"}, "--kind must be one of a, b, got 'c'"),
         ({"level": True}, "--level must be one of 1, 2, got True"),
         ({"level": [1]}, "--level must be one of 1, 2, got .1."),

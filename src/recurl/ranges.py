@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from functools import cache
@@ -18,6 +19,7 @@ __all__ = [
     "Exponent",
     "Field",
     "Fraction",
+    "Inside",
     "NoBound",
     "NotNegative",
     "Number",
@@ -28,6 +30,7 @@ __all__ = [
     "Threads",
     "Whole",
     "check_fields",
+    "checked_seed",
     "fields_of",
     "flag",
 ]
@@ -43,22 +46,26 @@ class Range:
         low: the smallest.
         high: the largest.
         above: ``low`` itself is left out.
+        below: ``high`` itself is left out.
         infinite: infinity is one of them: no bound.
     """
 
     low: float = -math.inf
     high: float = math.inf
     above: bool = False
+    below: bool = False
     infinite: bool = False
 
     def rule(self, value: float) -> str | None:
         """Return what must hold and doesn't, or None."""
         if isinstance(value, float) and not math.isfinite(value) and not (self.infinite and value == math.inf):
             return "must be a number, or inf for no bound" if self.infinite else "must be a finite number"
-        if self.low <= value <= self.high and not (self.above and value == self.low):
+        left_out = (self.above and value == self.low) or (self.below and value == self.high)
+        if self.low <= value <= self.high and not left_out:
             return None
         if self.high <= _NARROW:
-            return f"must lie between {self.low:g} and {self.high:g}"
+            ends = ", both left out" if self.above and self.below else ""
+            return f"must lie between {self.low:g} and {self.high:g}{ends}"
         if value > self.high:
             return f"must be at most {self.high:,}"
         return "must not be negative" if self.low == 0 and not self.above else "must be positive"
@@ -78,6 +85,7 @@ NotNegative: TypeAlias = Annotated[float, Range(0)]
 NoBound: TypeAlias = Annotated[float, Range(0, above=True, infinite=True)]
 """Above 0; infinity means that there is no bound."""
 Fraction: TypeAlias = Annotated[float, Range(0, 1)]
+Inside: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
 Exponent: TypeAlias = Annotated[float, Range(0, 10)]
 
 
@@ -221,3 +229,18 @@ def _shown(value: Any) -> str:
         return "a number of more than 60 digits"
     text = str(value) if isinstance(value, int | float) else repr(str(value) if isinstance(value, Path) else value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def checked_seed(seed: Any) -> int:
+    """Return ``seed`` as an integer.
+
+    Raises:
+        ArgumentError: it is negative, or no integer.
+    """
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ArgumentError(f"A seed must be an integer that is not negative, got {seed!r}.")
+    return number

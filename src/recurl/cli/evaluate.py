@@ -29,9 +29,13 @@ class Evaluate:
     """Cut an episode that goes on after so many steps; by default what --eval-max-steps was in training."""
 
 
-def evaluate_command(arguments: list[str]) -> int:
+def read(arguments: list[str]) -> Evaluate:
+    """Return what is asked for."""
+    return parse_arguments(Evaluate, arguments, prog="recurl evaluate")
+
+
+def run(wanted: Evaluate) -> int:
     """Evaluate a run."""
-    wanted = parse_arguments(Evaluate, arguments, prog="recurl evaluate")
     folder, aside = RunFolder(wanted.run, notify), Console(stderr=True)
     print(evaluate_run(folder, episodes=wanted.episodes, seed=wanted.seed, max_steps=wanted.max_steps, console=aside))
     return 0

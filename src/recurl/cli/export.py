@@ -26,9 +26,13 @@ class Export:
     """File to write, policy.pt2 or policy.onnx in the folder of the run by default; FILE.json beside it tells all."""
 
 
-def export_command(arguments: list[str]) -> int:
+def read(arguments: list[str]) -> Export:
+    """Return what is asked for."""
+    return parse_arguments(Export, arguments, prog="recurl export")
+
+
+def run(wanted: Export) -> int:
     """Export a run's policy."""
-    wanted = parse_arguments(Export, arguments, prog="recurl export")
     if wanted.out is not None and not wanted.out.parent.is_dir():
         raise ArgumentError(f"There is no folder {wanted.out.parent}: make it, or name another file with --out.")
     path = export_run(RunFolder(wanted.run, notify), wanted.format, wanted.out)

@@ -6,27 +6,51 @@ import importlib
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, Protocol, cast
 
 from recurl import __version__
 from recurl.errors import ArgumentError, MissingDependencyError, RecurlError, RemoteTraceback
 
 _LONGEST = 600  # characters of a message
-_EXTRA = ("tyro", "rich")
-_ALGORITHMS = ("ppo", "dqn", "r2d2")
-_SIMPLE = ("evaluate", "export", "doctor")
-_USAGE = f"""\
-recurl {__version__}: recurrent reinforcement learning for PyTorch
+_EXTRA = ("rich", "matplotlib")
+COMMANDS = {
+    "train": {
+        "ALGORITHM --env ID ...": "train a policy; `recurl train --help` lists the algorithms",
+        "--resume RUN": "continue a run that was stopped",
+    },
+    "evaluate": {"RUN": "play greedy episodes with a trained policy"},
+    "export": {"RUN": "write a trained policy as a torch or ONNX file that runs without recurl"},
+    "bench": {"rnn": "time every recurrent backend on this machine, on your own shapes"},
+    "doctor": {"": "what runs on this machine; with a policy or a run: is its memory wired right?"},
+}
+"""What follows each command, and what it does. Each is a module of this package: ``read(arguments)``, ``run(that)``."""
 
-  recurl train ppo --env ID ...    train a policy; `recurl train ppo --help` lists the options
-  recurl train dqn --env ID ...    the same by Q-learning from a replay buffer
-  recurl train r2d2 --env ID ...   the same with prioritised slices, burn-in and rescaled values
-  recurl train --resume RUN        go on with a run that was stopped
-  recurl evaluate RUN              play greedy episodes with a trained policy
-  recurl export RUN                write a trained policy as a torch or ONNX file that runs without recurl
-  recurl bench rnn                 time every recurrent backend on this machine, on your own shapes
-  recurl doctor                    what runs on this machine; with a policy or a run: is its memory wired right?
-"""
+
+class Command(Protocol):
+    """A module of this package."""
+
+    def read(self, arguments: list[str], /) -> Any:
+        """Return what the arguments ask for.
+
+        Raises:
+            ArgumentError: they don't fit.
+            SystemExit: help was asked for and has been printed.
+        """
+        ...
+
+    def run(self, wanted: Any, /) -> int:
+        """Do it, and return the exit code."""
+        ...
+
+
+def usage() -> str:
+    """Return the help text of ``recurl``."""
+    rows = [(f"recurl {name} {more}", text) for name, forms in COMMANDS.items() for more, text in forms.items()]
+    lines = "".join(f"  {form:<38}{text}\n" for form, text in rows)
+    about = f"recurl {__version__}: recurrent reinforcement learning for PyTorch"
+    return f"{about}\n\n{lines}\nEach command has --help.\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,15 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_USAGE, end="")
+        print(usage(), end="")
         return 0 if arguments else 2
     if arguments[0] == "--version":
         print(__version__)
         return 0
     try:
         check_text(arguments)
-        command, rest = _choose(arguments)
-        return command(rest)
+        command = load(arguments[0])
+        return command.run(command.read(arguments[1:]))
     except KeyboardInterrupt:
         print("recurl: interrupted.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -106,29 +130,23 @@ def check_text(arguments: Sequence[str]) -> None:
             raise ArgumentError(f"Arguments must not have null characters, got {argument!r}.")
 
 
-def _choose(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
-    name, rest = arguments[0], arguments[1:]
-    if name in _SIMPLE:
-        return _load(name, f"{name}_command"), rest
-    if name == "bench":
-        if rest[:1] != ["rnn"]:
-            raise ArgumentError(f"There is no benchmark {' '.join(rest[:1])!r}: use recurl bench rnn.")
-        return _load("bench", "bench_rnn_command"), rest[1:]
-    if name != "train":
+def load(name: str) -> Command:
+    """Import a command, only when it is asked for, and let it find modules in the working directory.
+
+    Raises:
+        ArgumentError: there is no such command.
+        MissingDependencyError: a package of the extra ``train`` is not installed.
+    """
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, 1)
         raise ArgumentError(
-            f"There is no command {name!r}: use train, evaluate, export, bench or doctor (recurl --help)."
+            f"There is no command {name!r}: use {', '.join(COMMANDS)} (recurl --help)."
+            f"{f' Did you mean {near[0]}?' if near else ''}"
         )
-    if rest and rest[0] in _ALGORITHMS:
-        return _load("train", f"train_{rest[0]}_command"), rest[1:]
-    if rest and not rest[0].startswith("-"):
-        raise ArgumentError(f"There is no algorithm {rest[0]!r}: use recurl train {', '.join(_ALGORITHMS)}.")
-    return _load("train", "resume_command"), rest
-
-
-def _load(module: str, command: str) -> Callable[[list[str]], int]:
-    """Import a command only when it is asked for: it needs the packages of the extra ``train``."""
+    if "" not in sys.path:
+        sys.path.append("")  # as python -m recurl does: an environment, a cell, an algorithm may lie there
     try:
-        return getattr(importlib.import_module(f"recurl.cli.{module}"), command)
+        return cast(Command, importlib.import_module(f"recurl.cli.{name}"))
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package in _EXTRA:

@@ -12,7 +12,7 @@ from recurl.trainers.config import RunConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(RunConfig):
-    """Options of a (recurrent) DQN run.
+    """Options of DQN: Q-learning with a recurrent network, from a replay buffer.
 
     Raises:
         ArgumentError: see :class:`~recurl.trainers.RunConfig`; or a burn-in as long as a slice, a buffer smaller than a

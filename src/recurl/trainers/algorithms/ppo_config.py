@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction, NotNegative, Positive
+from recurl.ranges import Count, Fraction, Inside, NotNegative
 from recurl.trainers.config import RunConfig
 
 _CAPTURABLE = ("fastest", "triton")
@@ -14,7 +14,7 @@ _CAPTURABLE = ("fastest", "triton")
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(RunConfig):
-    """Options of a recurrent PPO run.
+    """Options of PPO: proximal policy optimisation with a recurrent actor and critic.
 
     Raises:
         ArgumentError: see :class:`RunConfig`; or more minibatches than sequences.
@@ -45,7 +45,7 @@ class PPOConfig(RunConfig):
     """Let step size and entropy bonus fall linearly to zero over the run."""
     gae_lambda: Fraction = 0.95
     """Decay of generalised advantage estimation."""
-    clip_epsilon: Positive = 0.2
+    clip_epsilon: Inside = 0.2
     """How far the probability ratio may leave 1 before its gradient is cut."""
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""

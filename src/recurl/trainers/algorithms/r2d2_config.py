@@ -11,7 +11,7 @@ from recurl.trainers.algorithms.dqn_config import DQNConfig
 
 @dataclass(frozen=True, kw_only=True)
 class R2D2Config(DQNConfig):
-    """Options of an R2D2 run: DQN with prioritised slices, burn-in, longer returns and rescaled values.
+    """Options of R2D2: DQN with prioritised slices, burn-in, longer returns and rescaled values.
 
     Raises:
         ArgumentError: see :class:`DQNConfig`.

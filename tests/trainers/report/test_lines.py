@@ -19,7 +19,7 @@ def test_lines_come_with_the_first_and_the_last_row():
     display = make_display(Console(file=out), total_steps=3000, live=LIVE)
     assert isinstance(display, LineDisplay)
     for step in (1000, 2000, 3000):
-        display.update(row(step))
+        display.write(row(step))
     display.close()
     first, last = out.getvalue().splitlines()
     assert first.strip().startswith("1,000/3,000 steps")
@@ -32,7 +32,7 @@ def test_live_display_on_a_terminal():
     console = Console(file=out, force_terminal=True, width=200)
     display = make_display(console, total_steps=3000, live=LIVE, done_steps=1000)
     assert isinstance(display, LiveDisplay)
-    display.update(row(2000))
+    display.write(row(2000))
     display.close()
     for part in ("2,000/3,000 steps", "return 1.5", "length 2", "steps/s", "loss 1.50"):
         assert part in out.getvalue()

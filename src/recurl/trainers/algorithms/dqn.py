@@ -22,7 +22,7 @@ from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.dqn_config import DQNConfig
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.networks.q_network import QNetwork
-from recurl.trainers.optim.finite import all_finite, first_of
+from recurl.trainers.optim.finite import all_finite
 from recurl.trainers.optim.gradient_step import GradientStep
 
 _REPORTED = ("loss", "q_value", "q_target")
@@ -103,11 +103,11 @@ class DQN(Learner[DQNConfig, QNetwork]):
         self.buffer.extend(batch.select(*self.loss.in_keys, strict=False))
         self.agent.observe(batch)
         learned = {**dict.fromkeys(_CHECKED, math.nan), "eps": self.agent.explore.eps.item()}
-        if self.env_steps >= self.config.learning_starts:
-            mean = torch.stack([self._step() for _ in range(self.config.gradient_steps)]).mean(0)
-            learned.update(zip(_CHECKED, mean.tolist(), strict=True))
-            self.fault = first_of(learned, _CHECKED)
-        return learned
+        if self.env_steps < self.config.learning_starts:
+            return self.report(learned, ())
+        mean = torch.stack([self._step() for _ in range(self.config.gradient_steps)]).mean(0)
+        learned.update(zip(_CHECKED, mean.tolist(), strict=True))
+        return self.report(learned, _CHECKED)
 
     def _step(self) -> Tensor:
         sample = self.buffer.sample().to(self.config.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.seeding import seed_everything
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent, collecting
+from recurl.trainers.optim.finite import first_of
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 AgentT = TypeVar("AgentT", bound=Agent)
@@ -50,7 +52,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         collector: collects with ``agent.policy``.
         env_steps: environment steps taken.
         can_save_env: whether running episodes can be saved and restored.
-        fault: what wasn't finite in the latest update, None if everything was; :meth:`learn` sets it.
+        fault: what wasn't finite in the latest update, None if everything was; :meth:`report` sets it.
 
     Raises:
         ArgumentError: the environment can't be made.
@@ -96,8 +98,18 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             batch: what :meth:`collect` returned, ``[B, T]``.
 
         Returns:
-            The numbers of ``reported``, in this order. Where one isn't finite, ``fault`` says so.
+            The numbers that ``reported`` names, through :meth:`report`.
         """
+
+    def report(self, learned: dict[str, float], checked: Sequence[str] | None = None) -> dict[str, float]:
+        """Return ``learned``, and set ``fault`` to the first number in it that isn't finite.
+
+        Args:
+            learned: what :meth:`learn` returns.
+            checked: names of the numbers that must be finite; all of them by default.
+        """
+        self.fault = first_of(learned, list(learned) if checked is None else checked)
+        return learned
 
     def parts(self) -> dict[str, Stateful | None]:
         """Return what a checkpoint holds besides the collector, by name; None for what the options leave out.

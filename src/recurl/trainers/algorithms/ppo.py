@@ -20,7 +20,6 @@ from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.algorithms.ppo_config import PPOConfig
 from recurl.trainers.networks.actor_critic import ActorCritic
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
-from recurl.trainers.optim.finite import first_of
 from recurl.trainers.optim.gradient_step import GradientStep
 
 _LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
@@ -98,8 +97,7 @@ class PPO(Learner[PPOConfig, ActorCritic]):
         diagnostics = _means([diagnostics for _, diagnostics in epochs[-1]])
         values = (*torch.cat([checked, diagnostics]).tolist(), learning_rate)
         learned: dict[str, float] = dict(zip(self.reported, values, strict=True))
-        self.fault = first_of(learned, _CHECKED)
-        return learned
+        return self.report(learned, _CHECKED)
 
     def _epoch(self, minibatches: SequenceMinibatches, *, last: bool) -> list[_Report]:
         """Make the gradient steps of an epoch; diagnostics are computed in the last one."""

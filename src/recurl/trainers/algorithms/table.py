@@ -34,6 +34,8 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 """The algorithms by name: commands of ``recurl train``, readers of ``config.json``. :func:`register` adds one."""
 
+_BUILT_IN = frozenset(ALGORITHMS)
+
 
 def register(config: type[RunConfig], learner: type[Learner[Any, Any]]) -> None:
     """Add an algorithm: it can then be trained, resumed, evaluated and exported like the built-in ones.
@@ -45,17 +47,13 @@ def register(config: type[RunConfig], learner: type[Learner[Any, Any]]) -> None:
         learner: what learns.
 
     Raises:
-        ArgumentError: ``config`` has no name, or another algorithm has it.
+        ArgumentError: ``config`` has no name, or that of a built-in algorithm.
     """
     name = getattr(config, "algorithm", None)
     if not isinstance(name, str) or not name.isidentifier():
         raise ArgumentError(f"{config.__name__}.algorithm must be a name such as 'ppo', got {name!r}.")
-    known = ALGORITHMS.get(name)
-    if known is not None and (known.config.__module__, known.config.__name__) != (config.__module__, config.__name__):
-        raise ArgumentError(
-            f"{config.__name__}.algorithm must be a name that no other algorithm has, got {name!r}, which "
-            f"{known.config.__module__}.{known.config.__name__} has."
-        )
+    if name in _BUILT_IN:
+        raise ArgumentError(f"{config.__name__}.algorithm must be a name of its own, got {name!r}, which is recurl's.")
     ALGORITHMS[name] = Algorithm(config, learner)
 
 

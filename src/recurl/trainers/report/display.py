@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from recurl.trainers.report.lines import LineDisplay
-from recurl.trainers.report.metrics import Row
+from recurl.trainers.report.logger import Logger
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-class Display(Protocol):
-    """Shows a run while it goes on."""
-
-    def update(self, row: Row) -> None:
-        """Show the latest row."""
-        ...
-
-    def close(self) -> None:
-        """Leave the terminal in order."""
-        ...
-
-
-def make_display(console: Console, *, total_steps: int, live: str, done_steps: int = 0) -> Display:
+def make_display(console: Console, *, total_steps: int, live: str, done_steps: int = 0) -> Logger:
     """Return a live display on a terminal, plain lines otherwise."""
     if console.is_terminal:
         # Imported where it is used: rich draws from Python's global random numbers when it is imported.

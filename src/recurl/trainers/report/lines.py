@@ -33,7 +33,7 @@ class LineDisplay:
         self._next = 0.0
         self._pending: Row | None = None
 
-    def update(self, row: Row) -> None:
+    def write(self, row: Row) -> None:
         """Print the row when it is time, otherwise keep it."""
         self._pending = row
         if time.monotonic() >= self._next:

@@ -35,7 +35,7 @@ class LiveDisplay:
         self._live = Live(Group(self._progress, Text("collecting")), console=console, auto_refresh=False)
         self._live.start(refresh=True)
 
-    def update(self, row: Row) -> None:
+    def write(self, row: Row) -> None:
         """Show the latest row."""
         self._progress.update(self._task, completed=int(row["env_steps"]))
         self._live.update(Group(self._progress, Text(self._format.format(**row))), refresh=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from recurl.trainers.files.checkpoints import fitting, load_newest, save_checkpo
 from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.display import make_display
 from recurl.trainers.report.events import Events
+from recurl.trainers.report.logger import Logger
 from recurl.trainers.report.metrics import MetricsFile, Row
 from recurl.trainers.report.plots import plot_learning_curve
 from recurl.trainers.run.episodes import EpisodeStats
@@ -49,6 +50,7 @@ class Trainer:
         config: the options.
         folder: where everything is written; see :meth:`RunFolder.create`.
         console: where progress is shown.
+        loggers: take the numbers of every update too, and are closed at the end of :meth:`run`.
 
     A trainer starts anew; :meth:`resume` puts it where the folder's newest checkpoint was written. While it runs, no
     other process can write in the folder.
@@ -57,13 +59,16 @@ class Trainer:
         MissingDependencyError: a package that a run needs at its end is not installed; said before it begins.
     """
 
-    def __init__(self, config: RunConfig, folder: RunFolder, *, console: Console) -> None:
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, *, console: Console, loggers: Sequence[Logger] = ()
+    ) -> None:
         for package in ("tensorboard", "matplotlib"):
             if importlib.util.find_spec(package) is None:
                 raise MissingDependencyError(f"{package} is not installed: pip install 'recurl[train]'")
         self.config = config
         self.folder = folder
         self.console = console
+        self._loggers = loggers
         self.algorithm = make_algorithm(config)
         self.stats = EpisodeStats(config.num_envs)
         self._watch = FaultWatch(self.algorithm, self.stats, skip=config.on_nonfinite == "skip")
@@ -127,15 +132,15 @@ class Trainer:
             NonFiniteError: a number isn't finite, and is not to be skipped or can't be; nothing is saved of it.
             StorageError: the folder can't be written; the newest checkpoint stays as it was.
         """
-        with self._held, self._holding(), self._sinks() as sinks, _frozen():
+        with self._held, self._holding(), self._opened() as loggers, _frozen():
             if self._rng is not None:
                 set_rng_state(self._rng)
             clock = Clock(*self._times)
             stopped = False
             while not (stopped or self._ended()):
                 row = self._iterate(clock)
-                for sink in sinks:
-                    sink(row)
+                for logger in loggers:
+                    logger.write(row)
                 self._updates += 1
                 stopped = should_stop()
                 if stopped or self._ended() or self._updates % self.config.checkpoint_every == 0:
@@ -161,8 +166,8 @@ class Trainer:
             yield
 
     @contextmanager
-    def _sinks(self) -> Generator[list[Callable[[Row], None]]]:
-        """Open all that takes rows: the metrics, which come first, TensorBoard, the display."""
+    def _opened(self) -> Generator[list[Logger]]:
+        """Open everything that takes rows: first the metrics, then TensorBoard, the display and other loggers."""
         algorithm, folder = self.algorithm, self.folder
         columns = (*_COLUMNS, *algorithm.reported)
         with ExitStack() as stack:
@@ -173,7 +178,9 @@ class Trainer:
             total = self.config.updates * self.config.frames_per_batch
             display = make_display(self.console, total_steps=total, live=algorithm.live, done_steps=algorithm.env_steps)
             stack.callback(display.close)
-            yield [self._metrics.write, events.write, display.update]
+            for logger in self._loggers:
+                stack.callback(logger.close)
+            yield [self._metrics, events, display, *self._loggers]
 
     def close(self) -> None:
         """Close the environments, and let others write in the folder."""

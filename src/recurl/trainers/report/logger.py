@@ -1,0 +1,22 @@
+"""What takes the numbers of a run: files, TensorBoard, the terminal, or a class of one's own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from recurl.trainers.report.metrics import Row
+
+
+class Logger(Protocol):
+    """Takes a row of numbers after every update.
+
+    ``Trainer(..., loggers=[...])`` takes objects of any class with these methods.
+    """
+
+    def write(self, row: Row) -> None:
+        """Take the row of an update: numbers by name, among them ``update``, ``env_steps`` and ``return_mean_20``."""
+        ...
+
+    def close(self) -> None:
+        """End; the run is over, or was stopped."""
+        ...

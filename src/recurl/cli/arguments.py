@@ -55,7 +55,7 @@ def parse_subcommand(
         kinds: the dataclasses by name; their docstrings are the help text.
         arguments: the arguments after the command's name.
         prog: the command.
-        what: what the names stand for, for messages.
+        what: kind of the names, for messages.
         description: first line of the help text.
 
     Raises:
@@ -79,7 +79,7 @@ def _text(stream: io.TextIOWrapper) -> str:
 
 
 def _one_line(box: str, prog: str) -> str:
-    """Return the complaint in a box of tyro's, with the nearest option if it names one."""
+    """Return the complaint in a box of tyro's, with the option that it suggests."""
     complaint, *more = _sections(box)
     text = complaint.removeprefix("Error parsing config: ")
     near = [option for section in more for option in re.findall(r"^Perhaps you meant: (--[\w-]+)", section)]

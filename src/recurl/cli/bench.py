@@ -9,7 +9,7 @@ KINDS = {"rnn": BenchRNN}
 
 
 def read(arguments: list[str]) -> BenchRNN:
-    """Return what is asked for."""
+    """Parse the arguments."""
     return parse_subcommand(
         KINDS, arguments, prog="recurl bench", what="benchmark", description="Measure this machine."
     )

@@ -1,4 +1,4 @@
-"""``recurl bench rnn``: which recurrent backend is the fastest here, on the user's own shapes."""
+"""``recurl bench rnn``: times of every recurrent backend on this machine, for given shapes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _THREADS = min(torch.get_num_threads(), 1024)
 class BenchRNN:
     """Time forward and backward of a recurrent module for every backend that runs here.
 
-    Options that take several values are combined: --hidden-size 64 128 --batch 8 32 are four cases.
+    Several values of several options are combined: --hidden-size 64 128 --batch 8 32 are four cases.
     """
 
     cell: tuple[Literal["lstm", "gru"], ...] = ("lstm",)
@@ -102,7 +102,7 @@ def _writing(folder: Path) -> Generator[None]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder, but none above it, and see that a file can be written there."""
+    """Make the folder, but not its parents, and check that a file can be written there."""
     with _writing(folder):
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

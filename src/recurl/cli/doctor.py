@@ -1,4 +1,4 @@
-"""``recurl doctor``: what runs on this machine, and whether a recurrent policy is wired as it must be."""
+"""``recurl doctor``: backends of this machine, and checks of a recurrent policy's wiring."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Doctor:
 
     @property
     def registers(self) -> bool:
-        """Whether missing transforms are appended."""
+        """True if missing transforms are to be appended."""
         if self.auto_register_policy_transforms and self.no_auto_register_policy_transforms:
             raise ArgumentError("Give --auto-register-policy-transforms or --no-auto-register-policy-transforms.")
         named = ":" in (self.env or "")
@@ -59,7 +59,7 @@ class Doctor:
 
 
 def read(arguments: list[str]) -> Doctor:
-    """Return what is asked for."""
+    """Parse the arguments."""
     return parse_arguments(Doctor, arguments, prog="recurl doctor")
 
 
@@ -109,7 +109,7 @@ def _from_names(wanted: Doctor) -> tuple[Any, EnvBase]:
 
 
 def _find(option: str, name: str) -> Callable[..., Any]:
-    """Return what ``module:function`` stands for."""
+    """Import ``module:function``."""
     module, colon, function = name.partition(":")
     if not (module and colon and function):
         raise ArgumentError(f"{option} takes module:function, got {name!r}.")

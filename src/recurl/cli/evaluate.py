@@ -22,15 +22,15 @@ class Evaluate:
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
     episodes: Count = 100
-    """Episodes to play."""
+    """Number of episodes."""
     seed: Seed | None = None
-    """Seed of the environments; by default one that training did not use."""
+    """Seed of the environments; by default one that training didn't use."""
     max_steps: Count | None = None
-    """Cut an episode that goes on after so many steps; by default what --eval-max-steps was in training."""
+    """Step limit of an episode; by default --eval-max-steps of the training."""
 
 
 def read(arguments: list[str]) -> Evaluate:
-    """Return what is asked for."""
+    """Parse the arguments."""
     return parse_arguments(Evaluate, arguments, prog="recurl evaluate")
 
 

@@ -1,4 +1,4 @@
-"""Entry point: picks the command, and turns every foreseeable failure into one line and exit code 2."""
+"""Entry point: loads the command, and turns every foreseeable failure into one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ COMMANDS = {
     "bench": {"rnn": "time every recurrent backend on this machine, on your own shapes"},
     "doctor": {"": "what runs on this machine; with a policy or a run: is its memory wired right?"},
 }
-"""What follows each command, and what it does. Each is a module of this package: ``read(arguments)``, ``run(that)``."""
+"""Arguments and summary of each command, a module of this package that is a :class:`Command`."""
 
 
 class Command(Protocol):
-    """A module of this package."""
+    """A module that reads the arguments of a command, and runs it."""
 
     def read(self, arguments: list[str], /) -> Any:
-        """Return what the arguments ask for.
+        """Parse the arguments.
 
         Raises:
             ArgumentError: they don't fit.
@@ -41,7 +41,7 @@ class Command(Protocol):
         ...
 
     def run(self, wanted: Any, /) -> int:
-        """Do it, and return the exit code."""
+        """Run the command, and return the exit code."""
         ...
 
 
@@ -98,7 +98,7 @@ def _kept(trace: RemoteTraceback) -> str:
 
 
 def complaint(error: Exception) -> str | None:
-    """Return the line to say about a failure that was to be expected, or None for any other."""
+    """Return the message of a foreseeable failure, None for any other."""
     if isinstance(error, RecurlError | OSError):
         text = str(error)
     elif _lacks_memory(error):
@@ -110,13 +110,13 @@ def complaint(error: Exception) -> str | None:
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Whether an allocation failed: of torch on a GPU, on the CPU (where it has no class for that), or another's."""
+    """Return whether an allocation failed: torch's on a GPU or on the CPU (a plain RuntimeError), or another."""
     named = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     return named or isinstance(error, MemoryError)
 
 
 def check_text(arguments: Sequence[str]) -> None:
-    """Refuse arguments that can't be written anywhere.
+    """Refuse arguments that are no text.
 
     Raises:
         ArgumentError: one is not UTF-8, or has a null character.
@@ -131,7 +131,7 @@ def check_text(arguments: Sequence[str]) -> None:
 
 
 def load(name: str) -> Command:
-    """Import a command, only when it is asked for, and let it find modules in the working directory.
+    """Import a command, and put the working directory on the path.
 
     Raises:
         ArgumentError: there is no such command.

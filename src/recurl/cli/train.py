@@ -44,7 +44,7 @@ class Resume:
 
 
 def kinds() -> dict[str, Any]:
-    """Return what the options of a new run are read into, by the algorithm's name."""
+    """Return the dataclasses of options of a new run, by algorithm."""
     return {name: _kind(algorithm.config) for name, algorithm in ALGORITHMS.items()}
 
 
@@ -55,7 +55,7 @@ def _kind(config: type[RunConfig]) -> type[Any]:
 
 
 def read(arguments: list[str]) -> Any:
-    """Return what is asked for: a new run, or one to continue."""
+    """Parse the arguments: options of a new run, or a run to continue."""
     if not arguments:
         raise ArgumentError(f"recurl train takes an algorithm ({', '.join(ALGORITHMS)}), or --resume RUN.")
     first = arguments[0]
@@ -107,7 +107,7 @@ def _train(trainer: Trainer) -> int:
 
 @contextmanager
 def _saying_how_to_go_on(folder: RunFolder) -> Generator[None]:
-    """Add to an error that ends a run what it has left."""
+    """Add to an error that ends a run how to continue."""
     try:
         yield
     except (NonFiniteError, StorageError) as error:

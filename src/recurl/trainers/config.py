@@ -33,6 +33,8 @@ class RunConfig:
 
     algorithm: ClassVar[str]
     """Name on the command line."""
+    fixed: ClassVar[tuple[str, ...]] = ("env", "env_kwargs", "num_envs")
+    """Options that a run can't change when it is resumed."""
     env: str
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1."""
     env_kwargs: tuple[str, ...] = ()
@@ -45,12 +47,12 @@ class RunConfig:
     num_layers: Count = 1
     """Stacked recurrent layers."""
     backend: str = "fastest"
-    """Which implementation runs the recurrence (fastest takes the best one of this machine)."""
+    """Implementation of the recurrence; fastest takes the best one of this machine."""
     normalize_observations: bool = True
     """Standardise observations with running statistics, which are saved with the policy."""
 
     total_steps: Steps = 150_000
-    """Most environment steps to train for, summed over the environments."""
+    """Environment steps to train for at most, summed over the environments."""
     num_envs: Count = 8
     """Environments stepped side by side."""
     rollout_steps: Count = 128
@@ -65,19 +67,19 @@ class RunConfig:
     seed: Seed = 0
     """Seed of everything random; the same seed gives the same run."""
     device: str = "cpu"
-    """Where the networks live, such as cpu or cuda."""
+    """Device of the networks, such as cpu or cuda."""
     threads: Threads = 1
-    """CPU threads of torch (at this size more of them only cost)."""
+    """CPU threads of torch; small networks run slower with more."""
     checkpoint_every: Count = 50
     """Updates between two checkpoints."""
     stop_return: Number | None = None
-    """End the run once the mean return of the last 20 episodes reaches this."""
+    """Mean return of the last 20 episodes that ends the run."""
     eval_episodes: Count = 100
     """Greedy episodes played at the end."""
     eval_max_steps: Count = 27_000
-    """Most steps of such an episode: a longer one is cut there, and the evaluation says so."""
+    """Step limit of these episodes; the evaluation says how many were cut there."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """Where a reward, an observation, a loss or a gradient is NaN or infinite: stop, or skip the batch or step."""
+    """Reaction to a NaN or infinite reward, observation, loss or gradient: stop, or skip the batch or step."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -109,12 +111,12 @@ class RunConfig:
 
     @property
     def env_arguments(self) -> dict[str, Any]:
-        """``env_kwargs`` as keyword arguments."""
+        """Keyword arguments of the environment, from ``env_kwargs``."""
         return keyword_arguments("--env-kwargs", self.env_kwargs)
 
     @property
     def replay_steps(self) -> int:
-        """Environment steps that are kept to be learnt from again."""
+        """Environment steps kept for replay."""
         return 0
 
     @classmethod
@@ -153,8 +155,8 @@ def keyword_arguments(option: str, texts: Sequence[str]) -> dict[str, Any]:
     """Return keyword arguments written as name=value, where a value is a Python literal, or else text.
 
     Args:
-        option: what they are given with, for messages.
-        texts: the arguments.
+        option: name of the option, for messages.
+        texts: the arguments as written.
 
     Raises:
         ArgumentError: one is written otherwise, or a name comes twice.

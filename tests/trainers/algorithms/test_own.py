@@ -34,11 +34,12 @@ OWN = (  # noqa: SIM905 - reads as it is typed
 
 @pytest.fixture(autouse=True)
 def _table(monkeypatch):
-    """The table as it was, and the example imported anew."""
+    """The example imported anew by every test, and the table left as it was."""
     before = dict(ALGORITHMS)
     monkeypatch.syspath_prepend(ROOT)
     sys.modules.pop("examples.reinforce", None)
     yield
+    sys.modules.pop("examples.reinforce", None)
     ALGORITHMS.clear()
     ALGORITHMS.update(before)
 

@@ -287,3 +287,41 @@ def test_a_folder_that_was_half_replaced_is_none(tmp_path):
     with pytest.raises(ArgumentError, match="the run stopped before its first; train it anew"):
         trainer.resume()
     trainer.close()
+
+
+class Rows:
+    """A logger of one's own."""
+
+    def __init__(self):
+        self.rows, self.closed = [], 0
+
+    def write(self, row):
+        self.rows.append(row)
+
+    def close(self):
+        self.closed += 1
+
+
+def test_loggers_of_ones_own_get_every_row_and_are_closed(tmp_path):
+    options, folder, logger = config(total_steps=128), RunFolder(tmp_path), Rows()
+    folder.create(options)
+    trainer = Trainer(options, folder, console=Console(file=io.StringIO()), loggers=[logger])
+    trainer.run()
+    trainer.close()
+    assert [(row["update"], row["env_steps"]) for row in logger.rows] == [(1, 64), (2, 128)]
+    assert {"return_mean_20", "grad_norm", "learning_rate"} <= logger.rows[0].keys()
+    assert logger.closed == 1
+
+
+def test_a_logger_that_fails_ends_the_run_and_the_others_are_closed(tmp_path):
+    def fail(row):
+        raise RuntimeError("of no use")
+
+    options, folder, logger, failing = config(total_steps=128), RunFolder(tmp_path), Rows(), Rows()
+    failing.write = fail
+    folder.create(options)
+    trainer = Trainer(options, folder, console=Console(file=io.StringIO()), loggers=[logger, failing])
+    with pytest.raises(RuntimeError, match="of no use"):
+        trainer.run()
+    trainer.close()
+    assert (len(logger.rows), logger.closed, failing.closed) == (1, 1, 1)

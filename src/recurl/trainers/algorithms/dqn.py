@@ -41,6 +41,7 @@ class DQN(Learner[DQNConfig, QNetwork]):
 
     reported = (*_CHECKED, "eps")
     live = "loss {loss:.4f}  value {q_value:.3f}  eps {eps:.2f}"
+    collected = ("buffer", "collector")
 
     def __init__(self, config: DQNConfig) -> None:
         super().__init__(config)

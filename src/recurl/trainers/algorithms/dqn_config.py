@@ -25,6 +25,7 @@ class DQNConfig(RunConfig):
     """
 
     algorithm: ClassVar[str] = "dqn"
+    fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "buffer_size")
 
     normalize_observations: bool = False
     """Standardise observations with running statistics, which are saved with the policy."""
@@ -38,7 +39,7 @@ class DQNConfig(RunConfig):
     """Updates between two checkpoints, which hold the replay buffer too."""
 
     buffer_size: Count = 100_000
-    """Environment steps that the replay buffer has room for."""
+    """Capacity of the replay buffer in environment steps."""
     learning_starts: Whole = 2_000
     """Environment steps before the first update."""
     gradient_steps: Count = 4
@@ -46,36 +47,36 @@ class DQNConfig(RunConfig):
     slices: Count = 32
     """Slices of trajectories per gradient step."""
     slice_length: Count = 32
-    """Most steps of a slice; a shorter trajectory is taken whole."""
+    """Largest number of steps in a slice; a shorter trajectory is taken whole."""
     start_state: Literal["stored", "zero"] = "stored"
-    """Where a slice's hidden state starts: from the one that was collected, or from zero."""
+    """Hidden state at the start of a slice: the one stored during collection, or zero."""
     burn_in: Whole = 0
-    """Steps at the beginning of a slice that only bring its hidden state up to date (not where its episode begins)."""
+    """Steps at the start of a slice that only update its hidden state (none where its episode begins)."""
 
     n_steps: Count = 1
-    """Rewards that are summed before the bootstrap."""
+    """Rewards summed before the bootstrap."""
     double: bool = True
-    """Let the network choose the action whose value the target network gives (double DQN)."""
+    """Choose actions by the network, and take their values from the target network (double DQN)."""
     value_rescaling: bool = False
-    """Learn values on a compressed scale, for returns of many magnitudes."""
+    """Learn values on a compressed scale, for returns of different magnitudes."""
     target_interval: Count = 100
-    """Gradient steps between two copies of the network to the target network."""
+    """Gradient steps between two copies of the weights to the target network."""
 
     eps_init: Fraction = 1.0
     """Probability of a random action at the start."""
     eps_end: Fraction = 0.05
     """Probability of a random action at the end of the exploration."""
     exploration_fraction: Fraction = 0.3
-    """Part of the run over which that probability falls, linearly."""
+    """Fraction of the run over which that probability decays linearly."""
 
     prioritized: bool = False
-    """Draw slices by their temporal-difference errors rather than uniformly."""
+    """Draw slices in proportion to their temporal-difference errors instead of uniformly."""
     priority_exponent: Exponent = 0.9
-    """How much priorities count; 0 is uniform."""
+    """Exponent of the priorities; 0 draws uniformly."""
     importance_exponent: Exponent = 0.6
-    """How much importance weights make up for the bias of priorities."""
+    """Exponent of the importance weights, which correct for the priorities."""
     priority_eta: Fraction = 0.9
-    """Weight of the largest error of a slice against the mean in its priority."""
+    """Weight of a slice's largest error, against its mean error, in its priority."""
 
     @property
     def replay_steps(self) -> int:

@@ -16,7 +16,7 @@ def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = Non
     Args:
         config: id and arguments of the environment, device.
         num_envs: environments side by side.
-        policy: its hidden states are declared, so that it can be run in the environment.
+        policy: policy whose hidden states the environment declares, so that it can be run there.
 
     Raises:
         ArgumentError: there is no such device or environment, or it can't be made of these arguments.

@@ -12,11 +12,11 @@ _FLAGS_AND_REWARD = 20  # bytes per step
 
 
 def check_machine(config: RunConfig, *, learning: bool = True) -> None:
-    """Refuse a run whose device isn't there, or that needs more memory than there is.
+    """Refuse a run whose device is missing, or that needs more memory than the device has.
 
     Args:
         config: the options.
-        learning: False where the networks are only used.
+        learning: False for a policy that is only evaluated.
 
     Raises:
         ArgumentError: naming the options to change.
@@ -29,7 +29,7 @@ def check_machine(config: RunConfig, *, learning: bool = True) -> None:
 
 
 def footprint(config: RunConfig, *, learning: bool = True) -> dict[str, int]:
-    """Return bytes that the run needs at the least, whatever its environment, by what needs them.
+    """Return a lower bound on the bytes of the networks, a batch and the replay buffer, whatever the environment.
 
     Args:
         config: the options.

@@ -1,4 +1,4 @@
-"""What every learner has: seed, environments, networks, collector, the parts of a checkpoint."""
+"""Base of all learners: seed, environments, networks, collector, the parts of a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Stateful(Protocol):
     """A part of a learner that a checkpoint holds."""
 
     def state_dict(self) -> Any:
-        """Return everything needed to go on, as tensors and plain values."""
+        """Return the state as tensors and plain values."""
         ...
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Go on from what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned."""
         ...
 
 
@@ -51,8 +51,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         agent: the networks, on the device of the run.
         collector: collects with ``agent.policy``.
         env_steps: environment steps taken.
-        can_save_env: whether running episodes can be saved and restored.
-        fault: what wasn't finite in the latest update, None if everything was; :meth:`report` sets it.
+        can_save_env: True where running episodes can be saved and restored.
+        fault: the number of the latest update that wasn't finite, None if all were; :meth:`report` sets it.
 
     Raises:
         ArgumentError: the environment can't be made.
@@ -62,6 +62,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     """Names of the numbers that :meth:`learn` returns: columns of ``metrics.csv``."""
     live: ClassVar[str]
     """Format of those that are shown during training, such as ``"loss {loss:.3f}"``."""
+    collected: ClassVar[tuple[str, ...]] = ("collector",)
+    """Parts of a checkpoint that hold collected data, which was checked for NaN when it was collected."""
 
     def __init__(self, config: ConfigT, *, overlap: bool = False) -> None:
         torch.set_num_threads(config.threads)
@@ -132,7 +134,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     @property
     def remaining(self) -> float:
-        """Fraction of the run that is left, 1 at the first update: what falls linearly is multiplied by it."""
+        """Fraction of the run that remains, 1 at the first update: the factor of linear schedules."""
         done = self.env_steps // self.config.frames_per_batch - 1
         return 1 - done / self.config.updates
 
@@ -149,7 +151,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             rows: which ones, bool ``[B]``.
 
         Returns:
-            Whether the next batch began before that, so that only the one after it begins anew.
+            True where the next batch has begun already, so that only the one after it starts with new episodes.
         """
         self.collector.reset_rows(rows)
         return self._overlap
@@ -159,14 +161,14 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.collector.shutdown()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on: the parts, environments and carried states."""
+        """Return the whole state: parts, environments, carried hidden states."""
         parts = {name: None if part is None else part.state_dict() for name, part in self.parts().items()}
         return {"env_steps": self.env_steps, **parts, "collector": self.collector.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned.
+        """Restore what :meth:`state_dict` returned.
 
-        A state of other options raises whatever the part that it doesn't fit raises.
+        A state of other options raises the error of the first part that it doesn't fit.
         """
         for name, part in self.parts().items():
             if part is not None:

@@ -121,7 +121,7 @@ class PPO(Learner[PPOConfig, ActorCritic]):
         return CudaGraphStep(step, self.agent, self.optimizer.optimizer)
 
     def _set_schedules(self) -> float:
-        """Set what falls over the run, and return the step size."""
+        """Set step size and entropy bonus of this update, and return the step size."""
         fraction = self.remaining if self.config.anneal else 1.0
         learning_rate, entropy_coeff = (
             value * fraction for value in (self.config.learning_rate, self.config.entropy_coeff)

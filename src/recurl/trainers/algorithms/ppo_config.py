@@ -28,9 +28,10 @@ class PPOConfig(RunConfig):
     """
 
     algorithm: ClassVar[str] = "ppo"
+    fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "overlap")
 
     shared_trunk: bool = True
-    """Actor and critic share encoder and memory; otherwise each has its own."""
+    """Share encoder and memory between actor and critic; otherwise each has its own."""
     scale_rewards: bool = True
     """Divide rewards by the running standard deviation of the discounted return."""
     epochs: Count = 4
@@ -38,24 +39,24 @@ class PPOConfig(RunConfig):
     minibatches: Count = 4
     """Gradient steps per pass."""
     sequence_length: Count = 32
-    """Cut rows into sequences of this length for the update; a sequence starts from the state stored there."""
+    """Length of the sequences that rows are cut into for the update; each starts from the state stored there."""
     entropy_coeff: NotNegative = 0.0
     """Weight of the entropy bonus at the start."""
     anneal: bool = True
-    """Let step size and entropy bonus fall linearly to zero over the run."""
+    """Decay step size and entropy bonus linearly to zero over the run."""
     gae_lambda: Fraction = 0.95
     """Decay of generalised advantage estimation."""
     clip_epsilon: Inside = 0.2
-    """How far the probability ratio may leave 1 before its gradient is cut."""
+    """Distance of the probability ratio from 1 beyond which its gradient is cut."""
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""
     cuda_graph: bool = False
-    """Run each gradient step as one CUDA graph (needs --device cuda, and minibatches of the same size)."""
+    """Run each gradient step as one CUDA graph (needs --device cuda, and minibatches of equal size)."""
     overlap: bool = False
-    """Collect in a second process while this one learns: quicker on two cores; batches are one update old."""
+    """Collect in a second process while this one learns: faster on two cores; batches are one update old."""
 
     def check(self) -> None:
-        """Refuse more minibatches than sequences, and a CUDA graph or overlap where there can't be one."""
+        """Refuse more minibatches than sequences, and a CUDA graph or overlap where it can't work."""
         pieces = -(-self.rollout_steps // self.sequence_length)
         if self.minibatches > self.num_envs * pieces:
             raise ArgumentError(

@@ -20,10 +20,10 @@ class R2D2Config(DQNConfig):
     algorithm: ClassVar[str] = "r2d2"
 
     burn_in: Whole = 8
-    """Steps at the beginning of a slice that only bring its hidden state up to date (not where its episode begins)."""
+    """Steps at the start of a slice that only update its hidden state (none where its episode begins)."""
     n_steps: Count = 5
-    """Rewards that are summed before the bootstrap."""
+    """Rewards summed before the bootstrap."""
     value_rescaling: bool = True
-    """Learn values on a compressed scale, for returns of many magnitudes."""
+    """Learn values on a compressed scale, for returns of different magnitudes."""
     prioritized: bool = True
-    """Draw slices by their temporal-difference errors rather than uniformly."""
+    """Draw slices in proportion to their temporal-difference errors instead of uniformly."""

@@ -1,4 +1,4 @@
-"""The algorithms, by name: everything that offers a choice of them derives it from this table."""
+"""Table of the algorithms: command line, ``config.json`` and documentation derive from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recurl.trainers.networks.agent import Agent
 
 
 class Algorithm(NamedTuple):
-    """An algorithm: its options, and what learns."""
+    """An algorithm: its options and its learner."""
 
     config: type[RunConfig]
     learner: type[Learner[Any, Any]]
@@ -32,19 +32,19 @@ ALGORITHMS: dict[str, Algorithm] = {
     "dqn": Algorithm(DQNConfig, DQN),
     "r2d2": Algorithm(R2D2Config, DQN),
 }
-"""The algorithms by name: commands of ``recurl train``, readers of ``config.json``. :func:`register` adds one."""
+"""The algorithms by name; :func:`register` adds one."""
 
 _BUILT_IN = frozenset(ALGORITHMS)
 
 
 def register(config: type[RunConfig], learner: type[Learner[Any, Any]]) -> None:
-    """Add an algorithm: it can then be trained, resumed, evaluated and exported like the built-in ones.
+    """Add an algorithm, to be trained, resumed, evaluated and exported like the built-in ones.
 
     ``recurl train module:name`` imports the module first, which may call this.
 
     Args:
         config: its options, a frozen dataclass with keyword arguments only; ``algorithm`` is the name.
-        learner: what learns.
+        learner: the class that learns.
 
     Raises:
         ArgumentError: ``config`` has no name, or that of a built-in algorithm.

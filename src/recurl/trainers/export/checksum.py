@@ -11,7 +11,7 @@ from recurl.errors import ArgumentError
 
 
 def check_export(path: Path) -> dict[str, Any]:
-    """Verify a file that :func:`export_run` wrote, and return what the file beside it, ``<file>.json``, says of it.
+    """Verify a file that :func:`export_run` wrote, and return its description, ``<file>.json``.
 
     The file must have the SHA-256 that is written there: a damaged one, or one that doesn't belong to it, is refused.
 

@@ -25,7 +25,7 @@ _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 @contextmanager
 def _quietly() -> Generator[None]:
-    """Hold back what torch's exporters say about themselves."""
+    """Silence torch's exporters."""
     with quiet("torch.onnx._internal.exporter._registration", logging.ERROR), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -87,7 +87,7 @@ def _check_onnx() -> None:
 
 @dataclass(frozen=True)
 class Format:
-    """How a format is written and read."""
+    """Functions that write and read a format."""
 
     suffix: str
     """End of the file's name."""

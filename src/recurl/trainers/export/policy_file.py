@@ -1,4 +1,4 @@
-"""A policy's file: written, verified beside the policy, and described."""
+"""Export of a run's policy: written, verified, described."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path
 
 
 def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, Any]:
-    """Return what a user of the function must know, as plain values: see :func:`export_run`."""
+    """Return the description of the exported function as plain values; see :func:`export_run`."""
     arguments = policy.arguments(env.reset())
     with torch.no_grad():
         results = policy(*arguments)

@@ -22,7 +22,7 @@ class PolicyStep(nn.Module):
 
     Attributes:
         observations: keys of the observations, in the order of the arguments.
-        states: keys of the hidden states, likewise.
+        states: keys of the hidden states, in the order of the arguments.
         inputs: names of all arguments; the parts of a nested key are joined by a dot.
         outputs: names of all results.
 

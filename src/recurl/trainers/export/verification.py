@@ -1,4 +1,4 @@
-"""Verification of an exported policy: step by step beside the policy itself."""
+"""Verification of an exported policy, step by step, against the policy itself."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _close(found: Tensor, expected: Tensor) -> bool:
 
 
 def _tied(found: Tensor, expected: Tensor, values: Tensor) -> bool:
-    """Whether discrete actions, where they differ, are worth the same: rounding may decide between them."""
+    """Return whether discrete actions that differ have equal values: rounding may decide between them."""
     if found.is_floating_point() or not _alike(found, expected):
         return False
     return _close(*(values.gather(-1, action.unsqueeze(-1)) for action in (found, expected)))

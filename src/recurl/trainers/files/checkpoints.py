@@ -1,4 +1,4 @@
-"""Checkpoints: written in one piece or not at all, verified when read, and read without running code from the file."""
+"""Checkpoints: written whole or not at all, verified when read, never executed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recurl.trainers.files.durable import make_folder, remove_partials, replacin
 
 FORMAT_VERSION = 2
 _SUFFIX = ".pt"
-_ABOUT = ("format_version", "contents")  # what a checkpoint says of itself
+_ABOUT = ("format_version", "contents")  # a checkpoint's own keys
 _KEPT = 2
 _TRIES = 20
 _SECONDS = 0.05
@@ -26,7 +26,7 @@ _LONGEST = 300
 
 
 class _DamagedError(ArgumentError):
-    """The file isn't what was written."""
+    """The file differs from what was written."""
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -69,7 +69,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU, running no code from it; all that it holds is as it was written.
+    """Read a checkpoint onto the CPU, verify its contents, and run no code from it.
 
     Raises:
         ArgumentError: the file is missing, damaged, changed since it was written, or of another format version.
@@ -99,7 +99,7 @@ def load_newest(folder: Path, notify: Callable[[str], None]) -> tuple[Path, dict
 
     Args:
         folder: the checkpoints of a run.
-        notify: told when it is not the newest of all.
+        notify: called when it is not the newest of all.
 
     Returns:
         Its path and what it holds.
@@ -132,7 +132,7 @@ def _newest(folder: Path, notify: Callable[[str], None]) -> tuple[Path, dict[str
 
 @contextmanager
 def fitting(path: Path) -> Generator[None]:
-    """Say of whatever goes wrong in the block, where a checkpoint is put in place, that it doesn't fit.
+    """Turn errors of restoring a checkpoint, inside the block, into one that says that it doesn't fit the run.
 
     Raises:
         ArgumentError: instead of any error but those of recurl.

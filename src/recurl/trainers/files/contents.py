@@ -15,7 +15,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def contents_of(state: Any) -> Contents:
-    """Return what a state of tensors and plain values, nested in dicts, lists and tuples, holds.
+    """Return the table of contents of a state: tensors and plain values, nested in dicts, lists and tuples.
 
     Example:
         >>> contents_of({"weights": torch.ones(2, 3), "seen": [1, 2], "more": {"name": "x", "none": {}}})
@@ -25,7 +25,7 @@ def contents_of(state: Any) -> Contents:
 
 
 def changed(state: Any, contents: Contents) -> str | None:
-    """Say where ``state`` isn't what ``contents`` was made of, None if it is.
+    """Return where ``state`` differs from the state that ``contents`` was made of, None if nowhere.
 
     Example:
         >>> state = {"weights": torch.ones(2), "step": 3}

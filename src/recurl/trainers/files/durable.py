@@ -28,7 +28,7 @@ _NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # a
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
-    """Say of an ``OSError`` in the block that ``path`` can't be written, why not, and what to do.
+    """Turn an ``OSError`` in the block into one that names ``path``, the reason, and a remedy.
 
     Raises:
         StorageError: instead of it.
@@ -51,7 +51,7 @@ def writing(path: Path) -> Generator[None]:
 
 
 class _Sink:
-    """What ``torch.save`` writes to: keeps the first error, which torch would lose, and goes on in silence."""
+    """File for ``torch.save``, which loses errors: keeps the first one, and writes no more."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -66,7 +66,7 @@ class _Sink:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: writes are not buffered."""
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_all(descriptor: int, data: Any) -> None:
-    """Write all of ``data``, which one call of the system need not do.
+    """Write all of ``data``, in as many system calls as it takes.
 
     Raises:
         OSError: it can't be written.
@@ -128,7 +128,7 @@ def write_all(descriptor: int, data: Any) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, with those that it lies in, so that a loss of power leaves none of them out.
+    """Make a folder and its parents, durably: a power failure loses none of them.
 
     Raises:
         StorageError: it can't be made.
@@ -141,7 +141,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the entries of a folder to the disk: names that were made, replaced or removed.
+    """Flush the entries of a folder to disk: names that were made, replaced or removed.
 
     Raises:
         StorageError: the disk refuses.
@@ -160,12 +160,12 @@ def sync_folder(path: Path) -> None:
 
 
 def is_partial(path: Path) -> bool:
-    """Whether ``path`` is what a process that died in :func:`replacing` left behind."""
+    """Return whether ``path`` was left behind by a process that died in :func:`replacing`."""
     return path.name.endswith(_SUFFIX)
 
 
 def remove_partials(folder: Path, name: str = "*") -> None:
-    """Remove what processes that died in :func:`replacing` left of ``name`` in ``folder``: only under its lock."""
+    """Remove what processes that died in :func:`replacing` left of ``name``; call it under the lock of ``folder``."""
     for path in folder.glob(f"{name}.*{_SUFFIX}"):
         with suppress(OSError):
             path.unlink()

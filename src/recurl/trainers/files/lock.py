@@ -1,4 +1,4 @@
-"""Who may write in a folder: one process at a time, and nobody after it has died."""
+"""Lock of a folder: one process at a time may write; the lock ends with the process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FolderLock:
 
     Args:
         folder: the folder; it must exist when the lock is taken.
-        notify: told when the file system has no locks.
+        notify: called when the file system has no locks.
 
     Example:
         >>> import tempfile
@@ -120,7 +120,7 @@ class FolderLock:
             os.close(descriptor)
 
     def _forget(self) -> None:
-        """In a forked child: the lock is the parent's."""
+        """Close the copy of a forked child: the lock is the parent's."""
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor, self._owner = None, None

@@ -1,4 +1,4 @@
-"""A file that names the process that made it: who holds a folder on a file system without locks."""
+"""Owner file: names the process that holds a folder, where the file system has no locks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PROC = Path("/proc")
 
 
 def this_process() -> dict[str, Any]:
-    """Return what tells this process from all others, as far as the system says it."""
+    """Return what identifies this process among all others, as far as the system tells."""
     pid = os.getpid()
     return {"pid": pid, "host": socket.gethostname(), **_machine(), "start": _start_time(pid)}
 
 
 def _machine() -> dict[str, str | None]:
-    """The boot and the namespace in which process ids mean the same as here; None where the system doesn't say."""
+    """Return boot and namespace, within which process ids are comparable; None where the system doesn't tell."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return {"boot": boot, "namespace": os.readlink(_PROC / "self/ns/pid")}
@@ -42,14 +42,14 @@ def _start_time(pid: int) -> str | None:
 
 
 def _is_dead(owner: dict[str, Any]) -> bool:
-    """Whether ``owner`` was a process of this machine, in this boot, and is no more."""
+    """Return whether ``owner`` was a process of this machine, in this boot, that has ended."""
     here = this_process()
     same = all(owner.get(name) == here[name] for name in ("host", "boot", "namespace"))
     return same and here["boot"] is not None and _start_time(int(owner["pid"])) != owner.get("start")
 
 
 class OwnerFile:
-    """Held by the process whose making of the file succeeded; taken over only from one that is known to be dead.
+    """File that its maker holds; another process takes it over only if the maker is known to be dead.
 
     Args:
         path: the file.
@@ -99,7 +99,7 @@ class OwnerFile:
         return f"process {owner['pid']} on {owner.get('host')}" if owner else "another process"
 
     def _remove_dead(self) -> bool:
-        """Remove the file of a dead process. Its successors, all of this machine, do so one at a time."""
+        """Remove the file of a dead process; processes of this machine take turns at it."""
         if not self._named_dead():
             return False
         name = hashlib.sha256(str(self._path.resolve()).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Actor and critic for any environment with flat observations: a policy with probabilities, and values of states."""
+"""Actor and critic of a run: action probabilities and state values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every agent has: observations as vectors, their statistics, and a policy to collect with."""
+"""Base of all agents: flat observations, their statistics, and a policy to collect with."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Agent(nn.Module):
 
 
 def collecting(policy: TensorDictModuleBase) -> TensorDictSequential:
-    """Return ``policy``, writing only what a batch needs: actions, their log-probability, new states."""
+    """Return ``policy``, restricted to the outputs that a batch needs: actions, log-probabilities, new states."""
     written = [normalize_key(key) for key in policy.out_keys]
     kept = [key for key in written if key in (ACTION, f"{ACTION}_log_prob") or key[0] == NEXT]
     return TensorDictSequential(policy, selected_out_keys=cast(Any, kept))

@@ -1,4 +1,4 @@
-"""Action values for any environment with flat observations and Discrete actions."""
+"""Action values of a run, and random exploration."""
 
 from __future__ import annotations
 

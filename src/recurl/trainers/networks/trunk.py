@@ -1,4 +1,4 @@
-"""Encoder and memory: what every network of a run begins with."""
+"""Trunk of every network of a run: encoder and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole training step as one CUDA graph: forward, loss, backward and optimiser, started by a single call."""
+"""CUDA graph of a training step: forward, loss, backward and optimiser, launched by one call."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _Signature = dict[tuple[str, ...], tuple[torch.Size, torch.dtype, torch.device]]
 
 
 class CudaGraphStep:
-    """Runs a training step as a CUDA graph: the GPU gets all kernels at once, and Python costs nothing any more.
+    """Runs a training step as a CUDA graph: one launch for all kernels, without Python in between.
 
     Every call makes exactly one step, the first three (of which the last is recorded) without the graph. A replay
-    repeats the recorded kernels on the memory of then, so that what they read must stay where it is: batches are copied
-    in, and parameters, buffers and the optimiser's state must only be changed in place. Python is not run again: a
-    number that changes, such as a step size, must be a tensor on the GPU that is filled anew.
+    repeats the recorded kernels on the same memory: batches are copied into it, and parameters, buffers and the
+    optimiser's state must only be changed in place. Python is not run again: a number that changes, such as a step
+    size, must be a tensor on the GPU that is filled anew.
 
     The step must not wait for the GPU: no ``.item()`` or ``.cpu()``, no shapes that depend on data, no new tensors from
     Python numbers. Of the recurrent backends ``"triton"`` keeps to that. It must clear gradients by setting them to
@@ -74,7 +74,7 @@ class CudaGraphStep:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the graph: the next calls record it anew, with the parameters and the batch of then."""
+        """Forget the graph: the next calls record it anew, with the current parameters and batch."""
         self._signature: _Signature = {}
         self._watched: list[tuple[dict[str, Any], str, Tensor, int]] = []
         self._steered: list[Any] = []

@@ -1,4 +1,4 @@
-"""Whether numbers are finite: those that come from an environment, and those that a checkpoint would hold."""
+"""Checks for NaN and infinity: in batches, losses and checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BatchCheck", "all_finite", "check_finite", "first_of"]
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether every number is finite, from one read of the device.
+    """Return whether every number is finite, with one read of the device.
 
     Example:
         >>> all_finite([torch.ones(2), torch.tensor([1])]), all_finite([torch.tensor([0.0, torch.nan])])
@@ -45,7 +45,7 @@ def first_of(values: Mapping[str, float], names: Sequence[str]) -> str | None:
 
 
 def check_finite(state: Any, what: str) -> None:
-    """Refuse a nested state that holds a tensor with a number that isn't finite.
+    """Refuse a nested state in which a tensor holds NaN or infinity.
 
     Raises:
         NonFiniteError: one does; it is named.
@@ -73,7 +73,7 @@ def _tensors(state: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 class BatchCheck:
-    """Looks for numbers that aren't finite in what environments returned and a policy read.
+    """Finds NaN and infinity in what environments returned and a policy read.
 
     Args:
         observations: keys of the observations.

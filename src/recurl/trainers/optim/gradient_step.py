@@ -157,7 +157,7 @@ class GradientStep:
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned.
+        """Restore what :meth:`state_dict` returned.
 
         Raises:
             ArgumentError: it is of other parameters.
@@ -176,6 +176,6 @@ class GradientStep:
 
 
 def _finite(norm: Tensor, loss: Tensor) -> Tensor:
-    """1 where both are finite, 0 elsewhere, float32."""
+    """Return 1 where both are finite, 0 elsewhere, float32."""
     both = norm + loss
     return (both - both == 0).to(torch.float32)

@@ -1,4 +1,4 @@
-"""How far an evaluation is."""
+"""Progress of an evaluation on the terminal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class EvaluationDisplay:
     """A progress bar on a terminal; elsewhere a line every few seconds.
 
     Args:
-        console: where to write; None: nowhere.
-        episodes: of the evaluation.
-        seconds: before the first line, and between lines; by default those that suit the console.
+        console: console to write to; None for none.
+        episodes: episodes of the evaluation.
+        seconds: seconds before the first line and between lines; the default depends on the console.
 
     Example:
         >>> from rich.console import Console
@@ -42,7 +42,7 @@ class EvaluationDisplay:
         self._begun = False
 
     def update(self, done: int, steps: int) -> None:
-        """Take note of the episodes that have ended and of the steps made; show them when it is time."""
+        """Show how many episodes have ended and how many steps were made, when it is time."""
         if self._console is None or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._seconds
@@ -56,6 +56,6 @@ class EvaluationDisplay:
             self._live.start()
 
     def close(self) -> None:
-        """Leave the terminal in order."""
+        """Stop drawing."""
         if self._begun:
             self._live.stop()

@@ -1,4 +1,4 @@
-"""TensorBoard events, written without a thread of their own."""
+"""TensorBoard events, written synchronously."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BIN
 
 
 class Events:
-    """TensorBoard scalars over environment steps, in the system's hands as soon as they are written.
+    """TensorBoard scalars over environment steps, handed to the operating system at every write.
 
     Args:
-        folder: where the event files go.
+        folder: folder of the event files.
         purge_step: events at later steps that an earlier process left are hidden; None for a new run.
 
     Raises:

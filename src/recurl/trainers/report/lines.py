@@ -17,10 +17,10 @@ class LineDisplay:
     """A plain line every few seconds, for files and pipes; the first and the last row are always shown.
 
     Args:
-        console: where to write.
+        console: console to write to.
         total_steps: environment steps of the whole run.
         live: format of the algorithm's own numbers.
-        seconds: time between lines.
+        seconds: seconds between lines.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A run on a terminal: a progress bar with the latest numbers."""
+"""Progress of a run as a bar."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from recurl.trainers.report.metrics import LIVE, Row
 
 
 class LiveDisplay:
-    """A progress bar with the latest numbers, for a terminal.
+    """A progress bar with the latest numbers.
 
     Args:
-        console: where to draw.
+        console: terminal to draw on.
         total_steps: environment steps of the whole run.
         live: format of the algorithm's own numbers.
-        done_steps: steps taken before this process.
+        done_steps: environment steps of earlier processes.
     """
 
     def __init__(self, console: Console, *, total_steps: int, live: str, done_steps: int = 0) -> None:

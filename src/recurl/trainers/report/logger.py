@@ -1,4 +1,4 @@
-"""What takes the numbers of a run: files, TensorBoard, the terminal, or a class of one's own."""
+"""Protocol of loggers: files, TensorBoard, the terminal, or a class of one's own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Logger(Protocol):
     """
 
     def write(self, row: Row) -> None:
-        """Take the row of an update: numbers by name, among them ``update``, ``env_steps`` and ``return_mean_20``."""
+        """Log the row of an update: numbers by name, among them ``update``, ``env_steps`` and ``return_mean_20``."""
         ...
 
     def close(self) -> None:
-        """End; the run is over, or was stopped."""
+        """Close, when the run has ended or was stopped."""
         ...

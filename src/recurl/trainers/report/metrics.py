@@ -1,4 +1,4 @@
-"""``metrics.csv``: the numbers of a run, one row per update."""
+"""Metrics of a run: ``metrics.csv``, one row per update."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEEDED = (_UPDATE, _STEPS, "return_mean_20")
 
 
 class MetricsFile:
-    """``metrics.csv``: one row per update, in the system's hands as soon as it is written.
+    """File of one row per update, handed to the operating system at every write.
 
     The file only grows, or is replaced whole.
 
@@ -29,7 +29,7 @@ class MetricsFile:
         fields: names of the columns; those of an earlier version of recurl that a file has besides are kept.
         updates: of the checkpoint that a run goes on from. Rows of later updates are dropped; so is what a crash left
             of a row.
-        notify: told when rows before the checkpoint are missing: the run goes on without them.
+        notify: called when rows before the checkpoint are missing: the run goes on without them.
 
     Raises:
         ArgumentError: the file holds something else.
@@ -67,7 +67,7 @@ class MetricsFile:
             write_all(self._descriptor, self._text([row]))
 
     def sync(self) -> None:
-        """Bring all rows to the disk."""
+        """Flush all rows to disk."""
         with writing(self._path):
             os.fsync(self._descriptor)
         sync_folder(self._path.parent)
@@ -121,7 +121,7 @@ def _has_numbers(row: Mapping[str, str]) -> bool:
 
 
 def _kept(rows: Sequence[dict[str, str]], updates: int) -> list[dict[str, str]]:
-    """The rows up to an update, of which each follows the one before."""
+    """Return the rows up to an update, each of which follows the one before."""
     kept: list[dict[str, str]] = []
     update = steps = 0
     for row in rows:

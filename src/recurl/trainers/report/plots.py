@@ -1,4 +1,4 @@
-"""The learning curve of a run, drawn from its metrics."""
+"""Learning curve of a run, drawn from its metrics."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ WINDOW = 20
 
 
 class EpisodeStats:
-    """Sums rewards along rows that go on from batch to batch, and remembers the last finished episodes.
+    """Sums rewards of episodes that span batches, and keeps the last finished ones.
 
     Args:
         num_envs: rows of a batch, B.
@@ -37,7 +37,7 @@ class EpisodeStats:
         self.lengths: deque[int] = deque(maxlen=WINDOW)
 
     def update(self, reward: Tensor, done: Tensor, *, without: Tensor | None = None) -> None:
-        """Take in one batch.
+        """Add a batch.
 
         Args:
             reward: unscaled rewards ``[B, T]``.
@@ -64,15 +64,15 @@ class EpisodeStats:
 
     @property
     def mean_length(self) -> float:
-        """Mean length of the same episodes, in steps."""
+        """Mean length of the last 20 episodes in steps."""
         return sum(self.lengths) / len(self.lengths) if self.lengths else float("nan")
 
     def reached(self, target: float | None) -> bool:
-        """Whether 20 episodes are there and their mean return is at least ``target``."""
+        """Return whether there are 20 episodes with a mean return of at least ``target``."""
         return target is not None and len(self.returns) == WINDOW and self.mean_return >= target
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return the state as tensors and plain values."""
         return {
             "return": torch.from_numpy(self._return.copy()),
             "length": torch.from_numpy(self._length.copy()),
@@ -82,7 +82,7 @@ class EpisodeStats:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned.
+        """Restore what :meth:`state_dict` returned.
 
         Raises:
             ArgumentError: it is of another number of environments.

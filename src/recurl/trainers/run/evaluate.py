@@ -56,7 +56,7 @@ class Evaluation:
 
 
 class _Scores:
-    """Counts the same number of episodes from every environment, so that short ones don't weigh more.
+    """Collects the same number of episodes from every environment, so that short ones don't weigh more.
 
     Args:
         quota: episodes of each environment.

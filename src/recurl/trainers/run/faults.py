@@ -1,4 +1,4 @@
-"""What a run does about numbers that aren't finite."""
+"""Reaction of a run to NaN and infinity: stop, or skip."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MOST_IN_A_ROW = 10
 
 
 class FaultWatch:
-    """Admits batches and updates, and stops the run at a fault, or counts what it leaves out.
+    """Checks batches and updates; stops the run at a fault, or counts what it leaves out.
 
     Args:
         learner: what learns.
-        stats: takes in the episodes of the batches, but for those in which something isn't finite.
+        stats: statistics of the episodes, without those in which a number isn't finite.
         skip: leave out a batch or step with numbers that aren't finite; otherwise the first one ends the run.
 
     Attributes:
@@ -70,7 +70,7 @@ class FaultWatch:
         return found is None
 
     def learned(self, update: int) -> None:
-        """Take note of an update.
+        """Check an update.
 
         Args:
             update: its number.
@@ -92,9 +92,9 @@ class FaultWatch:
             raise NonFiniteError(f"{culprit}, the {MOST_IN_A_ROW}th batch or update in a row that isn't finite.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on."""
+        """Return the state as tensors and plain values."""
         return {"skipped": self.skipped, "in_a_row": self._in_a_row, "ending": self._ending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned."""
         self.skipped, self._in_a_row, self._ending = (state[name] for name in ("skipped", "in_a_row", "ending"))

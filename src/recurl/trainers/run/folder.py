@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, and when it may be written."""
+"""Folder of a run: its files, and who may write them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _warn(text: str) -> None:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths inside the folder of one run, and the right to write there.
+    """Paths in the folder of one run, and the lock on it.
 
     Args:
         path: the folder; it need not exist yet.
-        notify: told what is worth knowing and no error, such as a damaged checkpoint in whose place an older one is
-            read; a warning by default.
+        notify: called with notices that are no errors, such as a damaged checkpoint in whose place an older one is
+            read; warns by default.
 
     Example:
         >>> RunFolder(Path("runs/demo")).metrics.as_posix()
@@ -45,7 +45,7 @@ class RunFolder:
 
     @contextmanager
     def hold(self) -> Generator[None]:
-        """Let no other process train, resume or replace a run here, inside the block.
+        """Keep other processes from training, resuming or replacing a run here, inside the block.
 
         The folder is made when it is missing. The operating system frees it when the process ends, however that
         happens; the same object may hold it again inside. Where several processes may begin at once, hold it from
@@ -68,7 +68,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """One row of numbers per update."""
+        """File of the metrics, one row per update."""
         return self.path / "metrics.csv"
 
     @property
@@ -87,7 +87,7 @@ class RunFolder:
         return self.path / "learning_curve.png"
 
     def check_free(self, *, overwrite: bool) -> None:
-        """Refuse a folder that holds another run, or anything else.
+        """Refuse a folder that holds a run or other files.
 
         Args:
             overwrite: another run may be replaced.
@@ -131,7 +131,7 @@ class RunFolder:
             return any(path.name not in LOCK_FILES and not is_partial(path) for path in self.path.iterdir())
 
     def _clear(self) -> None:
-        """Remove what another run left; its options last, as the next ones take their place."""
+        """Remove the files of another run; its options stay until the next ones replace them."""
         with writing(self.path):
             for folder in (self.checkpoints, self.tensorboard):
                 if folder.exists():

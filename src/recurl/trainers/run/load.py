@@ -1,4 +1,4 @@
-"""Policies of runs: loaded from the newest checkpoint, and evaluated."""
+"""Trained policies: loaded from the newest checkpoint of a run, and evaluated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run ended, and how long it took."""
+"""Outcome of a run: its end, and its duration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """End of a run."""
 
     status: Literal["solved", "finished", "stopped"]
     """The return asked for was reached; all steps were taken; the run was asked to stop."""
@@ -24,11 +24,11 @@ class Outcome:
 
 
 class Clock:
-    """Seconds of a run.
+    """Stopwatch of a run.
 
     Args:
-        wall_s: taken before, by earlier processes.
-        cpu_s: likewise, of CPU time.
+        wall_s: seconds of earlier processes.
+        cpu_s: seconds of CPU time of earlier processes.
     """
 
     def __init__(self, wall_s: float = 0.0, cpu_s: float = 0.0) -> None:
@@ -37,10 +37,10 @@ class Clock:
 
     @property
     def wall_s(self) -> float:
-        """Seconds."""
+        """Seconds of training, earlier processes included."""
         return time.perf_counter() - self._wall_start
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of CPU time of this process."""
+        """Seconds of CPU time, earlier processes included."""
         return time.process_time() - self._cpu_start

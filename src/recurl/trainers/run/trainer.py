@@ -1,4 +1,4 @@
-"""The training loop: collect, learn, log, checkpoint, until the steps are used up, the task is solved or a stop."""
+"""Training loop: collect, learn, log, checkpoint, until all steps are taken, the task is solved or a stop."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ _COLUMNS = (
     "length_mean_20",
     "skipped",
 )
-_LARGE = ("buffer", "collector")  # checked before they were filled
-_FIXED = ("algorithm", "env", "env_kwargs", "num_envs", "overlap", "buffer_size")
 
 
 class Trainer:
@@ -48,12 +46,12 @@ class Trainer:
 
     Args:
         config: the options.
-        folder: where everything is written; see :meth:`RunFolder.create`.
-        console: where progress is shown.
-        loggers: take the numbers of every update too, and are closed at the end of :meth:`run`.
+        folder: folder of the run; see :meth:`RunFolder.create`.
+        console: console for progress and notices.
+        loggers: additional loggers of every update, closed at the end of :meth:`run`.
 
-    A trainer starts anew; :meth:`resume` puts it where the folder's newest checkpoint was written. While it runs, no
-    other process can write in the folder.
+    A trainer starts a new run; after :meth:`resume` it continues from the newest checkpoint. While it runs, no other
+    process can write in the folder.
 
     Raises:
         MissingDependencyError: a package that a run needs at its end is not installed; said before it begins.
@@ -78,7 +76,7 @@ class Trainer:
         self._held = ExitStack()
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint: on the CPU bit for bit as if the run had never stopped.
+        """Restore the newest checkpoint; on the CPU the run continues bit for bit as if it had never stopped.
 
         Where it is damaged, the one before is taken, with a notice. Environments that can't save their state start
         over, and a notice says so.
@@ -100,7 +98,7 @@ class Trainer:
 
     def _load(self, state: Mapping[str, Any]) -> None:
         saved, options = state.get("config", {}), self.config.to_dict()
-        for name in _FIXED:
+        for name in ("algorithm", *self.config.fixed):
             if name in saved and saved[name] != options.get(name):
                 raise ArgumentError(
                     f"{self.folder.config} doesn't fit the checkpoint: {name} must stay {saved[name]!r}, got "
@@ -121,10 +119,10 @@ class Trainer:
         Meanwhile Python's garbage collector leaves out what existed before (``gc.freeze``).
 
         Args:
-            should_stop: asked after every update; true saves a checkpoint and returns.
+            should_stop: called after every update; True saves a checkpoint and returns.
 
         Returns:
-            How the run ended; the folder holds metrics, a checkpoint and the learning curve in every case.
+            The outcome; the folder holds metrics, a checkpoint and the learning curve in every case.
 
         Raises:
             ArgumentError: the folder isn't that of a new run with these options.
@@ -183,7 +181,7 @@ class Trainer:
             yield [self._metrics, events, display, *self._loggers]
 
     def close(self) -> None:
-        """Close the environments, and let others write in the folder."""
+        """Close the environments and free the folder."""
         self._held.close()
         self.algorithm.close()
 
@@ -221,7 +219,9 @@ class Trainer:
     def _save(self, clock: Clock) -> None:
         self._times = (clock.wall_s, clock.cpu_s)
         algorithm = self.algorithm.state_dict()
-        check_finite({name: part for name, part in algorithm.items() if name not in _LARGE}, "the run")
+        check_finite(
+            {name: part for name, part in algorithm.items() if name not in self.algorithm.collected}, "the run"
+        )
         state = {
             "config": self.config.to_dict(),
             "algorithm": algorithm,

@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 
+from recurl._torch import tensors_of
 from recurl.errors import ArgumentError, UsageError
 from recurl.lowering import Entries, leaves
 from recurl.quiet import quiet
@@ -106,7 +107,7 @@ class CudaGraphStep:
         self._watched = [
             (owned, name, tensor, tensor.data_ptr())
             for module in self._module.modules()
-            for owned in (module._parameters, module._buffers)  # pyright: ignore[reportPrivateUsage] - no other way in
+            for owned in tensors_of(module)
             for name, tensor in owned.items()
             if tensor is not None
         ]

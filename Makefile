@@ -36,6 +36,7 @@ bench: setup  ## the benchmark tables of benchmarks/results
 	$(BIN)/python benchmarks/bench_rnn_cpu.py
 	$(BIN)/python benchmarks/bench_step.py
 	$(BIN)/python benchmarks/bench_scan.py
+	$(BIN)/python benchmarks/bench_gradient_step.py
 	$(BIN)/python benchmarks/bench_learning.py
 	$(BIN)/python benchmarks/bench_slice_sampling.py
 	$(BIN)/python benchmarks/bench_overlap.py

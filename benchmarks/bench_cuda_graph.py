@@ -26,9 +26,7 @@ from torch import Tensor
 from recurl import __version__, specs
 from recurl.lowering import Entries
 from recurl.objectives import ClipPPOLoss
-from recurl.trainers import CudaGraphStep, PPOConfig
-from recurl.trainers.agent import Agent
-from recurl.trainers.gradient_step import GradientStep
+from recurl.trainers import PPO, ActorCritic, CudaGraphStep, GradientStep, PPOConfig
 
 RESULTS = Path(__file__).parent / "results" / "cuda_graph.csv"
 FEATURES, ACTIONS = 8, 4
@@ -99,12 +97,12 @@ def measure(cell: str, hidden: int, rows: int, length: int, options: argparse.Na
         writer.writerow(row)
 
 
-def make_agent(config: PPOConfig) -> Agent:
+def make_agent(config: PPOConfig) -> ActorCritic:
     observation = specs.Composite({"observation": specs.Unbounded(1, FEATURES)}, shape=(1,))
-    return Agent(config, observation, specs.Categorical(ACTIONS)).to(config.device)
+    return PPO.make_agent(config, observation, specs.Categorical(ACTIONS)).to(config.device)
 
 
-def make_step(agent: Agent, config: PPOConfig, *, graph: bool) -> tuple[Callable[[Entries], Tensor], Agent]:
+def make_step(agent: ActorCritic, config: PPOConfig, *, graph: bool) -> tuple[Callable[[Entries], Tensor], ActorCritic]:
     """The step of recurl's PPO on a copy of the agent."""
     agent = copy.deepcopy(agent)
     loss = ClipPPOLoss(agent.actor, agent.critic, loss_critic_type="l2", normalize_advantage=True)
@@ -118,7 +116,7 @@ def make_step(agent: Agent, config: PPOConfig, *, graph: bool) -> tuple[Callable
     return (CudaGraphStep(step, agent, optimizer.optimizer) if graph else step), agent
 
 
-def make_batch(agent: Agent, tokens: int, length: int) -> Entries:
+def make_batch(agent: ActorCritic, tokens: int, length: int) -> Entries:
     """A minibatch of slices with resets, as PPO trains on."""
     device = next(agent.parameters()).device
     is_init = torch.rand(tokens, 1, device=device) < 0.02

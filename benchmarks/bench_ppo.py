@@ -111,7 +111,7 @@ def parse() -> argparse.Namespace:
 
 def check_tests() -> None:
     """Refuse to measure what is broken."""
-    tests = HERE.parent / "tests" / "trainers" / "test_ppo.py"
+    tests = HERE.parent / "tests" / "trainers" / "algorithms" / "test_ppo.py"
     if subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", str(tests)], check=False).returncode:
         sys.exit("The tests of PPO fail: no numbers before they pass.")
 

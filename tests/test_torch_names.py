@@ -177,3 +177,46 @@ def test_returns_other_entries():
 
     assert not _torch.returns_other_entries(sequence())
     assert _torch.returns_other_entries(sequence().select_out_keys("z"))
+
+
+def test_foreach_add_():
+    steps = [torch.zeros(()), torch.ones(())]
+    _torch.foreach_add_(steps, [torch.ones(()), torch.ones(())])
+    assert [step.item() for step in steps] == [1, 2]
+
+
+def test_foreach_mul_():
+    values = [torch.ones(2), torch.full((3,), 2.0)]
+    _torch.foreach_mul_(values, torch.tensor(0.5))
+    assert [value.tolist() for value in values] == [[0.5] * 2, [1.0] * 3]
+
+
+def test_foreach_norm():
+    values = [torch.tensor([3.0, 4.0]), torch.ones(4)]
+    assert [norm.item() for norm in _torch.foreach_norm(values)] == [5, 2]
+
+
+def test_fused_adam_():
+    """It is the step of torch.optim.Adam, and none where ``found_inf`` is 1."""
+    parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
+    own, means, squares, steps = parameter.detach().clone(), torch.zeros(2), torch.zeros(2), torch.zeros(())
+    parameter.grad = torch.tensor([0.5, 0.25])
+    torch.optim.Adam([parameter], lr=0.1, eps=1e-5, fused=True).step()
+    numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5}
+    for found_inf in (1.0, 0.0):
+        before = own.clone()
+        steps += 1 - found_inf
+        _torch.fused_adam_(
+            [own],
+            [parameter.grad],
+            [means],
+            [squares],
+            [],
+            [steps],
+            **numbers,
+            amsgrad=False,
+            maximize=False,
+            found_inf=torch.tensor(found_inf),
+        )
+        assert torch.equal(own, before) == (found_inf == 1)
+    assert torch.equal(own, parameter)

@@ -56,17 +56,17 @@ _RULES = (
     _Rule("/recurl/modules/", POLICY, (COLLECTION,)),
     _Rule("/tensordict/nn/", POLICY, (COLLECTION,)),
     _Rule("/recurl/modules/", FORWARD, (LOSS,)),
-    _Rule("/recurl/trainers/agent", POLICY, (COLLECTION,)),
-    _Rule("/recurl/trainers/agent", FORWARD, (LOSS,)),
+    _Rule("/recurl/trainers/networks/", POLICY, (COLLECTION,)),
+    _Rule("/recurl/trainers/networks/", FORWARD, (LOSS,)),
     _Rule("/torch/nn/modules/linear", POLICY, (COLLECTION,)),
     _Rule("/torch/nn/modules/linear", FORWARD, (LOSS,)),
-    _Rule("/recurl/trainers/gradient_step", "optimiser"),
+    _Rule("/recurl/trainers/optim/", "optimiser"),
     _Rule("/tensordict/nn/", FORWARD, (LOSS,)),
-    _Rule("/recurl/trainers/ppo", "update rest"),
-    _Rule("/recurl/trainers/dqn", "update rest"),
+    _Rule("/recurl/trainers/algorithms/ppo", "update rest"),
+    _Rule("/recurl/trainers/algorithms/dqn", "update rest"),
     *(
         _Rule(f"/recurl/trainers/{name}", "logging", last=True)
-        for name in ("log", "episodes", "run_folder", "checkpoint", "plots", "seeding")
+        for name in ("report/", "run/episodes", "run/folder", "files/", "algorithms/seeding")
     ),
 )
 

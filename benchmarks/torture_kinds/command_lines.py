@@ -8,24 +8,20 @@ from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from recurl.cli.arguments import parse_arguments
-from recurl.cli.bench import BenchRNN
-from recurl.cli.doctor import doctor_command
+from recurl.cli import bench, train
+from recurl.cli.doctor import Doctor
 from recurl.cli.evaluate import Evaluate
 from recurl.cli.export import Export
-from recurl.cli.main import check_text, complaint
-from recurl.cli.train import Resume, TrainDQN, TrainPPO, TrainR2D2
+from recurl.cli.main import check_text, complaint, load
 from recurl.ranges import Field, Range, fields_of, flag
-from recurl.trainers.footprint import check_machine
+from recurl.trainers.algorithms.footprint import check_machine
 
 KINDS: dict[tuple[str, ...], Any] = {
-    ("train", "ppo"): TrainPPO,
-    ("train", "dqn"): TrainDQN,
-    ("train", "r2d2"): TrainR2D2,
-    ("train",): Resume,
+    **{("train", name): kind for name, kind in train.kinds().items()},
+    ("train",): train.Resume,
     ("evaluate",): Evaluate,
     ("export",): Export,
-    ("bench", "rnn"): BenchRNN,
+    **{("bench", name): kind for name, kind in bench.KINDS.items()},
 }
 POSITIONAL = "run"
 
@@ -208,13 +204,12 @@ def check(arguments: Sequence[str]) -> str:
     Raises:
         Exception: whatever would end the command in a traceback.
     """
-    command = next((words for words in KINDS if tuple(arguments[: len(words)]) == words), None)
     try:
         check_text(arguments)
-        if command is None:
-            return "accepted" if doctor_command(list(arguments[1:])) in (0, 1) else "refused"
-        prog = " ".join(("recurl", *command))
-        wanted = parse_arguments(KINDS[command], arguments[len(command) :], prog=prog)
+        command = load(arguments[0])
+        wanted = command.read(list(arguments[1:]))
+        if isinstance(wanted, Doctor):  # what is asked of it at random ends early
+            return "accepted" if command.run(wanted) in (0, 1) else "refused"
         if hasattr(wanted, "config"):
             check_machine(wanted.config)
     except SystemExit as end:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from recurl.cli import main
-from recurl.cli.bench import figure
+from recurl.cli.bench_figure import figure
 from recurl.diagnostics import RNNCase, RNNTime
 
 SMALL = ["bench", "rnn", "--device", "cpu", "--hidden-size", "8", "--batch", "2", "--repeats", "2", "--threads", "1"]

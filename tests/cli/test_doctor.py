@@ -184,7 +184,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_as_a_command(tmp_path: Path) -> None:
     """The working directory is found by the installed command too, and no extra is needed."""
     code = (
-        "import sys; sys.modules.update(tyro=None, rich=None, matplotlib=None, tensorboard=None)\n"
+        "import sys; sys.modules.update(rich=None, matplotlib=None, tensorboard=None)\n"
         "from recurl.cli import main; sys.path[:] = [path for path in sys.path if path]; sys.exit(main(sys.argv[1:]))"
     )
 

@@ -228,8 +228,8 @@ def test_a_norm_without_bound(tmp_path):
 
 def test_a_missing_extra_names_its_pip_line(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "recurl.cli.evaluate", raising=False)
-    monkeypatch.setitem(sys.modules, "tyro", None)
-    fails(capsys, ["evaluate", "run"], "tyro is not installed: pip install 'recurl[train]'")
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    fails(capsys, ["evaluate", "run"], "rich is not installed: pip install 'recurl[train]'")
 
 
 def test_another_missing_module_is_not_blamed_on_the_extra(monkeypatch):

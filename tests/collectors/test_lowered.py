@@ -32,8 +32,8 @@ from recurl.modules import (
     TanhNormal,
 )
 from recurl.specs import Unbounded
-from recurl.trainers.agent import Agent, collecting
-from recurl.trainers.config import PPOConfig
+from recurl.trainers import PPO, PPOConfig
+from recurl.trainers.networks.agent import collecting
 from recurl.transforms import Compose, RewardSum, StepCounter, TensorDictPrimer, Transform
 
 
@@ -115,7 +115,7 @@ def continuous(env: EnvBase) -> nn.Module:
 
 def separate_trunks(env: EnvBase) -> nn.Module:
     config = PPOConfig(env="recurl/MaskedCartPole-v1", shared_trunk=False, hidden_size=8)
-    return collecting(Agent(config, env.observation_spec, env.action_spec_unbatched).policy)
+    return collecting(PPO.make_agent(config, env.observation_spec, env.action_spec_unbatched).policy)
 
 
 CASES: dict[str, tuple[Callable[[], EnvBase], Callable[[EnvBase], nn.Module | None]]] = {

@@ -19,7 +19,7 @@ from recurl.modules import (
     ObservationNorm,
     ValueOperator,
 )
-from recurl.trainers.agent import collecting
+from recurl.trainers.networks.agent import collecting
 from tests.diagnostics.policies import CELLS, actor_of, critic_memory, failures, linear, memory, wired, zero
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recurl.cli.arguments import parse_arguments
-from recurl.cli.train import TrainPPO
+from recurl.cli import train
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -31,8 +30,8 @@ TRAIN = [line for line in README.splitlines() if line.startswith(".venv/bin/recu
 
 @pytest.mark.parametrize("line", TRAIN)
 def test_train_commands_are_valid(line: str) -> None:
-    options = shlex.split(line, comments=True)[3:]
-    assert parse_arguments(TrainPPO, options, prog="recurl train ppo").config.env in README
+    options = shlex.split(line, comments=True)[2:]
+    assert train.read(options).config.env in README
 
 
 def test_links_lead_somewhere() -> None:

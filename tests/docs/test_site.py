@@ -18,12 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recurl.cli import doctor
-from recurl.cli.arguments import parse_arguments
-from recurl.cli.bench import BenchRNN
-from recurl.cli.evaluate import Evaluate
-from recurl.cli.export import Export
-from recurl.cli.train import Resume, TrainDQN, TrainPPO, TrainR2D2
+from recurl.cli.main import load
 from recurl.recurrence import BACKENDS
 
 pytestmark = pytest.mark.slow
@@ -35,7 +30,6 @@ BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INCLUDE = re.compile(r"^--8<--\n(.+)\n--8<--$", re.MULTILINE)
 LANGUAGES = {"python", "text", "sh"}
 RAISING = DOCS / "mistakes.md"  # what it shows raises, as test_mistakes.py sees
-TRAIN = {"ppo": TrainPPO, "dqn": TrainDQN, "r2d2": TrainR2D2}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -103,16 +97,7 @@ def check(words: list[str]) -> None:
 
 
 def check_recurl(words: list[str]) -> None:
-    command, rest = words[0], words[1:]
-    if command == "train" and rest[0] in TRAIN:
-        parse_arguments(TRAIN[rest[0]], rest[1:], prog="recurl train")
-    elif command == "doctor":
-        doctor._parser().parse_args(rest)
-    elif command == "bench":
-        assert rest[0] == "rnn"
-        parse_arguments(BenchRNN, rest[1:], prog="recurl bench rnn")
-    else:
-        parse_arguments({"train": Resume, "evaluate": Evaluate, "export": Export}[command], rest, prog="recurl")
+    load(words[0]).read(words[1:])
 
 
 class _Loader(yaml.SafeLoader):

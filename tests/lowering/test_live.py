@@ -24,9 +24,8 @@ from recurl.lowering import Entries, Network, network
 from recurl.modules import MLP, QValueActor, ValueOperator
 from recurl.objectives import ClipPPOLoss, DQNLoss, HardUpdate, SoftUpdate
 from recurl.objectives.value import GAE
-from recurl.trainers import PPOConfig
-from recurl.trainers.agent import Agent as PPOAgent
-from recurl.trainers.agent import collecting
+from recurl.trainers import PPO, PPOConfig
+from recurl.trainers.networks.agent import collecting
 from tests.objectives.simulate import ACTIONS, HIDDEN, OBS, Agent, collect, make_agent, recurrent
 
 Call = Callable[[Any, TensorDict], dict[str, torch.Tensor]]
@@ -385,7 +384,7 @@ def test_a_module_that_comes_twice_runs_twice() -> None:
 def test_a_collector_sees_edits_at_its_next_batch() -> None:
     env = GymEnv("recurl/MaskedCartPole-v1", num_envs=2, categorical_action_encoding=True)
     config = PPOConfig(env="recurl/MaskedCartPole-v1", hidden_size=8)
-    agent = PPOAgent(config, env.observation_spec, env.action_spec_unbatched)
+    agent = PPO.make_agent(config, env.observation_spec, env.action_spec_unbatched)
     collector = Collector(env, collecting(agent.policy), frames_per_batch=32)
     collector.collect()
     assert collector.why_not_lowered() is None

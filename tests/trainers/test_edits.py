@@ -11,7 +11,7 @@ from rich.console import Console
 from recurl.errors import ArgumentError
 from recurl.trainers import PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
-from recurl.trainers.contents import changed, contents_of
+from recurl.trainers.files.contents import changed, contents_of
 
 VALUES = (None, "x", [], {}, -1, 1.5, True, math.nan, {"a": 1})
 

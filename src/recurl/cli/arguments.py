@@ -1,4 +1,4 @@
-"""Command-line arguments from dataclasses, with one-line errors."""
+"""Command lines from dataclasses: tyro parses them and prints the help, errors become one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import io
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import TypeVar
 
 import tyro
@@ -16,6 +17,7 @@ from recurl.ranges import check_fields
 
 _T = TypeVar("_T")
 _BOX = re.compile(r"[│╭╮╰╯]|\x1b\[[0-9;]*m")
+_RULE = "──"
 
 
 def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _T:
@@ -30,7 +32,7 @@ def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _
         ArgumentError: the arguments don't fit, or a value is out of its field's range.
         SystemExit: help was asked for and has been printed.
     """
-    # tyro draws its boxes, which _one_line reads, in what the encoding of the stream offers.
+    # tyro draws its boxes, which _one_line reads, with what the encoding of the stream offers.
     said, complaint = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
@@ -44,17 +46,53 @@ def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _
     return wanted
 
 
+def parse_subcommand(
+    kinds: Mapping[str, type[_T]], arguments: Sequence[str], *, prog: str, what: str, description: str
+) -> _T:
+    """Read one of several dataclasses, which the first argument names.
+
+    Args:
+        kinds: the dataclasses by name; their docstrings are the help text.
+        arguments: the arguments after the command's name.
+        prog: the command.
+        what: kind of the names, for messages.
+        description: first line of the help text.
+
+    Raises:
+        ArgumentError: there is no such name, or see :func:`parse_arguments`.
+        SystemExit: help was asked for and has been printed.
+    """
+    name = arguments[0] if arguments else ""
+    if name in kinds:
+        return parse_arguments(kinds[name], arguments[1:], prog=f"{prog} {name}")
+    if name in ("-h", "--help"):
+        tyro.extras.subcommand_cli_from_dict(dict(kinds), prog=prog, description=description, args=["--help"])
+    near = get_close_matches(name, kinds, 1)
+    raise ArgumentError(
+        f"There is no {what} {name!r}: use {prog} {', '.join(kinds)}.{f' Did you mean {near[0]}?' if near else ''}"
+    )
+
+
 def _text(stream: io.TextIOWrapper) -> str:
     stream.seek(0)
     return stream.read()
 
 
 def _one_line(box: str, prog: str) -> str:
-    lines = [_BOX.sub("", line).strip() for line in box.splitlines()]
-    inside: list[str] = []
-    for line in lines[1:]:
-        if line.startswith("──"):
-            break
-        inside.append(line)
-    text = " ".join(" ".join(inside).split()).removeprefix("Error parsing config: ")
-    return f"{text} (see {prog} --help)"
+    """Return the complaint in a box of tyro's, with the option that it suggests."""
+    complaint, *more = _sections(box)
+    text = complaint.removeprefix("Error parsing config: ")
+    near = [option for section in more for option in re.findall(r"^Perhaps you meant: (--[\w-]+)", section)]
+    return f"{text}{f': did you mean {near[0]}?' if near else ''} (see {prog} --help)"
+
+
+def _sections(box: str) -> list[str]:
+    """Return the text between the rules of a box, the title left out."""
+    sections: list[list[str]] = []
+    for line in box.splitlines():
+        text = _BOX.sub("", line).strip()
+        if _RULE in text:
+            sections.append([])
+        elif sections:
+            sections[-1].append(text)
+    return [" ".join(" ".join(lines).split()) for lines in sections]

@@ -1,47 +1,79 @@
-"""``recurl doctor``: what runs on this machine, and whether a recurrent policy is wired as it must be."""
+"""``recurl doctor``: backends of this machine, and checks of a recurrent policy's wiring."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
-import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, TypeAlias
 
+import tyro
+
+from recurl.cli.arguments import parse_arguments
+from recurl.cli.notices import notify
 from recurl.diagnostics import CheckResult, check_wiring, machine_report
 from recurl.envs import EnvBase, GymEnv
 from recurl.errors import ArgumentError, RecurlError
+from recurl.ranges import Count
 from recurl.trainers import RunFolder, load_agent, make_env
 from recurl.trainers.config import keyword_arguments
 
-_DESCRIPTION = """\
-Without arguments: which backends run on this machine, and why not, the precision, and versions. With a policy and an
-environment, or a run: check by experiment that the policy's memory works; exit code 1 when a check fails.
-"""
 _ROWS = 4
+_Flag: TypeAlias = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ArgumentError(f"{message} (see {self.prog} --help)")
+@dataclass(frozen=True)
+class Doctor:
+    """Say what runs on this machine, or check by experiment that a policy's memory works.
+
+    Without arguments: which backends run here, and why not, the precision, and versions. With a policy and an
+    environment, or a run: checks of its wiring; exit code 1 when one fails.
+    """
+
+    run: Annotated[Path | None, tyro.conf.Positional] = None
+    """Folder of a run, whose policy and environment are checked."""
+    env: str | None = None
+    """Gymnasium id, or module:function that makes an environment of recurl."""
+    num_envs: Count | None = None
+    """Rows of the environment; by default a single one without batch dimension."""
+    env_kwargs: tuple[str, ...] = ()
+    """Arguments of the environment as name=value, such as k=8."""
+    policy: str | None = None
+    """Function that makes the policy, as module:function; called without arguments, or with the environment."""
+    steps: Count = 64
+    """Steps of every row to collect."""
+    auto_register_policy_transforms: _Flag = False
+    """Append the tracker and the primers that are missing, as a collector does (the default for a gymnasium id)."""
+    no_auto_register_policy_transforms: _Flag = False
+    """Check the wiring of the environment as it is (the default for module:function)."""
+
+    @property
+    def registers(self) -> bool:
+        """True if missing transforms are to be appended."""
+        if self.auto_register_policy_transforms and self.no_auto_register_policy_transforms:
+            raise ArgumentError("Give --auto-register-policy-transforms or --no-auto-register-policy-transforms.")
+        named = ":" in (self.env or "")
+        return self.auto_register_policy_transforms or not (named or self.no_auto_register_policy_transforms)
 
 
-def doctor_command(arguments: list[str]) -> int:
+def read(arguments: list[str]) -> Doctor:
+    """Parse the arguments."""
+    return parse_arguments(Doctor, arguments, prog="recurl doctor")
+
+
+def run(wanted: Doctor) -> int:
     """Print the machine's table, or check a policy's wiring."""
-    wanted = _parser().parse_args(arguments)
     if wanted.run is None and wanted.env is None and wanted.policy is None:
         print(machine_report())
         return 0
     if (wanted.run is None) == (wanted.env is None) or (wanted.env is None) != (wanted.policy is None):
         raise ArgumentError("Name a run, or both --env and --policy (see recurl doctor --help).")
+    registers = wanted.registers
     policy, env = _from_run(wanted.run) if wanted.run is not None else _from_names(wanted)
-    register = wanted.auto_register_policy_transforms
-    if register is None:
-        register = ":" not in (wanted.env or "")
     with env:
-        results = check_wiring(policy, env, wanted.steps, auto_register_policy_transforms=register)
+        results = check_wiring(policy, env, wanted.steps, auto_register_policy_transforms=registers)
     print("\n".join(map(str, results)))
     print(_verdict(results))
     return 0 if all(result.passed for result in results) else 1
@@ -54,53 +86,33 @@ def _verdict(results: list[CheckResult]) -> str:
     return f"all {len(results)} checks passed" if len(results) > 1 else "passed"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="recurl doctor", description=_DESCRIPTION)
-    parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a run: check its policy and environment")
-    parser.add_argument("--env", help="gymnasium id, or module:function that makes an environment of recurl")
-    parser.add_argument("--num-envs", type=int, help="rows of the environment (default: a single one)")
-    parser.add_argument(
-        "--env-kwargs", nargs="*", default=[], metavar="name=value", help="arguments of the environment, such as k=8"
-    )
-    parser.add_argument("--policy", help="module:function that makes the policy: function() or function(env)")
-    parser.add_argument("--steps", type=int, default=64, help="steps of every row to collect (default: 64)")
-    parser.add_argument(
-        "--auto-register-policy-transforms",
-        action=argparse.BooleanOptionalAction,
-        help="append the tracker and the primers that are missing, as a collector does by default (default: yes for a "
-        "gymnasium id, no for module:function, whose wiring is checked as it is)",
-    )
-    return parser
-
-
-def _from_run(folder: str) -> tuple[Any, EnvBase]:
-    config, agent = load_agent(RunFolder(Path(folder)))
+def _from_run(folder: Path) -> tuple[Any, EnvBase]:
+    config, agent = load_agent(RunFolder(folder, notify))
     return agent.policy, make_env(config, min(config.num_envs, _ROWS), policy=agent.policy)
 
 
-def _from_names(wanted: argparse.Namespace) -> tuple[Any, EnvBase]:
+def _from_names(wanted: Doctor) -> tuple[Any, EnvBase]:
+    named, made_by = wanted.env or "", wanted.policy or ""
     options = keyword_arguments("--env-kwargs", wanted.env_kwargs)
-    if ":" in wanted.env:
+    if ":" in named:
         rows = {} if wanted.num_envs is None else {"num_envs": wanted.num_envs}
-        env = _call("--env", wanted.env, _find("--env", wanted.env), **rows, **options)
+        env = _call("--env", named, _find("--env", named), **rows, **options)
         if not isinstance(env, EnvBase):
-            raise ArgumentError(f"--env {wanted.env} must make an environment of recurl, got {type(env).__name__}.")
+            raise ArgumentError(f"--env {named} must make an environment of recurl, got {type(env).__name__}.")
     else:
-        env = _call("--env", wanted.env, GymEnv, wanted.env, num_envs=wanted.num_envs, **options)
-    make = _find("--policy", wanted.policy)
-    policy = _call("--policy", wanted.policy, make, *([env] if _takes_env(make) else []))
+        env = _call("--env", named, GymEnv, named, num_envs=wanted.num_envs, **options)
+    make = _find("--policy", made_by)
+    policy = _call("--policy", made_by, make, *([env] if _takes_env(make) else []))
     if not callable(policy):
-        raise ArgumentError(f"--policy {wanted.policy} must make a policy, got {type(policy).__name__}.")
+        raise ArgumentError(f"--policy {made_by} must make a policy, got {type(policy).__name__}.")
     return policy, env
 
 
 def _find(option: str, name: str) -> Callable[..., Any]:
-    """Return what ``module:function`` stands for; the module is looked for in the working directory too."""
+    """Import ``module:function``."""
     module, colon, function = name.partition(":")
     if not (module and colon and function):
         raise ArgumentError(f"{option} takes module:function, got {name!r}.")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, SyntaxError) as error:

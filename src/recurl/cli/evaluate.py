@@ -22,16 +22,20 @@ class Evaluate:
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
     episodes: Count = 100
-    """Episodes to play."""
+    """Number of episodes."""
     seed: Seed | None = None
-    """Seed of the environments; by default one that training did not use."""
+    """Seed of the environments; by default one that training didn't use."""
     max_steps: Count | None = None
-    """Cut an episode that goes on after so many steps; by default what --eval-max-steps was in training."""
+    """Step limit of an episode; by default --eval-max-steps of the training."""
 
 
-def evaluate_command(arguments: list[str]) -> int:
+def read(arguments: list[str]) -> Evaluate:
+    """Parse the arguments."""
+    return parse_arguments(Evaluate, arguments, prog="recurl evaluate")
+
+
+def run(wanted: Evaluate) -> int:
     """Evaluate a run."""
-    wanted = parse_arguments(Evaluate, arguments, prog="recurl evaluate")
     folder, aside = RunFolder(wanted.run, notify), Console(stderr=True)
     print(evaluate_run(folder, episodes=wanted.episodes, seed=wanted.seed, max_steps=wanted.max_steps, console=aside))
     return 0

@@ -16,19 +16,23 @@ from recurl.trainers import RunFolder, export_run
 
 @dataclass(frozen=True)
 class Export:
-    """Write the greedy policy of a run as one function, hidden states in and out, that runs without recurl."""
+    """Export the greedy policy of a run as one function, hidden states in and out, that runs without recurl."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
     format: Literal["torch", "onnx"] = "onnx"
-    """A torch.export program (.pt2), or ONNX (needs the extra: pip install 'recurl[export]')."""
+    """Format: a torch.export program (.pt2), or ONNX (needs pip install 'recurl[export]')."""
     out: Path | None = None
-    """File to write, policy.pt2 or policy.onnx in the folder of the run by default; FILE.json beside it tells all."""
+    """File to write; by default policy.pt2 or policy.onnx in the run's folder. FILE.json beside it describes it."""
 
 
-def export_command(arguments: list[str]) -> int:
+def read(arguments: list[str]) -> Export:
+    """Parse the arguments."""
+    return parse_arguments(Export, arguments, prog="recurl export")
+
+
+def run(wanted: Export) -> int:
     """Export a run's policy."""
-    wanted = parse_arguments(Export, arguments, prog="recurl export")
     if wanted.out is not None and not wanted.out.parent.is_dir():
         raise ArgumentError(f"There is no folder {wanted.out.parent}: make it, or name another file with --out.")
     path = export_run(RunFolder(wanted.run, notify), wanted.format, wanted.out)

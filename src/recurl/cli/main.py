@@ -1,4 +1,4 @@
-"""Entry point: picks the command, and turns every foreseeable failure into one line and exit code 2."""
+"""Entry point: loads the command, and turns every foreseeable failure into one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -6,27 +6,51 @@ import importlib
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, Protocol, cast
 
 from recurl import __version__
 from recurl.errors import ArgumentError, MissingDependencyError, RecurlError, RemoteTraceback
 
 _LONGEST = 600  # characters of a message
-_EXTRA = ("tyro", "rich")
-_ALGORITHMS = ("ppo", "dqn", "r2d2")
-_SIMPLE = ("evaluate", "export", "doctor")
-_USAGE = f"""\
-recurl {__version__}: recurrent reinforcement learning for PyTorch
+_EXTRA = ("rich", "matplotlib")
+COMMANDS = {
+    "train": {
+        "ALGORITHM --env ID ...": "train a policy; `recurl train --help` lists the algorithms",
+        "--resume RUN": "continue a run that was stopped",
+    },
+    "evaluate": {"RUN": "play greedy episodes with a trained policy"},
+    "export": {"RUN": "write a trained policy as a torch or ONNX file that runs without recurl"},
+    "bench": {"rnn": "time every recurrent backend on this machine, on your own shapes"},
+    "doctor": {"": "what runs on this machine; with a policy or a run: is its memory wired right?"},
+}
+"""Arguments and summary of each command, a module of this package that is a :class:`Command`."""
 
-  recurl train ppo --env ID ...    train a policy; `recurl train ppo --help` lists the options
-  recurl train dqn --env ID ...    the same by Q-learning from a replay buffer
-  recurl train r2d2 --env ID ...   the same with prioritised slices, burn-in and rescaled values
-  recurl train --resume RUN        go on with a run that was stopped
-  recurl evaluate RUN              play greedy episodes with a trained policy
-  recurl export RUN                write a trained policy as a torch or ONNX file that runs without recurl
-  recurl bench rnn                 time every recurrent backend on this machine, on your own shapes
-  recurl doctor                    what runs on this machine; with a policy or a run: is its memory wired right?
-"""
+
+class Command(Protocol):
+    """A module that reads the arguments of a command, and runs it."""
+
+    def read(self, arguments: list[str], /) -> Any:
+        """Parse the arguments.
+
+        Raises:
+            ArgumentError: they don't fit.
+            SystemExit: help was asked for and has been printed.
+        """
+        ...
+
+    def run(self, wanted: Any, /) -> int:
+        """Run the command, and return the exit code."""
+        ...
+
+
+def usage() -> str:
+    """Return the help text of ``recurl``."""
+    rows = [(f"recurl {name} {more}", text) for name, forms in COMMANDS.items() for more, text in forms.items()]
+    lines = "".join(f"  {form:<38}{text}\n" for form, text in rows)
+    about = f"recurl {__version__}: recurrent reinforcement learning for PyTorch"
+    return f"{about}\n\n{lines}\nEach command has --help.\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,15 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_USAGE, end="")
+        print(usage(), end="")
         return 0 if arguments else 2
     if arguments[0] == "--version":
         print(__version__)
         return 0
     try:
         check_text(arguments)
-        command, rest = _choose(arguments)
-        return command(rest)
+        command = load(arguments[0])
+        return command.run(command.read(arguments[1:]))
     except KeyboardInterrupt:
         print("recurl: interrupted.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -74,7 +98,7 @@ def _kept(trace: RemoteTraceback) -> str:
 
 
 def complaint(error: Exception) -> str | None:
-    """Return the line to say about a failure that was to be expected, or None for any other."""
+    """Return the message of a foreseeable failure, None for any other."""
     if isinstance(error, RecurlError | OSError):
         text = str(error)
     elif _lacks_memory(error):
@@ -86,13 +110,13 @@ def complaint(error: Exception) -> str | None:
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Whether an allocation failed: of torch on a GPU, on the CPU (where it has no class for that), or another's."""
+    """Return whether an allocation failed: torch's on a GPU or on the CPU (a plain RuntimeError), or another."""
     named = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     return named or isinstance(error, MemoryError)
 
 
 def check_text(arguments: Sequence[str]) -> None:
-    """Refuse arguments that can't be written anywhere.
+    """Refuse arguments that are no text.
 
     Raises:
         ArgumentError: one is not UTF-8, or has a null character.
@@ -106,29 +130,23 @@ def check_text(arguments: Sequence[str]) -> None:
             raise ArgumentError(f"Arguments must not have null characters, got {argument!r}.")
 
 
-def _choose(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
-    name, rest = arguments[0], arguments[1:]
-    if name in _SIMPLE:
-        return _load(name, f"{name}_command"), rest
-    if name == "bench":
-        if rest[:1] != ["rnn"]:
-            raise ArgumentError(f"There is no benchmark {' '.join(rest[:1])!r}: use recurl bench rnn.")
-        return _load("bench", "bench_rnn_command"), rest[1:]
-    if name != "train":
+def load(name: str) -> Command:
+    """Import a command, and put the working directory on the path.
+
+    Raises:
+        ArgumentError: there is no such command.
+        MissingDependencyError: a package of the extra ``train`` is not installed.
+    """
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, 1)
         raise ArgumentError(
-            f"There is no command {name!r}: use train, evaluate, export, bench or doctor (recurl --help)."
+            f"There is no command {name!r}: use {', '.join(COMMANDS)} (recurl --help)."
+            f"{f' Did you mean {near[0]}?' if near else ''}"
         )
-    if rest and rest[0] in _ALGORITHMS:
-        return _load("train", f"train_{rest[0]}_command"), rest[1:]
-    if rest and not rest[0].startswith("-"):
-        raise ArgumentError(f"There is no algorithm {rest[0]!r}: use recurl train {', '.join(_ALGORITHMS)}.")
-    return _load("train", "resume_command"), rest
-
-
-def _load(module: str, command: str) -> Callable[[list[str]], int]:
-    """Import a command only when it is asked for: it needs the packages of the extra ``train``."""
+    if "" not in sys.path:
+        sys.path.append("")  # as python -m recurl does: an environment, a cell, an algorithm may lie there
     try:
-        return getattr(importlib.import_module(f"recurl.cli.{module}"), command)
+        return cast(Command, importlib.import_module(f"recurl.cli.{name}"))
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package in _EXTRA:

@@ -1,4 +1,4 @@
-"""What is worth knowing and no error, on one line."""
+"""Notices: one line each, on the error stream."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import sys
 
 
 def notify(text: str) -> None:
-    """Say ``text`` on the error stream, where results don't go."""
+    """Print a notice to the error stream."""
     print(f"Notice: {text}", file=sys.stderr)

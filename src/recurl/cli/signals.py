@@ -8,7 +8,7 @@ from typing import Any
 
 
 class StopOnSignal:
-    """Within the block, the first Ctrl-C or SIGTERM is noted; a second one acts as usual.
+    """Notes the first Ctrl-C or SIGTERM inside the block; a second one acts as usual.
 
     Example:
         >>> with StopOnSignal() as stop:
@@ -40,10 +40,10 @@ class StopOnSignal:
             signal.signal(number, handler)
 
     def requested(self) -> bool:
-        """Whether a signal has come."""
+        """Return whether a signal has come."""
         return self._number is not None
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, 0 without a signal."""
+        """Exit code: 128 + the signal's number, 0 without a signal."""
         return 0 if self._number is None else 128 + self._number

@@ -1,4 +1,4 @@
-"""``recurl train ppo``, ``recurl train dqn``, ``recurl train r2d2`` and ``recurl train --resume``."""
+"""``recurl train ALGORITHM`` and ``recurl train --resume``."""
 
 from __future__ import annotations
 
@@ -6,82 +6,74 @@ import re
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 from rich.console import Console
 
-from recurl.cli.arguments import parse_arguments
+from recurl.cli.arguments import parse_arguments, parse_subcommand
 from recurl.cli.notices import notify
 from recurl.cli.signals import StopOnSignal
 from recurl.errors import ArgumentError, NonFiniteError, StorageError
-from recurl.trainers import DQNConfig, Outcome, PPOConfig, R2D2Config, RunConfig, RunFolder, Trainer, evaluate_run
+from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm
 from recurl.trainers.checkpoint import latest_checkpoint
 
+_DESCRIPTION = "Train a policy by one of these algorithms. Continue a run that was stopped: recurl train --resume RUN"
 _REMEDY = "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip). "
 _STATUS = {"solved": "Solved", "finished": "Finished", "stopped": "Stopped"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a run goes."""
+    """The folder of a new run."""
 
     run_dir: Path | None = None
-    """Folder of the run; runs/<environment>-<algorithm>-<cell>-seed<seed> by default."""
+    """Folder of the run; by default runs/<environment>-<algorithm>-<cell>-seed<seed>."""
     overwrite: bool = False
     """Replace a run that is in the folder already."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainPPO(Place):
-    """Train a policy with (recurrent) PPO."""
-
-    config: tyro.conf.OmitArgPrefixes[PPOConfig]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainDQN(Place):
-    """Train a policy with (recurrent) DQN, from a replay buffer."""
-
-    config: tyro.conf.OmitArgPrefixes[DQNConfig]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainR2D2(Place):
-    """Train a policy with R2D2: DQN with prioritised slices, burn-in, longer returns and rescaled values."""
-
-    config: tyro.conf.OmitArgPrefixes[R2D2Config]
-
-
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run from its newest checkpoint (a new run: recurl train ppo, dqn or r2d2)."""
+    """Continue a run from its newest checkpoint; a new run begins with the name of its algorithm."""
 
     resume: Path
     """Folder of the run."""
 
 
-def train_ppo_command(arguments: list[str]) -> int:
-    """Train a new run."""
-    wanted = parse_arguments(TrainPPO, arguments, prog="recurl train ppo")
-    return _train_anew(wanted.config, wanted)
+def kinds() -> dict[str, Any]:
+    """Return the dataclasses of options of a new run, by algorithm."""
+    return {name: _kind(algorithm.config) for name, algorithm in ALGORITHMS.items()}
 
 
-def train_dqn_command(arguments: list[str]) -> int:
-    """Train a new run."""
-    wanted = parse_arguments(TrainDQN, arguments, prog="recurl train dqn")
-    return _train_anew(wanted.config, wanted)
+def _kind(config: type[RunConfig]) -> type[Any]:
+    about = (config.__doc__ or "").partition("\n")[0]
+    options = [("config", tyro.conf.OmitArgPrefixes[config])]
+    return make_dataclass("Train", options, bases=(Place,), namespace={"__doc__": about}, frozen=True, kw_only=True)
 
 
-def train_r2d2_command(arguments: list[str]) -> int:
-    """Train a new run."""
-    wanted = parse_arguments(TrainR2D2, arguments, prog="recurl train r2d2")
-    return _train_anew(wanted.config, wanted)
+def read(arguments: list[str]) -> Any:
+    """Parse the arguments: options of a new run, or a run to continue."""
+    if not arguments:
+        raise ArgumentError(f"recurl train takes an algorithm ({', '.join(ALGORITHMS)}), or --resume RUN.")
+    first = arguments[0]
+    if first in ("-h", "--help") or not first.startswith("-"):
+        own = {first: _kind(find_algorithm(first).config)} if ":" in first else {}
+        return parse_subcommand(
+            {**kinds(), **own}, arguments, prog="recurl train", what="algorithm", description=_DESCRIPTION
+        )
+    return parse_arguments(Resume, arguments, prog="recurl train")
+
+
+def run(wanted: Any) -> int:
+    """Train."""
+    return _resume(wanted) if isinstance(wanted, Resume) else _train_anew(wanted.config, wanted)
 
 
 def _train_anew(config: RunConfig, place: Place) -> int:
-    env, cell = re.split("[/:]", config.env)[-1], config.cell.rpartition(":")[2]
+    env, cell = (re.split("[/:]", text)[-1] for text in (config.env, config.cell))
     name = f"{env}-{config.algorithm}-{cell}-seed{config.seed}"
     folder = RunFolder(place.run_dir or Path("runs") / name, notify)
     folder.check_free(overwrite=place.overwrite)
@@ -90,9 +82,8 @@ def _train_anew(config: RunConfig, place: Place) -> int:
         return _train(trainer)
 
 
-def resume_command(arguments: list[str]) -> int:
-    """Go on with a run."""
-    folder = RunFolder(parse_arguments(Resume, arguments, prog="recurl train").resume, notify)
+def _resume(wanted: Resume) -> int:
+    folder = RunFolder(wanted.resume, notify)
     with closing(Trainer(folder.read_config(), folder, console=Console())) as trainer:
         trainer.resume()
         return _train(trainer)
@@ -116,7 +107,7 @@ def _train(trainer: Trainer) -> int:
 
 @contextmanager
 def _saying_how_to_go_on(folder: RunFolder) -> Generator[None]:
-    """Add to an error that ends a run what it has left."""
+    """Add to an error that ends a run how to continue."""
     try:
         yield
     except (NonFiniteError, StorageError) as error:

@@ -1,27 +1,45 @@
-"""Training: PPO, DQN and R2D2, with and without memory; run folders, checkpoints, evaluation."""
+"""Training: PPO, DQN and R2D2, with and without memory; run folders, checkpoints, evaluation, export."""
 
-from recurl.trainers.config import PPOConfig, RunConfig
-from recurl.trainers.cuda_graph import CudaGraphStep
-from recurl.trainers.dqn import DQN
-from recurl.trainers.environment import make_env
-from recurl.trainers.evaluate import Evaluation, evaluate_policy, evaluate_run, load_agent
-from recurl.trainers.export import check_export, export_run
-from recurl.trainers.options import OPTIONS, read_options
-from recurl.trainers.outcome import Outcome
-from recurl.trainers.ppo import PPO
-from recurl.trainers.replay_config import DQNConfig, R2D2Config
-from recurl.trainers.run_folder import RunFolder
-from recurl.trainers.trainer import Trainer
+from recurl.trainers.algorithms.dqn import DQN
+from recurl.trainers.algorithms.dqn_config import DQNConfig
+from recurl.trainers.algorithms.environment import make_env
+from recurl.trainers.algorithms.learner import Learner
+from recurl.trainers.algorithms.ppo import PPO
+from recurl.trainers.algorithms.ppo_config import PPOConfig
+from recurl.trainers.algorithms.r2d2_config import R2D2Config
+from recurl.trainers.algorithms.table import ALGORITHMS, OPTIONS, Algorithm, find_algorithm, read_options, register
+from recurl.trainers.config import RunConfig
+from recurl.trainers.export.checksum import check_export
+from recurl.trainers.export.policy_file import export_run
+from recurl.trainers.networks.actor_critic import ActorCritic
+from recurl.trainers.networks.agent import Agent
+from recurl.trainers.networks.q_network import QNetwork
+from recurl.trainers.optim.cuda_graph import CudaGraphStep
+from recurl.trainers.optim.gradient_step import GradientStep
+from recurl.trainers.report.logger import Logger
+from recurl.trainers.run.evaluate import Evaluation, evaluate_policy
+from recurl.trainers.run.folder import RunFolder
+from recurl.trainers.run.load import evaluate_run, load_agent
+from recurl.trainers.run.outcome import Outcome
+from recurl.trainers.run.trainer import Trainer
 
 __all__ = [
+    "ALGORITHMS",
     "DQN",
     "OPTIONS",
     "PPO",
+    "ActorCritic",
+    "Agent",
+    "Algorithm",
     "CudaGraphStep",
     "DQNConfig",
     "Evaluation",
+    "GradientStep",
+    "Learner",
+    "Logger",
     "Outcome",
     "PPOConfig",
+    "QNetwork",
     "R2D2Config",
     "RunConfig",
     "RunFolder",
@@ -30,7 +48,9 @@ __all__ = [
     "evaluate_policy",
     "evaluate_run",
     "export_run",
+    "find_algorithm",
     "load_agent",
     "make_env",
     "read_options",
+    "register",
 ]

@@ -1,4 +1,4 @@
-"""What decides a run: a frozen dataclass for each algorithm, which is also its command line."""
+"""Options that every algorithm has: a frozen dataclass, which is also the command line."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from recurl.errors import ArgumentError, UnsupportedError
 from recurl.ranges import (
     Count,
     Fraction,
-    Inside,
     NoBound,
-    NotNegative,
     Number,
     Positive,
     Seed,
@@ -25,7 +23,6 @@ from recurl.recurrence import BACKENDS, load_cell
 
 NO_CELL = "none"
 """The cell of a feed-forward control."""
-_CAPTURABLE = ("fastest", "triton")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +36,8 @@ class RunConfig:
 
     algorithm: ClassVar[str]
     """Name on the command line."""
+    fixed: ClassVar[tuple[str, ...]] = ("env", "env_kwargs", "num_envs")
+    """Options that a run can't change when it is resumed."""
     env: str
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1."""
     env_kwargs: tuple[str, ...] = ()
@@ -51,12 +50,12 @@ class RunConfig:
     num_layers: Count = 1
     """Stacked recurrent layers."""
     backend: str = "fastest"
-    """Which implementation runs the recurrence (fastest takes the best one of this machine)."""
+    """Implementation of the recurrence; fastest takes the best one of this machine."""
     normalize_observations: bool = True
     """Standardise observations with running statistics, which are saved with the policy."""
 
     total_steps: Steps = 150_000
-    """Most environment steps to train for, summed over the environments."""
+    """Environment steps to train for at most, summed over the environments."""
     num_envs: Count = 8
     """Environments stepped side by side."""
     rollout_steps: Count = 128
@@ -71,19 +70,19 @@ class RunConfig:
     seed: Seed = 0
     """Seed of everything random; the same seed gives the same run."""
     device: str = "cpu"
-    """Where the networks live, such as cpu or cuda."""
+    """Device of the networks, such as cpu or cuda."""
     threads: Threads = 1
-    """CPU threads of torch (at this size more of them only cost)."""
+    """CPU threads of torch; small networks run slower with more."""
     checkpoint_every: Count = 50
     """Updates between two checkpoints."""
     stop_return: Number | None = None
-    """End the run once the mean return of the last 20 episodes reaches this."""
+    """Mean return of the last 20 episodes that ends the run."""
     eval_episodes: Count = 100
     """Greedy episodes played at the end."""
     eval_max_steps: Count = 27_000
-    """Most steps of such an episode: a longer one is cut there, and the evaluation says so."""
+    """Step limit of these episodes; the evaluation says how many were cut there."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """Where a reward, an observation, a loss or a gradient is NaN or infinite: stop, or skip the batch or step."""
+    """Reaction to a NaN or infinite reward, observation, loss or gradient: stop, or skip the batch or step."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -125,8 +124,19 @@ class RunConfig:
 
     @property
     def env_arguments(self) -> dict[str, Any]:
-        """``env_kwargs`` as keyword arguments."""
+        """Keyword arguments of the environment, from ``env_kwargs``."""
         return keyword_arguments("--env-kwargs", self.env_kwargs)
+
+    @property
+    def replay_steps(self) -> int:
+        """Environment steps kept for replay."""
+        return 0
+
+    @classmethod
+    def algorithm_name(cls) -> str:
+        """Return the name that finds the algorithm in a new process: ``module:name`` for one that isn't recurl's."""
+        module = cls.__module__
+        return cls.algorithm if module == "__main__" or module.startswith("recurl.") else f"{module}:{cls.algorithm}"
 
     def on_cpu(self) -> Self:
         """Return the options of the same run on the CPU, with the backend that is best there."""
@@ -134,7 +144,7 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain values, ready for JSON."""
-        return {"algorithm": self.algorithm, **asdict(self), "env_kwargs": list(self.env_kwargs)}
+        return {"algorithm": self.algorithm_name(), **asdict(self), "env_kwargs": list(self.env_kwargs)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -154,90 +164,12 @@ class RunConfig:
             raise ArgumentError(f"The options can't be read: {error}.") from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class PPOConfig(RunConfig):
-    """Options of a recurrent PPO run.
-
-    Raises:
-        ArgumentError: see :class:`RunConfig`; or more minibatches than sequences.
-
-    Example:
-        >>> config = PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=8",), cell="gru")
-        >>> config.env_arguments
-        {'k': 8}
-        >>> PPOConfig.from_dict(config.to_dict()) == config
-        True
-    """
-
-    algorithm: ClassVar[str] = "ppo"
-
-    shared_trunk: bool = True
-    """Actor and critic share encoder and memory; otherwise each has its own."""
-    scale_rewards: bool = True
-    """Divide rewards by the running standard deviation of the discounted return."""
-    epochs: Count = 4
-    """Passes over a batch per update."""
-    minibatches: Count = 4
-    """Gradient steps per pass."""
-    sequence_length: Count = 32
-    """Cut rows into sequences of this length for the update; a sequence starts from the state stored there."""
-    entropy_coeff: NotNegative = 0.0
-    """Weight of the entropy bonus at the start."""
-    anneal: bool = True
-    """Let step size and entropy bonus fall linearly to zero over the run."""
-    gae_lambda: Fraction = 0.95
-    """Decay of generalised advantage estimation."""
-    clip_epsilon: Inside = 0.2
-    """How far the probability ratio may leave 1 before its gradient is cut."""
-    critic_coeff: NotNegative = 0.5
-    """Weight of the value loss."""
-    cuda_graph: bool = False
-    """Run each gradient step as one CUDA graph (needs --device cuda, and minibatches of the same size)."""
-    overlap: bool = False
-    """Collect in a second process while this one learns: quicker on two cores; batches are one update old."""
-
-    def check(self) -> None:
-        """Refuse more minibatches than sequences, and a CUDA graph or overlap where there can't be one."""
-        pieces = -(-self.rollout_steps // self.sequence_length)
-        if self.minibatches > self.num_envs * pieces:
-            raise ArgumentError(
-                f"--minibatches must not exceed the {self.num_envs * pieces} sequences of a batch "
-                f"({self.num_envs} environments x {pieces}), got {self.minibatches}: lower it, raise --num-envs "
-                "or lower --sequence-length."
-            )
-        if self.cuda_graph:
-            self._check_cuda_graph(self.num_envs * pieces)
-        if self.overlap and self.device != "cpu":
-            raise ArgumentError(
-                f"--overlap needs --device cpu, as the second process collects there, got {self.device}."
-            )
-
-    def on_cpu(self) -> Self:
-        """Return the options of the same run on the CPU, with the backend that is best there."""
-        return replace(self, device="cpu", backend="fastest", cuda_graph=False, overlap=False)
-
-    def _check_cuda_graph(self, sequences: int) -> None:
-        if not self.device.startswith("cuda"):
-            raise ArgumentError(f"--cuda-graph needs --device cuda, got {self.device}.")
-        if self.cell != NO_CELL and self.backend not in _CAPTURABLE:
-            raise ArgumentError(
-                f"--cuda-graph needs --backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got "
-                f"{self.backend}."
-            )
-        if self.rollout_steps % self.sequence_length or sequences % self.minibatches:
-            raise ArgumentError(
-                "--cuda-graph needs minibatches of the same size: --sequence-length must divide --rollout-steps, and "
-                f"--minibatches the {sequences} sequences of a batch; got {self.sequence_length} for "
-                f"{self.rollout_steps}, and {self.minibatches}."
-            )
-
-
 def keyword_arguments(option: str, texts: Sequence[str]) -> dict[str, Any]:
     """Return keyword arguments written as name=value, where a value is a Python literal, or else text.
 
     Args:
-        option: what they are given with, for messages.
-        texts: the arguments.
+        option: name of the option, for messages.
+        texts: the arguments as written.
 
     Raises:
         ArgumentError: one is written otherwise, or a name comes twice.

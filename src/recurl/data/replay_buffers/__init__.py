@@ -1,7 +1,7 @@
 """Replay buffers: storages, samplers, and what recurrent training from slices needs."""
 
 from recurl.data.replay_buffers.buffers import ReplayBuffer
-from recurl.data.replay_buffers.recurrent import BurnIn, ZeroStart, refresh_states, slice_priorities
+from recurl.data.replay_buffers.recurrent import BurnIn, MidEpisodeBurnIn, ZeroStart, refresh_states, slice_priorities
 from recurl.data.replay_buffers.samplers import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
@@ -18,6 +18,7 @@ __all__ = [
     "LazyMemmapStorage",
     "LazyTensorStorage",
     "ListStorage",
+    "MidEpisodeBurnIn",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "RandomSampler",

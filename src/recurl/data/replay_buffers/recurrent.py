@@ -18,7 +18,8 @@ from recurl.lowering import Network, inputs_of, modules_leading_to
 from recurl.mode import set_recurrent_mode
 from recurl.recurrence import Boundaries, record_backends
 
-__all__ = ["BurnIn", "ZeroStart", "refresh_states", "slice_priorities"]
+__all__ = ["BurnIn", "MidEpisodeBurnIn", "ZeroStart", "refresh_states", "slice_priorities"]
+_COLLECTED = ("collector", "stored", IS_INIT)
 
 
 class _Memory:
@@ -106,6 +107,31 @@ class BurnIn:
         offset = torch.arange(segments.num_tokens, device=segments.device) - segments.start_index
         length = torch.zeros_like(offset).index_add_(0, segments.segment_ids, torch.ones_like(offset))
         return offset < (length[segments.segment_ids] - 1).clamp_max(self.steps)
+
+
+class MidEpisodeBurnIn(BurnIn):
+    """A :class:`BurnIn` of the slices that begin within an episode only.
+
+    A slice that begins with its episode starts from zero, which is exact. It is also the only kind of slice through
+    which a gradient reaches the episode's first steps: if these were burnt in too, what is shown only there (the cue of
+    a T-maze) would never be learnt.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from recurl.modules import GRUModule
+        >>> gru = GRUModule(4, 8, in_key="observation", out_key="features")
+        >>> marked = (torch.arange(10) % 5 == 0).unsqueeze(-1)  # two slices, the first begins an episode
+        >>> sample = TensorDict({"observation": torch.randn(10, 4), "is_init": marked}, [10])
+        >>> sample["collector", "stored", "is_init"] = (torch.arange(10) == 0).unsqueeze(-1)
+        >>> MidEpisodeBurnIn(gru, 3)(sample)["is_init"].squeeze(-1).tolist()
+        [True, False, False, False, False, True, False]
+    """
+
+    def prefix(self, sample: TensorDictBase) -> Tensor:
+        """Return which steps of a sample ``[N]`` are burnt in, bool ``[N]``."""
+        starts = boundaries_in(sample).start_index
+        begins_episode = torch.as_tensor(sample.get(_COLLECTED)).reshape(-1)[starts]
+        return super().prefix(sample) & ~begins_episode
 
 
 class ZeroStart:

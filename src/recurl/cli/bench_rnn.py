@@ -1,0 +1,196 @@
+"""``recurl bench rnn``: times of every recurrent backend on this machine, for given shapes."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import platform
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from recurl import __version__
+from recurl.cli.bench_figure import figure
+from recurl.diagnostics import RNNCase, RNNTime, time_rnn
+from recurl.errors import ArgumentError
+from recurl.ranges import Count, NotNegative, Threads, Whole
+from recurl.recurrence import BACKENDS
+
+_THREADS = min(torch.get_num_threads(), 1024)
+
+
+@dataclass(frozen=True)
+class BenchRNN:
+    """Time forward and backward of a recurrent module for every backend that runs here.
+
+    Several values of several options are combined: --hidden-size 64 128 --batch 8 32 are four cases.
+    """
+
+    cell: tuple[str, ...] = ("lstm",)
+    """Cells to time: lstm, gru, or module:Class for one of your own."""
+    hidden_size: tuple[Count, ...] = (64,)
+    """Widths of the hidden state."""
+    input_size: Count | None = None
+    """Width of the input; by default that of the hidden state."""
+    num_layers: Count = 1
+    """Stacked layers."""
+    batch: tuple[Count, ...] = (32,)
+    """Rows of a batch."""
+    time: tuple[Count, ...] = (128,)
+    """Steps of each row."""
+    mean_segment: tuple[Whole, ...] = (50,)
+    """Mean steps between two resets, which come at random; 0 for none."""
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    """Dtype of parameters and data."""
+    precision: Literal["auto", "fast", "high-prec", "ieee", "tf32", "tf32x3", "bf16"] = "auto"
+    """Precision of recurrent products in float32 on a GPU; bf16 rounds their operands."""
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    """Device to run on, such as cpu or cuda."""
+    threads: Threads = _THREADS
+    """CPU threads of torch."""
+    backends: tuple[str, ...] = ()
+    """Backends to time; by default all but the slow reference."""
+    repeats: Count = 20
+    """Runs of each backend, in turns."""
+    seconds: NotNegative = 30.0
+    """Seconds after which no new turn of a case begins."""
+    out: Path = Path("bench-rnn")
+    """Folder for rnn.csv and rnn.png."""
+
+
+def bench_rnn(wanted: BenchRNN) -> int:
+    """Time the backends; show a table and write it."""
+    for name in wanted.backends:
+        if name not in BACKENDS.names:
+            raise ArgumentError(f"--backends must be of {', '.join(BACKENDS.names)}, got {name!r}.")
+    cases = _cases(wanted)
+    for case in cases:
+        case.check_machine()
+    _make_folder(wanted.out)
+    before = torch.get_num_threads()
+    torch.set_num_threads(wanted.threads)
+    console = Console()
+    results: list[RNNTime] = []
+    try:
+        for case in cases:
+            measured = time_rnn(case, wanted.backends, repeats=wanted.repeats, seconds=wanted.seconds)
+            _show(console, case, measured)
+            results += measured
+    finally:
+        torch.set_num_threads(before)
+    with _writing(wanted.out):
+        _write(wanted.out / "rnn.csv", results, wanted)
+        figure(cases, results).savefig(wanted.out / "rnn.png", dpi=120)
+    console.print(f"{wanted.out / 'rnn.csv'} and {wanted.out / 'rnn.png'} hold these results", soft_wrap=True)
+    return 0
+
+
+@contextmanager
+def _writing(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError(f"Can't write to {folder} ({error.strerror}): name another folder (--out).") from error
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder, but not its parents, and check that a file can be written there."""
+    with _writing(folder):
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+def _cases(wanted: BenchRNN) -> list[RNNCase]:
+    lists = (wanted.cell, wanted.hidden_size, wanted.batch, wanted.time, wanted.mean_segment)
+    cases = [
+        RNNCase(
+            cell=cell,
+            input_size=hidden if wanted.input_size is None else wanted.input_size,
+            hidden_size=hidden,
+            num_layers=wanted.num_layers,
+            batch=batch,
+            time=steps,
+            mean_segment=segment or None,
+            dtype=wanted.dtype,
+            precision=wanted.precision,
+            device=wanted.device,
+        )
+        for cell, hidden, batch, steps, segment in itertools.product(*lists)
+    ]
+    if not cases:
+        raise ArgumentError("--cell, --hidden-size, --batch, --time and --mean-segment need a value each.")
+    return list(dict.fromkeys(cases))
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else f"{platform.machine()} CPU"
+
+
+def _show(console: Console, case: RNNCase, results: Sequence[RNNTime]) -> None:
+    title = f"{case}, {case.dtype} on {_device_name(case.device)}: forward and backward"
+    console.print(title, markup=False, highlight=False, soft_wrap=True)
+    table = Table("backend")
+    for name in ("ms", "min - max", "tokens/s", "slower by", "error", "MiB"):
+        table.add_column(name, justify="right")
+    for place, result in enumerate(result for result in results if result.times_ms):
+        ms = result.times_ms
+        table.add_row(
+            result.backend,
+            f"{result.median_ms:.3g}",
+            f"{min(ms):.3g} - {max(ms):.3g}",
+            f"{result.tokens_per_s:,.0f}",
+            "the fastest" if place == 0 else f"x {result.median_ms / results[0].median_ms:.2f}",
+            f"{result.error:.0e}",
+            "" if result.peak_mb is None else f"{result.peak_mb:.1f}",
+            style="bold green" if place == 0 else None,
+        )
+    console.print(table)
+    for result in results:
+        if result.reason is not None:
+            console.print(f"{result.backend} can't run: {result.reason}", markup=False, highlight=False, soft_wrap=True)
+    console.print()
+
+
+def _write(path: Path, results: Sequence[RNNTime], wanted: BenchRNN) -> None:
+    rows = [_row(result, wanted) for result in results]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _row(result: RNNTime, wanted: BenchRNN) -> dict[str, Any]:
+    measured: dict[str, Any] = {}
+    if result.times_ms:
+        measured = {
+            "median_ms": f"{result.median_ms:.4f}",
+            "min_ms": f"{min(result.times_ms):.4f}",
+            "max_ms": f"{max(result.times_ms):.4f}",
+            "repeats": len(result.times_ms),
+            "tokens_per_s": f"{result.tokens_per_s:.0f}",
+            "error": f"{result.error:.2e}",
+        }
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "recurl": __version__,
+        "torch": torch.__version__,
+        "device_name": _device_name(wanted.device),
+        "threads": wanted.threads,
+        **vars(result.case),
+        "backend": result.backend,
+        **{
+            name: measured.get(name, "")
+            for name in ("median_ms", "min_ms", "max_ms", "repeats", "tokens_per_s", "error")
+        },
+        "peak_mib": "" if result.peak_mb is None else f"{result.peak_mb:.1f}",
+        "reason": result.reason or "",
+    }

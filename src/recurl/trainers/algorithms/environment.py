@@ -1,0 +1,44 @@
+"""The environments of a run."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from recurl.envs import EnvBase, GymEnv
+from recurl.errors import ArgumentError, RecurlError
+from recurl.hardware import check_device
+from recurl.trainers.config import RunConfig
+
+
+def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = None) -> EnvBase:
+    """Build the environments of a run.
+
+    Args:
+        config: id and arguments of the environment, device.
+        num_envs: environments side by side.
+        policy: policy whose hidden states the environment declares, so that it can be run there.
+
+    Raises:
+        ArgumentError: there is no such device or environment, or it can't be made of these arguments.
+    """
+    check_device(config.device)
+    asked = " ".join((config.env, *config.env_kwargs))
+    try:
+        return GymEnv(
+            config.env,
+            num_envs=num_envs,
+            device=config.device,
+            categorical_action_encoding=True,
+            policy=policy,
+            **config.env_arguments,
+        )
+    except ArgumentError as error:
+        raise ArgumentError(f"--env {asked} can't be used: {error}") from error
+    except RecurlError:
+        raise
+    except Exception as error:  # the environment is somebody else's code
+        if isinstance(error, TypeError) and config.env_kwargs:
+            raise ArgumentError(
+                f"--env {config.env} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"
+            ) from error
+        raise ArgumentError(f"--env {asked} can't be made, {type(error).__name__}: {error}") from error

@@ -1,0 +1,139 @@
+"""Table of the algorithms: command line, ``config.json`` and documentation derive from it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from recurl.envs import EnvBase
+from recurl.errors import ArgumentError
+from recurl.trainers.algorithms.dqn import DQN
+from recurl.trainers.algorithms.dqn_config import DQNConfig
+from recurl.trainers.algorithms.footprint import check_machine
+from recurl.trainers.algorithms.learner import Learner
+from recurl.trainers.algorithms.ppo import PPO
+from recurl.trainers.algorithms.ppo_config import PPOConfig
+from recurl.trainers.algorithms.r2d2_config import R2D2Config
+from recurl.trainers.config import RunConfig
+from recurl.trainers.networks.agent import Agent
+
+
+class Algorithm(NamedTuple):
+    """An algorithm: its options and its learner."""
+
+    config: type[RunConfig]
+    learner: type[Learner[Any, Any]]
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "ppo": Algorithm(PPOConfig, PPO),
+    "dqn": Algorithm(DQNConfig, DQN),
+    "r2d2": Algorithm(R2D2Config, DQN),
+}
+"""The algorithms by name; :func:`register` adds one."""
+
+_BUILT_IN = frozenset(ALGORITHMS)
+
+
+def register(config: type[RunConfig], learner: type[Learner[Any, Any]]) -> None:
+    """Add an algorithm, to be trained, resumed, evaluated and exported like the built-in ones.
+
+    ``recurl train module:name`` imports the module first, which may call this.
+
+    Args:
+        config: its options, a frozen dataclass with keyword arguments only; ``algorithm`` is the name.
+        learner: the class that learns.
+
+    Raises:
+        ArgumentError: ``config`` has no name, or that of a built-in algorithm.
+    """
+    name = getattr(config, "algorithm", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ArgumentError(f"{config.__name__}.algorithm must be a name such as 'ppo', got {name!r}.")
+    if name in _BUILT_IN:
+        raise ArgumentError(f"{config.__name__}.algorithm must be a name of its own, got {name!r}, which is recurl's.")
+    ALGORITHMS[name] = Algorithm(config, learner)
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """Return an algorithm by its name, or by ``module:name`` where a module registers it.
+
+    Raises:
+        ArgumentError: there is none, or the module can't be imported.
+
+    Example:
+        >>> find_algorithm("r2d2").config.__name__
+        'R2D2Config'
+        >>> find_algorithm("r2d3")
+        Traceback (most recent call last):
+        ...
+        recurl.errors.ArgumentError: There is no algorithm 'r2d3': did you mean r2d2? There are ppo, dqn, r2d2, and ...
+    """
+    module, colon, registered = name.rpartition(":")
+    if colon:
+        try:
+            importlib.import_module(module)
+        except (ImportError, SyntaxError, TypeError, ValueError) as error:
+            raise ArgumentError(f"The module of the algorithm {name!r} can't be imported: {error}.") from error
+    if registered not in ALGORITHMS:
+        near = get_close_matches(registered, ALGORITHMS, 1)
+        raise ArgumentError(
+            f"There is no algorithm {name!r}{f': did you mean {near[0]}?' if near else '.'} There are "
+            f"{', '.join(ALGORITHMS)}, and module:name where a module of your own registers one."
+        )
+    return ALGORITHMS[registered]
+
+
+class _Options(Mapping[str, type[RunConfig]]):
+    def __getitem__(self, name: str) -> type[RunConfig]:
+        return ALGORITHMS[name].config
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ALGORITHMS)
+
+    def __len__(self) -> int:
+        return len(ALGORITHMS)
+
+
+OPTIONS: Mapping[str, type[RunConfig]] = _Options()
+"""The options of each algorithm, by its name."""
+
+
+def read_options(values: Mapping[str, Any]) -> RunConfig:
+    """Build options from what ``to_dict`` of any of them returned.
+
+    Raises:
+        ArgumentError: there is no such algorithm, or see :meth:`RunConfig.from_dict`.
+
+    Example:
+        >>> read_options({"algorithm": "r2d2", "env": "recurl/TMaze-v0"}).n_steps
+        5
+    """
+    return find_algorithm(str(values.get("algorithm", PPOConfig.algorithm))).config.from_dict(values)
+
+
+def make_algorithm(config: RunConfig) -> Learner[Any, Any]:
+    """Build the learner that ``config`` describes.
+
+    Raises:
+        ArgumentError: this machine lacks the device or the memory, or the environment can't be made.
+    """
+    check_machine(config)
+    return _learner(config)(config)
+
+
+def make_agent(config: RunConfig, env: EnvBase) -> Agent:
+    """Build the networks for an environment of the run, untrained.
+
+    Raises:
+        ArgumentError: this machine lacks the device or the memory.
+    """
+    check_machine(config, learning=False)
+    agent = _learner(config).make_agent(config, env.observation_spec, env.action_spec_unbatched)
+    return agent.to(config.device)
+
+
+def _learner(config: RunConfig) -> type[Learner[Any, Any]]:
+    return find_algorithm(config.algorithm_name()).learner

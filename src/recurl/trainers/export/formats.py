@@ -1,0 +1,105 @@
+"""File formats of an exported policy: how each is written and read."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recurl.archive import damage
+from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.quiet import quiet
+from recurl.trainers.export.policy_step import PolicyStep
+from recurl.trainers.export.verification import Function
+
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+
+@contextmanager
+def _quietly() -> Generator[None]:
+    """Silence torch's exporters."""
+    with quiet("torch.onnx._internal.exporter._registration", logging.ERROR), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _program(policy: PolicyStep, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    with _quietly(), torch.no_grad():
+        return torch.export.export(policy, example, dynamic_shapes=(tuple({0: batch} for _ in example),), strict=False)
+
+
+def _write_torch(policy: PolicyStep, example: tuple[Tensor, ...], path: Path) -> None:
+    with _quietly():
+        torch.export.save(_program(policy, example), path)
+
+
+def _read_torch(path: Path) -> Function:
+    data = path.read_bytes()
+    wrong = damage(data)
+    if wrong is not None:
+        raise ArgumentError(f"{path} is damaged ({wrong}): export the run again.")
+    function = torch.export.load(BytesIO(data)).module()
+    return lambda arguments: function(*arguments)
+
+
+def _write_onnx(policy: PolicyStep, example: tuple[Tensor, ...], path: Path) -> None:
+    onnx = importlib.import_module("torch.onnx")
+    with _quietly():
+        written = onnx.export(
+            _program(policy, example),
+            input_names=policy.inputs,
+            output_names=policy.outputs,
+            dynamo=True,
+            verbose=False,
+        )
+        for value in (*written.model.graph.inputs, *written.model.graph.outputs):
+            value.shape[0] = "batch"
+        written.save(path, external_data=False)
+
+
+def _read_onnx(path: Path) -> Function:
+    session = importlib.import_module("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+
+    def function(arguments: Sequence[Tensor]) -> list[Tensor]:
+        feed = {name: value.contiguous().numpy() for name, value in zip(names, arguments, strict=True)}
+        return [torch.from_numpy(result) for result in session.run(None, feed)]
+
+    return function
+
+
+def _check_onnx() -> None:
+    for package in _ONNX:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise MissingDependencyError(f"{package} is not installed: pip install 'recurl[export]'") from error
+
+
+@dataclass(frozen=True)
+class Format:
+    """Functions that write and read a format."""
+
+    suffix: str
+    """End of the file's name."""
+    check: Callable[[], None]
+    """Raises MissingDependencyError where a package is missing."""
+    write: Callable[[PolicyStep, tuple[Tensor, ...], Path], None]
+    """Writes a policy, given arguments of a step as an example."""
+    read: Callable[[Path], Function]
+    """Reads the function back."""
+
+
+FORMATS = {
+    "torch": Format(".pt2", lambda: None, _write_torch, _read_torch),
+    "onnx": Format(".onnx", _check_onnx, _write_onnx, _read_onnx),
+}

@@ -1,0 +1,106 @@
+"""Export of a run's policy: written, verified, described."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from recurl import __version__, specs
+from recurl.envs import EnvBase
+from recurl.errors import ArgumentError, StorageError
+from recurl.trainers.algorithms.environment import make_env
+from recurl.trainers.config import RunConfig
+from recurl.trainers.export.checksum import check_export, description_of, sha256
+from recurl.trainers.export.formats import FORMATS
+from recurl.trainers.export.policy_step import PolicyStep
+from recurl.trainers.export.verification import VERIFIED_STEPS, verify
+from recurl.trainers.files.durable import make_folder, write_whole
+from recurl.trainers.run.folder import RunFolder
+from recurl.trainers.run.load import load_agent
+
+_ROWS = 4
+_SEED = 2_000_003
+
+
+def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path:  # noqa: A002 - as on the command line
+    """Write the greedy policy of a run's newest checkpoint as a file, checked against the policy.
+
+    Beside it goes ``<file>.json``: names, shapes and dtypes of inputs and outputs, which output feeds which state, the
+    actions, the environment, and the SHA-256 of the file, for :func:`check_export`. The file computes on the CPU
+    (ONNX: wherever its runtime does).
+
+    Args:
+        folder: the run.
+        format: ``"torch"``, a ``torch.export`` program, which ``torch.export.load`` reads; or ``"onnx"``.
+        path: the file; by default ``policy.pt2`` or ``policy.onnx`` in the run's folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        ArgumentError: there is no such format, or the run can't be read.
+        StorageError: the file can't be written.
+        NonFiniteError: the policy isn't finite.
+        MissingDependencyError: ``"onnx"`` without the extra ``export``.
+        UnsupportedError: the function would not compute what the policy computes; no file is written.
+    """
+    if format not in FORMATS:
+        raise ArgumentError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}.")
+    kind = FORMATS[format]
+    kind.check()
+    path = folder.path / f"policy{kind.suffix}" if path is None else path
+    if path.suffix != kind.suffix:
+        raise ArgumentError(f"A file of format {format} must end with {kind.suffix}, got {path}: name another (--out).")
+    config, agent = load_agent(folder, on_cpu=True)
+    policy = PolicyStep(agent.actor).eval().requires_grad_(False)
+    with make_env(config, _ROWS, policy=agent.actor) as env, TemporaryDirectory() as place:
+        env.set_seed(_SEED)
+        trial = Path(place) / path.name
+        kind.write(policy, policy.arguments(env.reset()), trial)
+        verify(kind.read(trial), policy, env)
+        data = trial.read_bytes()
+        about = {"format": format, "file": path.name, "sha256": sha256(data), **describe(config, policy, env)}
+        try:
+            make_folder(path.parent)
+            write_whole(path, data)
+            write_whole(description_of(path), json.dumps(about, indent=2).encode() + b"\n")
+        except StorageError as error:
+            raise StorageError(f"{error} Another file is named with --out.") from error
+    check_export(path)
+    return path
+
+
+def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, Any]:
+    """Return the description of the exported function as plain values; see :func:`export_run`."""
+    arguments = policy.arguments(env.reset())
+    with torch.no_grad():
+        results = policy(*arguments)
+    return {
+        "recurl": __version__,
+        "torch": torch.__version__,
+        "algorithm": config.algorithm,
+        "cell": config.cell,
+        "env": config.env,
+        "env_arguments": config.env_arguments,
+        "inputs": [_tensor(name, value) for name, value in zip(policy.inputs, arguments, strict=True)],
+        "outputs": [_tensor(name, value) for name, value in zip(policy.outputs, results, strict=True)],
+        "states": dict(zip(policy.inputs[len(policy.observations) + 1 :], policy.outputs[1:], strict=True)),
+        "action": _action(env.action_spec_unbatched),
+        "verified_steps": VERIFIED_STEPS,
+    }
+
+
+def _tensor(name: str, value: Tensor) -> dict[str, Any]:
+    return {"name": name, "shape": ["batch", *value.shape[1:]], "dtype": str(value.dtype).removeprefix("torch.")}
+
+
+def _action(spec: specs.TensorSpec) -> dict[str, Any]:
+    if isinstance(spec, specs.Categorical):
+        return {"kind": "categorical", "n": spec.n}
+    bounded = cast(specs.Bounded, spec)
+    return {"kind": "box", "low": bounded.low.tolist(), "high": bounded.high.tolist()}

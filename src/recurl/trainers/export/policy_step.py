@@ -1,0 +1,63 @@
+"""The greedy policy of a run as a function of tensors, hidden states in and out."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictSequential
+from torch import Tensor, nn
+
+from recurl.keys import ACTION, IS_INIT, NestedKey, next_key
+from recurl.mode import ExplorationType, set_exploration_type, set_recurrent_mode
+from recurl.modules.recurrent import RecurrentModule
+
+
+class PolicyStep(nn.Module):
+    """One greedy step of a policy, on tensors.
+
+    Args:
+        actor: the policy, ending in a sampler or a choice; its hidden states are found by their modules.
+
+    Attributes:
+        observations: keys of the observations, in the order of the arguments.
+        states: keys of the hidden states, in the order of the arguments.
+        inputs: names of all arguments; the parts of a nested key are joined by a dot.
+        outputs: names of all results.
+
+    Shapes:
+        observations ``[B, ...]``, ``is_init`` bool ``[B]`` (where it is true the states count as zeros; a policy
+        without memory takes it too), states ``[B, L, H]``; to the action ``[B, ...]`` and the states after.
+    """
+
+    def __init__(self, actor: TensorDictSequential) -> None:
+        super().__init__()
+        self.actor = actor
+        modules = [module for module in actor.modules() if isinstance(module, RecurrentModule)]
+        self.states: list[NestedKey] = [key for module in modules for key in module.state_keys]
+        known = (IS_INIT, *self.states)
+        self.observations = [key for key in cast(list[NestedKey], actor.in_keys) if key not in known]
+        self.inputs = [_name(key) for key in (*self.observations, *known)]
+        self.outputs = [_name(ACTION), *(_name(next_key(key)) for key in self.states)]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the action and the states after, for the arguments named by ``inputs``."""
+        keys: tuple[Any, ...] = (*self.observations, IS_INIT, *self.states)
+        step: TensorDictBase = TensorDict(dict(zip(keys, tensors, strict=True)), tensors[0].shape[:1])
+        with set_exploration_type(ExplorationType.DETERMINISTIC), set_recurrent_mode(False):
+            return self.results(self.actor(step))
+
+    def arguments(self, root: TensorDictBase) -> tuple[Tensor, ...]:
+        """Return the arguments for the root of a step, ``[B]``."""
+        is_init = root.get(IS_INIT, None)
+        flag = torch.zeros(root.batch_size, dtype=torch.bool) if is_init is None else is_init.reshape(root.batch_size)
+        return (*(root.get(key) for key in self.observations), flag, *(root.get(key) for key in self.states))
+
+    def results(self, step: TensorDictBase) -> tuple[Tensor, ...]:
+        """Return the action and the states after from a step that the policy has taken."""
+        return (step.get(ACTION), *(step.get(next_key(key)) for key in self.states))
+
+
+def _name(key: NestedKey) -> str:
+    return key if isinstance(key, str) else ".".join(key)

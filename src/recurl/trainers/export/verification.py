@@ -1,0 +1,84 @@
+"""Verification of an exported policy, step by step, against the policy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from recurl.envs import EnvBase, interact
+from recurl.errors import UnsupportedError
+from recurl.keys import IS_INIT
+from recurl.mode import ExplorationType, set_exploration_type
+from recurl.trainers.export.policy_step import PolicyStep
+
+Function: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+VERIFIED_STEPS = 1_000
+_RESET_RATE = 1 / 50
+_TOLERANCE = 1e-4
+_SEED = 7
+
+
+def verify(function: Function, policy: PolicyStep, env: EnvBase, steps: int = VERIFIED_STEPS) -> None:
+    """Compare ``function`` with ``policy`` at every step of episodes, some cut short by a reset of the states.
+
+    Both get the same arguments, with the states that the policy reached; all rows together and the first alone.
+    Actions and states must agree to 1e-4 (absolute and relative); another discrete action must be of equal value.
+
+    Args:
+        function: from the arguments of ``policy`` to its results.
+        policy: the policy.
+        env: environments ``[B]`` in which the policy acts.
+        steps: steps of each environment.
+
+    Raises:
+        UnsupportedError: they differ.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    taken = 0
+
+    def act(root: TensorDictBase) -> TensorDictBase:
+        nonlocal taken
+        if policy.states:
+            cut = torch.rand(root.batch_size, generator=generator) < _RESET_RATE
+            root.set(IS_INIT, root.get(IS_INIT) | cut.unsqueeze(-1))
+        arguments = policy.arguments(root)
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            step = policy.actor(root)
+        for rows in (slice(None), slice(0, 1)):
+            found = function([argument[rows] for argument in arguments])
+            _compare(found, policy, step[rows], f"step {taken} of {steps}")
+        taken += 1
+        return step
+
+    interact(env, act, env.reset(), steps, write=lambda index, step: None)
+
+
+def _compare(found: Sequence[Tensor], policy: PolicyStep, step: TensorDictBase, where: str) -> None:
+    expected = policy.results(step)
+    same = [_close(*pair) for pair in zip(found, expected, strict=True)]
+    same[0] = same[0] or _tied(found[0], expected[0], step.get(policy.actor[-1].in_keys[0]))
+    if not all(same):
+        names = [name for name, equal in zip(policy.outputs, same, strict=True) if not equal]
+        raise UnsupportedError(
+            f"The exported function must give what the policy gives, but {', '.join(names)} differ at {where}: this "
+            "policy can't be exported in this format; try the other one, and report it."
+        )
+
+
+def _alike(found: Tensor, expected: Tensor) -> bool:
+    return found.shape == expected.shape and found.dtype == expected.dtype
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    return _alike(found, expected) and torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
+
+
+def _tied(found: Tensor, expected: Tensor, values: Tensor) -> bool:
+    """Return whether discrete actions that differ have equal values: rounding may decide between them."""
+    if found.is_floating_point() or not _alike(found, expected):
+        return False
+    return _close(*(values.gather(-1, action.unsqueeze(-1)) for action in (found, expected)))

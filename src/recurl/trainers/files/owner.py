@@ -1,0 +1,115 @@
+"""Owner file: names the process that holds a folder, where the file system has no locks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from recurl.errors import LockedError
+
+__all__ = ["OwnerFile", "this_process"]
+
+_PROC = Path("/proc")
+
+
+def this_process() -> dict[str, Any]:
+    """Return what identifies this process among all others, as far as the system tells."""
+    pid = os.getpid()
+    return {"pid": pid, "host": socket.gethostname(), **_machine(), "start": _start_time(pid)}
+
+
+def _machine() -> dict[str, str | None]:
+    """Return boot and namespace, within which process ids are comparable; None where the system doesn't tell."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return {"boot": boot, "namespace": os.readlink(_PROC / "self/ns/pid")}
+    except OSError:
+        return {"boot": None, "namespace": None}
+
+
+def _start_time(pid: int) -> str | None:
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def _is_dead(owner: dict[str, Any]) -> bool:
+    """Return whether ``owner`` was a process of this machine, in this boot, that has ended."""
+    here = this_process()
+    same = all(owner.get(name) == here[name] for name in ("host", "boot", "namespace"))
+    return same and here["boot"] is not None and _start_time(int(owner["pid"])) != owner.get("start")
+
+
+class OwnerFile:
+    """File that its maker holds; another process takes it over only if the maker is known to be dead.
+
+    Args:
+        path: the file.
+        lock: takes an exclusive lock of the system on an open descriptor, or raises OSError.
+    """
+
+    def __init__(self, path: Path, lock: Callable[[int], None]) -> None:
+        self._path = path
+        self._lock = lock
+
+    def take(self) -> None:
+        """Make the file.
+
+        Raises:
+            LockedError: another process holds it, or may hold it.
+            OSError: it can't be made.
+        """
+        if not self._make() and not (self._remove_dead() and self._make()):
+            raise LockedError(
+                f"{self._path} says that {self._named()} works here: wait for it or stop it; if there is no such "
+                "process any more, remove that file."
+            )
+
+    def release(self) -> None:
+        """Remove the file."""
+        with suppress(OSError):
+            self._path.unlink()
+
+    def _make(self) -> bool:
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(this_process(), file)
+        return True
+
+    def _read(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            owner = json.loads(self._path.read_text())
+            if isinstance(owner, dict) and isinstance(owner.get("pid"), int):
+                return owner
+        return {}
+
+    def _named(self) -> str:
+        owner = self._read()
+        return f"process {owner['pid']} on {owner.get('host')}" if owner else "another process"
+
+    def _remove_dead(self) -> bool:
+        """Remove the file of a dead process; processes of this machine take turns at it."""
+        if not self._named_dead():
+            return False
+        name = hashlib.sha256(str(self._path.resolve()).encode()).hexdigest()[:16]
+        with suppress(OSError), (Path(tempfile.gettempdir()) / f"recurl-{name}.lock").open("a") as turn:
+            self._lock(turn.fileno())
+            if self._named_dead():
+                self._path.unlink()
+                return True
+        return False
+
+    def _named_dead(self) -> bool:
+        owner = self._read()
+        return bool(owner) and _is_dead(owner)

@@ -1,0 +1,54 @@
+"""Action values of a run, and random exploration."""
+
+from __future__ import annotations
+
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+
+from recurl import specs
+from recurl.errors import UnsupportedError
+from recurl.modules import EGreedyModule, QValueActor
+from recurl.trainers.config import RunConfig
+from recurl.trainers.networks.agent import Agent
+
+
+class QNetwork(Agent):
+    """Action values of a run, and random exploration.
+
+    Args:
+        config: see :class:`Agent`.
+        observation_spec: see :class:`Agent`.
+        action_spec: actions of one environment, ``Categorical``.
+        eps_init: probability of a random action at the start.
+        eps_end: probability of a random action after ``eps_steps``.
+        eps_steps: environment steps over which it falls, linearly.
+
+    Attributes:
+        actor: from observations to action values and the best action.
+        explore: replaces some of these actions while collecting.
+        policy: both.
+
+    Raises:
+        UnsupportedError: the actions are of another kind.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        observation_spec: specs.Composite,
+        action_spec: specs.TensorSpec,
+        *,
+        eps_init: float,
+        eps_end: float,
+        eps_steps: int,
+    ) -> None:
+        if not isinstance(action_spec, specs.Categorical) or action_spec.shape:
+            raise UnsupportedError(f"DQN needs Discrete actions, got {action_spec}: take PPO, or wrap the environment.")
+        super().__init__(config, observation_spec)
+        trunk = self.trunk(config)
+        head = TensorDictModule(
+            nn.Linear(config.hidden_size, action_spec.n), in_keys=[trunk[-1].out_keys[0]], out_keys=["action_value"]
+        )
+        self.actor = QValueActor(TensorDictSequential(*trunk, head), spec=action_spec)
+        self.explore = EGreedyModule(action_spec, eps_init, eps_end, annealing_num_steps=eps_steps)
+        self.policy = TensorDictSequential(self.actor, self.explore)

@@ -1,0 +1,1 @@
+"""Gradient steps: clipped, fused, captured, and refused where a number is not finite."""

@@ -1,0 +1,125 @@
+"""Checks for NaN and infinity: in batches, losses and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from recurl.errors import NonFiniteError
+from recurl.keys import NEXT, REWARD, NestedKey, next_key
+
+__all__ = ["BatchCheck", "all_finite", "check_finite", "first_of"]
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Return whether every number is finite, with one read of the device.
+
+    Example:
+        >>> all_finite([torch.ones(2), torch.tensor([1])]), all_finite([torch.tensor([0.0, torch.nan])])
+        (True, False)
+    """
+    floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    if not floats:
+        return True
+    sums = torch.stack([tensor.sum().to(floats[0].device, torch.float64) for tensor in floats])
+    if bool(sums.sum().isfinite()):
+        return True
+    return all(bool(tensor.isfinite().all()) for tensor in floats)  # a sum of large numbers may be infinite too
+
+
+def first_of(values: Mapping[str, float], names: Sequence[str]) -> str | None:
+    """Return the first name whose number isn't finite, with that number; None if all are.
+
+    Example:
+        >>> first_of({"loss": 1.0, "grad_norm": float("nan")}, ["loss", "grad_norm"])
+        'grad_norm was nan'
+    """
+    for name in names:
+        if not -float("inf") < values[name] < float("inf"):
+            return f"{name} was {values[name]:g}"
+    return None
+
+
+def check_finite(state: Any, what: str) -> None:
+    """Refuse a nested state in which a tensor holds NaN or infinity.
+
+    Raises:
+        NonFiniteError: one does; it is named.
+
+    Example:
+        >>> check_finite({"weight": torch.tensor([torch.inf])}, "the policy")
+        Traceback (most recent call last):
+            ...
+        recurl.errors.NonFiniteError: All numbers of the policy must be finite, but weight holds inf.
+    """
+    tensors = dict(_tensors(state, ""))
+    if not all_finite(list(tensors.values())):
+        name, value = next((name, value) for name, value in tensors.items() if not value.isfinite().all())
+        worst = value[~value.isfinite()][0].item()
+        raise NonFiniteError(f"All numbers of {what} must be finite, but {name} holds {worst}.")
+
+
+def _tensors(state: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(state, Tensor):
+        yield path, state
+    elif isinstance(state, dict | list | tuple):
+        items: Any = cast(Any, state).items() if isinstance(state, dict) else enumerate(cast(Any, state))
+        for key, part in items:
+            yield from _tensors(part, f"{path}.{key}" if path else str(key))
+
+
+class BatchCheck:
+    """Finds NaN and infinity in what environments returned and a policy read.
+
+    Args:
+        observations: keys of the observations.
+        states: keys of the policy's hidden states.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> after = {"observation": torch.zeros(2, 3, 1), "reward": torch.zeros(2, 3, 1)}
+        >>> batch = TensorDict({"observation": torch.zeros(2, 3, 1), "next": after}, [2, 3])
+        >>> check = BatchCheck(["observation"], [])
+        >>> check(batch, 6) is None
+        True
+        >>> batch["next", "reward"][1, 2] = torch.nan
+        >>> rows, culprit = check(batch, 6)
+        >>> rows.tolist(), culprit
+        ([False, True], 'The reward of environment 1 at step 2 of its batch (environment step 6) was nan')
+    """
+
+    def __init__(self, observations: Sequence[NestedKey], states: Sequence[NestedKey]) -> None:
+        # Of one step, what the policy read comes before what came of it.
+        before = [*((f"observation {_quoted(key)}", key) for key in observations)]
+        before += [(f"hidden state {_quoted(key)}", key) for key in states]
+        after = [(f"next {name}", next_key(key)) for name, key in before]
+        self._entries: list[tuple[str, Any]] = [*before, ("reward", (NEXT, REWARD)), *after]
+
+    def __call__(self, batch: TensorDictBase, env_steps: int) -> tuple[Tensor, str] | None:
+        """Return which rows are affected, bool ``[B]``, and the first culprit; None if all is finite.
+
+        Args:
+            batch: ``[B, T]``.
+            env_steps: environment steps taken, those of the batch included.
+        """
+        values = [batch.get(key) for _, key in self._entries]
+        if all_finite(values):
+            return None
+        wrong = torch.stack(
+            [~value.isfinite().reshape(*batch.shape, -1).all(-1) for value in values]
+        )  # [entries, B, T]
+        step, entry = min((int(found.any(0).int().argmax()), i) for i, found in enumerate(wrong) if found.any())
+        row = int(wrong[entry, :, step].int().argmax())
+        numbers = values[entry][row, step]
+        number = numbers[~numbers.isfinite()].flatten()[0].item()
+        taken = env_steps - batch.numel() + step * batch.shape[0] + row + 1
+        where = f"environment {row} at step {step} of its batch (environment step {taken:,})"
+        return wrong.any(0).any(-1), f"The {self._entries[entry][0]} of {where} was {number}"
+
+
+def _quoted(key: NestedKey) -> str:
+    return repr(key if isinstance(key, str) else ".".join(key))

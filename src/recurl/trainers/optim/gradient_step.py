@@ -1,0 +1,174 @@
+"""One step of gradient descent: clipped, refused where it isn't finite, with little overhead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from recurl._torch import foreach_add_, foreach_mul_, foreach_norm, fused_adam_
+from recurl.errors import ArgumentError
+
+
+class _State(NamedTuple):
+    """The optimiser's state, one tensor per parameter."""
+
+    means: list[Tensor]
+    squares: list[Tensor]
+    steps: list[Tensor]
+
+
+class GradientStep:
+    """Adam with gradient clipping by the total norm.
+
+    Parameters and the optimiser's state stay as they were where the loss or the norm isn't finite. The device decides
+    that, without a wait for it.
+
+    Where the parameters are of one floating-point dtype, on the CPU or one CUDA device, the optimiser runs as one
+    kernel over all of them (``fused=True``), called without the optimiser's own bookkeeping: 0.6 to 0.8 of its time.
+
+    Args:
+        parameters: the parameters to train.
+        learning_rate: step size; see :meth:`set_learning_rate`.
+        max_norm: largest norm of the gradient of all parameters together; longer gradients are scaled down to it.
+        eps: Adam's epsilon.
+        capturable: keep every number that changes on the device, so that the step can be captured in a CUDA graph.
+
+    Example:
+        >>> weight = nn.Parameter(torch.zeros(2))
+        >>> step = GradientStep([weight], learning_rate=0.1, max_norm=1.0)
+        >>> step((weight * torch.tensor([3.0, 4.0])).sum())
+        tensor(5.)
+        >>> weight
+        Parameter containing:
+        tensor([-0.1000, -0.1000], requires_grad=True)
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        learning_rate: float,
+        max_norm: float,
+        eps: float = 1e-8,
+        capturable: bool = False,
+    ) -> None:
+        self._parameters = list(parameters)
+        self._max_norm = max_norm
+        kinds = {(p.device, p.dtype) for p in self._parameters}
+        self._fused = len(kinds) == 1 and all(d.type in ("cpu", "cuda") and t.is_floating_point for d, t in kinds)
+        self._state: _State | None = None
+        self._device = self._parameters[0].device if capturable else None
+        rate = torch.tensor(learning_rate, device=self._device) if capturable else learning_rate
+        self.optimizer = torch.optim.Adam(self._parameters, lr=rate, eps=eps, fused=self._fused, capturable=capturable)
+
+    def __call__(self, loss: Tensor) -> Tensor:
+        """Make a step along the gradient of ``loss`` and return the gradient's norm before clipping, a scalar.
+
+        Nothing changes where the norm or the loss isn't finite.
+        """
+        for parameter in self._parameters:
+            parameter.grad = None
+        loss.backward()
+        grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if self._fused and len(grads) == len(self._parameters) and self._known():
+            return self._step(grads, loss.detach())
+        norm = get_total_norm(grads)
+        clip_grads_with_norm_(self._parameters, self._max_norm, norm)
+        good = _finite(norm, loss.detach())
+        if self._fused:
+            optimizer: Any = self.optimizer
+            optimizer.found_inf = 1 - good
+            optimizer.step()
+            del optimizer.found_inf
+        else:
+            self._step_where(good)
+        return norm
+
+    @torch.no_grad()
+    def _step_where(self, good: Tensor) -> None:
+        """Step, and undo it where it isn't good: for kernels that can't skip a step."""
+        before = {id(tensor): tensor.clone() for tensor in self._tensors()}
+        self.optimizer.step()
+        for tensor in self._tensors():
+            kept = before.get(id(tensor), 0)  # what is new began at 0
+            tensor.copy_(torch.where(good.to(tensor.device) > 0, tensor, kept))
+
+    def _tensors(self) -> list[Tensor]:
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        return [*self._parameters, *(value for value in states if isinstance(value, Tensor))]
+
+    def _known(self) -> bool:
+        """Return whether the optimiser has a state for every parameter: after a first step, or from a checkpoint."""
+        if self._state is None:
+            states = [self.optimizer.state.get(parameter) for parameter in self._parameters]
+            if not all(states):
+                return False
+            columns = ([cast(Any, state)[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+            self._state = _State(*columns)
+        return True
+
+    @torch.no_grad()
+    def _step(self, grads: list[Tensor], loss: Tensor) -> Tensor:
+        """Make the same step by the kernels alone."""
+        group, state = self.optimizer.param_groups[0], cast(_State, self._state)
+        norm = torch.linalg.vector_norm(torch.stack(foreach_norm(grads)))
+        foreach_mul_(grads, (self._max_norm / (norm + 1e-6)).clamp(max=1.0))
+        good = _finite(norm, loss)
+        foreach_add_(state.steps, [good] * len(grads))
+        fused_adam_(
+            self._parameters,
+            grads,
+            state.means,
+            state.squares,
+            [],
+            state.steps,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=0.0,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            found_inf=1 - good,
+        )
+        return norm
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the step size."""
+        for group in self.optimizer.param_groups:
+            if self._device is None:
+                group["lr"] = learning_rate
+            else:
+                group["lr"].fill_(learning_rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimiser's state."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ArgumentError: it is of other parameters.
+        """
+        self.optimizer.load_state_dict(state)
+        for parameter, saved in self.optimizer.state.items():
+            shapes = {saved[name].shape for name in ("exp_avg", "exp_avg_sq")}
+            if shapes != {parameter.shape}:
+                raise ArgumentError(
+                    f"The optimiser's state must have the shapes of the parameters, got {shapes} for {parameter.shape}."
+                )
+        if self._device is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.as_tensor(group["lr"], device=self._device)
+        self._state = None
+
+
+def _finite(norm: Tensor, loss: Tensor) -> Tensor:
+    """Return 1 where both are finite, 0 elsewhere, float32."""
+    both = norm + loss
+    return (both - both == 0).to(torch.float32)

@@ -1,0 +1,63 @@
+"""TensorBoard events, written synchronously."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from recurl.trainers.files.durable import make_folder, write_all, writing
+from recurl.trainers.report.metrics import Row
+
+_NUMBERS = itertools.count()
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
+
+
+class Events:
+    """TensorBoard scalars over environment steps, handed to the operating system at every write.
+
+    Args:
+        folder: folder of the event files.
+        purge_step: events at later steps that an earlier process left are hidden; None for a new run.
+
+    Raises:
+        StorageError: the file can't be written; also from :meth:`write`.
+    """
+
+    def __init__(self, folder: Path, *, purge_step: int | None = None) -> None:
+        # Imported where it is used. TensorBoard's own writers leave the work to a thread, and errors to its traceback.
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415 - as said above
+        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415 - as said above
+
+        self._record: Any = RecordWriter
+        self._protos: Any = event_pb2
+        self._summaries: Any = summary_pb2
+        make_folder(folder)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        self._path = folder / name
+        with writing(self._path):
+            self._descriptor = os.open(self._path, _FLAGS, 0o666)
+        self._add(file_version="brain.Event:2")
+        if purge_step is not None:
+            log = self._protos.SessionLog
+            self._add(step=purge_step, session_log=log(status=log.START))
+
+    def write(self, row: Row) -> None:
+        """Add every entry of a row at its ``env_steps``."""
+        values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
+        self._add(step=int(row["env_steps"]), summary=self._summaries.Summary(value=values))
+
+    def _add(self, **content: Any) -> None:
+        record = io.BytesIO()
+        self._record(record).write(self._protos.Event(wall_time=time.time(), **content).SerializeToString())
+        with writing(self._path):
+            write_all(self._descriptor, record.getvalue())
+
+    def close(self) -> None:
+        """Close the file."""
+        with writing(self._path):
+            os.close(self._descriptor)

@@ -1,0 +1,1 @@
+"""Runs: their folder, training, evaluation."""

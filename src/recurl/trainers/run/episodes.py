@@ -1,0 +1,98 @@
+"""Returns and lengths of the episodes that end inside batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recurl.errors import ArgumentError
+
+WINDOW = 20
+
+
+class EpisodeStats:
+    """Sums rewards of episodes that span batches, and keeps the last finished ones.
+
+    Args:
+        num_envs: rows of a batch, B.
+
+    Example:
+        >>> stats = EpisodeStats(1)
+        >>> done = torch.tensor([[False, True, False]])
+        >>> stats.update(torch.ones(1, 3), done)
+        >>> stats.episodes, stats.mean_return, stats.mean_length
+        (1, 2.0, 2.0)
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        # Of the episodes that go on.
+        self._return = np.zeros(num_envs)
+        self._length = np.zeros(num_envs, dtype=np.int64)
+        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[int] = deque(maxlen=WINDOW)
+
+    def update(self, reward: Tensor, done: Tensor, *, without: Tensor | None = None) -> None:
+        """Add a batch.
+
+        Args:
+            reward: unscaled rewards ``[B, T]``.
+            done: bool ``[B, T]``, true at the last step of an episode.
+            without: bool ``[B]``, rows whose episodes are left out; they begin new ones after the batch.
+        """
+        rewards, dones = reward.cpu().double().numpy(), done.cpu().numpy()
+        gone = np.zeros(len(rewards), dtype=bool) if without is None else without.cpu().numpy()
+        dones = dones & ~gone[:, None]
+        begin = np.zeros(len(rewards), dtype=np.int64)  # of the episode that a row is in
+        for step, row in np.argwhere(dones.T):
+            self.returns.append(float(self._return[row] + rewards[row, begin[row] : step + 1].sum()))
+            self.lengths.append(int(self._length[row] + step + 1 - begin[row]))
+            self.episodes += 1
+            self._return[row], self._length[row], begin[row] = 0.0, 0, step + 1
+        self._return += [row[first:].sum() for row, first in zip(rewards, begin, strict=True)]
+        self._length += rewards.shape[1] - begin
+        self._return[gone], self._length[gone] = 0.0, 0
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the last 20 episodes (of all when there are fewer, nan when there is none)."""
+        return sum(self.returns) / len(self.returns) if self.returns else float("nan")
+
+    @property
+    def mean_length(self) -> float:
+        """Mean length of the last 20 episodes in steps."""
+        return sum(self.lengths) / len(self.lengths) if self.lengths else float("nan")
+
+    def reached(self, target: float | None) -> bool:
+        """Return whether there are 20 episodes with a mean return of at least ``target``."""
+        return target is not None and len(self.returns) == WINDOW and self.mean_return >= target
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as tensors and plain values."""
+        return {
+            "return": torch.from_numpy(self._return.copy()),
+            "length": torch.from_numpy(self._length.copy()),
+            "episodes": self.episodes,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ArgumentError: it is of another number of environments.
+        """
+        sums, lengths = state["return"].numpy().copy(), state["length"].numpy().copy()
+        if not sums.shape == lengths.shape == self._return.shape:
+            raise ArgumentError(
+                f"The episodes must be those of {len(self._return)} environments, got {sums.shape} and {lengths.shape}."
+            )
+        self._return, self._length = sums, lengths
+        self.episodes = state["episodes"]
+        self.returns = deque(state["returns"], maxlen=WINDOW)
+        self.lengths = deque(state["lengths"], maxlen=WINDOW)

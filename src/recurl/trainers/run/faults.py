@@ -1,0 +1,100 @@
+"""Reaction of a run to NaN and infinity: stop, or skip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from recurl.errors import NonFiniteError
+from recurl.keys import DONE, NEXT, REWARD
+from recurl.modules import recurrent_modules
+from recurl.trainers.optim.finite import BatchCheck
+from recurl.trainers.run.episodes import EpisodeStats
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+    from torch import Tensor
+
+    from recurl.trainers.algorithms.learner import Learner
+
+MOST_IN_A_ROW = 10
+
+
+class FaultWatch:
+    """Checks batches and updates; stops the run at a fault, or counts what it leaves out.
+
+    Args:
+        learner: what learns.
+        stats: statistics of the episodes, without those in which a number isn't finite.
+        skip: leave out a batch or step with numbers that aren't finite; otherwise the first one ends the run.
+
+    Attributes:
+        skipped: batches and updates of which something was left out.
+    """
+
+    def __init__(self, learner: Learner[Any, Any], stats: EpisodeStats, *, skip: bool) -> None:
+        states = [key for module in recurrent_modules(learner.agent.policy) for key in module.state_keys]
+        self._check = BatchCheck(learner.agent.flat.keys, states)
+        self._learner = learner
+        self._stats = stats
+        self._skip = skip
+        self._in_a_row = 0
+        self._ending: Tensor | None = None  # rows that begin anew only after the next batch
+        self.skipped = 0
+
+    def admits(self, batch: TensorDictBase) -> bool:
+        """Check a batch before anything learns from it, and count its episodes.
+
+        Where something isn't finite, the environments concerned begin anew.
+
+        Args:
+            batch: ``[B, T]``, the newest.
+
+        Returns:
+            Whether it may be learnt from.
+
+        Raises:
+            NonFiniteError: it may not, and the run must end.
+        """
+        found = self._check(batch, self._learner.env_steps)
+        ending, self._ending = self._ending, None
+        without = ending
+        if found is not None:
+            rows, culprit = found
+            self._count(culprit)
+            again = rows if ending is None else rows & ~ending
+            without = rows if ending is None else rows | ending
+            if self._learner.restart(again):
+                self._ending = again
+        self._stats.update(batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0], without=without)
+        return found is None
+
+    def learned(self, update: int) -> None:
+        """Check an update.
+
+        Args:
+            update: its number.
+
+        Raises:
+            NonFiniteError: something in it wasn't finite, and the run must end.
+        """
+        if self._learner.fault is None:
+            self._in_a_row = 0
+        else:
+            self._count(f"In update {update} {self._learner.fault}")
+
+    def _count(self, culprit: str) -> None:
+        if not self._skip:
+            raise NonFiniteError(f"{culprit}, where only finite numbers can be learnt from.")
+        self.skipped += 1
+        self._in_a_row += 1
+        if self._in_a_row == MOST_IN_A_ROW:
+            raise NonFiniteError(f"{culprit}, the {MOST_IN_A_ROW}th batch or update in a row that isn't finite.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as tensors and plain values."""
+        return {"skipped": self.skipped, "in_a_row": self._in_a_row, "ending": self._ending}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.skipped, self._in_a_row, self._ending = (state[name] for name in ("skipped", "in_a_row", "ending"))

@@ -1,0 +1,173 @@
+"""Folder of a run: its files, and who may write them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from recurl.errors import ArgumentError, StorageError
+from recurl.trainers.algorithms.table import read_options
+from recurl.trainers.config import RunConfig
+from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_whole, writing
+from recurl.trainers.files.lock import LOCK_FILES, FolderLock
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths in the folder of one run, and the lock on it.
+
+    Args:
+        path: the folder; it need not exist yet.
+        notify: called with notices that are no errors, such as a damaged checkpoint in whose place an older one is
+            read; warns by default.
+
+    Example:
+        >>> RunFolder(Path("runs/demo")).metrics.as_posix()
+        'runs/demo/metrics.csv'
+    """
+
+    path: Path
+    notify: Callable[[str], None] = field(default=_warn, repr=False, compare=False)
+    _lock: FolderLock = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_lock", FolderLock(self.path, self.notify))
+
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Keep other processes from training, resuming or replacing a run here, inside the block.
+
+        The folder is made when it is missing. The operating system frees it when the process ends, however that
+        happens; the same object may hold it again inside. Where several processes may begin at once, hold it from
+        :meth:`create` to the end of the run. Reading needs no such right.
+
+        Raises:
+            LockedError: another process holds it.
+            StorageError: the folder can't be written.
+        """
+        with ExitStack() as stack:
+            with _naming_another():
+                make_folder(self.path)
+                stack.enter_context(self._lock.hold())
+            yield
+
+    @property
+    def config(self) -> Path:
+        """The options of the run."""
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        """File of the metrics, one row per update."""
+        return self.path / "metrics.csv"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of the TensorBoard events."""
+        return self.path / "tensorboard"
+
+    @property
+    def curve(self) -> Path:
+        """Picture of the learning curve."""
+        return self.path / "learning_curve.png"
+
+    def check_free(self, *, overwrite: bool) -> None:
+        """Refuse a folder that holds a run or other files.
+
+        Args:
+            overwrite: another run may be replaced.
+
+        Raises:
+            ArgumentError: the folder can't take a new run.
+        """
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise ArgumentError(f"{self.path} is not a folder: name another with --run-dir.")
+        if self.config.exists():
+            if not overwrite:
+                raise ArgumentError(
+                    f"{self.path} holds a run already: go on with it (recurl train --resume {self.path}), "
+                    "replace it (--overwrite) or name another folder (--run-dir)."
+                )
+        elif self._has_content():
+            raise ArgumentError(f"{self.path} is not empty and holds no run: name another folder with --run-dir.")
+
+    def create(self, config: RunConfig, *, overwrite: bool = False) -> None:
+        """Make the folder and write the options.
+
+        Args:
+            config: the options.
+            overwrite: remove what another run left here.
+
+        Raises:
+            ArgumentError: the folder holds a run, or something else.
+            LockedError: another process works here.
+            StorageError: the folder can't be written.
+        """
+        self.check_free(overwrite=overwrite)
+        with self.hold(), _naming_another():
+            self.check_free(overwrite=overwrite)
+            self._clear()
+            write_whole(self.config, json.dumps(config.to_dict(), indent=2).encode() + b"\n")
+
+    def _has_content(self) -> bool:
+        with writing(self.path):
+            return any(path.name not in LOCK_FILES and not is_partial(path) for path in self.path.iterdir())
+
+    def _clear(self) -> None:
+        """Remove the files of another run; its options stay until the next ones replace them."""
+        with writing(self.path):
+            for folder in (self.checkpoints, self.tensorboard):
+                if folder.exists():
+                    shutil.rmtree(folder)
+            for file in (self.metrics, self.curve):
+                file.unlink(missing_ok=True)
+        remove_partials(self.path, self.config.name)
+        remove_partials(self.path, self.metrics.name)
+        sync_folder(self.path)
+
+    def read_config(self) -> RunConfig:
+        """Return the options of the run in this folder.
+
+        Raises:
+            ArgumentError: there is no run here, or its options can't be read.
+        """
+        try:
+            values = json.loads(self.config.read_text())
+        except OSError as error:
+            raise ArgumentError(
+                f"{self.path} holds no run ({self.config} can't be read: {error.strerror}): name the folder that "
+                "recurl train wrote."
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise ArgumentError(f"{self.config} is not JSON: {error}.") from error
+        if not isinstance(values, dict):
+            raise ArgumentError(f"{self.config} must hold a JSON object, got {type(values).__name__}.")
+        try:
+            return read_options(cast(dict[str, Any], values))
+        except ArgumentError as error:
+            raise ArgumentError(f"{self.config} can't be used: {error}") from error
+
+
+@contextmanager
+def _naming_another() -> Generator[None]:
+    try:
+        yield
+    except StorageError as error:
+        raise StorageError(f"{error} Another run folder is named with --run-dir.") from error

@@ -1,0 +1,249 @@
+"""Training loop: collect, learn, log, checkpoint, until all steps are taken, the task is solved or a stop."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.trainers.algorithms.seeding import rng_state, set_rng_state
+from recurl.trainers.algorithms.table import make_algorithm
+from recurl.trainers.config import RunConfig
+from recurl.trainers.files.checkpoints import fitting, load_newest, save_checkpoint
+from recurl.trainers.optim.finite import check_finite
+from recurl.trainers.report.display import make_display
+from recurl.trainers.report.events import Events
+from recurl.trainers.report.logger import Logger
+from recurl.trainers.report.metrics import MetricsFile, Row
+from recurl.trainers.report.plots import plot_learning_curve
+from recurl.trainers.run.episodes import EpisodeStats
+from recurl.trainers.run.faults import FaultWatch
+from recurl.trainers.run.folder import RunFolder
+from recurl.trainers.run.outcome import Clock, Outcome
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_COLUMNS = (
+    "update",
+    "env_steps",
+    "episodes",
+    "wall_s",
+    "cpu_s",
+    "steps_per_s",
+    "return_mean_20",
+    "length_mean_20",
+    "skipped",
+)
+
+
+class Trainer:
+    """Runs an algorithm in a run folder.
+
+    Args:
+        config: the options.
+        folder: folder of the run; see :meth:`RunFolder.create`.
+        console: console for progress and notices.
+        loggers: additional loggers of every update, closed at the end of :meth:`run`.
+
+    A trainer starts a new run; after :meth:`resume` it continues from the newest checkpoint. While it runs, no other
+    process can write in the folder.
+
+    Raises:
+        MissingDependencyError: a package that a run needs at its end is not installed; said before it begins.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, *, console: Console, loggers: Sequence[Logger] = ()
+    ) -> None:
+        for package in ("tensorboard", "matplotlib"):
+            if importlib.util.find_spec(package) is None:
+                raise MissingDependencyError(f"{package} is not installed: pip install 'recurl[train]'")
+        self.config = config
+        self.folder = folder
+        self.console = console
+        self._loggers = loggers
+        self.algorithm = make_algorithm(config)
+        self.stats = EpisodeStats(config.num_envs)
+        self._watch = FaultWatch(self.algorithm, self.stats, skip=config.on_nonfinite == "skip")
+        self._updates = 0
+        self._times = (0.0, 0.0)
+        self._rng: dict[str, Any] | None = None
+        self._held = ExitStack()
+
+    def resume(self) -> None:
+        """Restore the newest checkpoint; on the CPU the run continues bit for bit as if it had never stopped.
+
+        Where it is damaged, the one before is taken, with a notice. Environments that can't save their state start
+        over, and a notice says so.
+
+        Raises:
+            ArgumentError: there is no checkpoint, or it can't be read or doesn't fit.
+            LockedError: another process works in the folder.
+            StorageError: the folder can't be written.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.folder.hold())
+            path, state = load_newest(self.folder.checkpoints, self._notify)
+            with fitting(path):
+                self._load(state)
+            self._held.close()
+            self._held = stack.pop_all()
+        if not self.algorithm.can_save_env:
+            self._notify(f"{self.config.env} can't save its state: its episodes start over, the resumed run differs.")
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        saved, options = state.get("config", {}), self.config.to_dict()
+        for name in ("algorithm", *self.config.fixed):
+            if name in saved and saved[name] != options.get(name):
+                raise ArgumentError(
+                    f"{self.folder.config} doesn't fit the checkpoint: {name} must stay {saved[name]!r}, got "
+                    f"{options.get(name)!r}."
+                )
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.stats.load_state_dict(state["stats"])
+        self._updates = int(state["rows"])
+        if "faults" in state:  # runs of old have none
+            self._watch.load_state_dict(state["faults"])
+        self._times = (float(state["wall_s"]), float(state["cpu_s"]))
+        self._rng = state["rng"]
+        set_rng_state(state["rng"])
+
+    def run(self, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
+        """Train until the end.
+
+        Meanwhile Python's garbage collector leaves out what existed before (``gc.freeze``).
+
+        Args:
+            should_stop: called after every update; True saves a checkpoint and returns.
+
+        Returns:
+            The outcome; the folder holds metrics, a checkpoint and the learning curve in every case.
+
+        Raises:
+            ArgumentError: the folder isn't that of a new run with these options.
+            LockedError: another process works in the folder.
+            NonFiniteError: a number isn't finite, and is not to be skipped or can't be; nothing is saved of it.
+            StorageError: the folder can't be written; the newest checkpoint stays as it was.
+        """
+        with self._held, self._holding(), self._opened() as loggers, _frozen():
+            if self._rng is not None:
+                set_rng_state(self._rng)
+            clock = Clock(*self._times)
+            stopped = False
+            while not (stopped or self._ended()):
+                row = self._iterate(clock)
+                for logger in loggers:
+                    logger.write(row)
+                self._updates += 1
+                stopped = should_stop()
+                if stopped or self._ended() or self._updates % self.config.checkpoint_every == 0:
+                    self._save(clock)
+            outcome = self._outcome(clock, stopped=stopped)
+            if self._updates:
+                title = f"{self.config.env}, {self.config.cell}"
+                plot_learning_curve(self.folder.metrics, self.folder.curve, title=title)
+        return outcome
+
+    @contextmanager
+    def _holding(self) -> Generator[None]:
+        """Hold the folder, which must be as :meth:`RunFolder.create` or a checkpoint left it."""
+        folder = self.folder
+        if not folder.path.is_dir():
+            raise ArgumentError(f"There is no run in {folder.path}: make its folder first, folder.create(config).")
+        with folder.hold():
+            if self._updates == 0 and (folder.read_config() != self.config or folder.checkpoints.exists()):
+                raise ArgumentError(
+                    f"{folder.path} must be the folder of a new run with these options, as folder.create(config) makes "
+                    "it; go on with the run that is there after trainer.resume()."
+                )
+            yield
+
+    @contextmanager
+    def _opened(self) -> Generator[list[Logger]]:
+        """Open everything that takes rows: first the metrics, then TensorBoard, the display and other loggers."""
+        algorithm, folder = self.algorithm, self.folder
+        columns = (*_COLUMNS, *algorithm.reported)
+        with ExitStack() as stack:
+            self._metrics = MetricsFile(folder.metrics, columns, updates=self._updates, notify=self._notify)
+            stack.callback(self._metrics.close)
+            events = Events(folder.tensorboard, purge_step=algorithm.env_steps + 1 if self._updates else None)
+            stack.callback(events.close)
+            total = self.config.updates * self.config.frames_per_batch
+            display = make_display(self.console, total_steps=total, live=algorithm.live, done_steps=algorithm.env_steps)
+            stack.callback(display.close)
+            for logger in self._loggers:
+                stack.callback(logger.close)
+            yield [self._metrics, events, display, *self._loggers]
+
+    def close(self) -> None:
+        """Close the environments and free the folder."""
+        self._held.close()
+        self.algorithm.close()
+
+    def _notify(self, text: str) -> None:
+        self.console.print(f"Notice: {text}", soft_wrap=True, markup=False, highlight=False)
+
+    def _iterate(self, clock: Clock) -> Row:
+        steps, wall = self.algorithm.env_steps, clock.wall_s
+        batch = self.algorithm.collect()
+        taken = self.algorithm.env_steps
+        if self._watch.admits(batch):
+            learned = self.algorithm.learn(batch)
+            self._watch.learned(self._updates + 1)
+        else:
+            learned = dict.fromkeys(self.algorithm.reported, math.nan)
+        numbers = (
+            self._updates + 1,
+            taken,
+            self.stats.episodes,
+            round(clock.wall_s, 3),
+            round(clock.cpu_s, 3),
+            round((taken - steps) / (clock.wall_s - wall), 1),
+            self.stats.mean_return,
+            self.stats.mean_length,
+            self._watch.skipped,
+        )
+        return {**dict(zip(_COLUMNS, numbers, strict=True)), **learned}
+
+    def _solved(self) -> bool:
+        return self.stats.reached(self.config.stop_return)
+
+    def _ended(self) -> bool:
+        return self._solved() or self._updates >= self.config.updates
+
+    def _save(self, clock: Clock) -> None:
+        self._times = (clock.wall_s, clock.cpu_s)
+        algorithm = self.algorithm.state_dict()
+        check_finite(
+            {name: part for name, part in algorithm.items() if name not in self.algorithm.collected}, "the run"
+        )
+        state = {
+            "config": self.config.to_dict(),
+            "algorithm": algorithm,
+            "stats": self.stats.state_dict(),
+            "rows": self._updates,
+            "faults": self._watch.state_dict(),
+            "wall_s": self._times[0],
+            "cpu_s": self._times[1],
+            "rng": rng_state(),
+        }
+        self._metrics.sync()  # before the checkpoint that counts its rows
+        save_checkpoint(self.folder.checkpoints, self.algorithm.env_steps, state)
+
+    def _outcome(self, clock: Clock, *, stopped: bool) -> Outcome:
+        status = "solved" if self._solved() else "finished" if self._ended() else "stopped"
+        return Outcome(status, self.algorithm.env_steps, clock.wall_s, clock.cpu_s, self.stats.mean_return)
+
+
+@contextmanager
+def _frozen() -> Generator[None]:
+    gc.freeze()  # a full collection, every hundred updates or so, would walk all that was imported: 0.2 s
+    try:
+        yield
+    finally:
+        gc.unfreeze()

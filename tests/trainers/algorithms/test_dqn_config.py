@@ -1,0 +1,31 @@
+import pytest
+
+from recurl.errors import ArgumentError
+from recurl.trainers import DQNConfig, R2D2Config
+
+ENV = "recurl/TMaze-v0"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slices": 0}, "--slices must be positive, got 0"),
+        ({"n_steps": 0}, "--n-steps must be positive"),
+        ({"burn_in": -1}, "--burn-in must not be negative"),
+        ({"eps_init": 1.5}, "--eps-init must lie between 0 and 1"),
+        ({"eps_init": 0.1, "eps_end": 0.2}, "--eps-end must not exceed --eps-init, got 0.2 and 0.1"),
+        ({"burn_in": 32}, "--burn-in must be below --slice-length, got 32 and 32"),
+        ({"buffer_size": 100}, "--buffer-size must hold one batch of 128 steps, got 100"),
+        ({"cell": "rnn"}, "--cell: There is no cell"),
+    ],
+)
+@pytest.mark.parametrize("kind", [DQNConfig, R2D2Config])
+def test_options_that_cannot_be_used(kind, options, message):
+    with pytest.raises(ArgumentError, match=message):
+        kind(env=ENV, **options)
+
+
+def test_r2d2_is_dqn_with_other_defaults():
+    config = R2D2Config(env=ENV)
+    assert isinstance(config, DQNConfig)
+    assert (config.prioritized, config.value_rescaling, config.n_steps > 1, config.burn_in > 0) == (True,) * 4

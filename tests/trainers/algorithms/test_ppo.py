@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurl.errors import ArgumentError
+from recurl.trainers import PPO, PPOConfig
+from recurl.trainers.files.checkpoints import fitting
+
+
+def config(**options):
+    return PPOConfig(
+        **{
+            "env": "recurl/RepeatPrevious-v0",
+            "env_kwargs": ("k=1", "episode_length=10"),
+            "hidden_size": 8,
+            "num_envs": 4,
+            "rollout_steps": 16,
+            "sequence_length": 8,
+            "total_steps": 640,
+            **options,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cell": "lstm"},
+        {"cell": "gru", "num_layers": 2},
+        {"cell": "none"},
+        {"shared_trunk": False},
+        {"normalize_observations": False, "scale_rewards": False, "anneal": False},
+        {"env": "Pendulum-v1", "env_kwargs": ()},
+        {"env": "recurl/MaskedPendulum-v1", "env_kwargs": ()},
+    ],
+)
+def test_an_update_changes_every_weight(options):
+    ppo = PPO(config(**options))
+    before = {name: value.clone() for name, value in ppo.agent.named_parameters()}
+    batch = ppo.collect()
+    assert batch.batch_size == (4, 16)
+    row = ppo.learn(batch)
+    assert ppo.env_steps == 64
+    assert ppo.loss.why_not_lowered() is ppo.gae.why_not_lowered() is None
+    assert all(torch.tensor(list(row.values())).isfinite())
+    unchanged = [name for name, value in ppo.agent.named_parameters() if torch.equal(value, before[name])]
+    assert unchanged == []
+    ppo.close()
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "none"])
+def test_ratio_is_one_at_first_with_normalisation_on(cell):
+    ppo = PPO(config(cell=cell, learning_rate=1e-12))
+    for _ in range(3):
+        row = ppo.learn(ppo.collect())
+        assert abs(row["loss_objective"]) < 1e-5
+        assert row["clip_fraction"] == 0
+        assert row["kl_approx"] < 1e-5
+    assert ppo.agent.norm.moments.count == 3 * 64
+    ppo.close()
+
+
+def test_schedules_fall_linearly():
+    ppo = PPO(config(learning_rate=1e-2, entropy_coeff=0.1))
+    rates = [ppo.learn(ppo.collect())["learning_rate"] for _ in range(3)]
+    assert rates == pytest.approx([1e-2, 0.9e-2, 0.8e-2])
+    assert ppo.loss.entropy_coeff == pytest.approx(0.08)
+    ppo.close()
+
+
+def test_a_state_of_other_options_is_refused():
+    state = PPO(config()).state_dict()
+    with (
+        pytest.raises(ArgumentError, match=r"1.pt doesn't fit the run's config\.json: RuntimeError"),
+        fitting(Path("1.pt")),
+    ):
+        PPO(config(hidden_size=16)).load_state_dict(state)

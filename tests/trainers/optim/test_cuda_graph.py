@@ -1,0 +1,235 @@
+import copy
+import warnings
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import CudaGraphModule
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recurl.data import SequenceMinibatches
+from recurl.errors import ArgumentError, UsageError
+from recurl.lowering import Entries, leaves
+from recurl.trainers import PPO, CudaGraphStep, PPOConfig
+from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
+
+
+class Net(nn.Module):
+    """A parameter in a child and a buffer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.scale = nn.Buffer(torch.ones(3))
+
+    def forward(self, x):
+        return self.layer(x * self.scale)
+
+
+def make(net=None):
+    net = Net() if net is None else net
+    lr = torch.tensor(0.1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=lr, capturable=True, fused=True)
+
+    def step(batch):
+        loss = (net(batch.get(("in", "x"))) - batch.get("y")).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), net.layer.weight.grad.norm()
+
+    return net, optimizer, step
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    """Let a step run without a GPU, where CudaGraphModule calls the function as it is, and says so."""
+    monkeypatch.setattr("recurl.trainers.optim.cuda_graph.check_devices", lambda module: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*without CUDA device available", UserWarning)
+        yield
+
+
+def batch(rows=4, kind=TensorDict, **more):
+    torch.manual_seed(rows)
+    tensordict = TensorDict({"in": {"x": torch.randn(rows, 3)}, "y": torch.randn(rows, 1), **more}, [rows])
+    return Entries.of(tensordict) if kind is Entries else tensordict
+
+
+@pytest.mark.parametrize("kind", [TensorDict, Entries])
+def test_equals_the_eager_step(anywhere, kind):
+    net, optimizer, step = make()
+    eager_net, _, eager = make(copy.deepcopy(net))
+    seen = []
+    graphed = CudaGraphStep(lambda given: seen.append(given) or step(given), net, optimizer)
+    for _ in range(6):
+        data = batch(kind=kind)
+        for got, expected in zip(graphed(data), eager(data), strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    for got, expected in zip(net.parameters(), eager_net.parameters(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert all(type(given) is kind and given.batch_size == (4,) for given in seen)
+    assert [path for path, _ in leaves(seen[0])] == [("in", "x"), ("y",)]
+
+
+def test_ppo_learns_the_same_in_captured_steps(anywhere):
+    options = {"env": "recurl/RepeatPrevious-v0", "hidden_size": 8, "num_envs": 4, "rollout_steps": 32, "cell": "gru"}
+    config = PPOConfig(**options, total_steps=384, entropy_coeff=0.1)
+    captured = copy.copy(config)
+    object.__setattr__(captured, "cuda_graph", True)  # which a config refuses on a CPU
+    seen = []
+    for options in (config, captured):
+        algorithm = PPO(options)
+        seen.append([algorithm.learn(algorithm.collect()) for _ in range(3)])
+        algorithm.close()
+    for plain, graphed in zip(*seen, strict=True):
+        assert graphed == pytest.approx(plain, rel=1e-3, abs=1e-5)
+    assert seen[0][0]["loss_entropy"] != pytest.approx(seen[0][1]["loss_entropy"], rel=0.1)  # annealed
+
+
+def test_a_captured_run_goes_on_from_a_checkpoint(anywhere, tmp_path):
+    config = PPOConfig(env="recurl/RepeatPrevious-v0", hidden_size=8, num_envs=4, rollout_steps=32, total_steps=384)
+    object.__setattr__(config, "cuda_graph", True)  # which a config refuses on a CPU
+    whole = PPO(config)
+    whole.learn(whole.collect())
+    path = save_checkpoint(tmp_path, 128, {"algorithm": whole.state_dict(), "rng": torch.get_rng_state()})
+    expected = [whole.learn(whole.collect()) for _ in range(2)]
+    whole.close()
+    resumed = PPO(config)
+    state = load_checkpoint(path)
+    resumed.load_state_dict(state["algorithm"])
+    torch.set_rng_state(state["rng"])
+    assert [resumed.learn(resumed.collect()) for _ in range(2)] == expected
+    resumed.close()
+
+
+class NeverWaits(TorchDispatchMode):
+    """Refuses what a CUDA graph can't hold: values read by Python, and shapes that depend on data."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function.overloadpacket not in (
+            torch.ops.aten._local_scalar_dense,
+            torch.ops.aten.nonzero,
+            torch.ops.aten.masked_select,
+        )
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
+def test_a_step_of_ppo_reads_nothing_back(anywhere, env):
+    config = PPOConfig(env=env, cell="none", hidden_size=8, num_envs=4, rollout_steps=32, entropy_coeff=0.1)
+    object.__setattr__(config, "cuda_graph", True)  # which a config refuses on a CPU
+    algorithm = PPO(config)
+    batch = algorithm.collect()
+    algorithm.learn(batch)
+    (minibatch,) = SequenceMinibatches(batch.select(*algorithm.loss.in_keys, strict=False), 1, 32).entries()
+    with NeverWaits():
+        algorithm._step(minibatch)
+    algorithm.close()
+    with pytest.raises(AssertionError), NeverWaits():
+        torch.ones(()).item()
+
+
+def test_needs_a_cuda_device():
+    net, optimizer, step = make()
+    with pytest.raises(UsageError, match=r"needs all parameters on a CUDA device, got some on cpu: move"):
+        CudaGraphStep(step, net, optimizer)
+
+
+def test_needs_a_capturable_optimizer(anywhere):
+    net, _, step = make()
+    with pytest.raises(ArgumentError, match="got a SGD without capturable=True"):
+        CudaGraphStep(step, net, torch.optim.SGD(net.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (batch(5), r"\('in', 'x'\) was \[4, 3\] float32 on cpu, now \[5, 3\] .*; 'y' was \[4, 1\]"),
+        (batch().exclude("y"), r": 'y' is missing\. Use batches of equal size"),
+        (batch(z=torch.zeros(4)), r": 'z' is new\."),
+        (batch().double(), r"'y' was \[4, 1\] float32 on cpu, now \[4, 1\] float64"),
+    ],
+)
+def test_batches_must_be_alike(anywhere, other, words):
+    net, optimizer, step = make()
+    graphed = CudaGraphStep(step, net, optimizer)
+    graphed(batch())
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(ArgumentError, match=words):
+        graphed(other)
+    assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+    graphed(batch())
+
+
+def replace_parameter(net, optimizer):
+    net.layer.bias = nn.Parameter(torch.zeros(1))
+
+
+def move_data(net, optimizer):
+    net.layer.bias.data = torch.zeros(1)
+
+
+def replace_buffer(net, optimizer):
+    net.scale = nn.Buffer(torch.zeros(3))
+
+
+def replace_state(net, optimizer):
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def replace_rate(net, optimizer):
+    optimizer.param_groups[0]["lr"] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("replace", "words"),
+    [
+        (replace_parameter, "bias was replaced since the first step"),
+        (move_data, "bias was replaced since the first step"),
+        (replace_buffer, "scale was replaced since the first step"),
+        (replace_state, "state or step size was replaced"),
+        (replace_rate, "state or step size was replaced"),
+    ],
+)
+def test_replaced_tensors_are_noticed(anywhere, replace, words):
+    net, optimizer, step = make()
+    graphed = CudaGraphStep(step, net, optimizer)
+    graphed(batch())
+    replace(net, optimizer)
+    with pytest.raises(UsageError, match=words):
+        graphed(batch())
+    graphed.reset()
+    graphed(batch(7))
+
+
+def test_changes_in_place_are_allowed(anywhere, capfd):
+    net, optimizer, step = make()
+    graphed = CudaGraphStep(step, net, optimizer)
+    graphed(batch())
+    assert capfd.readouterr().err == ""  # tensordict logs each recording
+    with torch.no_grad():
+        net.layer.weight.fill_(1.0)
+        net.scale.fill_(2.0)
+        optimizer.param_groups[0]["lr"].fill_(0.0)
+    graphed(batch())
+    assert (net.layer.weight == 1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        ("operation not permitted when stream is capturing", UsageError, "can't be captured.*CUDA says: operation not"),
+        ("the shapes don't fit", RuntimeError, "the shapes don't fit"),
+    ],
+)
+def test_a_step_that_cannot_be_captured(anywhere, monkeypatch, said, kind, words):
+    def fail(*_):
+        raise RuntimeError(said)
+
+    net, optimizer, step = make()
+    monkeypatch.setattr(CudaGraphModule, "__call__", fail)
+    with pytest.raises(kind, match=words):
+        CudaGraphStep(step, net, optimizer)(batch())

@@ -1,0 +1,136 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from recurl.errors import ArgumentError
+from recurl.trainers.optim.gradient_step import GradientStep
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 100.0])
+def test_equals_adam_behind_clipped_gradients(max_norm):
+    ours, theirs = net(), net()
+    step = GradientStep(ours.parameters(), learning_rate=0.1, max_norm=max_norm, eps=1e-5)
+    adam = torch.optim.Adam(theirs.parameters(), lr=0.1, eps=1e-5, fused=True)
+    for _ in range(5):
+        x = torch.randn(7, 3, dtype=torch.float64)
+        norm = step(ours(x).square().mean())
+        adam.zero_grad()
+        theirs(x).square().mean().backward()
+        assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs.parameters(), max_norm))
+        adam.step()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(a, b)
+    assert str(step.state_dict()) == str(adam.state_dict())
+
+
+def test_gradients_do_not_add_up_and_unused_parameters_stay():
+    weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    step = GradientStep([weight, other], learning_rate=0.1, max_norm=1.0)
+    norms = [step((weight * 2).sum()) for _ in range(3)]
+    assert torch.stack(norms).tolist() == pytest.approx([8**0.5] * 3)
+    assert other.tolist() == [1.0, 1.0]
+    for _ in range(2):
+        step((weight + other).sum())
+    before = other.clone()
+    step((weight * 2).sum())
+    assert torch.equal(other, before)
+    assert [state["step"].item() for state in step.optimizer.state.values()] == [6.0, 2.0]
+
+
+def test_parameters_of_several_dtypes():
+    """No single kernel does: torch's own step."""
+    weights = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+    step = GradientStep(weights, learning_rate=0.1, max_norm=1.0)
+    assert not step.optimizer.param_groups[0]["fused"]
+    for _ in range(2):
+        step(sum(weight.sum() for weight in weights))
+    assert [weight.tolist() for weight in weights] == [pytest.approx([0.8, 0.8])] * 2
+
+
+def test_a_saved_state_goes_on_bit_for_bit():
+    first = net()
+    step = GradientStep(first.parameters(), learning_rate=0.1, max_norm=1.0)
+    x = torch.randn(7, 3, dtype=torch.float64)
+    step(first(x).square().mean())
+    second = copy.deepcopy(first)
+    other = GradientStep(second.parameters(), learning_rate=0.5, max_norm=1.0)
+    other.load_state_dict(copy.deepcopy(step.state_dict()))
+    for model, optimizer in ((first, step), (second, other)):
+        optimizer.set_learning_rate(0.05)
+        optimizer(model(x).square().mean())
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_a_capturable_step_is_the_same_and_its_rate_stays_one_tensor():
+    plain, captured = net(), net()
+    first = GradientStep(plain.parameters(), learning_rate=0.1, max_norm=1.0)
+    second = GradientStep(captured.parameters(), learning_rate=0.1, max_norm=1.0, capturable=True)
+    second.load_state_dict(copy.deepcopy(second.state_dict()))
+    rate = second.optimizer.param_groups[0]["lr"]
+    x = torch.randn(7, 3, dtype=torch.float64)
+    for learning_rate in (0.1, 0.05):
+        first.set_learning_rate(learning_rate)
+        second.set_learning_rate(learning_rate)
+        first(plain(x).square().mean())
+        second(captured(x).square().mean())
+    assert second.optimizer.param_groups[0]["lr"] is rate
+    for a, b in zip(plain.parameters(), captured.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)  # the rate is a float32 tensor
+
+
+def state_of(step):
+    return [p.detach().clone() for p in step._parameters] + [
+        value.clone() for state in step.optimizer.state.values() for value in state.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "capturable"),
+    [((torch.float32,) * 2, False), ((torch.float32,) * 2, True), ((torch.float32, torch.float64), False)],
+    ids=["fused", "capturable", "unfused"],
+)
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda a, b: a.sum() + b.sum() * torch.nan,
+        lambda a, b: (a.sum() + b.sum()) * torch.inf,
+        lambda a, b: a.sum() + b.sum() + torch.inf,  # its gradient is finite
+        lambda a, b: a.sum() * 3e38 + b.sum() * 3e38,  # the norm isn't
+        lambda a, b: a.sqrt().sum() * 0 + (b - 1).sqrt().sum(),  # the gradient isn't
+    ],
+)
+def test_a_step_that_is_not_finite_changes_nothing(dtypes, capturable, steps, loss):
+    weights = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in dtypes]
+    other = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in dtypes]
+    ours, theirs = (GradientStep(w, learning_rate=0.1, max_norm=1.0, capturable=capturable) for w in (weights, other))
+    good = lambda a, b: (a * 2).sum() + b.square().sum()  # noqa: E731 - a formula
+    for _ in range(steps):
+        ours(good(*weights))
+        theirs(good(*other))
+    before = state_of(ours)
+    given = loss(*weights)
+    norm = ours(given)
+    assert not (norm + given.detach()).isfinite()
+    if steps:
+        assert all(map(torch.equal, state_of(ours), before))
+    assert not hasattr(ours.optimizer, "found_inf")
+    for _ in range(3):  # and it is as if it had never been
+        assert torch.equal(ours(good(*weights)), theirs(good(*other)))
+    assert all(map(torch.equal, state_of(ours), state_of(theirs)))
+
+
+def test_a_state_of_other_parameters_is_refused():
+    step = GradientStep([nn.Parameter(torch.ones(2))], learning_rate=0.1, max_norm=1.0)
+    other = nn.Parameter(torch.ones(3))
+    from_other = GradientStep([other], learning_rate=0.1, max_norm=1.0)
+    from_other(other.sum())
+    with pytest.raises(ArgumentError, match=r"must have the shapes of the parameters, got \{torch.Size\(\[3\]\)\} for"):
+        step.load_state_dict(from_other.state_dict())

@@ -1,0 +1,329 @@
+import gc
+import io
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from recurl.errors import ArgumentError, LockedError, MissingDependencyError
+from recurl.keys import TRAJ_IDS
+from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, Trainer
+from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
+
+pytestmark = pytest.mark.slow
+
+CLOCKS = ("wall_s", "cpu_s", "steps_per_s")
+
+
+REPLAY = {"slices": 6, "slice_length": 8, "learning_starts": 128, "buffer_size": 200, "target_interval": 3}
+
+
+def config(kind=PPOConfig, **options):
+    own = {"sequence_length": 8, "entropy_coeff": 0.01} if kind is PPOConfig else REPLAY
+    if kind is R2D2Config:
+        own = {**own, "burn_in": 3}
+    return kind(
+        **{
+            "env": "recurl/RepeatPrevious-v0",
+            "env_kwargs": ("k=2", "episode_length=11"),
+            "hidden_size": 8,
+            "num_envs": 4,
+            "rollout_steps": 16,
+            "total_steps": 384,
+            "checkpoint_every": 100,
+            **own,
+            **options,
+        }
+    )
+
+
+def train(options, path, *, stop_after=None, resume=False):
+    """Run in ``path``; return the outcome and what was printed."""
+    out, folder = io.StringIO(), RunFolder(path)
+    trainer = Trainer(options, folder, console=Console(file=out))
+    if resume:
+        trainer.resume()
+    else:
+        folder.create(options)
+    left = iter(range(stop_after - 1, -1, -1)) if stop_after else None
+    outcome = trainer.run(lambda: left is not None and next(left) == 0)
+    trainer.close()
+    return outcome, out.getvalue()
+
+
+def test_the_garbage_collector_leaves_out_what_existed_before_a_run(tmp_path):
+    options, folder = config(total_steps=128), RunFolder(tmp_path)
+    folder.create(options)
+    trainer = Trainer(options, folder, console=Console(file=io.StringIO()))
+    before, during = gc.get_freeze_count(), []
+    trainer.run(lambda: bool(during.append(gc.get_freeze_count())))
+    trainer.close()
+    assert all(count > before + 10_000 for count in during)
+    assert gc.get_freeze_count() == before
+
+
+def metrics(path):
+    header, *rows = [line.split(",") for line in RunFolder(path).metrics.read_text().splitlines()]
+    keep = [column for column, name in enumerate(header) if name not in CLOCKS]
+    return [[row[column] for column in keep] for row in (header, *rows)]
+
+
+def differing(first, second, path=""):
+    """Where two nested states differ."""
+    if isinstance(first, torch.Tensor):
+        same = first.dtype == second.dtype and torch.equal(first, second)
+        return [] if same else [path]
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        return [place for key in first for place in differing(first[key], second[key], f"{path}/{key}")]
+    if isinstance(first, list | tuple):
+        assert len(first) == len(second)
+        return [
+            place
+            for index, pair in enumerate(zip(first, second, strict=True))
+            for place in differing(*pair, f"{path}/{index}")
+        ]
+    return [] if first == second else [path]
+
+
+def final_state(path):
+    state = load_checkpoint(latest_checkpoint(RunFolder(path).checkpoints))
+    # Trajectory ids are labels, unique in the process.
+    collector = state["algorithm"]["collector"]
+    if "worker" in collector:
+        del collector["batch"][TRAJ_IDS]
+        collector = collector["worker"]["collector"]
+    del collector["traj_ids"]
+    if "buffer" in state["algorithm"]:
+        buffer = state["algorithm"]["buffer"]
+        del buffer["keys"]["last"][TRAJ_IDS], buffer["storage"]["entries"][TRAJ_IDS]
+    return {key: value for key, value in state.items() if key not in CLOCKS}
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "matplotlib"])
+def test_a_missing_package_is_said_before_the_run(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependencyError, match=rf"{package} is not installed: pip install 'recurl\[train\]'"):
+        Trainer(PPOConfig(env="recurl/TMaze-v0"), RunFolder(tmp_path), console=Console())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cell": "lstm"},
+        {"cell": "gru", "overlap": True},
+        {"cell": "gru", "shared_trunk": False},
+        {"cell": "none"},
+        {"env": "recurl/MaskedCartPole-v1", "env_kwargs": ()},
+        {"env": "recurl/MaskedPendulum-v1", "env_kwargs": ("max_episode_steps=11",), "shared_trunk": False},
+        {"env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "num_layers": 2},
+        {"kind": DQNConfig, "cell": "lstm", "normalize_observations": True},
+        {"kind": DQNConfig, "cell": "none", "prioritized": True},
+        {"kind": R2D2Config, "cell": "gru"},
+        {"kind": R2D2Config, "env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "start_state": "zero"},
+    ],
+)
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path, options):
+    options = config(**options)
+    whole, _ = train(options, tmp_path / "whole")
+    half, _ = train(options, tmp_path / "half", stop_after=3)
+    assert (half.status, half.env_steps) == ("stopped", 192)
+    assert len(metrics(tmp_path / "half")) == 4
+    resumed, printed = train(options, tmp_path / "half", resume=True)
+    assert "Notice" not in printed
+    assert (resumed.status, resumed.env_steps, resumed.return_mean) == ("finished", 384, whole.return_mean)
+    assert resumed.cpu_s > half.cpu_s
+    assert metrics(tmp_path / "half") == metrics(tmp_path / "whole")
+    assert differing(final_state(tmp_path / "half"), final_state(tmp_path / "whole")) == []
+
+
+def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
+    options = config(checkpoint_every=2)
+    train(options, tmp_path / "whole")
+
+    def crash():
+        raise SystemError
+
+    trainer = Trainer(options, RunFolder(tmp_path / "run"), console=Console(file=io.StringIO()))
+    RunFolder(tmp_path / "run").create(options)
+    calls = iter([False, False, False, True])
+    with pytest.raises(SystemError):
+        trainer.run(lambda: next(calls) and crash())
+    assert len(metrics(tmp_path / "run")) == 5
+    trainer.close()
+    (tmp_path / "run" / "checkpoints" / "000000000256.pt").unlink(missing_ok=True)
+    train(options, tmp_path / "run", resume=True)
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_same_seed_same_run_other_seed_other_run(tmp_path):
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        train(config(seed=seed, total_steps=128), tmp_path / name)
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+    assert differing(final_state(tmp_path / "a"), final_state(tmp_path / "b")) == []
+    assert metrics(tmp_path / "a") != metrics(tmp_path / "c")
+
+
+def test_environments_without_a_state_start_over_with_a_notice(tmp_path):
+    options = config(env="CartPole-v1", env_kwargs=())
+    train(options, tmp_path, stop_after=3)
+    outcome, printed = train(options, tmp_path, resume=True)
+    assert "Notice: CartPole-v1 can't save its state" in printed
+    assert (outcome.status, outcome.env_steps) == ("finished", 384)
+    assert len(metrics(tmp_path)) == 7
+
+
+def test_ends_when_solved_and_stays_so(tmp_path):
+    options = config(stop_return=0.0)
+    outcome, _ = train(options, tmp_path)
+    assert outcome.status == "solved"
+    assert outcome.env_steps < 384
+    again, _ = train(options, tmp_path, resume=True)
+    assert (again.status, again.env_steps) == ("solved", outcome.env_steps)
+
+
+def test_run_folder_holds_everything(tmp_path):
+    train(config(), tmp_path)
+    folder = RunFolder(tmp_path)
+    assert folder.read_config() == config()
+    assert folder.curve.read_bytes().startswith(b"\x89PNG")
+    assert len(list(folder.tensorboard.iterdir())) == 1
+    header, *rows = metrics(tmp_path)
+    assert len(rows) == 6
+    for column in ("env_steps", "return_mean_20", "loss_objective", "loss_critic", "loss_entropy"):
+        assert column in header
+    whole_header = folder.metrics.read_text().splitlines()[0]
+    assert set(CLOCKS) <= set(whole_header.split(","))
+
+
+def make_trainer(options, folder):
+    return Trainer(options, folder, console=Console(file=io.StringIO()))
+
+
+def test_a_new_run_needs_the_folder_of_one(tmp_path):
+    options, folder = config(total_steps=64), RunFolder(tmp_path / "run")
+    trainer = make_trainer(options, folder)
+    with pytest.raises(ArgumentError, match=r"There is no run in .*: make its folder first, folder.create\(config\)"):
+        trainer.run()
+    folder.create(config(total_steps=64, seed=1))
+    words = r"must be the folder of a new run with these options.*go on with the run that is there after trainer.resume"
+    with pytest.raises(ArgumentError, match=words):
+        trainer.run()
+    folder.create(options, overwrite=True)
+    assert trainer.run().status == "finished"
+    trainer.close()
+    with pytest.raises(ArgumentError, match=words):
+        make_trainer(options, folder).run()
+    with pytest.raises(ArgumentError, match="holds a run already"):
+        folder.create(options)
+
+
+def test_a_folder_is_held_from_resume_to_the_end(tmp_path):
+    options, folder, other = config(total_steps=128, checkpoint_every=1), RunFolder(tmp_path), RunFolder(tmp_path)
+    train(options, tmp_path, stop_after=1)
+    trainer = make_trainer(options, folder)
+    trainer.resume()
+    for use in (make_trainer(options, other).resume, lambda: other.create(options, overwrite=True)):
+        with pytest.raises(LockedError, match=r"Another process .* works in"):
+            use()
+
+    def stays_held():
+        with pytest.raises(LockedError, match=r"Another process .* works in"), other.hold():
+            pass
+        return False
+
+    trainer.run(stays_held)
+    with other.hold():
+        pass
+    trainer = make_trainer(options, folder)
+    trainer.resume()
+    trainer.close()
+    with other.hold():
+        pass
+    for path in folder.checkpoints.iterdir():
+        path.unlink()
+    with pytest.raises(ArgumentError, match="There is no checkpoint"):
+        trainer.resume()
+    with other.hold():
+        pass
+
+
+def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_them(tmp_path, monkeypatch):
+    """In the order in which a loss of power finds them: rows, checkpoint, its name, and only then the old one goes."""
+    log, fsync, replace, unlink = [], os.fsync, Path.replace, Path.unlink
+    name = lambda path: Path(path).name.split(".")[0] + Path(path).suffix  # noqa: E731 - without the process
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: log.append(f"sync {name(os.readlink(f'/proc/self/fd/{fd}'))}") or fsync(fd)
+    )
+    monkeypatch.setattr(Path, "replace", lambda path, to: log.append(f"name {name(to)}") or replace(path, to))
+    monkeypatch.setattr(Path, "unlink", lambda path, **more: log.append(f"drop {name(path)}") or unlink(path, **more))
+    options, folder = config(total_steps=192, checkpoint_every=1), RunFolder(tmp_path / "run")
+    folder.create(options)
+    trainer = make_trainer(options, folder)
+    assert "sync run" in log[: log.index("name config.json")]
+    assert log[-1] == "sync run"
+    log.clear()
+    trainer.run()
+    trainer.close()
+    start = log.index("name 000000000128.pt")
+    assert log[start - 3 : start + 2] == [
+        "sync metrics.csv",
+        "sync run",
+        "sync 000000000128.partial",
+        "name 000000000128.pt",
+        "sync checkpoints",
+    ]
+    third = log[start + 3 :]
+    assert third.index("sync checkpoints") < third.index("drop 000000000064.pt")
+
+
+def test_a_folder_that_was_half_replaced_is_none(tmp_path):
+    train(config(total_steps=64), tmp_path)
+    folder = RunFolder(tmp_path)
+    shutil.rmtree(folder.checkpoints)
+    trainer = make_trainer(config(total_steps=64), folder)
+    with pytest.raises(ArgumentError, match="the run stopped before its first; train it anew"):
+        trainer.resume()
+    trainer.close()
+
+
+class Rows:
+    """A logger of one's own."""
+
+    def __init__(self):
+        self.rows, self.closed = [], 0
+
+    def write(self, row):
+        self.rows.append(row)
+
+    def close(self):
+        self.closed += 1
+
+
+def test_loggers_of_ones_own_get_every_row_and_are_closed(tmp_path):
+    options, folder, logger = config(total_steps=128), RunFolder(tmp_path), Rows()
+    folder.create(options)
+    trainer = Trainer(options, folder, console=Console(file=io.StringIO()), loggers=[logger])
+    trainer.run()
+    trainer.close()
+    assert [(row["update"], row["env_steps"]) for row in logger.rows] == [(1, 64), (2, 128)]
+    assert {"return_mean_20", "grad_norm", "learning_rate"} <= logger.rows[0].keys()
+    assert logger.closed == 1
+
+
+def test_a_logger_that_fails_ends_the_run_and_the_others_are_closed(tmp_path):
+    def fail(row):
+        raise RuntimeError("of no use")
+
+    options, folder, logger, failing = config(total_steps=128), RunFolder(tmp_path), Rows(), Rows()
+    failing.write = fail
+    folder.create(options)
+    trainer = Trainer(options, folder, console=Console(file=io.StringIO()), loggers=[logger, failing])
+    with pytest.raises(RuntimeError, match="of no use"):
+        trainer.run()
+    trainer.close()
+    assert (len(logger.rows), logger.closed, failing.closed) == (1, 1, 1)

@@ -73,7 +73,8 @@ def flags_of(boundaries: Boundaries) -> Tensor:
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Make ``device`` the current one while kernels are launched."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    return torch.cuda.device(device) if elsewhere else nullcontext()
 
 
 def states_before(stored: Tensor, after: Tensor, boundaries: Boundaries, dtype: torch.dtype) -> Tensor:

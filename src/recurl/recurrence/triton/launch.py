@@ -38,7 +38,7 @@ def groups_for(members: int, rows: int, processors: int, tokens: int) -> int:
 
 
 def share_for(tokens: int, slots: int, length: int) -> int:
-    """Tokens per slot: N / slots rounded up, and to a multiple of the rows' ``length`` if that adds at most 3 / 4 of it.
+    """Tokens per slot: N / slots rounded up, and to a multiple of the rows' ``length`` if that adds at most 3 / 4.
 
     A slot of whole rows ends where its share ends; any other walks on to the end of a segment, which may be that of a
     row: it gains only where its share and the longest of these ends together are less than a row.

@@ -140,6 +140,7 @@ def kinds(cell: str, hidden: int, precision: str, rows: int, processors: int = 1
 def test_gluon_kernels_serve_what_was_measured() -> None:
     assert kinds("lstm", 100, "tf32", 64) == (Single, Single)
     assert kinds("lstm", 100, "tf32", 4096) == (Resident, Resident)
+    assert kinds("lstm", 100, "tf32", 1) == (Resident, Resident)
     assert kinds("gru", 128, "ieee", 4096) == (Single, Single)
     assert kinds("lstm", 64, "bf16", 64) == (Resident, Resident)
     assert kinds("gru", 256, "tf32", 64) == (Resident, Resident)

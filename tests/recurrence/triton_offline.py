@@ -81,7 +81,7 @@ def plain(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSo
 
 def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
     """A Gluon kernel as it is launched for a batch of few rows (``single``, ``resident``) or of more."""
-    rows = {"single": 1, "resident": 1 if hidden > 128 else 4096, "wide": 512}[kind]
+    rows = {"single": 64, "resident": 1 if hidden > 128 else 4096, "wide": 512}[kind]
     chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows)
     assert chosen is not None
     config: Walk = getattr(chosen, direction)

@@ -8,7 +8,6 @@ from the state stored at its first token.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -112,7 +111,7 @@ class Boundaries:
         flags = _per_token("is_init", is_init, shape)
         if flags.dtype not in (torch.bool, torch.uint8):
             raise UsageError(f"is_init must be boolean, got {flags.dtype}. Convert it: is_init != 0 or is_init.bool().")
-        starts = flags.bool() | _row_starts(shape, flags.device)
+        starts = _with_row_starts(flags.to(torch.bool, copy=True), shape)
         if traj_ids is not None:
             starts = starts | _changes(_per_token("traj_ids", traj_ids, shape))
         if traj_steps is not None:
@@ -125,7 +124,7 @@ class Boundaries:
         if traj_ids.ndim == 0:
             raise ArgumentError("traj_ids must have a time dimension: shape [T] or [*B, T], got a scalar.")
         shape = traj_ids.shape
-        return cls(_row_starts(shape, traj_ids.device) | _changes(traj_ids.reshape(-1)), shape)
+        return cls(_with_row_starts(_changes(traj_ids.reshape(-1)), shape), shape)
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor, num_tokens: int) -> Boundaries:
@@ -143,7 +142,7 @@ class Boundaries:
             )
         starts = torch.zeros(num_tokens + 1, dtype=torch.bool, device=cu_seqlens.device)
         starts.scatter_(0, cu_seqlens.long(), True)
-        starts = starts[:num_tokens] | _row_starts(torch.Size([num_tokens]), starts.device)
+        starts = _with_row_starts(starts[:num_tokens].clone(), torch.Size([num_tokens]))
         return cls(starts, (num_tokens,))
 
     def remember(self, is_init: Tensor, traj_ids: Tensor | None = None, traj_steps: Tensor | None = None) -> None:
@@ -257,10 +256,10 @@ def _per_token(name: str, values: Tensor, shape: torch.Size) -> Tensor:
     return values.reshape(-1)
 
 
-def _row_starts(shape: torch.Size, device: torch.device) -> Tensor:
-    row = torch.zeros(shape[-1], dtype=torch.bool, device=device)
-    row[:1] = True
-    return row.repeat(math.prod(shape[:-1]))
+def _with_row_starts(starts: Tensor, shape: torch.Size) -> Tensor:
+    """``starts`` ``[N]``, true at the first token of each row too: changed in place."""
+    starts.view(shape)[..., :1].fill_(True)
+    return starts
 
 
 def _changes(numbers: Tensor, growth: int = 0) -> Tensor:

@@ -186,7 +186,7 @@ class Chosen:
 
 
 _SINGLE_UNITS = 128
-_STREAM = 4  # fewer rows than this are streams of many segments
+_STREAM = 4  # fewer rows than this are streams, of who knows how many segments
 _SINGLE_HELD = {"lstm": 5, "gru": 8}  # blocks of 16 columns that the registers of 256 threads hold for 128 units
 # By units: warps, programs per multiprocessor, the same for batches of fewer rows than multiprocessors (a row is
 # quickest alone on one), and rows per multiprocessor up to which these kernels are quickest in tf32.
@@ -203,11 +203,11 @@ def single_for(cell: str, hidden: int, few: bool) -> Single:
     return Single(units, warps, _SINGLE_HELD[cell], few_programs if few else many_programs)
 
 
-def _singly(hidden: int, precision: str, rows_each: float) -> bool:
-    """Whether the kernels with one slot per program are quickest, with so many rows for each multiprocessor."""
+def _singly(hidden: int, precision: str, batch_rows: int, processors: int) -> bool:
+    """Whether the kernels with one slot per program are quickest."""
     if precision == "bf16" or hidden > _SINGLE_UNITS:
         return False
-    return precision in _EXACT or rows_each <= _SINGLE[padded(hidden)][3]
+    return precision in _EXACT or _STREAM <= batch_rows <= _SINGLE[padded(hidden)][3] * processors
 
 
 @lru_cache(maxsize=256)
@@ -228,8 +228,8 @@ def chosen_for(
     """
     if capability != _GLUON_CAPABILITY:
         return None
-    if _singly(hidden, precision, batch_rows / processors):
-        single = single_for(cell, hidden, _STREAM < batch_rows <= processors)
+    if _singly(hidden, precision, batch_rows, processors):
+        single = single_for(cell, hidden, _STREAM <= batch_rows <= processors)
         return Chosen(-(-hidden // 16) * 16, single, single)
     width, resident = _resident_for(cell, hidden, precision)
     if resident is not None:

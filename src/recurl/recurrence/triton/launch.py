@@ -38,14 +38,14 @@ def groups_for(members: int, rows: int, processors: int, tokens: int) -> int:
 
 
 def share_for(tokens: int, slots: int, length: int) -> int:
-    """Tokens per slot: N / slots rounded up, and to a multiple of the rows' ``length`` where that at most doubles it.
+    """Tokens per slot: N / slots rounded up, and to a multiple of the rows' ``length`` if that adds at most 3 / 4.
 
     A slot of whole rows ends where its share ends; any other walks on to the end of a segment, which may be that of a
     row: it gains only where its share and the longest of these ends together are less than a row.
     """
     share = -(-tokens // slots)
     whole_rows = -(-share // length) * length
-    return whole_rows if whole_rows <= 2 * share else share
+    return whole_rows if 4 * whole_rows <= 7 * share else share
 
 
 def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
@@ -73,7 +73,8 @@ def flags_of(boundaries: Boundaries) -> Tensor:
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Make ``device`` the current one while kernels are launched."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    return torch.cuda.device(device) if elsewhere else nullcontext()
 
 
 def states_before(stored: Tensor, after: Tensor, boundaries: Boundaries, dtype: torch.dtype) -> Tensor:

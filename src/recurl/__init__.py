@@ -1,3 +1,3 @@
-"""Recurrent reinforcement learning for PyTorch: hidden states that are right by construction."""
+"""Recurrent reinforcement learning for PyTorch, with hidden states that are correct by construction."""
 
 __version__ = "0.1.0"

@@ -102,7 +102,7 @@ def test_in_the_mode_that_it_is_given_in(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["doctor", "--env", "CartPole-v1", "--num-envs", "2", "--policy", "wires:dropping"]) == 1
     said = capsys.readouterr().out
     assert "FAIL  repeat" in said
-    assert "fix: policy.eval(), before it collects" in said
+    assert "fix: call policy.eval() before collection" in said
     assert said.splitlines()[-1] == "1 of 10 checks failed: repeat; begin with the first"
 
 
@@ -155,7 +155,7 @@ def test_a_run(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> 
         ("--env NoSuch-v0 --policy wires:policy", "--env NoSuch-v0 can't be made"),
         ("--env CartPole-v1 --env-kwargs colour=red --policy wires:policy", "--env CartPole-v1 can't be made"),
         ("--env CartPole-v1 --env-kwargs colour --policy wires:policy", "name=value"),
-        ("--env wires:policy --policy wires:policy", "must make an environment of recurl"),
+        ("--env wires:policy --policy wires:policy", "must return an environment of recurl"),
         ("--env wires:nothing --policy wires:policy", "nothing"),
         ("--env CartPole-v1 --policy nowhere:policy", "--policy nowhere:policy can't be imported"),
         ("--env CartPole-v1 --policy wires", "takes module:function"),

@@ -111,7 +111,7 @@ def test_a_plain_recurrent_network(rows: list[str], name: str, capsys: pytest.Ca
     assert main(["doctor", "--env", "CartPole-v1", *rows, "--policy", "wires:plain"]) == 1
     said = capsys.readouterr().out
     assert f"FAIL  {name}" in said
-    assert "fix: put LSTMModule(input_size=4, hidden_size=8, in_key=..., out_key=...) of recurl.modules" in said
+    assert "by LSTMModule(input_size=4, hidden_size=8, in_key=..., out_key=...) of recurl.modules" in said
 
 
 def test_feed_forward(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,14 +155,14 @@ def test_a_run(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> 
         ("--env NoSuch-v0 --policy wires:policy", "--env NoSuch-v0 can't be made"),
         ("--env CartPole-v1 --env-kwargs colour=red --policy wires:policy", "--env CartPole-v1 can't be made"),
         ("--env CartPole-v1 --env-kwargs colour --policy wires:policy", "name=value"),
-        ("--env wires:policy --policy wires:policy", "must return an environment of recurl"),
+        ("--env wires:policy --policy wires:policy", "must make an environment of recurl"),
         ("--env wires:nothing --policy wires:policy", "nothing"),
         ("--env CartPole-v1 --policy nowhere:policy", "--policy nowhere:policy can't be imported"),
         ("--env CartPole-v1 --policy wires", "takes module:function"),
         ("--env CartPole-v1 --policy wires:number", "must be a function, got int"),
         ("--env CartPole-v1 --policy wires:no_policy", "must make a policy, got int"),
         ("--env CartPole-v1 --policy wires:broken", "RuntimeError: of no use"),
-        ("--env CartPole-v1 --policy wires:policy_for --steps 2", "at least 8 steps"),
+        ("--env CartPole-v1 --policy wires:policy_for --steps 2", "steps must be at least 8"),
     ],
 )
 def test_mistakes_are_one_line(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,8 @@ MISTAKES: list[dict[str, Any]] = TABLE["mistake"]
 INTRODUCTION = """\
 # Mistakes and their messages
 
-This page lists common mistakes and recurl's error messages, which state what must hold, what was given, and what to do. The
-tests make each of these mistakes and compare the message. All examples use this setup:
+This page lists common mistakes and recurl's error messages, which state what must hold, what was given, and what to do.
+The tests make each of these mistakes and compare the message. All examples use this setup:
 """
 
 

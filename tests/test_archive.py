@@ -68,7 +68,7 @@ def test_no_flipped_bit_changes_a_value(tmp_path):
         flipped = bytearray(content)
         flipped[place] ^= 4
         damaged.write_bytes(flipped)
-        with pytest.raises(ArgumentError, match="is damaged, or no file of recurl: the checksum of"):
+        with pytest.raises(ArgumentError, match="is damaged, or is not a file of recurl: the checksum of"):
             load_archive(damaged)
 
 
@@ -78,7 +78,7 @@ def test_truncated(tmp_path, size):
     save_archive(VALUE, path)
     content = path.read_bytes()
     path.write_bytes(content[: size if isinstance(size, int) else int(size * len(content))])
-    with pytest.raises(ArgumentError, match="is damaged, or no file of recurl"):
+    with pytest.raises(ArgumentError, match="is damaged, or is not a file of recurl"):
         load_archive(path)
 
 
@@ -87,10 +87,10 @@ def test_no_code_runs(tmp_path):
         torch.save({"x": Payload(tmp_path / "made")}, tmp_path / f"{number}.pt", **options)
     with pytest.raises(ArgumentError, match="must hold tensors and plain values"):
         load_archive(tmp_path / "0.pt")
-    with pytest.raises(ArgumentError, match="is damaged, or no file of recurl: File is not a zip file"):
+    with pytest.raises(ArgumentError, match="is damaged, or is not a file of recurl: File is not a zip file"):
         load_archive(tmp_path / "1.pt")
     (tmp_path / "2.pt").write_bytes(pickle.dumps(Payload(tmp_path / "made")))
-    with pytest.raises(ArgumentError, match="no file of recurl"):
+    with pytest.raises(ArgumentError, match="not a file of recurl"):
         load_archive(tmp_path / "2.pt")
     assert not (tmp_path / "made").exists()
 

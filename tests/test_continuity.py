@@ -272,7 +272,7 @@ def test_a_cut_without_states_to_start_from_is_refused(prefix: str) -> None:
         with pytest.raises(MissingKeyError, match=rf"begin in the middle of episodes, but the states \['{prefix}_h'\]"):
             loss(cut)
         if prefix == "v":
-            with pytest.raises(MissingKeyError, match="to start from are not in it"):
+            with pytest.raises(MissingKeyError, match="to start from are not in the batch"):
                 gae(cut)
     gae(batch)
 
@@ -328,7 +328,7 @@ def test_states_tell_that_tokens_dont_belong_together(cell: str, how: str, keep_
     if how == "a flattened continued rollout" and keep_ids:
         assert abs(loss(data)["max_ratio"].item() - 1) < 1e-4
         return
-    message = "tokens of this batch don't follow each other.*Keep.*or keep rows apart"
+    message = "tokens of this batch don't follow each other.*Keep.*or keep rows separate"
     entries: list[Callable[[TensorDictBase], object]] = [
         loss,
         lambda data: GAE(gamma=0.9, lmbda=0.8, value_network=policy[1])(data),

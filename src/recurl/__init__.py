@@ -1,3 +1,3 @@
-"""Recurrent reinforcement learning for PyTorch: hidden states that are right by construction."""
+"""Recurrent reinforcement learning for PyTorch, with hidden states that are correct by construction."""
 
 from recurl._version import __version__ as __version__

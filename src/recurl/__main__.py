@@ -1,4 +1,4 @@
-"""``python -m recurl`` is the ``recurl`` command."""
+"""Entry point of ``python -m recurl``, the same as the ``recurl`` command."""
 
 import sys
 

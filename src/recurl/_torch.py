@@ -1,6 +1,6 @@
-"""Every private name of torch and tensordict that recurl uses: why, and what replaces it if it goes.
+"""All private names of torch and tensordict that recurl uses: the reason, and a replacement if the name disappears.
 
-A new release of torch breaks this file and its test, and nothing else.
+A new release of torch can only break this file and its test.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = [
 ]
 
 is_functorch_active: Callable[[], bool] = cast(Any, torch)._C._are_functorch_transforms_active
-"""Whether ``vmap``, ``grad`` or ``functionalize`` wrap results here, even if inputs are not wrapped.
+"""Return whether ``vmap``, ``grad`` or ``functionalize`` wrap results here, even if the inputs are not wrapped.
 
 Without it: ``torch.func.debug_unwrap(result) is not result`` on a result of each operation.
 """
 
 are_modes_active: Callable[[], int] = cast(Any, torch)._C._len_torch_dispatch_stack
-"""How many ``TorchDispatchMode`` follow what torch does: they don't see a C++ library of our own.
+"""Return the number of active ``TorchDispatchMode`` contexts, which don't see the calls of recurl's C++ library.
 
-Without it: step through torch's operations always.
+Without it: always step through torch's operations.
 """
 
 foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = cast(Any, torch)._foreach_copy_
-"""Copies tensors into others in one call. Without it: a loop of ``Tensor.copy_``, some microseconds a step slower."""
+"""Copy tensors into others in one call. Without it: a loop of ``Tensor.copy_``, some microseconds per step slower."""
 
 foreach_add_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = cast(Any, torch)._foreach_add_
 foreach_mul_: Callable[[Sequence[Tensor], Tensor], None] = cast(Any, torch)._foreach_mul_
@@ -62,10 +62,10 @@ step (``benchmarks/bench_gradient_step.py``). Without the names: ``torch.optim.a
 """
 
 scan: Callable[..., Any] = _scan
-"""A loop over a dimension that ``torch.compile`` keeps as one. Without it: ``torch.scan``, once torch has it."""
+"""Scan over a dimension, which ``torch.compile`` keeps as one loop. Without it: ``torch.scan``, once torch has it."""
 
 Dropout: Any = cast(Any, nn.modules.dropout)._DropoutNd
-"""The base of all dropout modules. Without it: the tuple of them."""
+"""Base class of all dropout modules. Without it: a tuple of these classes."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _has_global_hooks: Callable[[], bool] = cast(Any, nn.modules.module)._has_any_global_hook
@@ -74,69 +74,72 @@ _has_global_hooks: Callable[[], bool] = cast(Any, nn.modules.module)._has_any_gl
 def is_forward_mode() -> bool:
     """Return whether tensors may carry tangents, inside ``torch.func.jvp`` or a level of ``torch.autograd.forward_ad``.
 
-    ``torch.no_grad`` doesn't stop them. Without the name: ask ``unpack_dual`` of every tensor.
+    Tangents are also propagated under ``torch.no_grad``. Without the name: call ``unpack_dual`` on every tensor.
     """
     return cast(Any, forward_ad)._current_level >= 0
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether ``module`` itself has hooks. Without the names: run every module by its ``__call__``."""
+    """Return whether ``module`` itself has hooks. Without the names: run every module through ``__call__``."""
     values = vars(module)
     return any(values.get(name) for name in _HOOKS)
 
 
 def has_global_hooks() -> bool:
-    """Return whether hooks are registered for all modules. Without the name: as :func:`has_hooks`."""
+    """Return whether global module hooks are registered. Without the name: see :func:`has_hooks`."""
     return _has_global_hooks()
 
 
 def tensors_of(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
-    """Return the dicts that hold the parameters and buffers of ``module`` alone, live.
+    """Return the live dicts of the parameters and of the buffers of ``module``, without those of its submodules.
 
-    To put other tensors in their place and these back. Without the names: ``torch.func.functional_call``.
+    Used to swap tensors in and out. Without the names: ``torch.func.functional_call``.
     """
     return cast(Any, module)._parameters, cast(Any, module)._buffers
 
 
 def edits_of(tensor: Tensor) -> int:
-    """Return how often ``tensor`` was edited in place, as torch counts; inference tensors raise RuntimeError.
+    """Return torch's version counter of ``tensor``: its number of in-place edits.
 
     Without the name: compare contents.
+
+    Raises:
+        RuntimeError: ``tensor`` is an inference tensor, which has no counter.
     """
     return tensor._version
 
 
 def rnn_kernel(name: str) -> Callable[..., tuple[Tensor, ...]]:
-    """Return torch.nn's fused kernels of a cell, ``"lstm"`` or ``"gru"``, on packed sequences.
+    """Return torch.nn's fused kernel of a cell, ``"lstm"`` or ``"gru"``, on packed sequences.
 
-    Without the name: ``torch.nn.LSTM`` with its weights put in place by ``torch.func.functional_call``.
+    Without the name: ``torch.nn.LSTM``, its weights set by ``torch.func.functional_call``.
     """
     return getattr(cast(Any, torch)._VF, name)
 
 
 def trace() -> Any:
-    """Return the context of the compilation under way: settings, and attributes of our own.
+    """Return the tracing context of the current compilation, which holds settings and recurl's own attributes.
 
-    Without the name: mark lengths as unbacked in the caller's code, ``torch._check``.
+    Without the name: mark lengths as unbacked in the caller's code with ``torch._check``.
     """
     return cast(Any, torch)._guards.TracingContext.get()
 
 
 def samples(sequence: nn.Module) -> bool:
-    """Return whether a ``ProbabilisticTensorDictSequential`` ends in a draw. Without the name: try it."""
+    """Return whether a ``ProbabilisticTensorDictSequential`` ends with sampling. Without the name: try it."""
     return cast(Any, sequence)._requires_sample
 
 
 def passes_keywords(module: nn.Module) -> bool:
-    """Return whether a ``TensorDictModule`` passes entries by keyword, or more. Without the names: don't lower any."""
+    """Return whether a ``TensorDictModule`` passes keyword arguments. Without the names: lower no such module."""
     inner = cast(Any, module)
     return bool(inner.method_kwargs or inner._get_kwargs or inner._kwargs is not None)
 
 
 def returns_other_entries(module: nn.Module) -> bool:
-    """Return whether a TensorDict module keeps only some of what it computes (``select_out_keys``).
+    """Return whether a TensorDict module keeps only some of its outputs (``select_out_keys``).
 
-    Without the name: compare ``out_keys`` with ``out_keys_source`` alone, which misses what selects all of them.
+    Without the name: compare ``out_keys`` with ``out_keys_source`` only, which misses a selection of all outputs.
     """
     inner = cast(Any, module)
     return getattr(module, "_select_before_return", False) or inner.out_keys != inner.out_keys_source

@@ -1,4 +1,4 @@
-"""Names and arguments of TorchRL that recurl does without: whoever uses one is told what to write instead."""
+"""Errors for names and arguments of TorchRL that recurl does not have; they say what to write instead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def absent_names(module: str, **advice: str) -> Callable[[str], NoReturn]:
 
 
 def without_arguments(**advice: str) -> Callable[[_C], _C]:
-    """Decorate a class: each of these arguments of its constructor raises with ``advice``.
+    """Return a class decorator that makes the constructor raise with ``advice`` for each of these arguments.
 
     Example:
         >>> @without_arguments(sugar="it is sweet as it is")

@@ -1,4 +1,4 @@
-"""Files of tensors and plain Python values: verified when they are read, and no code in them runs."""
+"""Files of tensors and plain Python values: verified when read, and without execution of any code in them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FOLDER = 0x10
 
 
 def save_archive(value: Any, file: Path | IO[bytes]) -> None:
-    """Write ``value`` with ``torch.save``, checksums included whatever torch is set to.
+    """Write ``value`` with ``torch.save``, always with checksums (torch's setting is ignored and kept).
 
     Args:
         value: tensors and plain Python values, nested in dicts, lists and tuples.
-        file: where to; a path, or a binary file that is open for writing.
+        file: destination: a path, or a binary file that is open for writing.
     """
     before = get_crc32_options()
     set_crc32_options(True)
@@ -33,13 +33,13 @@ def save_archive(value: Any, file: Path | IO[bytes]) -> None:
 
 
 def load_archive(path: Path) -> Any:
-    """Read what :func:`save_archive` wrote, onto the CPU.
+    """Load a file written by :func:`save_archive`, onto the CPU.
 
-    The CRC32 of each member of the zip container is verified before anything is unpickled, and nothing but tensors and
-    plain values is.
+    The CRC32 of each member of the zip container is verified before anything is unpickled; only tensors and plain
+    values are unpickled.
 
     Raises:
-        ArgumentError: the file is missing or can't be read, was damaged, or holds anything else.
+        ArgumentError: the file is missing, can't be read, is damaged, or holds anything else.
 
     Example:
         >>> import tempfile
@@ -53,7 +53,7 @@ def load_archive(path: Path) -> Any:
         with path.open("rb") as file:
             wrong = damage(file)
             if wrong is not None:
-                raise ArgumentError(f"{path} is damaged, or no file of recurl: {wrong}.")
+                raise ArgumentError(f"{path} is damaged, or is not a file of recurl: {wrong}.")
             file.seek(0)
             return _load(file, path)
     except FileNotFoundError as error:
@@ -63,10 +63,10 @@ def load_archive(path: Path) -> Any:
 
 
 def damage(file: bytes | IO[bytes]) -> str | None:
-    """Say what is wrong with a container, None if every checksum holds: then torch reads from it what was written.
+    """Return a description of the damage to a container, or None if every checksum matches.
 
     Args:
-        file: its bytes, or a file open for reading.
+        file: the bytes of the container, or a file open for reading.
 
     Raises:
         OSError: the file can't be read.
@@ -80,7 +80,7 @@ def damage(file: bytes | IO[bytes]) -> str | None:
             for member in container.infolist():
                 if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
                     return f"{member.filename!r} has two sizes"
-                if member.external_attr & _FOLDER:  # torch would read nothing, and take what its memory held before
+                if member.external_attr & _FOLDER:  # torch would read nothing and return uninitialised memory
                     return f"{member.filename!r} is marked as a folder"
             broken = container.testzip()
     except (OSError, MemoryError):
@@ -95,8 +95,8 @@ def _load(file: IO[bytes], path: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # what an unpickler raises depends on what it is fed
+    except Exception as error:  # an unpickler may raise anything
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ArgumentError(
-            f"{path} must hold tensors and plain values written by recurl, and nothing else of it is read: {reason[0]}"
+            f"{path} must hold tensors and plain values written by recurl, and anything else is refused: {reason[0]}"
         ) from error

@@ -1,4 +1,4 @@
-"""Hand-written derivatives: reverse mode, first order. Torch derives for itself where more is asked for."""
+"""Conditions of hand-written backward passes (reverse mode, first order); autograd takes over for everything else."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ __all__ = [
 
 
 def first_derivatives_do() -> bool:
-    """Return whether an autograd.Function with derivatives by hand may be used.
+    """Return whether a hand-written backward may be used.
 
-    Outside ``torch.compile``, ``torch.func`` and forward-mode differentiation.
+    It may be outside ``torch.compile``, ``torch.func`` and forward-mode differentiation.
     """
     return not torch.compiler.is_compiling() and not is_functorch_active() and not is_forward_mode()
 
 
 def have_tangents(tensors: Iterable[Tensor | None]) -> bool:
-    """Return whether any of ``tensors`` carries a tangent of forward mode."""
+    """Return whether any of ``tensors`` carries a forward-mode tangent."""
     if not is_forward_mode():
         return False
     return any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def gradients_have_derivatives(grads: Iterable[Tensor | None]) -> bool:
-    """Return whether a backward pass must be differentiable: ``create_graph=True``, or tangents in its ``grads``."""
+    """Return whether a backward pass must itself be differentiable: ``create_graph=True``, or tangents in ``grads``."""
     return torch.is_grad_enabled() or have_tangents(grads)
 
 
 def differentiate_again(
     function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Return gradients of ``function`` that can be differentiated once more; see :func:`gradients_have_derivatives`.
+    """Return gradients of ``function`` that can be differentiated again; see :func:`gradients_have_derivatives`.
 
     Args:
-        function: the same as what was derived by hand, in operations that torch can derive.
-        inputs: its arguments, as ``save_for_backward`` gives them.
+        function: the function with the hand-written backward, expressed in differentiable torch operations.
+        inputs: its arguments, as returned by ``ctx.saved_tensors``.
         grads: gradients of its outputs.
 
     Returns:

@@ -1,27 +1,27 @@
-"""The errors recurl raises: each also derives from the builtin that a user would catch.
+"""Exceptions of recurl, each also derived from the builtin exception that a user would catch.
 
-A message says what must hold, what came (names, shapes, dtypes), and what to do.
+A message states what must hold, what was given (names, shapes, dtypes), and what to do.
 """
 
 
 class RecurlError(Exception):
-    """Base of every error that recurl raises on purpose."""
+    """Base of all errors that recurl raises on purpose."""
 
 
 class ArgumentError(RecurlError, ValueError):
-    """An argument has the right type but a value that can't be used."""
+    """An argument has the right type but an invalid value."""
 
 
 class ArgumentTypeError(RecurlError, TypeError):
-    """An argument has a type that can't be used, or is missing."""
+    """An argument has an invalid type, or is missing."""
 
 
 class MissingArgumentError(ArgumentError, ArgumentTypeError):
-    """An argument that is needed was not given."""
+    """A required argument was not given."""
 
 
 class MissingKeyError(RecurlError, KeyError):
-    """A TensorDict or spec lacks an entry that is needed."""
+    """A TensorDict or spec lacks a required entry."""
 
     def __str__(self) -> str:
         # KeyError prints the repr of its argument, which hides line breaks and quotes.
@@ -29,15 +29,15 @@ class MissingKeyError(RecurlError, KeyError):
 
 
 class MissingNameError(RecurlError, ImportError):
-    """A package lacks a name that another library has."""
+    """A name of TorchRL was imported that recurl does not have."""
 
 
 class UsageError(RecurlError, RuntimeError):
-    """A call is not possible in the present state of an object."""
+    """A call is not allowed in the current state of an object."""
 
 
 class WiringError(UsageError):
-    """Environment and policy don't fit together: a hidden state would be lost or leak."""
+    """Environment and policy don't fit together: a hidden state would be lost, or would leak."""
 
 
 class WorkerError(RecurlError, RuntimeError):
@@ -45,14 +45,14 @@ class WorkerError(RecurlError, RuntimeError):
 
 
 class RemoteTraceback(RecurlError):
-    """The traceback, as text, of an error in another process: the cause of the error that is raised here."""
+    """The traceback of an error in another process, as text; set as the cause of the error that is raised here."""
 
     def __str__(self) -> str:
         return f"\n\n{super().__str__().strip()}\n"
 
 
 class UnsupportedError(RecurlError, NotImplementedError):
-    """What was asked for is not offered, here or by this backend."""
+    """A feature is not supported, by recurl or by the backend in use."""
 
 
 class MissingDependencyError(RecurlError, ImportError):
@@ -60,11 +60,11 @@ class MissingDependencyError(RecurlError, ImportError):
 
 
 class StorageError(RecurlError, OSError):
-    """A file or folder can't be written: no space, no permission, no such place."""
+    """A file or folder can't be written: no space, no permission, or no such folder."""
 
 
 class LockedError(UsageError):
-    """Another process works in the same place."""
+    """Another process is using the same folder."""
 
 
 class NonFiniteError(RecurlError, ArithmeticError):

@@ -1,4 +1,4 @@
-"""What this machine has: devices that compute, and memory."""
+"""Checks of the compute device and of the memory of this machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that can't compute here.
+    """Refuse a device that can't be used on this machine.
+
+    Args:
+        device: name as torch takes it, for instance ``"cpu"`` or ``"cuda:0"``.
 
     Raises:
-        ArgumentError: torch, or this build of it, doesn't know it, this machine doesn't have it, or it holds no values.
+        ArgumentError: torch (or this build of it) doesn't know the device, the machine doesn't have it, or it can't
+            hold values (``"meta"``).
 
     Example:
         >>> check_device("cpu")
@@ -34,15 +38,15 @@ def check_device(device: str) -> None:
         if asked.type == "cpu" and asked.index not in (None, 0):
             raise ArgumentError("there is one CPU device")
         torch.ones(1, device=asked).add(1).item()
-    except Exception as error:  # torch says it with errors of many classes
+    except Exception as error:  # torch raises errors of many classes here
         reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise ArgumentError(f"--device {device} can't be used, try --device cpu: {reason}") from error
 
 
 def total_memory(device: str) -> int:
-    """Return the bytes of memory of a device that can compute: of a GPU, or of the machine (or its container).
+    """Return the memory of a device in bytes: of the GPU, or of the machine (or its container) for the CPU.
 
-    Where the system doesn't tell (Windows), it is what can be addressed.
+    Where the system does not report it (Windows), the size of the address space.
     """
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
@@ -56,15 +60,15 @@ def total_memory(device: str) -> int:
 
 
 def check_memory(device: str, parts: Mapping[str, int], advice: str) -> None:
-    """Refuse what needs more memory than the device has.
+    """Refuse a configuration that needs more memory than the device has.
 
     Args:
-        device: where.
-        parts: bytes that are needed at the least, by what needs them.
-        advice: what to lower.
+        device: name as torch takes it, for instance ``"cpu"`` or ``"cuda:0"``.
+        parts: minimum number of bytes needed, by purpose.
+        advice: which options to lower; ends the error message.
 
     Raises:
-        ArgumentError: they are more than there are.
+        ArgumentError: the sum of ``parts`` exceeds the memory of the device.
 
     Example:
         >>> check_memory("cpu", {"the weights": 2**20}, "take less")

@@ -1,8 +1,8 @@
-"""recurl's recurrent modules in programs of TorchRL, which recurl itself never imports.
+"""Use of recurl's recurrent modules in TorchRL programs. recurl itself never imports TorchRL.
 
-What needs no help: losses and blocks of TorchRL set the recurrent mode of recurl's modules too (see
-:mod:`recurl.mode`); keys, shapes and the names of parameters are the same, so batches and state dicts go both ways.
-Only a primer belongs to the environment that it is appended to, and TorchRL's environments take TorchRL's.
+Most of it needs no help: TorchRL's losses and its ``set_recurrent_mode`` also set the mode of recurl's modules (see
+:mod:`recurl.mode`); keys, shapes and parameter names are the same, so batches and state dicts are interchangeable.
+Only primers differ: TorchRL's environments accept TorchRL's primers only.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _M = TypeVar("_M", bound=nn.Module)
 
 
 def for_torchrl(module: _M) -> _M:
-    """Let the recurrent modules in ``module`` make TorchRL's primers from now on, and return it.
+    """Make the recurrent modules in ``module`` create TorchRL primers from now on, and return ``module``.
 
     TorchRL's environments, collectors (``auto_register_policy_transforms`` included) and
-    ``get_primers_from_module`` then take the policy as one of their own. For environments of recurl, which need
-    recurl's primers, use another policy, for instance one with the same state dict.
+    ``get_primers_from_module`` then accept the policy. Environments of recurl need recurl's primers: use another
+    policy there, for instance one with the same state dict.
 
     Args:
-        module: a policy, or any module with an ``LSTMModule`` or ``GRUModule`` of recurl in it.
+        module: a policy, or any module that contains an ``LSTMModule`` or ``GRUModule`` of recurl.
 
     Raises:
-        ArgumentError: there is no recurrent module of recurl in ``module``.
+        ArgumentError: ``module`` contains no recurrent module of recurl.
         MissingDependencyError: TorchRL is not installed.
 
     Example:
@@ -46,7 +46,7 @@ def for_torchrl(module: _M) -> _M:
     found = recurrent_modules(module)
     if not found:
         raise ArgumentError(
-            f"for_torchrl needs a module with an LSTMModule or GRUModule of recurl in it, got {module}."
+            f"for_torchrl needs a module that contains an LSTMModule or GRUModule of recurl, got {module}."
         )
     for recurrent in found:
         recurrent.primer_type = _primer
@@ -60,7 +60,7 @@ def _primer(states: dict[NestedKey, TensorSpec]) -> Any:
 
 
 def _torchrl(name: str) -> Any:
-    # Not an import statement: nothing of recurl depends on TorchRL, and the layering check holds that.
+    # Not an import statement: the layering check ensures that recurl does not depend on TorchRL.
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

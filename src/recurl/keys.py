@@ -1,4 +1,4 @@
-"""Names of the TensorDict entries that the parts of recurl agree on, and key arithmetic."""
+"""Names of the TensorDict entries that the parts of recurl share, and functions on keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NestedKey: TypeAlias = str | tuple[str, ...]
 ACTION = "action"
 ADVANTAGE = "advantage"
 COLLECTOR = "collector"
-"""What a collector, a buffer or a rollout notes about steps is under this key."""
+"""Metadata of steps, written by collectors, buffers and rollouts, is nested under this key."""
 DONE = "done"
 IS_INIT = "is_init"
 MASK = ("collector", "mask")
@@ -21,11 +21,11 @@ RESET = "_reset"
 REWARD = "reward"
 STATE_VALUE = "state_value"
 STORED = ("collector", "stored")
-"""Beside each entry that a sample changes, what is stored: ``is_init`` as collected is at ``(*STORED, "is_init")``."""
+"""Stored values of the entries that sampling changes: the collected ``is_init`` is at ``(*STORED, "is_init")``."""
 TERMINATED = "terminated"
 TRAJ_IDS = ("collector", "traj_ids")
 TRAJ_STEPS = ("collector", "traj_steps")
-"""Number of a step within its trajectory id, from 0: a token continues the one before it by the next number."""
+"""Number of a step within its trajectory, from 0: a token continues the previous one if its number is the next."""
 TRUNCATED = "truncated"
 VALUE_TARGET = "value_target"
 DONE_KEYS = (DONE, TERMINATED, TRUNCATED)
@@ -46,7 +46,7 @@ def normalize_key(key: object) -> NestedKey:
         >>> normalize_key(("observation",))
         'observation'
     """
-    if type(key) is str and key:  # most are
+    if type(key) is str and key:  # the common case
         return key
     flat = tuple(_flatten(key))
     return flat[0] if len(flat) == 1 else flat
@@ -57,7 +57,7 @@ def _flatten(key: object) -> list[str]:
         return [key]
     if isinstance(key, tuple) and key:
         return [part for item in key for part in _flatten(item)]  # pyright: ignore[reportUnknownVariableType] - narrowing object to tuple
-    raise ArgumentTypeError(f"A key must be a non-empty string or a tuple of such, got {key!r}.")
+    raise ArgumentTypeError(f"A key must be a non-empty string or a tuple of non-empty strings, got {key!r}.")
 
 
 def next_key(key: NestedKey) -> tuple[str, ...]:

@@ -1,15 +1,15 @@
-"""Which mode recurrent modules run in, and how stochastic policies explore: two local switches.
+"""The mode of recurrent modules and the exploration of stochastic policies, as context managers.
 
-The recurrent mode belongs to the thread, and inside asyncio to the task. Threads keep it in a ``threading.local``:
-``torch.compile`` can read and guard on an attribute of such an object, also where it compiles only a part of the code
-that stands inside a ``with set_recurrent_mode(...)`` block. Tasks of one thread keep it in a ``ContextVar``, which
+The recurrent mode is local to the thread, and inside asyncio to the task. Threads keep it in a ``threading.local``:
+``torch.compile`` can read and guard on an attribute of such an object, also when it compiles only a part of the code
+inside a ``with set_recurrent_mode(...)`` block. The tasks of one thread keep it in a ``ContextVar``, which
 ``torch.compile`` can't trace: a compiled module that is called from several tasks at once sees the thread's mode.
 
-TorchRL has a switch of the same name, which its losses set. A program that uses both libraries must not have two
-switches that disagree, or a recurrent module would in silence read a batch of sequences as single steps. So once the
-program has imported TorchRL, blocks of either library hold for the modules of both, and the innermost block decides
-(TorchRL's ``set_recurrent_mode(None)`` leaves recurl's mode as it is). recurl itself never imports TorchRL. In compiled
-code a block of recurl goes before any block of TorchRL, whose switch is shared by all threads there.
+TorchRL has a context manager of the same name, which its losses use. If the two disagreed in a program that uses both
+libraries, a recurrent module would silently read a batch of sequences as single steps. So once the program has
+imported TorchRL, the blocks of either library apply to the modules of both, and the innermost block decides (TorchRL's
+``set_recurrent_mode(None)`` leaves recurl's mode as it is). recurl itself never imports TorchRL. In compiled code a
+block of recurl takes precedence over any block of TorchRL, whose mode is shared by all threads there.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Modes:
 
 
 class _Thread(threading.local):
-    # The stack stands one object deeper: torch.compile drops assignments to attributes of a threading.local itself.
+    # The stack is kept one object deeper: torch.compile drops assignments to attributes of a threading.local itself.
     def __init__(self) -> None:
         self.modes = _Modes()
 
@@ -79,7 +79,7 @@ def recurrent_mode() -> bool | None:
 
 
 def _enter_torchrl(mode: bool | None) -> Any:
-    """Enter a block of TorchRL too, where its modules would else run in another mode; return it."""
+    """Also enter a block of TorchRL if its modules would otherwise run in another mode; return it."""
     torchrl = None if torch.compiler.is_compiling() else sys.modules.get(_TORCHRL)
     if torchrl is None:
         return None
@@ -104,18 +104,18 @@ def _store(stack: _Stack) -> None:
 
 
 class set_recurrent_mode:
-    """Context manager and decorator that sets the mode of every recurrent module inside it.
+    """Set the mode of every recurrent module inside a ``with`` block or a decorated function.
 
     In sequential mode a recurrent module runs one step; in recurrent mode it runs whole sequences along the last
-    batch dimension. The mode is local to the thread (and to the asyncio task); nested blocks restore the mode that
-    was active before them, also after an exception, and one instance may be entered repeatedly.
+    batch dimension. The mode is local to the thread (and to the asyncio task). Nested blocks restore the previous mode,
+    also after an exception, and one instance may be entered repeatedly.
 
     Args:
         mode: ``True`` or ``"recurrent"``, ``False`` or ``"sequential"`` (any letter case), or ``None`` for
             "no override": modules use their ``default_recurrent_mode``.
 
     Raises:
-        ArgumentError: a string other than the two names.
+        ArgumentError: ``mode`` is a string other than the two names.
         ArgumentTypeError: ``mode`` is neither a bool, a string nor None.
 
     Example:
@@ -141,7 +141,7 @@ class set_recurrent_mode:
         _store(stack[:-1])
 
     def __call__(self, function: _F) -> _F:
-        """Decorate ``function`` (or generator function): the mode holds while its body runs."""
+        """Return ``function`` (or generator function) decorated so that its body runs in this mode."""
         if inspect.isgeneratorfunction(function):
             return cast(_F, self._wrap_generator(function))
 
@@ -168,7 +168,7 @@ class set_recurrent_mode:
                         resume = functools.partial(generator.send, (yield value))
                     except GeneratorExit:
                         raise
-                    except BaseException as error:  # noqa: BLE001 - handed on to the generator, as PEP 380 does
+                    except BaseException as error:  # noqa: BLE001 - passed on to the generator, as PEP 380 does
                         resume = functools.partial(generator.throw, error)
             finally:
                 generator.close()

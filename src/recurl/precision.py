@@ -1,7 +1,7 @@
-"""Precision of the recurrent matrix products in float32: a process-wide setting, presets by device, resolution.
+"""Precision of the float32 recurrent matrix products: the process-wide setting, presets by device, resolution.
 
-A value is resolved when it is used: the module's own, or else the process's, or else what
-``torch.get_float32_matmul_precision()`` says. Nothing here touches torch's own flags.
+A value is resolved when it is used: the module's own value, else the process-wide one, else
+``torch.get_float32_matmul_precision()``. torch's own flags are never changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ON_TENSOR_CORES = {"fast": "tf32", "high-prec": "tf32x3"}
 
 
 class _Process:
-    """The process-wide value: set by code, or by the environment variable."""
+    """Process-wide value, set by code or by the environment variable."""
 
     def __init__(self) -> None:
         self.value = "auto"
@@ -34,7 +34,7 @@ class _Process:
 
 
 _process = _Process()
-if _process.value not in MODES:  # an import must not fail; using the value does
+if _process.value not in MODES:  # warn here and raise at the first use, as an import must not fail
     warnings.warn(
         f"The environment variable {ENVIRONMENT_VARIABLE}={_process.value!r} is not one of {', '.join(MODES)}; "
         "the first use of a recurrent module's precision will raise.",
@@ -43,16 +43,16 @@ if _process.value not in MODES:  # an import must not fail; using the value does
 
 
 def set_recurrent_matmul_precision(mode: str | None) -> None:
-    """Set the precision of the recurrent products of all modules that have none of their own, in all threads.
+    """Set the precision of the recurrent matrix products of all modules without a value of their own, in all threads.
 
     Args:
         mode: ``"ieee"`` (accurate to float32), ``"tf32"``, ``"tf32x3"`` (three products, about 22 bits), ``"fast"`` or
-            ``"high-prec"`` (presets by device: tf32 or tf32x3 where there are tensor cores for it, else ieee);
-            ``"auto"`` or None: read the environment variable ``RECURL_RNN_PRECISION`` again, and without it follow
-            ``torch.get_float32_matmul_precision()``.
+            ``"high-prec"`` (presets by device: tf32 or tf32x3 on GPUs with tf32 tensor cores, else ieee);
+            ``"auto"`` or None: read the environment variable ``RECURL_RNN_PRECISION`` again, or follow
+            ``torch.get_float32_matmul_precision()`` if it is not set.
 
     Raises:
-        ArgumentError: ``mode``, or the environment variable when it is read, is none of these.
+        ArgumentError: ``mode``, or the value of the environment variable, is none of these.
 
     Example:
         >>> set_recurrent_matmul_precision("tf32x3")
@@ -69,13 +69,13 @@ def set_recurrent_matmul_precision(mode: str | None) -> None:
 
 
 def get_recurrent_matmul_precision(device: torch.device | str | None = None) -> str:
-    """Return the concrete mode (``"ieee"``, ``"tf32"`` or ``"tf32x3"``) that a module without its own value gets.
+    """Return the concrete mode (``"ieee"``, ``"tf32"`` or ``"tf32x3"``) of modules without a value of their own.
 
     Args:
-        device: the device to resolve presets for; by default the current CUDA device, or the CPU where there is none.
+        device: device to resolve presets for; the current CUDA device when None, or the CPU if there is none.
 
     Raises:
-        ArgumentError: the environment variable ``RECURL_RNN_PRECISION`` holds none of the modes.
+        ArgumentError: the value of the environment variable ``RECURL_RNN_PRECISION`` is not one of the modes.
     """
     return resolve_precision("auto", _current_device() if device is None else torch.device(device))
 

@@ -1,4 +1,4 @@
-"""What the fields of a dataclass of options may be: declared once, with the type of each field, and checked here."""
+"""Declaration and checks of the allowed values of option dataclasses: each field's type and range."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a field may have. NaN is never one of them.
+    """Interval of the numbers that a field accepts; NaN is never accepted.
 
     Args:
-        low: the smallest.
-        high: the largest.
-        above: ``low`` itself is left out.
-        below: ``high`` itself is left out.
-        infinite: infinity is one of them: no bound.
+        low: lower end.
+        high: upper end.
+        above: exclude ``low`` itself.
+        below: exclude ``high`` itself.
+        infinite: also accept infinity, which means "no bound".
     """
 
     low: float = -math.inf
@@ -57,21 +57,21 @@ class Range:
     infinite: bool = False
 
     def rule(self, value: float) -> str | None:
-        """Return what must hold and doesn't, or None."""
+        """Return the condition that ``value`` violates, as text, or None."""
         if isinstance(value, float) and not math.isfinite(value) and not (self.infinite and value == math.inf):
             return "must be a number, or inf for no bound" if self.infinite else "must be a finite number"
-        left_out = (self.above and value == self.low) or (self.below and value == self.high)
-        if self.low <= value <= self.high and not left_out:
+        excluded = (self.above and value == self.low) or (self.below and value == self.high)
+        if self.low <= value <= self.high and not excluded:
             return None
         if self.high <= _NARROW:
-            ends = ", both left out" if self.above and self.below else ""
+            ends = ", both excluded" if self.above and self.below else ""
             return f"must lie between {self.low:g} and {self.high:g}{ends}"
         if value > self.high:
             return f"must be at most {self.high:,}"
         return "must not be negative" if self.low == 0 and not self.above else "must be positive"
 
 
-_NARROW = 100  # a range up to here is told whole
+_NARROW = 100  # both ends of a range up to here are stated
 _LARGE = 2**31 - 1
 
 Count: TypeAlias = Annotated[int, Range(1, _LARGE)]
@@ -91,16 +91,16 @@ Exponent: TypeAlias = Annotated[float, Range(0, 10)]
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a dataclass of options.
+    """One field of an option dataclass.
 
     Attributes:
-        name: of the field.
-        kind: bool, int, float, str, Path, or another dataclass of options.
-        range: of a number.
-        choices: the values that a field has which takes one of a few.
-        optional: whether None is a value.
+        name: name of the field.
+        kind: bool, int, float, str, Path, or another option dataclass.
+        range: range of a number, or None.
+        choices: allowed values of a ``Literal`` field; empty for others.
+        optional: whether None is allowed.
         many: whether the field is a tuple of such values.
-        default: the default; ``dataclasses.MISSING`` where there is none.
+        default: default value; ``dataclasses.MISSING`` if there is none.
     """
 
     name: str
@@ -112,10 +112,10 @@ class Field:
     default: Any
 
     def check(self, value: Any) -> None:
-        """Refuse a value that the field may not have.
+        """Refuse a value that the field does not accept.
 
         Raises:
-            ArgumentError: naming the option as the command line does.
+            ArgumentError: ``value`` is not accepted; the message names the command-line option.
         """
         if value is None and self.optional:
             return
@@ -166,7 +166,7 @@ _KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
 
 @cache
 def fields_of(kind: type) -> tuple[Field, ...]:
-    """Return the fields of a dataclass of options.
+    """Return the fields of an option dataclass.
 
     Example:
         >>> @dataclass
@@ -200,10 +200,10 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
 
 
 def check_fields(options: Any) -> None:
-    """Refuse an instance of a dataclass of options in which a field has a value that it may not have.
+    """Refuse an option dataclass in which a field has a value that it does not accept.
 
     Raises:
-        ArgumentError: naming the first such option as the command line does.
+        ArgumentError: a field has such a value; the message names the command-line option.
 
     Example:
         >>> @dataclass
@@ -220,12 +220,12 @@ def check_fields(options: Any) -> None:
 
 
 def flag(name: str) -> str:
-    """Return how the command line names a field."""
+    """Return the command-line option of a field: ``"batch_size"`` is ``"--batch-size"``."""
     return "--" + name.replace("_", "-")
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, int) and abs(value) >= 10**_SHOWN:  # printing it may be refused, or take for ever
+    if isinstance(value, int) and abs(value) >= 10**_SHOWN:  # Python may refuse to print it, or take very long
         return "a number of more than 60 digits"
     text = str(value) if isinstance(value, int | float) else repr(str(value) if isinstance(value, Path) else value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
@@ -235,12 +235,12 @@ def checked_seed(seed: Any) -> int:
     """Return ``seed`` as an integer.
 
     Raises:
-        ArgumentError: it is negative, or no integer.
+        ArgumentError: ``seed`` is negative or not an integer.
     """
     try:
         number = operator.index(seed)
     except TypeError:
         number = -1
     if number < 0:
-        raise ArgumentError(f"A seed must be an integer that is not negative, got {seed!r}.")
+        raise ArgumentError(f"A seed must be a non-negative integer, got {seed!r}.")
     return number

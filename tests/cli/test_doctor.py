@@ -104,7 +104,7 @@ def test_in_the_mode_that_it_is_given_in(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["doctor", "--env", "CartPole-v1", "--num-envs", "2", "--policy", "wires:dropping"]) == 1
     said = capsys.readouterr().out
     assert "FAIL  repeat" in said
-    assert "fix: policy.eval(), before it collects" in said
+    assert "fix: call policy.eval() before collection" in said
     assert said.splitlines()[-1] == "1 of 10 checks failed: repeat; begin with the first"
 
 
@@ -113,7 +113,7 @@ def test_a_plain_recurrent_network(rows: list[str], name: str, capsys: pytest.Ca
     assert main(["doctor", "--env", "CartPole-v1", *rows, "--policy", "wires:plain"]) == 1
     said = capsys.readouterr().out
     assert f"FAIL  {name}" in said
-    assert "fix: put LSTMModule(input_size=4, hidden_size=8, in_key=..., out_key=...) of recurl.modules" in said
+    assert "by LSTMModule(input_size=4, hidden_size=8, in_key=..., out_key=...) of recurl.modules" in said
 
 
 def test_feed_forward(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_a_run(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> 
         ("--env CartPole-v1 --policy wires:number", "must be a function, got int"),
         ("--env CartPole-v1 --policy wires:no_policy", "must make a policy, got int"),
         ("--env CartPole-v1 --policy wires:broken", "RuntimeError: of no use"),
-        ("--env CartPole-v1 --policy wires:policy_for --steps 2", "at least 8 steps"),
+        ("--env CartPole-v1 --policy wires:policy_for --steps 2", "steps must be at least 8"),
     ],
 )
 def test_mistakes_are_one_line(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

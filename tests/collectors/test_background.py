@@ -214,7 +214,7 @@ def test_saving_and_seeding_between_batches_of_the_background() -> None:
 def test_misuse() -> None:
     with pytest.raises(TypeError, match="replay_buffer must have a method extend"):
         make(buffer=3)
-    with pytest.raises(RuntimeError, match="give replay_buffer="):
+    with pytest.raises(RuntimeError, match="pass replay_buffer="):
         make().start()
     release = threading.Event()
 
@@ -230,9 +230,9 @@ def test_misuse() -> None:
         lambda: next(iter(collector)),
         lambda: collector.load_state_dict({}),
     ):
-        with pytest.raises(RuntimeError, match="collects in the background"):
+        with pytest.raises(RuntimeError, match="runs in the background"):
             call()
-    with pytest.raises(RuntimeError, match=r"still at its batch after 0.01 s"):
+    with pytest.raises(RuntimeError, match=r"has not finished its batch after 0.01 s"):
         collector.async_shutdown(timeout=0.01)
     release.set()
     collector.async_shutdown()

@@ -163,10 +163,10 @@ def test_max_frames_per_traj() -> None:
 
 
 def test_frames_are_rounded_up_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="frames_per_batch=10 is no multiple of the environment's 4 rows: 12 will"):
+    with pytest.warns(UserWarning, match="frames_per_batch=10 is not a multiple of the environment's 4 rows: 12 will"):
         collector = Collector(random_ends(4), frames_per_batch=10)
     assert collector.collect().shape == (4, 3)
-    with pytest.warns(UserWarning, match="total_frames=20 is no multiple of batches of 8 frames: 24 will"):
+    with pytest.warns(UserWarning, match="total_frames=20 is not a multiple of batches of 8 frames: 24 will"):
         collector = Collector(random_ends(4), frames_per_batch=8, total_frames=20)
     assert sum(batch.numel() for batch in collector) == 24
 
@@ -232,7 +232,7 @@ def test_a_primer_that_is_not_zero_is_refused() -> None:
         TensorDictPrimer(primer.primers, random=True),
     ):
         env = TransformedEnv(random_ends(2), InitTracker()).append_transform(wrong)
-        with pytest.raises(RuntimeError, match="primer of recurrent_state must be zero"):
+        with pytest.raises(RuntimeError, match="primer of recurrent_state must give zeros"):
             Collector(env, policy, frames_per_batch=4)
 
 
@@ -250,7 +250,7 @@ def test_bad_arguments() -> None:
         Collector(random_ends(2), frames_per_batch=4, total_frames=0)
     with pytest.raises(ValueError, match="init_random_frames must not be negative"):
         Collector(random_ends(2), make_policy(), frames_per_batch=4, init_random_frames=-1)
-    with pytest.raises(TypeError, match="create_env_fn must be, or make, an environment"):
+    with pytest.raises(TypeError, match="create_env_fn must be an environment of recurl, or a function"):
         Collector(RandomEnds, frames_per_batch=4)
 
 

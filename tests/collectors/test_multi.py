@@ -98,7 +98,7 @@ def test_weights_arrive_when_they_are_handed_over(collector: MultiSyncCollector,
         collector.update_policy_weights_()
         collector.update_policy_weights_(weights)
         assert replays(collector.collect(), old)
-    with pytest.raises(ArgumentError, match=r"names and shapes of the policy's, they differ in \['other'\]"):
+    with pytest.raises(ArgumentError, match=r"the policy's names and shapes, but they differ in \['other'\]"):
         collector.update_policy_weights_({**old.state_dict(), "other": torch.zeros(1)})
 
 
@@ -115,7 +115,7 @@ def test_state_dict_continues_exactly(collector: MultiSyncCollector) -> None:
     new = set(ids.unique().tolist()) - set(ids[..., 0].unique().tolist())
     assert new
     assert not new & set(before.unique().tolist())
-    with pytest.raises(ArgumentError, match="state is of 1 workers, this collector has 2"):
+    with pytest.raises(ArgumentError, match="must be of a collector with 2 workers, got that of 1"):
         collector.load_state_dict({**state, "workers": state["workers"][:1]})
 
 
@@ -144,7 +144,7 @@ def test_async_collection_and_the_buffer() -> None:
         replay_buffer=buffer,
         reset_at_each_iter=True,
     )
-    with pytest.raises(ArgumentError, match="A seed must be an integer that is not negative, got -1"):
+    with pytest.raises(ArgumentError, match="A seed must be a non-negative integer, got -1"):
         collector.set_seed(-1)
     collector.set_seed(3)
     batches = [collector.collect() for _ in range(4)]
@@ -190,14 +190,14 @@ def test_errors_of_the_workers_collector() -> None:
 
 
 def test_random_actions_and_rounding() -> None:
-    with pytest.warns(UserWarning, match="frames_per_batch=8 is no multiple of 1 x 3 rows: 9 will"):
+    with pytest.warns(UserWarning, match="frames_per_batch=8 is not a multiple of 1 x 3 rows: 9 will"):
         collector = MultiSyncCollector([lambda: env_of(3)], frames_per_batch=8)
     with collector:
         assert collector.collect().shape == (1, 3, 3)
         with pytest.raises(UsageError, match=r"that is an nn\.Module"):
             collector.update_policy_weights_()
     with (
-        pytest.warns(UserWarning, match="frames_per_batch=3 is no multiple of 2 workers: 4 will"),
+        pytest.warns(UserWarning, match="frames_per_batch=3 is not a multiple of 2 workers: 4 will"),
         pytest.raises(ArgumentError, match="timeout"),
     ):
         MultiSyncCollector([lambda: env_of(3)] * 2, frames_per_batch=3, timeout=0)
@@ -217,7 +217,7 @@ def test_arguments() -> None:
     for dim in (2, -3):
         with pytest.raises(ArgumentError, match=rf"dimension of a worker's batch \[3, 'T'\], got {dim}"):
             _dimension(dim, torch.Size([3]))
-    with pytest.raises(ArgumentTypeError, match="must be a list with one callable per worker"):
+    with pytest.raises(ArgumentTypeError, match="must be a list with one function per worker"):
         MultiAsyncCollector(create[0], frames_per_batch=3)
     with pytest.raises(ArgumentError, match="num_workers must be at least 1"):
         MultiAsyncCollector([], frames_per_batch=3)

@@ -128,8 +128,8 @@ def test_is_init() -> None:
     assert result.passed
     assert f"True at {int(batch['is_init'].sum())} of 120 steps" in result.detail
     for value, words in (
-        (torch.zeros_like, "constant, always False"),
-        (torch.ones_like, "constant, always True"),
+        (torch.zeros_like, "is always False"),
+        (torch.ones_like, "is always True"),
         (lambda flags: flags.float(), "must be bool of shape [3, 40, 1], got torch.float32"),
         (lambda flags: flags.unsqueeze(-1), "got torch.bool [3, 40, 1, 1]"),
     ):
@@ -187,8 +187,8 @@ def test_traj_steps() -> None:
     skipped = steps.clone()
     skipped[0, inner] += 7
     for value, words in (
-        (skipped, "number of the step does not follow at"),
-        (torch.zeros_like(steps), "number of the step does not follow at"),
+        (skipped, "traj_steps does not increase by one at"),
+        (torch.zeros_like(steps), "traj_steps does not increase by one at"),
         (steps.double(), "steps must be integers of shape [3, 40], got torch.float64"),
     ):
         result = check_traj_ids(batch.copy().set(STEPS, value))
@@ -242,7 +242,7 @@ def test_a_batch_of_another_policy() -> None:
     policy = make_policy()
     batch = collected(policy).select("observation", "is_init", ("next", "done"))
     result = check_replay(policy, batch)
-    assert "holds nothing that the policy writes" in result.detail
+    assert "has no entry that the policy writes" in result.detail
     assert "collect the batch with the policy" in result.fix
 
 

@@ -37,7 +37,7 @@ from tests.diagnostics.policies import (
 
 pytestmark = pytest.mark.slow
 
-FIX = "let the layers in front of the action read what the memory writes, 'features'"
+FIX = "let the layers before the action read the outputs of the memory, 'features'"
 
 
 @pytest.mark.parametrize("rows", [None, 3])
@@ -96,7 +96,7 @@ def policies() -> dict[str, nn.Module]:
 def test_whatever_the_policy(name: str) -> None:
     torch.manual_seed(0)
     policy = policies()[name]
-    assert "let the layers in front of the action read" in refused(policy, wired(policy), "action").fix
+    assert "let the layers before the action read" in refused(policy, wired(policy), "action").fix
     assert refused(lambda td: policy(td), wired(policy), "action")
 
 
@@ -113,16 +113,16 @@ def test_overwritten_features() -> None:
     policy = actor_of(memory(), Mod(nn.Linear(4, 8), ["observation"], ["features"]), linear())
     result = refused(policy, wired(policy), "memory")
     assert "altering the state 'recurrent_state' changes nothing" in result.detail
-    assert "what it writes reach the layers behind it" in result.fix
+    assert "let later layers read its output" in result.fix
 
 
 def test_what_is_said_when_all_is_well() -> None:
     policy = actor_of(linear(4, "observation"))
     both = Seq(policy, critic_memory(), ValueOperator(nn.Linear(8, 1), ["of_critic"]))
     batch = Collector(make_env(2), both, frames_per_batch=40).collect()
-    assert "serves the critic alone" in check_action(both, batch).detail
+    assert "only the critic uses it" in check_action(both, batch).detail
     policy = actor_of(memory(), linear())
     batch = Collector(make_env(2), policy, frames_per_batch=40).collect()
-    assert "altering the states moves" in check_action(policy, batch).detail
+    assert "altering the states changes" in check_action(policy, batch).detail
     batch["is_init"] = torch.ones_like(batch["is_init"])
     assert "nothing to compare" in check_action(policy, batch).detail

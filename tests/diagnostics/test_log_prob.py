@@ -21,7 +21,7 @@ from tests.diagnostics.policies import CELLS, RealActions, actor_of, failures, l
 pytestmark = pytest.mark.slow
 
 KEY = "action_log_prob"
-AFTERWARDS = "let nothing alter an action, its distribution or its log-probability once they are written"
+AFTERWARDS = "don't modify an action, its distribution or its log-probability once they are written"
 
 
 def behind(actor: nn.Module, keys: list[str], change: object) -> Seq:
@@ -33,7 +33,7 @@ def behind(actor: nn.Module, keys: list[str], change: object) -> Seq:
 def test_another_action(cell: str, rows: int | None) -> None:
     policy = behind(actor_of(memory(cell), linear()), ["action"], torch.ones_like)
     result = refused(policy, wired(policy, rows), "log_prob")
-    assert f"{KEY} as collected and computed anew step by step differ" in result.detail
+    assert f"{KEY} as collected and recomputed step by step differ" in result.detail
     assert AFTERWARDS in result.fix
 
 
@@ -72,7 +72,7 @@ def test_a_distribution_that_depends_on_the_exploration_type(kind: ExplorationTy
     policy = actor_of(memory(), linear(), Mod(Warmer(), ["logits"], ["logits"]), default_interaction_type=kind)
     result = refused(policy, wired(policy), "log_prob")
     assert "as a loss computes it, where no exploration type is set, differ" in result.detail
-    assert "not depend on exploration_type()" in result.fix
+    assert "independent of exploration_type()" in result.fix
 
 
 class OwnActor(TensorDictModuleBase):
@@ -97,7 +97,7 @@ def test_an_actor_of_ones_own() -> None:
     policy = Seq(memory(), OwnActor(wrong=True))
     result = refused(policy, wired(policy), "log_prob")
     assert f"{KEY} as collected and as replayed differ" in result.detail
-    assert "alike for steps [N] and for sequences [*B, T]" in result.fix
+    assert "for steps [N] and for sequences [*B, T]" in result.fix
     policy = Seq(memory(), OwnActor(wrong=False))
     assert failures(policy, wired(policy)) == []
 
@@ -121,10 +121,10 @@ def test_what_was_collected_is_compared() -> None:
     ):
         result = checked(policy)
         assert result.passed
-        assert result.detail.startswith(f"{key} computed anew: difference")
+        assert result.detail.startswith(f"{key} recomputed: difference")
         result = checked(policy, 0.1, key)
         assert not result.passed
-        assert result.detail.startswith(f"{key} as collected and computed anew")
+        assert result.detail.startswith(f"{key} as collected and recomputed")
         assert "check with the weights that collected" in result.fix
 
 

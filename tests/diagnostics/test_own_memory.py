@@ -32,13 +32,13 @@ def test_sound(kind: type[own.OwnMemory], rows: int | None) -> None:
 def test_sequences_that_start_from_zero(kind: type[own.OwnMemory], zeros: bool, rows: int | None) -> None:
     memory, head = kind(), linear(8)
     result = refused(policy_with(memory, zero(head) if zeros else head), memory.env(rows), "start")
-    assert "of sequences that begin in mid-episode, and of the whole episodes, differ" in result.detail
+    assert "of sequences that begin inside an episode, and of the full episodes, differ" in result.detail
     assert "start each sequence from the states stored at its first step, 'own'" in result.fix
     assert "LSTMModule or GRUModule" in result.fix
 
 
 MISTAKES = {
-    "never_updating": (own.NeverUpdating, "memory", "zero after every step: nothing is remembered"),
+    "never_updating": (own.NeverUpdating, "memory", "zero after every step: there is no memory"),
     "not_resetting": (own.NotResetting, "leak", "with other data before the boundary"),
     "learnt_start": (own.LearntStart, "replay", "as collected and as replayed"),
     "backwards": (own.Backwards, "leak", "with other data before the boundary"),

@@ -30,7 +30,7 @@ from tests.diagnostics.policies import (
 
 pytestmark = pytest.mark.slow
 
-EVAL = "policy.eval(), before it collects and for the losses too"
+EVAL = "call policy.eval() before collection and for the losses"
 
 
 def encoded(layer: Any, cell: str = "gru") -> nn.Module:
@@ -130,7 +130,7 @@ NOISE = {
 def test_noise(noise: Any) -> None:
     policy = encoded(noise)
     result = refused(policy, wired(policy), "repeat")
-    assert "'x' of the same steps is another one each time" in result.detail
+    assert "'x' of the same steps differs at each call" in result.detail
     only_in_training = isinstance(noise, Skipping | nn.RReLU)
     assert (EVAL if only_in_training else "draw it once per batch and not in forward") in result.fix
     if not only_in_training:
@@ -139,7 +139,7 @@ def test_noise(noise: Any) -> None:
 
 def test_drawn_logits() -> None:
     policy = actor_of(memory(), linear(), Mod(lambda x: F.gumbel_softmax(x).log(), ["logits"], ["logits"]))
-    assert "'logits' of the same steps is another" in refused(policy, wired(policy), "repeat").detail
+    assert "'logits' of the same steps differs at each call" in refused(policy, wired(policy), "repeat").detail
 
 
 # -- states that a policy keeps in itself

@@ -37,9 +37,12 @@ def test_rows_become_time(kind: type[nn.Module], rows: int | None) -> None:
     result = refused(policy, wired(policy, rows), "collection" if rows is None else "rows")
     name = kind.__name__
     if rows is not None:
-        assert f"the {name} 'module.0.module.0.module.net' takes the rows of the environment for steps" in result.detail
+        assert (
+            f"the {name} 'module.0.module.0.module.net' reads the rows of the environment as time steps"
+            in result.detail
+        )
     module = "LSTMModule" if name == "LSTM" else "GRUModule"
-    assert f"put {module}(input_size=4, hidden_size=8, in_key=..., out_key=...)" in result.fix
+    assert f"by {module}(input_size=4, hidden_size=8, in_key=..., out_key=...)" in result.fix
 
 
 @pytest.mark.parametrize("kind", NETWORKS.values(), ids=NETWORKS.keys())
@@ -47,7 +50,7 @@ def test_beside_a_recurrent_module(kind: type[nn.Module]) -> None:
     plain, head = Mod(Plain(kind), ["observation"], ["more"]), nn.Linear(16, 2)
     joined = Mod(lambda a, b: head(torch.cat([a, b], -1)), ["features", "more"], ["logits"])
     policy = actor_of(memory(), plain, joined)
-    assert "takes the rows of the environment for steps of time" in refused(policy, wired(policy), "rows").detail
+    assert "reads the rows of the environment as time steps" in refused(policy, wired(policy), "rows").detail
 
 
 class Cell(nn.Module):
@@ -74,8 +77,8 @@ class Cell(nn.Module):
 def test_single_steps_from_nothing(net: nn.Module, rows: int | None) -> None:
     policy = actor_of(Mod(net, ["observation"], ["features"]), linear())
     result = refused(policy, wired(policy, rows), "rows")
-    assert "starts from nothing at every step: it remembers nothing" in result.detail
-    assert "of recurl.modules in the place of the" in result.fix
+    assert "starts without a state at every step: it has no memory" in result.detail
+    assert "of recurl.modules, which carries one state per row" in result.fix
 
 
 def test_a_network_that_keeps_its_state() -> None:
@@ -136,8 +139,8 @@ def test_batch_normalisation(kind: type[nn.BatchNorm1d]) -> None:
     layer = kind(4)
     policy = encoded(layer)
     result = refused(policy, wired(policy, 3), "rows")
-    assert f"the {kind.__name__} 'module.0.module.0.module' joins them" in result.detail
-    assert "policy.eval(), before it collects and for the losses too" in result.fix
+    assert f"the {kind.__name__} 'module.0.module.0.module' mixes them" in result.detail
+    assert "call policy.eval() before collection and for the losses" in result.fix
     assert int(layer.num_batches_tracked) == 0  # the statistics are as they were
     result = refused(policy, wired(policy, 1), "collection")  # one row has no variance
     assert "policy.eval()" in result.fix

@@ -78,7 +78,7 @@ def test_a_stochastic_actor_is_compared_by_its_log_probability() -> None:
     batch["action_log_prob"] += 0.1
     result = by_name(check_batch(actor, batch))["log_prob"]
     assert not result.passed
-    assert result.detail.startswith("action_log_prob as collected and computed anew")
+    assert result.detail.startswith("action_log_prob as collected and recomputed")
 
 
 def test_two_trunks_and_double_precision() -> None:
@@ -154,7 +154,7 @@ def test_tracker_always_false(rows: int | None) -> None:
     policy = make_policy()
     failed = failing(policy, make_env(rows, Constant(False), policy[0].make_tensordict_primer()))
     assert {"tracker", "is_init"} <= set(failed)
-    assert "constant, always False" in failed["is_init"].detail
+    assert "is always False" in failed["is_init"].detail
     assert "is_init is False after a reset" in failed["tracker"].detail
     assert all("InitTracker()" in failed[name].fix for name in ("tracker", "is_init"))
 
@@ -163,7 +163,7 @@ def test_tracker_always_false(rows: int | None) -> None:
 def test_tracker_always_true(rows: int | None) -> None:
     policy = make_policy()
     failed = failing(policy, make_env(rows, Constant(True), policy[0].make_tensordict_primer()))
-    assert "constant, always True" in failed["is_init"].detail
+    assert "is always True" in failed["is_init"].detail
     assert "InitTracker()" in failed["is_init"].fix
 
 
@@ -199,7 +199,7 @@ def test_states_not_promoted(rows: int | None) -> None:
     batch = Collector(env, policy, frames_per_batch=30 * (rows or 1)).collect()
     failed = {r.name: r for r in check_batch(policy, batch) if not r.passed}
     assert {"feedback", "replay"} <= set(failed)
-    assert "next state of the step before differ" in failed["feedback"].detail
+    assert "next state of the previous step differ" in failed["feedback"].detail
     assert "step_mdp(td)" in failed["feedback"].fix
     assert "feedback" in failing(policy, env)
 
@@ -220,7 +220,7 @@ def test_policy_that_zeroes_its_new_state(rows: int | None) -> None:
     policy = make_policy("gru", Mod(torch.zeros_like, [key], [key]))
     failed = failing(policy, wired(policy, rows))
     assert "zero after every step" in failed["memory"].detail
-    assert "hand it on untouched" in failed["memory"].fix
+    assert "don't modify the state" in failed["memory"].fix
 
 
 def test_policy_that_zeroes_the_state_it_reads() -> None:
@@ -228,7 +228,7 @@ def test_policy_that_zeroes_the_state_it_reads() -> None:
     policy = policy_of(Mod(torch.zeros_like, ["h"], ["h"]), gru)
     failed = failing(policy, wired(gru))
     assert "altering the state 'h' changes nothing" in failed["memory"].detail
-    assert "hand it on untouched" in failed["memory"].fix
+    assert "don't modify the state" in failed["memory"].fix
 
 
 class Detaching(GRUModule):
@@ -257,7 +257,7 @@ def test_policy_that_detaches_its_state() -> None:
     env = TransformedEnv(make_env(None), InitTracker()).append_transform(policy[0].make_tensordict_primer())
     failed = failing(policy, env)
     assert set(failed) == {"gradient"}
-    assert "no gradient from a step to the one before" in failed["gradient"].detail
+    assert "no gradient to the previous step" in failed["gradient"].detail
     assert "don't detach" in failed["gradient"].fix
 
 
@@ -382,7 +382,7 @@ def test_single_checks() -> None:
 
 
 def test_too_few_steps() -> None:
-    with pytest.raises(ValueError, match="at least 8 steps, got 7"):
+    with pytest.raises(ValueError, match="steps must be at least 8, got 7"):
         check_wiring(make_policy(), make_env(2), steps=7)
 
 

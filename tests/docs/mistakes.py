@@ -17,8 +17,8 @@ MISTAKES: list[dict[str, Any]] = TABLE["mistake"]
 INTRODUCTION = """\
 # Mistakes and their messages
 
-What goes wrong most often, and what recurl says to it: what must hold, what came, what to do. The tests make every one
-of these mistakes and compare the message. All of them with this before:
+This page lists common mistakes and recurl's error messages, which state what must hold, what was given, and what to do.
+The tests make each of these mistakes and compare the message. All examples use this setup:
 """
 
 

@@ -66,7 +66,7 @@ def test_missing_done_flags_are_completed(flags):
 
 
 def test_a_step_without_done_flags_is_refused():
-    with pytest.raises(MissingKeyError, match="it returned none of them"):
+    with pytest.raises(MissingKeyError, match="but returned none of them"):
         Walk(flags=()).rand_step()
 
 
@@ -119,7 +119,7 @@ def test_masks_are_checked():
     for mask in (torch.zeros(2, dtype=torch.bool), torch.zeros(3)):
         with pytest.raises(ArgumentError, match=r"'_reset' must be bool of shape \[3, 1\]"):
             env.reset(TensorDict({"_reset": mask}))
-    with pytest.raises(ArgumentError, match="A seed concerns all rows"):
+    with pytest.raises(ArgumentError, match="A seed applies to all rows"):
         env.reset(TensorDict({"_reset": torch.ones(3, dtype=torch.bool)}, [3]), seed=1)
 
 
@@ -246,10 +246,10 @@ class TestTransformedEnv:
 @pytest.mark.parametrize("seed", [-1, 1.5, "1", None, float("nan")])
 def test_seeds_that_are_none(seed):
     for use in (Walk().set_seed, lambda seed: SerialEnv(2, Walk).set_seed(seed)):
-        with pytest.raises(ArgumentError, match="A seed must be an integer that is not negative, got"):
+        with pytest.raises(ArgumentError, match="A seed must be a non-negative integer, got"):
             use(seed)
     if seed is not None:
-        with pytest.raises(ArgumentError, match="A seed must be an integer"):
+        with pytest.raises(ArgumentError, match="A seed must be a non-negative integer"):
             Walk().reset(seed=seed)
 
 

@@ -200,9 +200,9 @@ def test_arguments():
             kind(0, repeat_previous)
         with pytest.raises(ArgumentError, match="got 1 for 2"):
             kind(2, [repeat_previous])
-        with pytest.raises(ArgumentTypeError, match="must be callable"):
+        with pytest.raises(ArgumentTypeError, match="must be a function that creates an environment"):
             kind(1, 3)
-    with pytest.raises(ArgumentTypeError, match="must make an environment of recurl"):
+    with pytest.raises(ArgumentTypeError, match="must return an environment of recurl"):
         SerialEnv(1, lambda: 3)
     for timeout in (0, -1.0, float("nan")):
         with pytest.raises(ArgumentError, match="timeout must be positive"):
@@ -215,7 +215,7 @@ def test_arguments():
 
 def test_environments_must_be_alike():
     names = ["CartPole-v1", "Pendulum-v1"]
-    with pytest.raises(ArgumentError, match="must be alike: observation_spec of number 1"):
+    with pytest.raises(ArgumentError, match="must have equal specs: observation_spec of number 1"):
         SerialEnv(2, [EnvCreator(GymEnv, {"env_name": name}) for name in names])
 
 
@@ -266,7 +266,7 @@ class Faulty(gym.Env):
 FAULTS = {
     1: r"^Worker 0 \(process \d+\) raised ValueError: the wheel came off$",
     2: r"^Worker 0 \(process \d+\) hangs: no answer and no step for 1 s\. If an environment .* larger timeout\.$",
-    3: r"^Worker 0 \(process \d+\) was killed by SIGKILL, perhaps by the system for lack of memory\.$",
+    3: r"^Worker 0 \(process \d+\) was killed by SIGKILL, possibly by the system because memory ran out\.$",
 }
 
 
@@ -339,7 +339,7 @@ def test_a_shape_that_was_not_declared():
 
 def test_a_failure_at_the_start():
     before = descriptors()
-    with pytest.raises(ArgumentTypeError, match=r"^Worker 0 .* must make an environment of recurl, got 3"):
+    with pytest.raises(ArgumentTypeError, match=r"^Worker 0 .* must return an environment of recurl, got 3"):
         ParallelEnv(1, lambda: 3)
     assert descriptors() == before
 

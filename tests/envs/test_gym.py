@@ -294,7 +294,7 @@ class TestAutoresetModes:
         env = GymWrapper(RowsEnv(3, AutoresetMode.SAME_STEP))
         root = env.carry(env.rand_step(env.carry(env.rand_step())))
         assert root["done"].flatten().tolist() == [True, False, False]
-        with pytest.raises(UsageError, match=r"rows \[1 2\] are to be reset although they are not done"):
+        with pytest.raises(UsageError, match=r"rows \[1 2\] to reset are not done"):
             env.reset(root.copy().set("_reset", torch.tensor([True, True, True]).logical_xor(root["done"].flatten())))
         everything = env.reset(root.copy().set("_reset", torch.ones(3, 1, dtype=torch.bool)))
         assert everything["observation"].tolist() == [[0, 3], [0, 2], [0, 2]]
@@ -317,9 +317,9 @@ class TestAutoresetModes:
 
 class TestRefusals:
     def test_names_and_modes(self):
-        with pytest.raises(ArgumentError, match="can't make 'NoSuchEnv-v0'"):
+        with pytest.raises(ArgumentError, match="can't create 'NoSuchEnv-v0'"):
             GymEnv("NoSuchEnv-v0")
-        with pytest.raises(ArgumentError, match="can't make 'no_such_module:Env-v0'"):
+        with pytest.raises(ArgumentError, match="can't create 'no_such_module:Env-v0'"):
             GymEnv("no_such_module:Env-v0", num_envs=2)
         with pytest.raises(ArgumentError, match="needs num_envs"):
             GymEnv("CartPole-v1", vectorization_mode="sync")
@@ -327,7 +327,7 @@ class TestRefusals:
             GymEnv("CartPole-v1", num_envs=0)
         with pytest.raises(ArgumentError, match="vectorization_mode must be one of"):
             GymEnv("CartPole-v1", num_envs=2, vectorization_mode="threads")
-        with pytest.raises(ArgumentError, match="can't make 'Pendulum-v1'"):
+        with pytest.raises(ArgumentError, match="can't create 'Pendulum-v1'"):
             GymEnv("Pendulum-v1", num_envs=2, vectorization_mode="vector_entry_point")
         with pytest.raises(ArgumentTypeError, match=r"A gymnasium\.Env"):
             GymWrapper("CartPole-v1")

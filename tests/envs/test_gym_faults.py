@@ -260,5 +260,5 @@ def test_a_module_that_can_not_be_imported():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for num_envs in (None, 2):
-            with pytest.raises(ArgumentError, match="Gymnasium can't make 'no_such_module:Env-v0'"):
+            with pytest.raises(ArgumentError, match="Gymnasium can't create 'no_such_module:Env-v0'"):
                 GymEnv("no_such_module:Env-v0", num_envs=num_envs)

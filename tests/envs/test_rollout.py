@@ -67,9 +67,9 @@ def test_refusals():
         env.rollout(0)
     with pytest.raises(ArgumentError, match="needs break_when_any_done=False"):
         env.rollout(2, break_when_all_done=True)
-    with pytest.raises(ArgumentError, match="together with auto_reset=False"):
+    with pytest.raises(ArgumentError, match="and auto_reset=False must be given together"):
         env.rollout(2, auto_reset=False)
-    with pytest.raises(ArgumentError, match="together with auto_reset=False"):
+    with pytest.raises(ArgumentError, match="and auto_reset=False must be given together"):
         env.rollout(2, tensordict=env.reset())
 
 

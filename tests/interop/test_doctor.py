@@ -46,7 +46,7 @@ def test_their_actors(kind: Any, layer: type[nn.Module]) -> None:
     if layer is nn.Linear:
         assert failures(policy, env) == []
     else:  # its noise is there while collectors explore, and not in a loss
-        assert "not depend on exploration_type()" in refused(policy, env, "log_prob").fix
+        assert "independent of exploration_type()" in refused(policy, env, "log_prob").fix
 
 
 def test_their_action_values() -> None:

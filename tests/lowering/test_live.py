@@ -326,7 +326,7 @@ def _holds_shared(thing: nn.Module, module: nn.Module) -> bool:
 def test_a_trunk_that_is_no_longer_shared_is_refused() -> None:
     thing, call, batch = subject("shared")
     thing.critic_network = copy.deepcopy(thing.critic_network)
-    with pytest.raises(ArgumentError, match="both keep their states under 'a_"):
+    with pytest.raises(ArgumentError, match="each has a recurrent module with the state 'a_"):
         call(thing, batch)
 
 

@@ -206,7 +206,7 @@ def small_batch():
 
 def test_critic_of_features_is_refused():
     head = TensorDictModule(MLP(HIDDEN, 1), in_keys=["features"], out_keys=["state_value"])
-    with pytest.raises(MissingKeyError, match="Pass the whole chain as value_network"):
+    with pytest.raises(MissingKeyError, match="Pass a value_network that includes the trunk"):
         GAE(gamma=GAMMA, lmbda=LMBDA, value_network=head)(small_batch())
 
 

@@ -72,5 +72,5 @@ def test_a_network_of_other_parameters_is_refused():
     loss = make_loss()
     update = HardUpdate(loss, value_network_update_interval=1)
     loss.value_network = QValueActor(nn.Linear(2, 3), action_space="categorical")
-    with pytest.raises(ArgumentError, match=r"other parameters than its target network.*make the target anew"):
+    with pytest.raises(ArgumentError, match=r"must have parameters of the same shapes.*create a new target"):
         update.step()

@@ -78,7 +78,7 @@ def test_refusals():
         OneHot(3, shape=(4,))
     with pytest.raises(ArgumentError, match=r"must be len\(nvec\)=2"):
         MultiCategorical([2, 3], shape=(3,))
-    with pytest.raises(ArgumentError, match="it must end with it"):
+    with pytest.raises(ArgumentError, match="the new shape must end with the shape of the spec"):
         Unbounded(3).expand(3, 2)
     with pytest.raises(ArgumentError, match="expand it first"):
         Composite(a=Unbounded(3), shape=(2,))

@@ -117,7 +117,7 @@ class TestPrimer:
         kept = primer._reset(masked([True, False], td), td.copy())["n", "h"]
         assert torch.equal(kept[1], td["n", "h"][1])
         assert not torch.equal(kept[0], td["n", "h"][0])
-        with pytest.raises(ArgumentError, match="random=True draws"):
+        with pytest.raises(ArgumentError, match="random=True can't be used with default_value"):
             TensorDictPrimer(h=Unbounded(1), random=True, default_value=1.0)
 
     def test_step_keeps_what_the_policy_wrote(self):

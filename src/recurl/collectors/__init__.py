@@ -1,4 +1,4 @@
-"""Collection of experience: batches of interaction with the policy's states carried, wired by itself."""
+"""Collection of experience: carries recurrent states and appends the transforms that they need."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ from recurl.collectors.collector import Collector, why_not_lowered
 from recurl.collectors.multi import MultiAsyncCollector, MultiSyncCollector
 from recurl.collectors.overlapped import OverlappedCollector
 
-if not TYPE_CHECKING:  # for a checker a module with __getattr__ has every name
+if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
     __getattr__ = absent_names(
         __name__,
         SyncDataCollector="write Collector",

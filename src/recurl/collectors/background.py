@@ -1,4 +1,4 @@
-"""What all collectors share: iteration, delivery to a replay buffer, and collection in a thread."""
+"""Base class of collectors: iteration, delivery to a replay buffer, and collection in a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 
-__all__ = ["CollectorBase", "Extendable", "whole"]
+__all__ = ["CollectorBase", "Extendable", "units_of"]
 
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound="CollectorBase")
@@ -23,7 +23,7 @@ _EXIT_SECONDS = 10.0
 
 
 class Extendable(Protocol):
-    """Anything that takes batches: a replay buffer."""
+    """An object that accepts batches, such as a replay buffer."""
 
     def extend(self, data: Any, /) -> Any:
         """Add a batch."""
@@ -31,10 +31,10 @@ class Extendable(Protocol):
 
 
 class _Background:
-    """A thread that repeats ``step`` until it returns False, raises, or is told to stop.
+    """A thread that repeats a function until the function returns False or raises, or :meth:`stop` is called.
 
     Args:
-        step: what to repeat.
+        step: the function to repeat.
     """
 
     def __init__(self, step: Callable[[], bool]) -> None:
@@ -52,7 +52,7 @@ class _Background:
         try:
             while not self._stop.is_set() and self._step():
                 self._serve()
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asks next
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread of the next call
             self._error = error
         finally:
             with self._lock:
@@ -64,16 +64,16 @@ class _Background:
             function, future = self._requests.get()
             try:
                 future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
+            except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
                 future.set_exception(error)
 
     @property
     def running(self) -> bool:
-        """Whether the thread goes on."""
+        """Whether the thread is still running."""
         return not self._ended
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Return ``function()``, called by the thread between two steps."""
+        """Return the result of ``function``, called by the thread between two steps."""
         with self._lock:
             ended, future = self._ended, Future[_T]()
             if not ended:
@@ -81,13 +81,13 @@ class _Background:
         return function() if ended else future.result()
 
     def stop(self, timeout: float | None) -> bool:
-        """Wait so long for the step being made, and return whether the thread has ended."""
+        """Wait up to ``timeout`` seconds for the current step, and return whether the thread has ended."""
         self._stop.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def raise_error(self) -> None:
-        """Raise what ended the thread, once."""
+        """Raise the exception that ended the thread, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -95,18 +95,19 @@ class _Background:
 
 def _stop_thread(stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
-    thread.join(_EXIT_SECONDS)  # a daemon that runs on while the interpreter ends may crash it
+    thread.join(_EXIT_SECONDS)  # a daemon thread that still runs while the interpreter exits may crash it
 
 
 class CollectorBase(ABC):
-    """Base of all collectors.
+    """Base class of all collectors.
 
     Args:
-        frames_per_batch: frames in a batch.
-        total_frames: stop after this many; -1: never. Rounded up (with a warning) to whole batches.
-        postproc: called with every batch; what it returns is delivered.
-        replay_buffer: gets what would be yielded, through ``extend``; None is yielded then. Batches with more
-            dimensions than the buffer's storage has are flattened to as many: steps in the order of rows.
+        frames_per_batch: number of frames in a batch.
+        total_frames: number of frames after which collection stops, rounded up (with a warning) to whole batches; -1
+            for no limit.
+        postproc: function applied to every batch; its result is delivered.
+        replay_buffer: buffer whose ``extend`` receives the batches; None is yielded instead of each. Batches with more
+            dimensions than the buffer's storage are flattened to its number of dimensions, row by row.
 
     Raises:
         ArgumentError: a count is out of range.
@@ -124,7 +125,7 @@ class CollectorBase(ABC):
             raise ArgumentTypeError(f"replay_buffer must have a method extend(batch), got {replay_buffer!r}.")
         if total_frames != -1:
             batch = f"batches of {frames_per_batch} frames"
-            total_frames = whole("total_frames", total_frames, frames_per_batch, batch) * frames_per_batch
+            total_frames = units_of("total_frames", total_frames, frames_per_batch, batch) * frames_per_batch
         self.frames_per_batch = frames_per_batch
         self.total_frames = total_frames
         self.postproc = postproc
@@ -139,12 +140,12 @@ class CollectorBase(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Free what the collector holds."""
+        """Free the collector's resources."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches until ``total_frames`` are collected; iterating again goes on from there.
+        """Yield batches until ``total_frames`` are collected; iterating again continues from there.
 
-        With a replay buffer, None is yielded after every batch that went into it.
+        With a replay buffer, None is yielded after every batch.
 
         Raises:
             UsageError: the collector was shut down, or collects in the background.
@@ -155,11 +156,11 @@ class CollectorBase(ABC):
             yield self._deliver(self._collect())
 
     def collect(self) -> TensorDict:
-        """Collect and return one batch, whatever ``total_frames`` and ``replay_buffer``.
+        """Collect and return one batch, independently of ``total_frames`` and ``replay_buffer``.
 
         Raises:
-            UsageError: the collector was shut down, or collects in the background, or a step writes other entries
-                than the first.
+            UsageError: the collector was shut down or collects in the background, or a step writes other entries than
+                the first one.
         """
         self._check_idle()
         return self._collect()
@@ -180,24 +181,24 @@ class CollectorBase(ABC):
     # -- in the background
 
     def start(self) -> None:
-        """Collect into the replay buffer from a thread, until ``total_frames`` or :meth:`async_shutdown`.
+        """Start collecting into the replay buffer in a thread, until ``total_frames`` or :meth:`async_shutdown`.
 
-        The thread has its own recurrent mode and exploration type (the latter needs tensordict 0.15), and works with a
-        copy of the policy that only :meth:`update_policy_weights_` changes. An exception in it is raised at the next
-        call of any method.
+        The thread has its own recurrent mode and exploration type (the latter needs tensordict 0.15), and uses a copy
+        of the policy that only :meth:`update_policy_weights_` changes. An exception in the thread is raised by the next
+        method call.
 
         Raises:
-            UsageError: there is no replay buffer, the collector was shut down, or was started before.
+            UsageError: there is no replay buffer, the collector was shut down, or it was already started.
         """
         self._check_idle()
         if self.replay_buffer is None:
-            raise UsageError("Collection in the background needs somewhere to put the batches: give replay_buffer=.")
+            raise UsageError("Collection in the background needs a buffer for the batches: pass replay_buffer=.")
         self._prepare_background()
         self._background = _Background(self._background_step)
 
     @abstractmethod
     def _prepare_background(self) -> None:
-        """Make the collector independent of what other threads do."""
+        """Make the collector independent of other threads."""
 
     def _background_step(self) -> bool:
         if self._remains():
@@ -210,27 +211,27 @@ class CollectorBase(ABC):
         return self._background is not None and self._background.running
 
     def async_shutdown(self, timeout: float | None = None) -> None:
-        """Stop the thread after the batch it is at, and shut down.
+        """Stop the thread after its current batch, and shut down.
 
         Args:
-            timeout: seconds to wait for that batch; None: as long as it takes.
+            timeout: seconds to wait for that batch; None for no limit.
 
         Raises:
-            UsageError: the batch takes longer; the collector is not shut down then.
-            Exception: what happened in the thread, if it was not raised yet.
+            UsageError: the batch takes longer; the collector is then not shut down.
+            Exception: the exception that ended the thread, if it was not raised before.
         """
         if self._background is not None and not self._background.stop(timeout):
-            raise UsageError(f"The background thread is still at its batch after {timeout} s: give it more time.")
+            raise UsageError(f"The background thread has not finished its batch after {timeout} s: give it more time.")
         self.closed = True
         self._close()
         self._raise_background_error()
 
     def shutdown(self) -> None:
-        """Stop collecting and free everything; shutting down twice does no harm."""
+        """Stop collecting and free all resources; shutting down twice is harmless."""
         self.async_shutdown()
 
     def _between_batches(self, function: Callable[[], _T]) -> _T:
-        """Return ``function()``, called while no batch is being collected."""
+        """Return the result of ``function``, called while no batch is being collected."""
         self._raise_background_error()
         return function() if self._background is None else self._background.call(function)
 
@@ -242,11 +243,11 @@ class CollectorBase(ABC):
         self._raise_background_error()
         self._check_open()
         if self.running:
-            raise UsageError("This collector collects in the background: sample from its replay buffer.")
+            raise UsageError("This collector runs in the background: sample from its replay buffer instead.")
 
     def _check_open(self) -> None:
         if self.closed:
-            raise UsageError("This collector was shut down: make a new one to collect more.")
+            raise UsageError("This collector was shut down: create a new one to collect more.")
 
     def __enter__(self: _C) -> _C:
         return self
@@ -255,8 +256,14 @@ class CollectorBase(ABC):
         self.shutdown()
 
 
-def whole(name: str, frames: int, unit: int, of: str) -> int:
-    """Return how many units ``frames`` are, rounded up with a warning.
+def units_of(name: str, frames: int, unit: int, description: str) -> int:
+    """Return ``frames / unit``, rounded up with a warning.
+
+    Args:
+        name: name of the argument that gives the frames, for messages.
+        frames: number of frames, at least 1.
+        unit: number of frames in a unit.
+        description: the unit in words, for the warning.
 
     Raises:
         ArgumentError: ``frames`` is below 1.
@@ -265,5 +272,6 @@ def whole(name: str, frames: int, unit: int, of: str) -> int:
         raise ArgumentError(f"{name} must be at least 1, got {frames}.")
     count = -(-frames // unit)
     if count * unit != frames:
-        warnings.warn(f"{name}={frames} is no multiple of {of}: {count * unit} will be collected.", stacklevel=4)
+        text = f"{name}={frames} is not a multiple of {description}: {count * unit} will be collected."
+        warnings.warn(text, stacklevel=4)
     return count

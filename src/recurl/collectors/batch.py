@@ -18,15 +18,15 @@ _Key = tuple[str, ...]
 
 
 class BatchWriter:
-    """Memory for ``[*B, T]`` steps: allocated at the first step, with the keys, shapes and dtypes found there.
+    """Memory for a batch ``[*B, T]``, allocated at the first step with its keys, shapes and dtypes.
 
-    Most root entries of a step are those of the ``next`` before, the same tensors unless a row was reset. They aren't
-    copied step by step, but in one piece from reset to reset at the end.
+    Unless a row was reset, most root entries of a step are the same tensors as those of the previous step's ``next``.
+    They are not copied at every step but at the end, in one piece from reset to reset.
 
     Args:
-        batch_size: ``*B``.
-        steps: T.
-        device: where the memory is; that of the first step's tensors when None.
+        batch_size: batch size of the environment, ``[*B]``.
+        steps: number of steps, T.
+        device: device of the memory; that of the first step's tensors when None.
     """
 
     def __init__(self, batch_size: torch.Size, steps: int, device: torch.device | None) -> None:
@@ -40,11 +40,11 @@ class BatchWriter:
         self._carried: list[_Carried] = []
 
     def write(self, step: int, tensordict: Step, traj_ids: Tensor) -> None:
-        """Copy one step's entries, and its trajectory ids ``[*B]``, into place.
+        """Copy the entries of a step, and its trajectory ids ``[*B]``, into the batch.
 
         Raises:
-            ArgumentError: an entry doesn't begin with the batch size.
-            UsageError: the step has other entries than the first one had.
+            ArgumentError: the shape of an entry doesn't begin with the batch size.
+            UsageError: the entries differ from those of the first step.
         """
         found = dict(leaves(tensordict))
         found[TRAJ_IDS] = traj_ids
@@ -65,7 +65,7 @@ class BatchWriter:
                 self._refuse(step, found)
             values.append(value)
         for carried in self._carried:
-            carried.last = found[carried.following]
+            carried.last = found[carried.next_key]
             carried.version = _version(carried.last)
         foreach_copy_(self._slots[step], values)
 
@@ -82,12 +82,12 @@ class BatchWriter:
             self._batch.set(key, memory[key])
         carried: set[_Key] = set()
         for key, value in found.items():
-            following = (NEXT, *key)
-            after = found.get(following)
+            next_key = (NEXT, *key)
+            after = found.get(next_key)
             if after is not None and (after.shape, after.dtype) == (value.shape, value.dtype):
                 carried.add(key)
-                parts = (memory[name].movedim(self._time, 0) for name in (key, following))
-                self._carried.append(_Carried(key, following, value.shape, *parts))
+                parts = (memory[name].movedim(self._time, 0) for name in (key, next_key))
+                self._carried.append(_Carried(key, next_key, value.shape, *parts))
         self._copied = [(key, value.shape) for key, value in found.items() if key not in carried]
         self._slots = list(zip(*(memory[key].unbind(self._time) for key, _ in self._copied), strict=True))
         self._count = len(found)
@@ -110,23 +110,23 @@ class BatchWriter:
 
 
 class _Carried:
-    """A root entry that continues what ``next`` held at the step before.
+    """A root entry that is carried over from the previous step's ``next``.
 
     Args:
-        key: of the entry.
-        following: its key under ``next``.
-        shape: of a step's value.
-        root: memory of the entry ``[T, *B, ...]``.
-        after: memory of the entry under ``next``, likewise.
+        key: key of the entry.
+        next_key: key of the entry under ``next``.
+        shape: shape of a step's value.
+        root: memory of the root entry, ``[T, *B, ...]``.
+        after: memory of the entry under ``next``, ``[T, *B, ...]``.
 
     Attributes:
-        last: what ``next`` held at the step before.
-        version: its count of edits then.
+        last: value under ``next`` at the previous step.
+        version: version counter of ``last`` at that time.
     """
 
-    def __init__(self, key: _Key, following: _Key, shape: torch.Size, root: Tensor, after: Tensor) -> None:
+    def __init__(self, key: _Key, next_key: _Key, shape: torch.Size, root: Tensor, after: Tensor) -> None:
         self.key = key
-        self.following = following
+        self.next_key = next_key
         self.shape = shape
         self.last: Tensor | None = None
         self.version: object = None
@@ -135,19 +135,19 @@ class _Carried:
         self._starts: list[int] = []
 
     def copy(self, step: int, value: Tensor) -> None:
-        """Take a step's value that isn't, unedited, the one before."""
+        """Copy a step's value that differs from the previous step's value under ``next``."""
         self._root[step].copy_(value)
         self._starts.append(step)
 
     def finish(self) -> None:
-        """Copy what has been left out."""
+        """Copy the values that were not copied before."""
         for start, stop in pairwise((*self._starts, len(self._root))):
             if stop > start + 1:
                 self._root[start + 1 : stop].copy_(self._after[start : stop - 1])
 
 
 def _version(tensor: Tensor | None) -> object:
-    """Count of the edits of ``tensor``; where torch doesn't count, something that equals nothing."""
+    """Return the version counter of ``tensor``; if it has none, an object that is unequal to all others."""
     try:
         return None if tensor is None else edits_of(tensor)
     except RuntimeError:  # an inference tensor

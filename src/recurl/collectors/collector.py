@@ -1,4 +1,4 @@
-"""Collection in this process: an environment, a policy, and batches with the policy's states carried across them."""
+"""Collection in this process, with the policy's recurrent states carried from batch to batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from recurl.collectors.background import CollectorBase, Extendable, whole
+from recurl.collectors.background import CollectorBase, Extendable, units_of
 from recurl.collectors.batch import BatchWriter
 from recurl.collectors.weights import Weights, state_of
 from recurl.envs import Act, EnvBase, StepCounter, interact
@@ -38,46 +38,55 @@ _OF_THREAD = {"thread_local": True} if "thread_local" in signature(set_explorati
 
 
 class Collector(CollectorBase):
-    """Steps a policy in an environment and yields batches ``[T]``, or ``[*B, T]`` for an environment of ``[*B]`` rows.
+    """Runs a policy in an environment and yields batches ``[T]``, or ``[*B, T]`` for an environment of ``[*B]`` rows.
 
-    A batch holds at the root what the policy saw and wrote, under ``"next"`` what came of it (with the true final
-    observation and the reward, and ``done``, ``terminated``, ``truncated``), and ``("collector", "traj_ids")``: int64
-    ``[*B, T]``, unique over all collectors of the process and its workers (ids of two programs may be the same), with
-    ``("collector", "traj_steps")``: int64 ``[*B, T]``, the number of the step within its id, from 0. A token continues
-    the one before it only where the id is the same and the number the next: any indexing of a batch, shuffling
-    included, is replayed right. Recurrent modules always step sequentially,
-    whatever the mode outside. Their states are carried from step to step and, unless ``reset_at_each_iter``, from batch
-    to batch. Every batch has memory of its own.
+    A batch holds
 
-    Where every part of environment and policy allows it, steps are made on plain tensors instead of TensorDicts: the
-    same operations, the same bits, less time. :meth:`why_not_lowered` says why that isn't so.
+    * at the root, the inputs and outputs of the policy,
+    * under ``"next"``, the true next observation, the reward, ``done``, ``terminated`` and ``truncated``,
+    * ``("collector", "traj_ids")``, int64 ``[*B, T]``: trajectory ids, unique over all collectors of the process and
+      its workers (not over several programs),
+    * ``("collector", "traj_steps")``, int64 ``[*B, T]``: the number of the step within its trajectory, from 0.
 
-    With a replay buffer, batches go there instead, also from a thread (:meth:`start`, :meth:`async_shutdown`).
+    A token continues the previous one only if the id is the same and the number is the next: a batch can be indexed in
+    any way, or shuffled, and is still replayed correctly. Recurrent modules run in sequential mode, whatever the mode
+    outside. Their states are carried from step to step and, unless ``reset_at_each_iter``, from batch to batch. Every
+    batch has its own memory.
+
+    If environment and policy allow it, steps run on plain tensors instead of TensorDicts, which is faster and bitwise
+    equal. :meth:`why_not_lowered` returns the reason if they don't.
+
+    With a replay buffer, batches are added to it instead, also in a thread (:meth:`start`, :meth:`async_shutdown`).
 
     Args:
-        create_env_fn: an environment, or a callable that makes one.
+        create_env_fn: an environment, or a function that creates one.
         policy: maps a root to one with ``"action"``; random actions when None.
-        frames_per_batch: steps per batch, summed over rows; rounded up (with a warning) to a multiple of the rows.
-        total_frames: stop after this many; -1: never. Rounded up (with a warning) to whole batches.
-        reset_at_each_iter: start every batch with a reset; the running trajectories are cut without being marked done.
-        set_truncated: mark the last step of every batch truncated (and done) in rows that aren't done. The environment
-            goes on; what follows gets new trajectory ids.
-        max_frames_per_traj: truncate trajectories after this many steps (appends a StepCounter).
-        init_random_frames: so many frames at first have random actions in the place of the policy's.
-        postproc: called with every batch; what it returns is yielded.
-        replay_buffer: anything with ``extend(batch)``: gets what would be yielded, None is yielded then. Batches with
-            more dimensions than its storage are flattened to as many.
+        frames_per_batch: number of steps per batch, summed over rows; rounded up (with a warning) to a multiple of the
+            number of rows.
+        total_frames: number of frames after which collection stops, rounded up (with a warning) to whole batches; -1
+            for no limit.
+        reset_at_each_iter: start every batch with a reset; running trajectories are cut without being marked done.
+        set_truncated: set ``truncated`` and ``done`` at the last step of every batch, in rows that aren't done. The
+            environment is not reset; the following steps get new trajectory ids.
+        max_frames_per_traj: number of steps after which trajectories are truncated (by a StepCounter); None for no
+            limit.
+        init_random_frames: number of frames at the beginning with random actions instead of the policy's.
+        postproc: function applied to every batch; its result is yielded.
+        replay_buffer: object whose ``extend(batch)`` receives the batches; None is yielded instead of each. Batches
+            with more dimensions than its storage are flattened to its number of dimensions.
         auto_register_policy_transforms: append the InitTracker and the primers that the policy needs and the
             environment lacks.
-        device: where the policy runs; a policy elsewhere is copied there (see :meth:`update_policy_weights_`).
-        storing_device: where batches are stored; by default where the environment is.
-        exploration_type: how stochastic policies act.
+        device: device of the policy, which is copied if it is on another one (see :meth:`update_policy_weights_`); the
+            policy's own device when None.
+        storing_device: device of the batches; that of the environment when None.
+        exploration_type: exploration of stochastic policies.
 
     Raises:
-        ArgumentError: a count is out of range, or random frames would contradict recorded log-probabilities.
-        ArgumentTypeError: ``create_env_fn`` gives no environment, or ``replay_buffer`` has no ``extend``.
-        WiringError: a state of the policy would never be fed back, or would not start from zero.
-        MissingKeyError: the policy reads ``is_init`` and nothing writes it.
+        ArgumentError: a number is out of range, or random frames would contradict recorded log-probabilities.
+        ArgumentTypeError: ``create_env_fn`` is not and does not create an environment, or ``replay_buffer`` has no
+            ``extend``.
+        WiringError: a state of the policy would not be fed back, or would not start from zero.
+        MissingKeyError: the policy reads ``is_init``, and the environment does not write it.
 
     Example:
         >>> from recurl.envs import GymEnv
@@ -109,8 +118,8 @@ class Collector(CollectorBase):
         env: Any = given() if callable(given) and not isinstance(given, EnvBase) else given
         if not isinstance(env, EnvBase):
             raise ArgumentTypeError(
-                f"create_env_fn must be, or make, an environment of recurl; got {env!r}. Make one of an id with "
-                "GymEnv(id), of a Gymnasium environment with GymWrapper(env)."
+                f"create_env_fn must be an environment of recurl, or a function that creates one, got {env!r}. Use "
+                "GymEnv(id) for an id, or GymWrapper(env) for a Gymnasium environment."
             )
         if max_frames_per_traj is not None:
             env = env.append_transform(StepCounter(max_steps=max_frames_per_traj))
@@ -123,7 +132,7 @@ class Collector(CollectorBase):
         self.policy = policy if policy is None else _on_device(policy, self._policy_device)
         _check_policy(policy, env, init_random_frames)
         rows = env.batch_size.numel()
-        self.steps_per_batch = whole("frames_per_batch", frames_per_batch, rows, f"the environment's {rows} rows")
+        self.steps_per_batch = units_of("frames_per_batch", frames_per_batch, rows, f"the environment's {rows} rows")
         super().__init__(self.steps_per_batch * rows, total_frames, postproc, replay_buffer)
         self.reset_at_each_iter = reset_at_each_iter
         self.set_truncated = set_truncated
@@ -146,8 +155,8 @@ class Collector(CollectorBase):
             self._trajectories.renew()
         elif self.env.full_resets != self._resets:
             raise UsageError(
-                "The collector's environment was reset elsewhere since the last batch, as a rollout does, so its "
-                "episodes can't go on: use another environment there, or reset_at_each_iter=True here."
+                "The collector's environment was reset elsewhere since the last batch, for instance by a rollout, so "
+                "its episodes can't continue: use another environment there, or reset_at_each_iter=True here."
             )
         self._resets = self.env.full_resets
         writer, frames = BatchWriter(self.env.batch_size, self.steps_per_batch, self.storing_device), self.frames
@@ -160,7 +169,7 @@ class Collector(CollectorBase):
             try:
                 self._root = interact(self.env, act, root, self.steps_per_batch, write=write)
             except BaseException as error:
-                # The environment has gone on from the old root, and nobody has seen the steps since.
+                # The environment has advanced past the old root, and these steps are lost.
                 self._root, self.frames = None, frames
                 self._trajectories.renew()
                 if isinstance(error, RuntimeError):
@@ -181,7 +190,7 @@ class Collector(CollectorBase):
         self.frames += done.numel()
 
     def why_not_lowered(self) -> str | None:
-        """Say why steps are made on TensorDicts, or return None where they are made on plain tensors."""
+        """Return the reason why steps need TensorDicts, or None if they run on plain tensors."""
         with self._exploring():
             return self._prepared()[1]
 
@@ -189,7 +198,7 @@ class Collector(CollectorBase):
         return set_exploration_type(self.exploration_type, **_OF_THREAD)
 
     def _prepared(self) -> tuple[Act | None, str | None]:
-        """Return how to act in the next batch, and why that needs TensorDicts, if it does."""
+        """Return the policy of the next batch, and the reason why it needs TensorDicts, or None."""
         if self._policy_device is not None and self._policy_device != self.env.device:
             reason = f"the policy is on {self._policy_device}, the environment on {self.env.device}"
         elif self.frames < self.init_random_frames:
@@ -229,11 +238,11 @@ class Collector(CollectorBase):
             self.policy = copy.deepcopy(self.policy)
 
     def update_policy_weights_(self, weights: Weights | None = None) -> None:
-        """Bring the collecting policy up to date; in the background, from its next batch on.
+        """Update the weights of the collecting policy; in the background, from its next batch on.
 
         Args:
-            weights: a module, a state dict, or a TensorDict of parameters to copy from. When None, the policy that
-                was given to the constructor; this does nothing when collection uses that very object.
+            weights: module, state dict, or TensorDict of parameters to copy from; when None, the policy passed to the
+                constructor (no effect if the collector uses that object itself).
 
         Raises:
             UsageError: the policy is not a module, so it has no weights.
@@ -243,7 +252,7 @@ class Collector(CollectorBase):
         if source is self.policy:
             return
         if not isinstance(self.policy, nn.Module):
-            raise UsageError("Weights can only be updated in a policy that is an nn.Module.")
+            raise UsageError(f"Weights need a policy that is an nn.Module, got {type(self.policy).__name__}.")
         state = state_of(source)
         if self.running:
             self._pending_weights = {name: value.detach().clone() for name, value in state.items()}
@@ -255,12 +264,12 @@ class Collector(CollectorBase):
         self.policy.load_state_dict(state)
 
     def reset_rows(self, rows: Tensor) -> None:
-        """Begin new episodes in some rows: new trajectory ids, states from zero.
+        """Begin new episodes in some rows, with new trajectory ids and zero states.
 
-        What ran there is cut without being marked done.
+        The running episodes are cut without being marked done.
 
         Args:
-            rows: bool ``[*B]``.
+            rows: mask of the rows to reset, bool ``[*B]``.
         """
         self._check_idle()
         if self._root is not None:
@@ -272,10 +281,10 @@ class Collector(CollectorBase):
         self._between_batches(lambda: self.env.set_seed(seed))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on exactly from here: carried states, trajectories, frames, environment.
+        """Return the complete state for exact continuation: carried states, trajectories, frames, environment.
 
-        All is tensors and plain Python values. ``"env"`` is None when the environment can't save its state. Weights
-        and torch's random generator are not in it. In the background it is taken between two batches.
+        It consists of tensors and plain Python values. ``"env"`` is None if the environment can't save its state.
+        Weights and torch's random generator are not included. In the background it is taken between two batches.
         """
         return self._between_batches(self._state_dict)
 
@@ -289,11 +298,11 @@ class Collector(CollectorBase):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on from what :meth:`state_dict` returned.
+        """Restore a :meth:`state_dict`.
 
         Returns:
-            Whether the environment's state was restored. If not (it can't save its state), the next batch starts with
-            a reset and new trajectories.
+            Whether the environment's state was restored. If not (as it can't save its state), the next batch starts
+            with a reset and new trajectories.
         """
         self._check_idle()
         self.frames = state["frames"]
@@ -314,20 +323,20 @@ class Collector(CollectorBase):
 
 
 def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:
-    """Say which part of ``policy`` or ``env`` makes a collector step on TensorDicts, or return None if none does.
+    """Return the reason why ``policy`` or ``env`` needs TensorDicts at every step of a collector, or None.
 
-    Where there is none, it steps on plain tensors: the same operations and bits, in less time.
+    If there is none, a collector runs on plain tensors, which is faster and bitwise equal.
 
     Example:
         >>> from recurl.envs import GymEnv
         >>> why_not_lowered(lambda td: td, GymEnv("CartPole-v1"))
-        'function is no TensorDict module'
+        'function is not a TensorDict module'
     """
     return _lowered(policy, env)[1]
 
 
 def _lowered(policy: Policy | None, env: EnvBase) -> tuple[Network | None, str | None]:
-    """Return ``policy`` as it is now (None: random actions), and why it or ``env`` needs TensorDicts, if one does."""
+    """Return ``policy`` as a network, and the reason why it or ``env`` needs TensorDicts, or None."""
     network = None if policy is None else Network([policy])
     return network, env.why_not_lowered() or (None if network is None else network.why_not_lowered())
 
@@ -348,7 +357,7 @@ def _on_device(policy: Policy, device: torch.device | None) -> Policy:
 
 
 def _takes_tensors(policy: nn.Module) -> bool:
-    """Whether ``policy`` is a network of torch.nn, with no module of TensorDicts in it."""
+    """Return whether ``policy`` is a network of torch.nn without TensorDict modules in it."""
     plain = type(policy).forward.__module__.startswith("torch.nn.modules")
     return plain and not any(isinstance(module, TensorDictModuleBase) for module in policy.modules())
 
@@ -371,7 +380,7 @@ def _check_policy(policy: Policy | None, env: EnvBase, init_random_frames: int) 
             wrong = sorted(str(key) for key in states & set(transform.primers.keys(True, True)))
             if wrong:
                 raise WiringError(
-                    f"The primer of {', '.join(wrong)} must be zero: a step with is_init starts from zero, while a "
+                    f"The primer of {', '.join(wrong)} must give zeros: a step with is_init starts from zero, while a "
                     "replay starts from the stored state. Use make_tensordict_primer()."
                 )
     if init_random_frames < 0:

@@ -1,4 +1,4 @@
-"""Collection in several processes."""
+"""Collection in several worker processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from recurl.collectors.background import CollectorBase, Extendable, whole
+from recurl.collectors.background import CollectorBase, Extendable, units_of
 from recurl.collectors.weights import SharedWeights, Weights
 from recurl.collectors.worker import CollectorInfo, serve_collector
 from recurl.envs import EnvBase
@@ -31,7 +31,7 @@ _COLLECT = pickle.dumps(("collect",))
 
 
 class WorkerOptions(TypedDict, total=False):
-    """Arguments that go to the :class:`~recurl.collectors.Collector` of each worker as they are."""
+    """Arguments that are passed on to the :class:`~recurl.collectors.Collector` of each worker."""
 
     reset_at_each_iter: bool
     set_truncated: bool
@@ -42,36 +42,39 @@ class WorkerOptions(TypedDict, total=False):
 
 
 class MultiCollector(CollectorBase):
-    """Base of the collectors with workers.
+    """Base class of the collectors with worker processes.
 
-    Each worker is a process with its own environment, policy and recurrent states, and does what a
-    :class:`~recurl.collectors.Collector` does. A worker that raises, dies or hangs raises here, with its traceback as
-    the cause, and all workers are stopped, unless ``restart_workers``. They also end when this object is closed or
-    dropped, and when this process dies. The main script needs no ``if __name__ == "__main__"`` guard, but what it
-    registers with ``gymnasium.register`` is unknown to workers. Needs a POSIX system: Linux, macOS.
+    Each worker has its own environment, policy and recurrent states, and runs a :class:`~recurl.collectors.Collector`.
+    If a worker raises, dies or hangs, the call raises with the worker's traceback as its cause, and all workers are
+    stopped (unless ``restart_workers``). They also end when this object is closed or garbage-collected, and when this
+    process dies. The main script needs no ``if __name__ == "__main__"`` guard, but environments that it registers with
+    ``gymnasium.register`` are unknown to the workers. Requires a POSIX system: Linux, macOS.
 
     Args:
-        create_env_fn: one callable per worker, each making an environment of the same batch size ``[*B]``.
+        create_env_fn: one function per worker, each of which creates an environment of the same batch size ``[*B]``.
         policy: maps a root to one with ``"action"``; random actions when None. Sent to the workers by cloudpickle.
-        frames_per_batch: frames in a batch, rounded up (with a warning) to whole steps.
-        total_frames: stop after this many; -1: never. Rounded up (with a warning) to whole batches.
-        restart_workers: replace a worker that failed instead of raising, with a warning; what it had collected of its
-            batch is lost, and its environment starts anew, unseeded. One that fails again before its next batch raises.
-        timeout: seconds that a policy call with its step and reset may take before the worker counts as hanging; None:
-            no limit.
-        init_random_frames: so many frames at first, summed over workers, have random actions.
-        postproc: called with every batch, in this process; what it returns is yielded.
-        replay_buffer: as for ``Collector``.
-        storing_device: where batches are put.
+        frames_per_batch: number of frames in a batch, rounded up (with a warning) to whole steps.
+        total_frames: number of frames after which collection stops, rounded up (with a warning) to whole batches; -1
+            for no limit.
+        restart_workers: replace a worker that failed, with a warning, instead of raising. The steps of its current
+            batch are lost, and its new environment is not seeded. If it fails again before its next batch, the error is
+            raised.
+        timeout: seconds that a policy call together with its step and reset may take before the worker counts as hung;
+            None for no limit.
+        init_random_frames: number of frames at the beginning, summed over workers, with random actions.
+        postproc: function applied to every batch, in this process; its result is yielded.
+        replay_buffer: object whose ``extend(batch)`` receives the batches; see ``Collector``.
+        storing_device: device of the batches.
         **options: ``reset_at_each_iter``, ``set_truncated``, ``max_frames_per_traj``,
-            ``auto_register_policy_transforms``, ``device`` and ``exploration_type``, as for ``Collector``.
+            ``auto_register_policy_transforms``, ``device`` and ``exploration_type``; see ``Collector``.
 
     Raises:
-        ArgumentError: a count is out of range, or the workers' batch sizes differ.
-        ArgumentTypeError: something is not callable, makes no environment, or can't be sent; an unknown option.
+        ArgumentError: a number is out of range, or the batch sizes of the workers differ.
+        ArgumentTypeError: an argument is unknown, not callable or can't be pickled, or a function does not create an
+            environment.
         UnsupportedError: the system is not POSIX.
         WorkerError: a worker failed to start.
-        RecurlError: whatever the ``Collector`` in a worker raises.
+        RecurlError: the ``Collector`` in a worker raised this error.
     """
 
     def __init__(
@@ -91,20 +94,21 @@ class MultiCollector(CollectorBase):
     ) -> None:
         unknown = sorted(options.keys() - WorkerOptions.__annotations__.keys())
         if unknown:
-            raise ArgumentTypeError(f"Unknown arguments {unknown}: there are {sorted(WorkerOptions.__annotations__)}.")
+            known = sorted(WorkerOptions.__annotations__)
+            raise ArgumentTypeError(f"Unknown arguments {unknown}: further arguments must be among {known}.")
         if not isinstance(create_env_fn, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance] - users
             raise ArgumentTypeError(
-                f"create_env_fn must be a list with one callable per worker, got {create_env_fn!r}."
+                f"create_env_fn must be a list with one function per worker, got {create_env_fn!r}."
             )
         if init_random_frames < 0:
             raise ArgumentError(f"init_random_frames must not be negative, got {init_random_frames}.")
         functions = creators(len(create_env_fn), create_env_fn)
         self.num_workers = len(functions)
-        makers = self._makers()
-        share = whole("frames_per_batch", frames_per_batch, makers, f"{makers} workers")
+        workers = self._workers_per_batch()
+        frames_each = units_of("frames_per_batch", frames_per_batch, workers, f"{workers} workers")
         given = {
             **options,
-            "frames_per_batch": share,
+            "frames_per_batch": frames_each,
             "init_random_frames": -(-init_random_frames // self.num_workers),
         }
         self._policy = policy
@@ -113,9 +117,9 @@ class MultiCollector(CollectorBase):
         try:
             info = self._common_info(self._group.greetings)
             self._rows, self.steps_per_batch = info.rows, info.steps
-            actual = info.steps * info.rows.numel() * makers
-            if share * makers != actual:
-                whole("frames_per_batch", frames_per_batch, actual, f"{makers} x {info.rows.numel()} rows")
+            actual = info.steps * info.rows.numel() * workers
+            if frames_each * workers != actual:
+                units_of("frames_per_batch", frames_per_batch, actual, f"{workers} x {info.rows.numel()} rows")
             super().__init__(actual, total_frames, postproc, replay_buffer)
         except BaseException:
             self._group.close()
@@ -130,8 +134,8 @@ class MultiCollector(CollectorBase):
             self._begin(index)
 
     @abstractmethod
-    def _makers(self) -> int:
-        """Return how many workers make one batch."""
+    def _workers_per_batch(self) -> int:
+        """Return the number of workers that collect one batch together."""
 
     @staticmethod
     def _common_info(infos: list[CollectorInfo]) -> CollectorInfo:
@@ -144,10 +148,10 @@ class MultiCollector(CollectorBase):
         return infos[0]
 
     def _prepare_background(self) -> None:
-        """Workers have their own policies anyway."""
+        """Do nothing: workers have their own policies."""
 
     def _begin(self, index: int) -> None:
-        """Give a worker that has started its trajectory ids and the weights."""
+        """Send a worker that has started its block of trajectory ids and the weights."""
         entries = None if self._weights is None else self._weights.memory.entries
         self._group.ask(index, pickle.dumps(("begin", TRAJECTORY_IDS.reserve(), entries)))
         if self._weights is not None:
@@ -159,7 +163,7 @@ class MultiCollector(CollectorBase):
             self._collecting.add(index)
 
     def _next_batch(self) -> int:
-        """Return which of the collecting workers has put a batch into its memory, the first to do so."""
+        """Wait for the first collecting worker that has written a batch to its memory, and return its index."""
         try:
             while True:
                 reply = self._group.next_reply(self._collecting)
@@ -178,7 +182,7 @@ class MultiCollector(CollectorBase):
                     self._collecting.discard(index)
                     self._fragile.discard(index)
                     return index
-        except BaseException:  # also an interrupt: batches still under way would be taken for later ones
+        except BaseException:  # also after an interrupt: outstanding batches would be taken for later ones
             self._group.kill()
             raise
 
@@ -186,28 +190,27 @@ class MultiCollector(CollectorBase):
         assert reply.error is not None
         if not self._restart or reply.worker in self._fragile:
             raise reply.error
-        text = f"A worker failed and is replaced; what it collected of its batch is lost.\n{reply.error}"
+        text = f"A worker failed and is replaced; the steps of its current batch are lost.\n{reply.error}"
         warnings.warn(f"{text}{reply.error.__cause__ or ''}", stacklevel=2)
         self._group.restart(reply.worker)
         self._starting.add(reply.worker)
         self._fragile.add(reply.worker)
 
     def update_policy_weights_(self, weights: Weights | None = None) -> None:
-        """Hand weights to the workers, which use them from their next batch on.
+        """Send weights to the workers, which use them from their next batch on.
 
         Args:
-            weights: a module, a state dict, or a TensorDict of parameters. When None, the policy that was given to the
-                constructor.
+            weights: module, state dict, or TensorDict of parameters; when None, the policy passed to the constructor.
 
         Raises:
             UsageError: the policy is not a module, so it has no weights; or the collector was shut down.
             ArgumentError: names or shapes differ from the policy's.
-            WorkerError: a worker hangs while it reads the weights before.
+            WorkerError: a worker hangs while it reads the previous weights.
         """
         self._raise_background_error()
         self._check_open()
         if self._weights is None:
-            raise UsageError("Weights can only be updated in a policy that is an nn.Module.")
+            raise UsageError(f"Weights need a policy that is an nn.Module, got {type(self._policy).__name__}.")
         self._write_weights(self._policy if weights is None else weights)  # pyright: ignore[reportArgumentType] - a module, as there are weights
 
     def _write_weights(self, weights: Weights) -> None:
@@ -219,7 +222,7 @@ class MultiCollector(CollectorBase):
             raise
 
     def set_seed(self, seed: int) -> None:
-        """Seed the environments, row ``i`` of all with ``seed + i``; takes effect at their next full reset."""
+        """Seed the environments (row ``i`` of all workers with ``seed + i``); takes effect at the next full reset."""
         first = checked_seed(seed)
         self._between_batches(lambda: self._seed_workers(first))
 
@@ -227,10 +230,14 @@ class MultiCollector(CollectorBase):
         for index in range(self.num_workers):
             self._group.ask(index, pickle.dumps(("seed", seed + index * self._rows.numel())))
 
-    def _query(self, *requests: tuple[Any, ...]) -> list[Any]:
-        """Return every worker's answer, to one request for all or one for each."""
-        for index in range(self.num_workers):
-            self._group.ask(index, pickle.dumps(requests[index % len(requests)]))
+    def _query_all(self, *request: Any) -> list[Any]:
+        """Return the answers of all workers to the same request."""
+        return self._query([request] * self.num_workers)
+
+    def _query(self, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return the answers of all workers to one request each."""
+        for index, request in enumerate(requests):
+            self._group.ask(index, pickle.dumps(request))
         return self._group.answers(range(self.num_workers))
 
     def _check_open(self) -> None:
@@ -251,14 +258,14 @@ class MultiCollector(CollectorBase):
 
 
 class MultiSyncCollector(MultiCollector):
-    """Collects with several workers that make each batch together, all with the same weights.
+    """Collects each batch with several workers together, all with the same weights.
 
     Args:
-        create_env_fn: see the arguments of the base class.
-        policy: likewise.
+        create_env_fn: one function per worker, each of which creates an environment of the same batch size ``[*B]``.
+        policy: maps a root to one with ``"action"``; random actions when None. Sent to the workers by cloudpickle.
         cat_results: ``"stack"`` (or None) yields ``[num_workers, *B, T]``; a number concatenates along that dimension
-            of ``[*B, T]``. A batch has ``frames_per_batch`` frames in all.
-        **arguments: see the arguments of the base class.
+            of ``[*B, T]``. A batch has ``frames_per_batch`` frames in total.
+        **arguments: further arguments of ``MultiCollector``, the base class.
 
     Raises:
         ArgumentError: ``cat_results`` is out of range.
@@ -288,7 +295,7 @@ class MultiSyncCollector(MultiCollector):
             self.shutdown()
             raise
 
-    def _makers(self) -> int:
+    def _workers_per_batch(self) -> int:
         return self.num_workers
 
     def _collect(self) -> TensorDict:
@@ -305,33 +312,35 @@ class MultiSyncCollector(MultiCollector):
         return self._tensordict({key: torch.cat([part[key] for part in parts], self._cat) for key in parts[0]}, shape)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on exactly from here: that of every worker, with its random generator.
+        """Return the complete state for exact continuation: that of every worker, with its random generator.
 
-        All is tensors and plain Python values; see :meth:`Collector.state_dict`.
+        It consists of tensors and plain Python values; see :meth:`Collector.state_dict`.
         """
-        return self._between_batches(lambda: {"frames": self.frames, "workers": self._query(("save",))})
+        return self._between_batches(lambda: {"frames": self.frames, "workers": self._query_all("save")})
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on from what :meth:`state_dict` returned.
+        """Restore a :meth:`state_dict`.
 
         Returns:
             Whether the states of all environments were restored; see :meth:`Collector.load_state_dict`.
 
         Raises:
-            ArgumentError: the state is of another number of workers.
+            ArgumentError: the state was saved with another number of workers.
         """
         self._check_idle()
         workers = state["workers"]
         if len(workers) != self.num_workers:
-            raise ArgumentError(f"The state is of {len(workers)} workers, this collector has {self.num_workers}.")
+            raise ArgumentError(
+                f"The state must be of a collector with {self.num_workers} workers, got that of {len(workers)}."
+            )
         for saved in workers:
             TRAJECTORY_IDS.skip(saved["collector"]["traj_ids"])
         self.frames = state["frames"]
-        return all(self._query(*[("load", saved, TRAJECTORY_IDS.reserve()) for saved in workers]))
+        return all(self._query([("load", saved, TRAJECTORY_IDS.reserve()) for saved in workers]))
 
 
 def _dimension(cat_results: str | int | None, rows: torch.Size) -> int | None:
-    """Return the dimension of ``[*B, T]`` to concatenate along, None to stack."""
+    """Return the dimension of ``[*B, T]`` to concatenate along, or None to stack."""
     if not isinstance(cat_results, int):
         return None
     ndim = len(rows) + 1
@@ -341,15 +350,15 @@ def _dimension(cat_results: str | int | None, rows: torch.Size) -> int | None:
 
 
 class MultiAsyncCollector(MultiCollector):
-    """Collects with several workers, each making batches ``[*B, T]`` of its own at its own pace.
+    """Collects with several workers, each of which makes its own batches ``[*B, T]`` at its own pace.
 
-    A batch has ``frames_per_batch`` frames, all of one worker. A worker goes on to the next as soon as its batch is
-    fetched: batches may come from weights that are one update old, or more.
+    A batch has ``frames_per_batch`` frames, all of one worker. A worker begins its next batch as soon as the previous
+    one is fetched, so batches may come from weights that are one or more updates old.
 
     Args:
-        create_env_fn: see the arguments of the base class.
-        policy: likewise.
-        **arguments: likewise.
+        create_env_fn: one function per worker, each of which creates an environment of the same batch size ``[*B]``.
+        policy: maps a root to one with ``"action"``; random actions when None. Sent to the workers by cloudpickle.
+        **arguments: further arguments of ``MultiCollector``, the base class.
 
     Example:
         >>> from recurl.envs import GymEnv
@@ -359,7 +368,7 @@ class MultiAsyncCollector(MultiCollector):
         [torch.Size([10]), torch.Size([10])]
     """
 
-    def _makers(self) -> int:
+    def _workers_per_batch(self) -> int:
         return 1
 
     def _collect(self) -> TensorDict:

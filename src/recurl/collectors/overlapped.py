@@ -1,4 +1,4 @@
-"""Collection in a second process while this one learns."""
+"""Collection in a worker process while this process learns."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["OverlappedCollector"]
 
 
 class OverlappedCollector(MultiCollector):
-    """Collects batches ``[*B, T]`` in a worker, each while this process learns from the one before.
+    """Collects batches ``[*B, T]`` in a worker, each while this process learns from the previous one.
 
-    A batch begins when the one before is fetched, with the policy's weights of that moment: the first is on-policy,
-    every other one is exactly one update old. Its log-probabilities are those of the weights that acted, so importance
-    ratios stay right. The same seed gives the same batches, however fast either process is.
+    A batch begins when the previous one is fetched, with the policy's weights at that time: the first batch is
+    on-policy, every later one is exactly one update old. Its log-probabilities are those of the weights that acted, so
+    importance ratios are correct. The same seed gives the same batches, however fast either process is.
 
     Args:
-        create_env_fn: makes the environment, in the worker.
-        policy: see the arguments of :class:`~recurl.collectors.MultiSyncCollector`; its weights are handed over by
-            themselves.
-        **arguments: likewise.
+        create_env_fn: function that creates the environment, in the worker.
+        policy: maps a root to one with ``"action"``; random actions when None. Its current weights are sent to the
+            worker at the beginning of each batch.
+        **arguments: further arguments of ``MultiCollector``; see :class:`~recurl.collectors.MultiSyncCollector`.
 
     Raises:
-        ArgumentError: as there.
+        ArgumentError: a number is out of range.
 
     Example:
         >>> from recurl.envs import GymEnv
@@ -48,7 +48,7 @@ class OverlappedCollector(MultiCollector):
         self._source: Any = policy
         self._fetched: dict[NestedKey, Tensor] | None = None
 
-    def _makers(self) -> int:
+    def _workers_per_batch(self) -> int:
         return 1
 
     def _collect(self) -> TensorDict:
@@ -64,7 +64,7 @@ class OverlappedCollector(MultiCollector):
         self._ask([0])
 
     def _wait(self) -> dict[NestedKey, Tensor]:
-        """Return the batch under way, and leave the worker idle."""
+        """Wait for the current batch and return it; the worker is then idle."""
         if self._fetched is None:
             if not self._collecting:
                 self._start()
@@ -73,37 +73,40 @@ class OverlappedCollector(MultiCollector):
         return self._fetched
 
     def update_policy_weights_(self, weights: Weights | None = None) -> None:
-        """Take the weights of the batches that begin from now on from ``weights`` (the policy when None).
+        """Set the source of the weights of all batches that begin from now on.
+
+        Args:
+            weights: module, state dict, or TensorDict of parameters; when None, the policy passed to the constructor.
 
         Raises:
             UsageError: the policy is not a module, so it has no weights; or the collector was shut down.
         """
         self._check_idle()
         if self._weights is None:
-            raise UsageError("Weights can only be updated in a policy that is an nn.Module.")
+            raise UsageError(f"Weights need a policy that is an nn.Module, got {type(self._policy).__name__}.")
         self._source = self._policy if weights is None else weights
 
     def reset_rows(self, rows: Tensor) -> None:
-        """Begin new episodes in some rows after the batch under way; see :meth:`Collector.reset_rows`."""
+        """Begin new episodes in some rows after the current batch; see :meth:`Collector.reset_rows`."""
         self._check_idle()
         if self._collecting:
             self._wait()
-        self._query(("reset_rows", rows))
+        self._query_all("reset_rows", rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on exactly from here, the batch under way included (it is waited for).
+        """Return the complete state for exact continuation; waits for the current batch, which is included.
 
-        All is tensors and plain Python values; see :meth:`Collector.state_dict`.
+        It consists of tensors and plain Python values; see :meth:`Collector.state_dict`.
         """
         return self._between_batches(self._state_dict)
 
     def _state_dict(self) -> dict[str, Any]:
-        under_way = bool(self._collecting) or self._fetched is not None
-        batch = dict(self._wait()) if under_way else None
-        return {"frames": self.frames, "batch": batch, "worker": self._query(("save",))[0]}
+        has_batch = bool(self._collecting) or self._fetched is not None
+        batch = dict(self._wait()) if has_batch else None
+        return {"frames": self.frames, "batch": batch, "worker": self._query_all("save")[0]}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on from what :meth:`state_dict` returned.
+        """Restore a :meth:`state_dict`.
 
         Returns:
             Whether the environment's state was restored; see :meth:`Collector.load_state_dict`.
@@ -114,4 +117,4 @@ class OverlappedCollector(MultiCollector):
         self._fetched = state["batch"]
         TRAJECTORY_IDS.skip(state["worker"]["collector"]["traj_ids"])
         self.frames = state["frames"]
-        return self._query(("load", state["worker"], TRAJECTORY_IDS.reserve()))[0]
+        return self._query_all("load", state["worker"], TRAJECTORY_IDS.reserve())[0]

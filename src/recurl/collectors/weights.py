@@ -1,4 +1,4 @@
-"""A policy's weights, on their way to where it collects."""
+"""Sharing of policy weights with workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VERSION = ("recurl", "version")
 
 
 def state_of(weights: Any) -> dict[str, Tensor]:
-    """Return weights, in any of the forms that are accepted, as a state dict.
+    """Return weights, given as a module, a TensorDict or a state dict, as a state dict.
 
     Example:
         >>> list(state_of(nn.Linear(1, 1)))
@@ -31,10 +31,10 @@ def state_of(weights: Any) -> dict[str, Tensor]:
 
 
 class SharedWeights:
-    """Weights in memory shared with workers, each of which reads them when there are new ones.
+    """Weights in memory that is shared with workers, which load them when they have changed.
 
     Args:
-        memory: what :meth:`of` made, or what a worker received.
+        memory: shared memory of the weights and their version number.
     """
 
     def __init__(self, memory: SharedTensors) -> None:
@@ -45,16 +45,16 @@ class SharedWeights:
 
     @classmethod
     def of(cls, policy: nn.Module) -> SharedWeights:
-        """Return the weights of ``policy``.
+        """Return the weights of ``policy`` in new shared memory.
 
         Raises:
-            UnsupportedError: its state dict holds something else than tensors.
+            UnsupportedError: the state dict of ``policy`` holds anything but tensors.
         """
         state = policy.state_dict()
         other = [name for name, value in state.items() if not isinstance(value, Tensor)]  # pyright: ignore[reportUnnecessaryIsInstance] - extra state
         if other:
             raise UnsupportedError(
-                f"Only tensors can be shared with workers, the policy's state dict also has {other}."
+                f"Only tensors can be shared with workers, but the policy's state dict also has {other}."
             )
         entries = [Entry(name, tuple(value.shape), value.dtype) for name, value in state.items()]
         shared = cls(SharedTensors([*entries, Entry(_VERSION, (), torch.int64)]))
@@ -65,26 +65,26 @@ class SharedWeights:
         """Replace the weights.
 
         Args:
-            weights: the new ones.
-            seconds: how long to wait for a worker that is reading; None: for ever.
+            weights: the new weights.
+            seconds: maximum time to wait for workers that are reading; None for no limit.
 
         Raises:
             ArgumentError: names or shapes differ from the policy's.
-            WorkerError: a worker keeps on reading.
+            WorkerError: a worker reads for longer than ``seconds``.
         """
         state = state_of(weights)
         expected = {name: tuple(value.shape) for name, value in self._values.items()}
         given = {name: tuple(value.shape) for name, value in state.items()}
         if given != expected:
             differ = sorted(n for n in given.keys() | expected.keys() if given.get(n) != expected.get(n))
-            raise ArgumentError(f"The weights must have the names and shapes of the policy's, they differ in {differ}.")
+            raise ArgumentError(f"The weights must have the policy's names and shapes, but they differ in {differ}.")
         with torch.no_grad(), self.memory.lock(seconds):
             for name, value in self._values.items():
                 value.copy_(state[name])
             self._version += 1
 
     def refresh(self, policy: nn.Module) -> None:
-        """Load the weights into ``policy`` if they are newer than those loaded last."""
+        """Load the weights into ``policy`` if they have changed since the last call."""
         if int(self._version) != self._seen:
             with self.memory.lock():
                 self._seen = int(self._version)

@@ -1,4 +1,4 @@
-"""A collector in a worker process."""
+"""Collectors in worker processes."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ __all__ = ["CollectorInfo", "serve_collector"]
 
 
 class CollectorInfo(NamedTuple):
-    """What the parent must know of a collector in a worker."""
+    """Properties of a collector in a worker that the parent needs."""
 
     rows: torch.Size
     steps: int
 
 
 class _WorkerCollector(Collector):
-    """A collector that lets the parent know of every step.
+    """A collector that signals every step to the parent.
 
     Args:
-        channel: to the parent.
+        channel: connection to the parent.
         env: the environment.
-        policy: the worker's own.
-        **options: for :class:`Collector`.
+        policy: the worker's copy of the policy.
+        **options: further arguments of :class:`Collector`.
     """
 
     def __init__(self, channel: Channel, env: EnvBase, policy: Policy | None, **options: Any) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "frames_per_batch=")  # the parent says it
+            warnings.filterwarnings("ignore", "frames_per_batch=")  # the parent warns
             super().__init__(env, policy, **options)
         self._channel = channel
 
     def new_trajectories(self) -> None:
-        """Take new ids for the running trajectories."""
+        """Begin new trajectories in all rows."""
         self._trajectories.renew()
 
     def _record(self, writer: BatchWriter, step: int, tensordict: Step) -> None:
@@ -61,7 +61,14 @@ class _WorkerCollector(Collector):
 def serve_collector(
     channel: Channel, create_env_fn: Callable[[], EnvBase], policy: Policy | None, options: dict[str, Any]
 ) -> None:
-    """Collect for the parent until it closes the worker or is gone."""
+    """Collect for the parent until it closes the worker or is gone.
+
+    Args:
+        channel: connection to the parent.
+        create_env_fn: function that creates the environment.
+        policy: the worker's copy of the policy.
+        options: further arguments of :class:`Collector`.
+    """
     env = make_env(create_env_fn)
     try:
         collector = _WorkerCollector(channel, env, policy, **options)
@@ -74,7 +81,7 @@ def serve_collector(
 
 
 class _Server:
-    """Answers the parent's requests, each a name of a method here with its arguments."""
+    """Answers the parent's requests, which consist of a name and its arguments."""
 
     def __init__(self, channel: Channel, collector: _WorkerCollector) -> None:
         self._channel = channel
@@ -108,7 +115,7 @@ class _Server:
         self._deliver(self._collector.collect())
 
     def _deliver(self, batch: TensorDict) -> None:
-        """Copy a batch into shared memory: the same as for the last batch, unless the entries changed."""
+        """Copy a batch into shared memory, which is reused unless the entries have changed."""
         leaves = cast(dict[NestedKey, Tensor], dict(batch.items(True, True)))
         entries = [Entry(key, tuple(value.shape), value.dtype) for key, value in leaves.items()]
         memory = self._memory

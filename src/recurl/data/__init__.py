@@ -1,7 +1,7 @@
 """Specs, minibatches of collected data, and replay buffers.
 
-``from recurl.data import *`` leaves out the spec ``Categorical``, as ``recurl.modules`` has a distribution of this
-name: import the spec by its name.
+``from recurl.data import *`` does not import the spec ``Categorical``, as ``recurl.modules`` has a distribution of the
+same name: import the spec explicitly.
 """
 
 from recurl.data.minibatches import SequenceMinibatches

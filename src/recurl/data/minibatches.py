@@ -1,4 +1,4 @@
-"""Minibatches of sequences: a recurrent policy must never see single steps shuffled."""
+"""Minibatches of shuffled sequences."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ __all__ = ["SequenceMinibatches"]
 
 
 class SequenceMinibatches:
-    """Cut a batch into sequences and deal these, shuffled, into minibatches: each iteration is one epoch.
+    """Iterable that cuts a batch into sequences and shuffles them into minibatches; each iteration is one epoch.
 
-    Every token of the batch comes exactly once per epoch; those of an epoch are gathered at once. A sequence starts
-    from the recurrent state stored at its first token, where ``"is_init"`` is raised; inside a sequence tokens keep
-    their order, and resets stay marked.
-    The marks go to a fresh entry of the minibatch, never into the batch. Nothing waits for the device.
+    Every token of the batch occurs exactly once per epoch. A sequence starts from the recurrent state stored at its
+    first token, where ``"is_init"`` is set; within a sequence, tokens keep their order and resets stay marked. The
+    marks are written to a new entry of the minibatch, never into the batch. There is no synchronisation with the
+    device.
 
     Args:
-        batch: collected data, ``[T]`` or ``[*B, T]``, time last. What isn't needed is better dropped first:
+        batch: collected data, ``[T]`` or ``[*B, T]``, time last. To save memory, drop unused entries first:
             ``batch.select(*loss.in_keys, strict=False)``.
-        num_minibatches: how many minibatches the sequences of an epoch are dealt into; their number of sequences
-            differs by at most one.
-        slice_len: length of a sequence; it need not divide T, the last slice of a row is then shorter. None takes
-            whole rows.
-        generator: CPU generator of the shuffling; None takes torch's default.
+        num_minibatches: number of minibatches per epoch; their numbers of sequences differ by at most one.
+        slice_len: length of a sequence; if it does not divide T, the last slice of each row is shorter. Whole rows
+            when None.
+        generator: CPU generator for shuffling; torch's default generator when None.
 
     Yields:
-        flat TensorDicts ``[M]`` with the entries of the batch, and ``"is_init"`` (``[M, 1]`` when the batch has none);
-        as in samples of a buffer, the flag as it was collected is at ``("collector", "stored", "is_init")``.
+        Flat TensorDicts ``[M]`` with the entries of the batch, and ``"is_init"`` (``[M, 1]`` if the batch has none). As
+        in samples of a buffer, the collected flag is at ``("collector", "stored", "is_init")``.
 
     Raises:
         ArgumentError: the batch has no time dimension, ``slice_len`` or ``num_minibatches`` is not positive, or there
@@ -90,7 +89,7 @@ class SequenceMinibatches:
             yield minibatch
 
     def entries(self) -> Iterator[Entries]:
-        """Iterate over an epoch as ``Entries``: the same minibatches, without the cost of making TensorDicts."""
+        """Iterate over one epoch of minibatches as ``Entries``, without the cost of creating TensorDicts."""
         epoch, sizes = self._epoch()
         parts = {key: value.split(sizes) for key, value in leaves(epoch)}
         for index, boundaries in enumerate(_boundaries(epoch, sizes)):
@@ -101,7 +100,7 @@ class SequenceMinibatches:
             yield minibatch
 
     def _epoch(self) -> tuple[TensorDictBase, list[int]]:
-        """All tokens in the order of an epoch, gathered at once, and the sizes of its minibatches."""
+        """Return all tokens in the order of a new epoch, and the sizes of its minibatches."""
         order = torch.randperm(len(self._starts), generator=self._generator)
         starts, lengths = self._starts[order], self._lengths[order]
         first = lengths.cumsum(0) - lengths
@@ -115,10 +114,10 @@ class SequenceMinibatches:
 
 
 def _boundaries(epoch: TensorDictBase, sizes: list[int]) -> Iterator[Boundaries]:
-    """Those of every minibatch, found in the whole epoch at once: each begins with a mark."""
+    """Return the boundaries of every minibatch, computed once for the epoch: each minibatch begins with a mark."""
     is_init, traj_ids, traj_steps = sources_of(epoch)
-    whole = Boundaries.from_is_init(is_init, traj_ids, epoch.batch_size, traj_steps)
-    return (Boundaries(starts, starts.shape) for starts in whole.starts.split(sizes))
+    boundaries = Boundaries.from_is_init(is_init, traj_ids, epoch.batch_size, traj_steps)
+    return (Boundaries(starts, starts.shape) for starts in boundaries.starts.split(sizes))
 
 
 def _device_of(tensordict: TensorDictBase) -> torch.device:

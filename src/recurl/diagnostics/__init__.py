@@ -1,4 +1,4 @@
-"""Checks, by experiment, of how a recurrent policy is wired; and what runs on this machine."""
+"""Experimental checks of the wiring of recurrent policies, a report on this machine, and timing of backends."""
 
 from recurl.diagnostics.batch import check_batch
 from recurl.diagnostics.influence import check_action

@@ -32,15 +32,17 @@ _OF_RECURRENT = (
 
 
 def check_batch(policy: Any, batch: TensorDictBase) -> list[CheckResult]:
-    """Run every check that needs a policy and a batch only, on a batch of your own.
+    """Run all checks that need only a policy and a batch.
 
-    Policy, batch and random generators stay as they are. Where the policy computes another thing at each call, or of
-    one row from another (``repeat``, ``rows``), the checks that compare what it computes are left out.
+    Policy, batch and random generators are left unchanged. If the policy is not deterministic or mixes rows (checks
+    ``repeat`` and ``rows``), the checks that compare its outputs are skipped.
 
     Args:
-        policy: the policy that collected the batch, with the weights and in the mode (training or evaluation) that it
-            had then.
-        batch: ``[*B, T]`` as collected: before any recurrent pass, sampling or flattening.
+        policy: policy that collected the batch, with the same weights and in the same mode (training or evaluation).
+        batch: batch ``[*B, T]`` as collected, before any recurrent pass, sampling or flattening.
+
+    Returns:
+        One result per check.
 
     Example:
         >>> from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -64,6 +66,6 @@ def check_batch(policy: Any, batch: TensorDictBase) -> list[CheckResult]:
         results = [CheckResult("recurrent", True, "the policy has no state under 'next': it is feed-forward")]
     calls = [check_repeat(policy, batch), check_rows(policy, batch)]
     if not all(result.passed for result in calls):
-        return results + calls  # nothing that is computed can be compared
+        return results + calls  # outputs can't be compared
     checks = _OF_RECURRENT if recurrent else _OF_ALL
     return results + calls + [check(policy, batch) for check in checks]

@@ -1,4 +1,4 @@
-"""Collecting a batch for an experiment: whatever the wiring, with ends of episodes in it."""
+"""Collection of a batch for experiments, with any wiring and with ends of episodes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from recurl.transforms import Transform
 
 
 def device_of(policy: Any) -> torch.device | None:
-    """Return the device of the policy's parameters, None if it has none."""
+    """Return the device of the policy's parameters, or None if it has no parameters."""
     parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
     return next((parameter.device for parameter in parameters), None)
 
 
 class _Ends(Transform):
-    """Truncates row i every ``period + i % 3`` steps, so that a short experiment sees ends, of some rows at a time."""
+    """Truncates row i every ``period + i % 3`` steps, so that a short experiment contains partial resets."""
 
     def __init__(self, period: int, batch_size: torch.Size, device: torch.device | None) -> None:
         rows = torch.arange(batch_size.numel(), device=device).reshape(*batch_size, 1)
@@ -44,23 +44,23 @@ class _Ends(Transform):
 
 
 class _Cut(TransformedEnv):
-    """``base_env`` with early ends; roots are carried by its own method, which may be what is wrong with it."""
+    """Environment with early ends of episodes that keeps the ``carry`` of ``base_env``, as that may be at fault."""
 
     def carry(self, tensordict: Any) -> Any:
-        """Return the root that follows a step, as ``base_env`` makes it."""
+        """Return the root after a step, from ``base_env.carry``."""
         return self.base_env.carry(tensordict)
 
 
 def collect(policy: Any, env: EnvBase, steps: int) -> TensorDict:
-    """Return ``steps`` steps of every row from a reset, as a Collector collects them, ``[*B, T]`` (``[1, T]`` for one).
+    """Collect ``steps`` steps of every row from a reset with a Collector, ``[*B, T]`` (``[1, T]`` for a single row).
 
-    Nothing is appended for the policy, and nothing refused. Episodes are cut so that several end.
+    No transforms are appended for the policy, and its wiring is not checked. Episodes are truncated early.
     """
     if _resets_open_rows(env):
         env = _Cut(env, _Ends(max(2, steps // 4), env.batch_size, env.device))
     collector = Collector(
         env,
-        lambda td: policy(td),  # a plain function: the constructor finds nothing in it to refuse
+        lambda td: policy(td),  # a plain function, which the constructor can't check
         frames_per_batch=steps * env.batch_size.numel(),
         auto_register_policy_transforms=False,
         device=device_of(policy),
@@ -71,11 +71,11 @@ def collect(policy: Any, env: EnvBase, steps: int) -> TensorDict:
 
 
 def _resets_open_rows(env: EnvBase) -> bool:
-    """Whether rows that are not done can be reset: not where a vector environment resets by itself within the step."""
+    """Return whether rows that are not done can be reset: not in a vector environment that resets within the step."""
     td = env.rand_step()
     root = env.carry(td)
     still_open = ~root[DONE]
-    mask = still_open & (still_open.reshape(-1).cumsum(0) == 1).reshape(still_open.shape)  # the first of them
+    mask = still_open & (still_open.reshape(-1).cumsum(0) == 1).reshape(still_open.shape)  # the first open row
     try:
         env.reset(root.set(RESET, mask))
     except UsageError:

@@ -1,4 +1,4 @@
-"""What the experiments share: what a policy is run on, and comparing what comes out."""
+"""Shared by the experiments: inputs of a policy, comparison of its outputs, required entries of a batch."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from recurl.recurrence import Boundaries
 PRIMER = "env = env.append_transform(get_primers_from_module(policy))  # from recurl.modules"
 TRACKER = "env = env.append_transform(InitTracker())  # from recurl.envs"
 REWIRE = "env = TransformedEnv(base_env, get_env_transforms_from_module(policy))  # from recurl.envs, recurl.modules"
-EVALUATE = "policy.eval(), before it collects and for the losses too, which must see what collecting saw"
-USE_MODULE = "let an LSTMModule, GRUModule or CellModule of recurl.modules carry the state, and hand it on untouched"
+EVALUATE = "call policy.eval() before collection and for the losses, which must compute what collection computed"
+USE_MODULE = "let an LSTMModule, GRUModule or CellModule of recurl.modules carry the state, and don't modify the state"
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _TF32 = 5e-3  # cuDNN rounds the operands of float32 products to 11 bits unless told otherwise
 
 
-# -- what a policy runs on
+# -- inputs of a policy
 
 
 def tokens(batch: TensorDictBase) -> TensorDictBase:
-    """Return the roots of ``batch`` as ``[N]``, for the sequential mode."""
+    """Return the roots of ``batch`` as ``[N]``, for sequential mode."""
     return batch.exclude(NEXT).reshape(-1)
 
 
 def sequences(policy: Any, batch: TensorDictBase) -> list[TensorDictBase]:
-    """Return ``batch``, and as ``[N]`` too where trajectory ids keep its rows apart.
+    """Return ``batch``, and also its flattened form ``[N]`` if trajectory ids separate its rows.
 
-    Of these two only what ``policy`` can run on: a network for images may want ``[N]``.
+    Forms that ``policy`` can't run on are omitted: a network for images may require ``[N]``.
     """
     if batch.ndim == 1 or not has(batch, TRAJ_IDS):
         return [batch]
@@ -49,9 +49,9 @@ def sequences(policy: Any, batch: TensorDictBase) -> list[TensorDictBase]:
 
 
 def written(before: TensorDictBase, after: TensorDictBase) -> list[NestedKey]:
-    """Return the floating-point root entries of ``after`` that aren't those of ``before``: what a policy computed.
+    """Return the keys of the floating-point root entries that a policy computed: those of ``after`` not in ``before``.
 
-    Actions and log-probabilities are left out, as they are drawn anew.
+    Actions and log-probabilities are excluded, as they are sampled again.
     """
     return [
         key
@@ -64,12 +64,12 @@ def written(before: TensorDictBase, after: TensorDictBase) -> list[NestedKey]:
 
 
 def leaves(tensordict: TensorDictBase) -> list[tuple[NestedKey, Tensor]]:
-    """Return the tensors of the root, by key."""
+    """Return the tensors of the root as pairs of key and value."""
     return everywhere(tensordict.exclude(NEXT))
 
 
 def has(tensordict: TensorDictBase, key: NestedKey) -> bool:
-    """Whether ``tensordict`` has the entry."""
+    """Return whether ``tensordict`` has the entry ``key``."""
     return tensordict.get(key, None) is not None
 
 
@@ -77,12 +77,12 @@ def has(tensordict: TensorDictBase, key: NestedKey) -> bool:
 
 
 def segments(batch: TensorDictBase) -> Boundaries:
-    """Return the boundaries that a recurrent module sees in ``batch``, which has ``is_init``."""
+    """Return the boundaries that a recurrent module uses in ``batch``, which has ``is_init``."""
     return boundaries_in(batch)
 
 
 def ends_before(batch: TensorDictBase) -> Tensor:
-    """Return bool ``[*B, T]``: the step before, in the same row, ended an episode."""
+    """Return bool ``[*B, T]``: True where the previous step in the same row ended an episode."""
     done = batch.get((NEXT, DONE), None)
     if done is None:
         return torch.zeros(batch.batch_size, dtype=torch.bool, device=batch.device)
@@ -90,16 +90,16 @@ def ends_before(batch: TensorDictBase) -> Tensor:
     return torch.cat([torch.zeros_like(done[..., :1]), done[..., :-1]], -1)
 
 
-# -- comparing
+# -- comparison
 
 
 def distance(seen: Tensor, expected: Tensor, at: Tensor) -> float:
-    """Return the largest difference at the tokens ``at``, in units of the largest expected magnitude.
+    """Return the largest difference at the tokens ``at``, relative to the largest expected magnitude.
 
     Args:
-        seen: ``[*B, T, ...]``.
-        expected: likewise.
-        at: bool, as many elements as there are tokens.
+        seen: computed values, ``[*B, T, ...]``.
+        expected: expected values, ``[*B, T, ...]``.
+        at: mask of the tokens to compare, bool, with ``prod(B) * T`` elements.
     """
     at = at.reshape(-1)
     seen, expected = (value.reshape(at.shape[0], -1)[at].double() for value in (seen, expected))
@@ -112,20 +112,20 @@ def distance(seen: Tensor, expected: Tensor, at: Tensor) -> float:
 
 
 def tolerance(value: Tensor) -> float:
-    """Return the relative difference that rounding may make over a sequence."""
+    """Return the relative difference that rounding may cause over a sequence."""
     if value.is_cuda and value.dtype == torch.float32:
         return _TF32
     return _TOLERANCE.get(value.dtype, 0.0)
 
 
 def differing(first: TensorDictBase, second: TensorDictBase) -> list[NestedKey]:
-    """Return the entries, those under ``"next"`` included, that are not the same in both."""
+    """Return the keys of the entries, those under ``"next"`` included, that differ between the two."""
     others = dict(everywhere(second))
     return [key for key, value in everywhere(first) if key in others and differ(value, others[key])]
 
 
 def differ(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are not the same, to rounding."""
+    """Return whether two tensors differ by more than rounding."""
     if first is second:
         return False
     at = torch.ones(first.shape[:1], dtype=torch.bool, device=first.device)
@@ -133,18 +133,18 @@ def differ(first: Tensor, second: Tensor) -> bool:
 
 
 def drawn(policy: Any, data: TensorDictBase, mode: bool) -> list[NestedKey]:
-    """Return the entries that come out another way when other random numbers are drawn."""
+    """Return the keys of the entries that depend on random numbers."""
     return differing(run(policy, data, mode), run(policy, data, mode, seed=1))
 
 
-# -- what a batch must hold
+# -- required entries of a batch
 
 
 def flags_of(batch: TensorDictBase) -> Tensor:
-    """Return ``is_init`` as bool ``[*B, T]``; a Fault if it is missing or malformed."""
+    """Return ``is_init`` as bool ``[*B, T]``, or raise a Fault if it is missing or malformed."""
     flags = batch.get(IS_INIT, None)
     if flags is None:
-        raise Fault("the batch has no is_init: nothing says where episodes begin", TRACKER)
+        raise Fault("the batch has no is_init, which marks where episodes begin", TRACKER)
     if flags.dtype != torch.bool or flags.shape not in (batch.batch_size, (*batch.batch_size, 1)):
         raise Fault(
             f"is_init must be bool of shape {[*batch.batch_size, 1]}, got {flags.dtype} {list(flags.shape)}", TRACKER
@@ -153,33 +153,33 @@ def flags_of(batch: TensorDictBase) -> Tensor:
 
 
 def changes(ids: Tensor) -> Tensor:
-    """Return bool, shaped like ``ids``: the id differs from that of the step before in the row."""
+    """Return bool, of the shape of ``ids``: True where the id differs from that of the previous step in the row."""
     return torch.cat([torch.zeros_like(ids[..., :1], dtype=torch.bool), ids[..., 1:] != ids[..., :-1]], -1)
 
 
 def stored_states(policy: Any, batch: TensorDictBase) -> list[NestedKey]:
-    """Return the keys of the policy's states; a Fault if the batch lacks one, at the root or under ``"next"``."""
+    """Return the keys of the policy's states, or raise a Fault if the batch lacks one (root or ``"next"``)."""
     states = states_in(policy, batch)
     for state in states:
         require_next_key(state)
         for key in (state.read, next_key(state.read)):
             if not has(batch, key):
-                raise Fault(f"the batch has no {key!r}: the state is not fed back, the policy has no memory", PRIMER)
+                raise Fault(f"the batch has no {key!r}: the state is not fed back, so the policy has no memory", PRIMER)
     return [state.read for state in states]
 
 
 def require_next_key(state: State) -> None:
-    """Raise a Fault unless the state is written to where it comes back from."""
+    """Raise a Fault unless the new state is written under ``"next"`` of the key that the state is read from."""
     if state.written != next_key(state.read):
         name = state.owner or "the policy"
         raise Fault(
-            f"{name} reads its state from {state.read!r} but writes it to {state.written!r}: it never comes back",
+            f"{name} reads its state from {state.read!r} but writes it to {state.written!r}: it is never fed back",
             f"write it to {next_key(state.read)!r}: out_keys=[..., {next_key(state.read)!r}]",
         )
 
 
 def close(what: str, seen: Tensor, expected: Tensor, at: Tensor, fix: str) -> float:
-    """Return the distance of ``seen`` and ``expected`` at the tokens ``at``; a Fault if it is more than rounding."""
+    """Return the distance of ``seen`` and ``expected`` at the tokens ``at``, or raise a Fault beyond rounding."""
     gap = distance(seen, expected, at)
     if not gap <= tolerance(seen):
         raise Fault(f"{what} differ by {gap:.2g} (relative)", fix)
@@ -187,7 +187,7 @@ def close(what: str, seen: Tensor, expected: Tensor, at: Tensor, fix: str) -> fl
 
 
 def exchanged(batch: TensorDictBase, states: list[NestedKey], at: Tensor) -> TensorDictBase:
-    """Return ``batch`` with the states of other tokens at the tokens ``at``: other states, but possible ones."""
+    """Return ``batch`` with the states of other tokens at the tokens ``at``: different but plausible states."""
     at = at.reshape(-1)
     order = torch.randperm(at.shape[0], generator=torch.Generator().manual_seed(0)).to(at.device)
     source = torch.where(at, order, torch.arange(at.shape[0], device=at.device))
@@ -199,7 +199,7 @@ def exchanged(batch: TensorDictBase, states: list[NestedKey], at: Tensor) -> Ten
 
 
 def with_noise(batch: TensorDictBase, keys: list[NestedKey], at: Tensor, scale: float = 1.0) -> TensorDictBase:
-    """Return ``batch`` with noise on the entries ``keys`` at the tokens ``at``, the same every time; integers stay."""
+    """Return ``batch`` with reproducible noise on the entries ``keys`` at the tokens ``at``; integers are unchanged."""
     at = at.reshape(-1)
     noisy = batch.copy()
     for key in keys:
@@ -213,9 +213,9 @@ def with_noise(batch: TensorDictBase, keys: list[NestedKey], at: Tensor, scale: 
 
 
 def observed(policy: Any, data: TensorDictBase, mode: bool, states: list[NestedKey]) -> list[NestedKey]:
-    """Return the entries to compare: what the policy computes at the root, or else its new states.
+    """Return the keys of the entries to compare: the root entries that the policy computes, or else its new states.
 
-    Entries that are drawn at random are left out: :func:`~recurl.diagnostics.check_repeat` judges them.
+    Random entries are excluded: :func:`~recurl.diagnostics.check_repeat` checks them.
     """
     after, random = run(policy, data, mode), drawn(policy, data, mode)
     keys = [key for key in written(data, after) if key not in (*states, *random)]

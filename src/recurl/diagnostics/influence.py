@@ -1,4 +1,4 @@
-"""Does the state matter to what a policy computes, and to the action that it chooses?"""
+"""Check of the influence of the state on the outputs of a policy and on its action."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import Call, record
 from recurl.keys import ACTION, NEXT, NestedKey
 
-_CHOICES = 8  # trials: the best action needn't change whenever its value does
+_CHOICES = 8  # number of trials, as the best action need not change when its value does
 
 
 def moves(
@@ -27,13 +27,13 @@ def moves(
     at: Tensor,
     read: Callable[[TensorDictBase], list[Tensor]],
 ) -> bool:
-    """Whether altering ``states`` at the tokens ``at`` alters what ``read`` returns of the roots.
+    """Return whether altering ``states`` at the tokens ``at`` changes the result of ``read`` on the roots.
 
-    If not, that may be the weights' doing, as of a layer that starts from zero: it is tried with others too.
+    If it doesn't, the weights may be the reason, such as a layer initialised with zeros: other weights are tried too.
     """
     trials = 2 if any(value.is_floating_point() for value in read(roots)) else _CHOICES
     for weights in (nullcontext(), *(other_weights(policy, seed) for seed in range(trials))):
-        with weights, suppress(*PROBLEMS):  # not every policy takes any states and weights
+        with weights, suppress(*PROBLEMS):  # a policy need not accept arbitrary states and weights
             before = read(roots)
             for alter in (ex.exchanged, ex.with_noise):
                 after = read(alter(roots, states, at))
@@ -44,14 +44,14 @@ def moves(
 
 @check("action")
 def check_action(policy: Any, batch: TensorDictBase) -> str:
-    """Check that the action depends on the memory: altering the states moves what it is chosen by.
+    """Check that the action depends on the memory: altering the states changes the inputs of the action's choice.
 
-    That is the parameters of its distribution, the values of the actions, or else the action itself. A memory that runs
-    behind the choice of the action, as a critic's does, has no part in it.
+    These are the parameters of its distribution, the action values, or else the action itself. A memory that runs after
+    the choice of the action, such as a critic's, is exempt.
 
     Args:
         policy: the policy.
-        batch: as collected, ``[*B, T]``.
+        batch: batch as collected, ``[*B, T]``.
     """
     states = ex.stored_states(policy, batch)
     inside = ~ex.flags_of(batch).reshape(-1)
@@ -61,35 +61,35 @@ def check_action(policy: Any, batch: TensorDictBase) -> str:
     calls, outcome = record(policy, roots, False)
     chooses = _choosing(policy, calls)
     if chooses is not None and _behind(policy, calls, chooses, states):
-        return "the memory runs behind the choice of the action: it serves the critic alone"
+        return "the memory runs after the choice of the action: only the critic uses it"
     drawn = ex.differ(_action(policy, calls, outcome), _action(policy, *record(policy, roots, False, seed=1)))
     drawn |= chooses is not None and _is_sampler(chooses.module)
     if not moves(policy, roots, states, inside, partial(_decisive, policy, drawn)):
         written = ", ".join(map(repr, _features(policy, states)))
         read = "" if chooses is None else f" ({chooses} reads {', '.join(map(repr, chooses.inputs))})"
         raise Fault(
-            f"altering the states leaves what the action is chosen by as it is{read}: no memory reaches it",
-            f"let the layers in front of the action read what the memory writes{f', {written}' if written else ''}: "
-            "in_keys=[...]; where only a critic is to remember, put it behind the actor: "
+            f"altering the states does not change the inputs of the action's choice{read}: no memory reaches it",
+            f"let the layers before the action read the outputs of the memory{f', {written}' if written else ''}: "
+            "in_keys=[...]; if only a critic is to have memory, put it after the actor: "
             "TensorDictSequential(actor, critic)",
         )
-    return "altering the states moves what the action is chosen by"
+    return "altering the states changes the inputs of the action's choice"
 
 
 def _features(policy: Any, states: list[NestedKey]) -> list[NestedKey]:
-    """Return what the modules with a memory write at the root."""
+    """Return the root keys that the modules with memory write."""
     memories = [module for module in links(policy).values() if set(states) & set(keys_of(module, "in_keys"))]
     return [key for module in memories for key in keys_of(module, "out_keys") if isinstance(key, str) or key[0] != NEXT]
 
 
 def _choosing(policy: Any, calls: list[Call]) -> Call | None:
-    """Return the call of the module that chose the action; those that follow may alter it, for exploration."""
+    """Return the call of the module that chose the action; later ones may alter it, for exploration."""
     parts = links(policy)
     return next((call for call in calls if call.name in parts and ACTION in keys_of(call.module, "out_keys")), None)
 
 
 def _behind(policy: Any, calls: list[Call], chooses: Call, states: list[NestedKey]) -> bool:
-    """Whether all modules that read a state run behind the choice of the action."""
+    """Return whether all modules that read a state run after the choice of the action."""
     parts = links(policy)
     reading = [
         number
@@ -100,13 +100,13 @@ def _behind(policy: Any, calls: list[Call], chooses: Call, states: list[NestedKe
 
 
 def _action(policy: Any, calls: list[Call], outcome: TensorDictBase) -> Tensor:
-    """Return the action as it was chosen."""
+    """Return the action as chosen, before any exploration."""
     chooses = _choosing(policy, calls)
     return outcome.get(ACTION) if chooses is None else chooses.outputs[ACTION]
 
 
 def _decisive(policy: Any, drawn: bool, roots: TensorDictBase) -> list[Tensor]:
-    """Return the action; or, where it is ``drawn``, what it is chosen by."""
+    """Return the action; if it is ``drawn``, the inputs of its choice instead."""
     calls, outcome = record(policy, roots, False)
     chooses = _choosing(policy, calls)
     if not drawn:

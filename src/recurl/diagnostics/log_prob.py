@@ -1,4 +1,4 @@
-"""Check of the log-probabilities that a loss compares with those that were collected."""
+"""Check that a loss recomputes the collected log-probabilities."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ from recurl.mode import ExplorationType, set_exploration_type, set_recurrent_mod
 
 _LOOSER = 10  # a log-probability is a difference of larger numbers
 _STEPPED = (
-    "let nothing alter an action, its distribution or its log-probability once they are written: clip and scale "
-    "actions in the environment (a transform), explore by the distribution itself; and check with the weights that "
-    "collected"
+    "don't modify an action, its distribution or its log-probability once they are written: clip and scale actions in "
+    "the environment (a transform), explore through the distribution itself; and check with the weights that collected"
 )
 _EXPLORATION = (
-    "let the parameters of the distribution not depend on exploration_type(): collectors set one, losses don't"
+    "make the parameters of the distribution independent of exploration_type(): collectors set one, losses don't"
 )
 _REPLAYED = (
-    "compute the parameters of the distribution alike for steps [N] and for sequences [*B, T], from the same is_init "
+    "compute the same parameters of the distribution for steps [N] and for sequences [*B, T], from the same is_init "
     "and stored states"
 )
 
 
 @check("log_prob")
 def check_log_prob(policy: Any, batch: TensorDictBase) -> str:
-    """Check that the log-probabilities of the collected actions, computed anew as a loss does, are the collected ones.
+    """Check that recomputed log-probabilities of the collected actions, as in a loss, equal the collected ones.
 
-    Their ratio must be 1 before the first gradient step, or else the first gradient is wrong.
+    Their ratio must be 1 before the first gradient step, or the first gradient is wrong.
 
     Args:
-        policy: the policy that collected ``batch``, with the weights and in the mode that it had then.
-        batch: as collected, ``[*B, T]``.
+        policy: policy that collected ``batch``, with the same weights and in the same mode.
+        batch: batch as collected, ``[*B, T]``.
     """
     forms = ex.sequences(policy, batch)
     with set_exploration_type(ExplorationType.RANDOM):
@@ -48,7 +47,7 @@ def check_log_prob(policy: Any, batch: TensorDictBase) -> str:
         replayed = [gap for data in forms for gap in _gaps(policy, data, True)]
     lost = [gap for data in forms for gap in _gaps(policy, data, True)]
     for gaps, how, fix in (
-        (collected, "computed anew step by step", _STEPPED),
+        (collected, "recomputed step by step", _STEPPED),
         (replayed, "as replayed", _REPLAYED),
         (lost, "as a loss computes it, where no exploration type is set,", _EXPLORATION),
     ):
@@ -58,11 +57,11 @@ def check_log_prob(policy: Any, batch: TensorDictBase) -> str:
     if not collected:
         return "the policy makes no distribution, or the batch has no log-probabilities: nothing to compare"
     worst = max(gap for _, gap, _ in (*collected, *replayed, *lost))
-    return f"{', '.join(dict.fromkeys(key for key, _, _ in collected))} computed anew: difference {worst:.0e}"
+    return f"{', '.join(dict.fromkeys(key for key, _, _ in collected))} recomputed: difference {worst:.0e}"
 
 
 def _gaps(policy: Any, data: TensorDictBase, mode: bool) -> list[tuple[str, float, float]]:
-    """Return, for each distribution, the log-probability's key, how far off it is, and how far it may be."""
+    """Return for each distribution the key of the log-probability, its deviation, and the tolerated deviation."""
     calls, _ = record(policy, data, mode)
     gaps: list[tuple[str, float, float]] = []
     for call in calls:
@@ -78,7 +77,7 @@ def _gaps(policy: Any, data: TensorDictBase, mode: bool) -> list[tuple[str, floa
 
 
 def _makes_distribution(module: Any) -> bool:
-    """Whether ``module``, and none inside it, makes a distribution."""
+    """Return whether ``module`` itself, and no module inside it, makes a distribution."""
     return hasattr(module, "get_dist") and not any(
         part is not module and hasattr(part, "get_dist") for part in module.modules()
     )
@@ -91,7 +90,7 @@ def _action_of(module: object) -> NestedKey:
 def _log_prob_keys(module: Any) -> list[NestedKey]:
     try:
         keys = getattr(module, "log_prob_keys", None)
-    except RuntimeError:  # tensordict's way of adding log-probabilities up is another than it was
+    except RuntimeError:  # raised if tensordict's setting of log-probability aggregation has changed
         keys = None
     return list(keys) if keys else [f"{ACTION}_log_prob"]
 

@@ -1,4 +1,4 @@
-"""What runs on this machine: versions, devices, and which backend serves which."""
+"""Report on this machine: versions, devices, and the backends available on each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _BACKENDS = ("pad", "scan", "loop", "cpu", "triton", "reference")
 
 
 def machine_report() -> str:
-    """Return a table, as plain text: versions, devices, backends (and why not), choices and precision per device.
+    """Return a plain-text table of versions, and for each device the available backends, choices and precision.
+
+    Backends that are not available are listed with the reason.
 
     Example:
         >>> print(machine_report())

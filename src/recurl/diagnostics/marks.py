@@ -1,4 +1,4 @@
-"""Checks of the marks that cut a batch into episodes: ``is_init`` and trajectory ids."""
+"""Checks of the marks of episodes in a batch: ``is_init`` and trajectory ids."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def check_is_init(batch: TensorDictBase) -> str:
     """Check that ``is_init`` marks the first step of every episode, and no other.
 
     Args:
-        batch: as collected, ``[*B, T]``; in a ``[N]`` batch with trajectory ids, which may be rows put end to end,
-            the flags are not held against the ends of episodes.
+        batch: batch as collected, ``[*B, T]``. In a batch ``[N]`` with trajectory ids, which may be concatenated rows,
+            the flags are not compared with the ends of episodes.
     """
     flags = ex.flags_of(batch)
     ends = ex.ends_before(batch)
     if flags.numel() > 1 and flags.all() and not ends[..., 1:].all():
-        raise Fault("is_init is constant, always True: every step forgets what came before", ex.TRACKER)
+        raise Fault("is_init is always True: every step loses the memory of previous steps", ex.TRACKER)
     if ends.any() and not flags.any():
-        raise Fault("is_init is constant, always False, though episodes end: memory leaks into the next", ex.TRACKER)
+        raise Fault("is_init is always False, though episodes end: memory leaks into the next episode", ex.TRACKER)
     ids = batch.get(TRAJ_IDS, None)
     if batch.ndim > 1 or ids is None:
         known = ends if ids is None else ends | ex.changes(ids)
@@ -38,13 +38,15 @@ def check_is_init(batch: TensorDictBase) -> str:
 
 @check("traj_ids")
 def check_traj_ids(batch: TensorDictBase) -> str:
-    """Check that ``("collector", "traj_ids")`` changes exactly where an episode begins, and never comes back.
+    """Check that ``("collector", "traj_ids")`` changes exactly where an episode begins, and that no id is reused.
 
-    Where ``("collector", "traj_steps")`` is in the batch too, each must be one more than the one before within a
-    trajectory.
+    If the batch also has ``("collector", "traj_steps")``, the numbers must increase by one within a trajectory.
+
+    Args:
+        batch: batch as collected, ``[*B, T]``.
     """
     ids = batch.get(TRAJ_IDS, None)
-    fix = "collect with recurl.collectors.Collector, which numbers trajectories, and leave its ids alone"
+    fix = "collect with recurl.collectors.Collector, which numbers trajectories, and don't modify its ids"
     if ids is None:
         return "not in the batch: is_init alone marks boundaries, so don't flatten [*B, T] to [N]"
     if ids.shape != batch.batch_size or ids.dtype.is_floating_point:
@@ -70,5 +72,5 @@ def check_traj_ids(batch: TensorDictBase) -> str:
         )
     skipped = (steps[..., 1:] - steps[..., :-1] != 1) & ~changes[..., 1:]
     if skipped.any():
-        raise Fault(f"the number of the step does not follow at {int(skipped.sum())} steps of a trajectory", fix)
+        raise Fault(f"traj_steps does not increase by one at {int(skipped.sum())} steps of a trajectory", fix)
     return f"{seen.numel()} trajectories, each with an id of its own, steps numbered"

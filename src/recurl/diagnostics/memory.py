@@ -1,4 +1,4 @@
-"""Checks of the state from step to step: is it fed back, reset, used?"""
+"""Checks that the state is fed back from step to step, reset, and used."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from recurl.keys import ACTION, IS_INIT, NestedKey, next_key
 
 @check("feedback")
 def check_feedback(policy: Any, batch: TensorDictBase) -> str:
-    """Check that every state is fed back: at each step the root holds what the step before wrote under ``"next"``.
+    """Check that every state is fed back: the root of each step holds the ``"next"`` state of the previous step.
 
-    Wherever no boundary stands, root state n must equal next state n-1; and the next state must be the one that the
-    policy computes from the root.
+    Unless there is a boundary before step n, root state n must equal next state n-1; and the next state must be the one
+    that the policy computes from the root.
 
     Args:
-        policy: the policy that collected ``batch``, with the weights it had then.
-        batch: as collected, ``[*B, T]``.
+        policy: policy that collected ``batch``, with the same weights.
+        batch: batch as collected, ``[*B, T]``.
     """
     states = ex.stored_states(policy, batch)
     inside = ~ex.segments(batch).starts if ex.has(batch, IS_INIT) else _not_first(batch)
@@ -37,7 +37,7 @@ def check_feedback(policy: Any, batch: TensorDictBase) -> str:
         worst = max(
             worst,
             ex.close(
-                f"root state {key!r} of a step and next state of the step before",
+                f"root state {key!r} of a step and next state of the previous step",
                 batch.get(key),
                 after.roll(1, 0),
                 inside,
@@ -72,13 +72,13 @@ def _names(keys: list[NestedKey]) -> str:
 
 @check("reset")
 def check_reset(policy: Any, batch: TensorDictBase) -> str:
-    """Check that episodes start from a zero state: it is stored so, and what else were stored would be ignored.
+    """Check that episodes start from a zero state: zeros are stored, and any other stored state is ignored.
 
-    A step with ``is_init`` starts from zero while a replay starts from the stored state: both must be the same.
+    A step with ``is_init`` starts from zero while a replay starts from the stored state: both must be equal.
 
     Args:
         policy: the policy.
-        batch: as collected, ``[*B, T]`` (in a sampled slice a raised ``is_init`` may stand in mid-episode).
+        batch: batch as collected, ``[*B, T]`` (in a sampled slice ``is_init`` may be set inside an episode).
     """
     states, flags = ex.stored_states(policy, batch), ex.flags_of(batch).reshape(-1)
     if not flags.any():
@@ -98,25 +98,25 @@ def check_reset(policy: Any, batch: TensorDictBase) -> str:
             flags,
             ex.USE_MODULE + ": it replaces the state where is_init is True",
         )
-    return f"zero at the beginning of {int(flags.sum())} episodes, and what was before is ignored"
+    return f"zero at the beginning of {int(flags.sum())} episodes, and earlier states are ignored"
 
 
 @check("memory")
 def check_memory(policy: Any, batch: TensorDictBase) -> str:
-    """Check that the state is used: it is not always zero, and altering it changes what the policy does.
+    """Check that the state is used: it is not always zero, and altering it changes the outputs of the policy.
 
-    Weights that start from zero hide nothing: what no longer changes is looked at with other weights too.
+    As weights may be initialised with zeros, other weights are tried too if nothing changes.
 
     Args:
         policy: the policy.
-        batch: as collected, ``[*B, T]``.
+        batch: batch as collected, ``[*B, T]``.
     """
     states = ex.stored_states(policy, batch)
     roots = ex.tokens(batch)
     inside = ~ex.flags_of(batch).reshape(-1)
     for key in states:
         if not batch.get(next_key(key)).any() and _stays_zero(policy, roots, key):
-            raise Fault(f"the state {next_key(key)!r} is zero after every step: nothing is remembered", ex.USE_MODULE)
+            raise Fault(f"the state {next_key(key)!r} is zero after every step: there is no memory", ex.USE_MODULE)
     if not inside.any():
         return "every step begins an episode: nothing to compare"
     for key in states:
@@ -124,13 +124,13 @@ def check_memory(policy: Any, batch: TensorDictBase) -> str:
         if not moves(policy, roots, [key], inside, partial(_computed, policy, others)):
             raise Fault(
                 f"altering the state {key!r} changes nothing: the policy does not use it",
-                ex.USE_MODULE + ", and what it writes reach the layers behind it",
+                ex.USE_MODULE + ", and let later layers read its output",
             )
-    return f"altering {_names(states)} changes what the policy computes"
+    return f"altering {_names(states)} changes the outputs of the policy"
 
 
 def _stays_zero(policy: Any, roots: TensorDictBase, key: NestedKey) -> bool:
-    """Whether a new state that was always zero is so by mistake: not by the weights, nor for want of other inputs."""
+    """Return whether a new state that is always zero stays so with other weights and other inputs."""
     if run(policy, roots, False).get(next_key(key)).any():
         return True  # it was overwritten
     everywhere = torch.ones(roots.numel(), dtype=torch.bool, device=roots.device)
@@ -143,7 +143,7 @@ def _stays_zero(policy: Any, roots: TensorDictBase, key: NestedKey) -> bool:
 
 
 def _computed(policy: Any, others: list[NestedKey], data: TensorDictBase) -> list[Tensor]:
-    """Return what a policy computes: entries of the root, the action, and ``others``."""
+    """Return the outputs of a policy: entries of the root, the action, and ``others``."""
     after = run(policy, data, False)
     keys = [*ex.written(data, after), ACTION, *others]
     return [after.get(key) for key in keys if ex.has(after, key)]

@@ -1,4 +1,4 @@
-"""What modules a policy is made of, whatever kind of callable it is."""
+"""Modules inside a policy, which may be any callable."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _DEPTH = 3  # functions around functions, objects around objects
 def submodules(policy: object) -> dict[str, nn.Module]:
     """Return the modules inside ``policy``, itself included, by name, each once.
 
-    Of a function, those that it refers to; of a partial, those that it is applied to; of another object, those that it
-    has as attributes.
+    Also found are modules that a function refers to, arguments of a partial, and attributes of another object.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(1, 1))
@@ -62,7 +61,7 @@ def _held(thing: Any) -> dict[str, Any]:
 
 
 def links(policy: object) -> dict[str, nn.Module]:
-    """Return the TensorDict modules inside ``policy`` that hold no other, by name: each reads and writes by itself."""
+    """Return the TensorDict modules inside ``policy`` that contain no other TensorDict modules, by name."""
     modules = {name: module for name, module in submodules(policy).items() if _has_keys(module)}
     return {
         name: module
@@ -76,5 +75,5 @@ def _has_keys(module: object) -> bool:
 
 
 def keys_of(module: object, name: str) -> list[NestedKey]:
-    """Return ``module.in_keys`` or ``module.out_keys``, none where it has no such attribute."""
+    """Return ``module.in_keys`` or ``module.out_keys``; an empty list if it has no such attribute."""
     return [normalize_key(key) for key in getattr(module, name, ())]

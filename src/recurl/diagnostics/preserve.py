@@ -1,4 +1,4 @@
-"""Leaving a policy as it was: what its modules hold, and the generators of random numbers."""
+"""Saving and restoring the state of a policy and of random generators around an experiment."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 
 
 class Kept:
-    """What the modules of a policy hold now, and the state of every generator that it may draw from.
+    """Snapshot of the attributes of a policy's modules and of all random generators.
 
-    Kept are attributes (the mode, buffers, and what a module remembers in itself), tensors among them with their
-    contents; and the generators of Python, NumPy and torch, those that a module has for itself included.
+    It covers attributes (the mode, buffers, state kept in modules) with the contents of tensors, and the generators of
+    Python, NumPy and torch, including those owned by modules.
 
     Args:
         policy: any policy.
@@ -51,7 +51,7 @@ class Kept:
         self._draws = [_restoring(generator) for generator in self._generators]
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore the snapshot."""
         for restore in self._draws:
             restore()
         for holder, before in self._holders:
@@ -78,7 +78,7 @@ class Kept:
 
 
 def _is_lazy(module: nn.Module) -> bool:
-    """Whether a module becomes another one at its first call, which can't be undone."""
+    """Return whether a module is initialised at its first call, which can't be undone."""
     return any(nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(False), *module.buffers(False)))
 
 
@@ -92,7 +92,7 @@ def _same(tensor: Tensor, before: Tensor) -> bool:
 
 
 def _restoring(generator: Any) -> Callable[[], Any]:
-    """Return what puts a generator back into the state that it has now."""
+    """Return a function that restores the current state of a generator."""
     if isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
         before = copy.deepcopy(bits.state)
@@ -106,7 +106,7 @@ def _restoring(generator: Any) -> Callable[[], Any]:
 
 @contextmanager
 def preserved(policy: object, seed: int = 0) -> Generator[Kept]:
-    """Put everything back after the block, in which the draws are those of ``seed`` and nothing is compiled."""
+    """Restore policy and generators after the block, in which random numbers are seeded and nothing is compiled."""
     kept = Kept(policy)
     kept.seed(seed)
     try:
@@ -131,9 +131,9 @@ def evaluating(policy: object) -> Generator[None]:
 
 @contextmanager
 def other_weights(policy: object, seed: int) -> Generator[None]:
-    """Put random weights in the place of the policy's inside the block, none of them zero.
+    """Replace the policy's weights by random nonzero ones inside the block.
 
-    A network whose last layer starts from zero, as many do, shows only so what it will depend on once it has learnt.
+    Reveals the dependencies of networks whose last layer is initialised with zeros.
     """
     generator = torch.Generator().manual_seed(seed)
     drawn: dict[int, Tensor] = {}
@@ -153,7 +153,7 @@ def other_weights(policy: object, seed: int) -> Generator[None]:
 
 
 def _other(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Return random weights in the place of a parameter; a buffer is made a little larger: it may be a variance."""
+    """Return random weights for a parameter; a buffer is only increased a little, as it may be a variance."""
     noise = torch.randn(tensor.shape, generator=generator).to(tensor)
     if not isinstance(tensor, nn.Parameter):
         return tensor + 0.1 * noise.abs()

@@ -1,4 +1,4 @@
-"""Checks of a policy's calls: does it compute the same when it is called again, and of each row alone?"""
+"""Check that repeated calls of a policy return the same outputs."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from recurl.keys import ACTION, NestedKey
 
 @check("repeat")
 def check_repeat(policy: Any, batch: TensorDictBase) -> str:
-    """Check that the policy, in the mode that it is in, computes the same of the same steps whenever it is called.
+    """Check that the policy, in its current mode, returns the same outputs for the same steps at every call.
 
-    A loss computes anew what collecting computed. Dropout and other noise, and whatever a policy keeps in itself from
-    call to call, make that another thing. Only the action may be drawn, and what follows from it.
+    A loss recomputes the outputs of collection, which dropout, other noise and state kept inside the policy would
+    change. Only the action may be random, and entries that depend on it.
 
     Args:
-        policy: the policy, in training or evaluation mode as it collects.
-        batch: as collected, ``[*B, T]``.
+        policy: the policy, in the mode (training or evaluation) in which it collects.
+        batch: batch as collected, ``[*B, T]``.
     """
     _refuse_hidden_state(policy, first_root(batch))
     for data, mode in ((ex.tokens(batch), False), (ex.sequences(policy, batch)[0], True)):
         noisy, culprit = _noise(policy, data, mode)
         if noisy or culprit:
-            what = f"{noisy[0]!r} of the same steps is" if noisy else "what the policy computes of the same steps is"
+            what = repr(noisy[0]) if noisy else "the output of the policy"
             raise Fault(
-                f"{what} another one each time: {culprit or 'the policy'} draws random numbers",
-                _quiet(policy, data, mode),
+                f"{what} of the same steps differs at each call: {culprit or 'the policy'} draws random numbers",
+                _fix_of_noise(policy, data, mode),
             )
-    return f"the same steps give the same whenever the policy is called, {_mode(policy)}"
+    return f"the same steps give the same outputs at every call, {_mode(policy)}"
 
 
 def _mode(policy: Any) -> str:
     training = {module.training for module in submodules(policy).values()}
     names = {True: "in training mode", False: "in evaluation mode"}
-    return names[training.pop()] if len(training) == 1 else "in the mode that it is in"
+    return names[training.pop()] if len(training) == 1 else "in its current mode"
 
 
 def _refuse_hidden_state(policy: Any, root: TensorDictBase) -> None:
@@ -53,7 +53,7 @@ def _refuse_hidden_state(policy: Any, root: TensorDictBase) -> None:
         return
     with evaluating(policy):
         cured = not ex.differing(*run_again(policy, root, False))
-    fix = ex.USE_MODULE + "; keep statistics as they are within a batch, as ObservationNorm does"
+    fix = ex.USE_MODULE + "; freeze statistics within a batch, as ObservationNorm does"
     raise Fault(
         f"{kept[0]!r} differs when the same root is given again: the policy keeps a state in itself, which no batch "
         "holds and no reset clears",
@@ -62,7 +62,7 @@ def _refuse_hidden_state(policy: Any, root: TensorDictBase) -> None:
 
 
 def _noise(policy: Any, data: TensorDictBase, mode: bool) -> tuple[list[NestedKey], str]:
-    """Return the entries that are drawn though they should not be, and the module that draws; none, and ''."""
+    """Return the keys of the entries that are random but must not be, and the module at fault (``""`` if none)."""
     calls, outcome = record(policy, data, mode)
     others, other = record(policy, data, mode, seed=1)
     random = ex.differing(outcome, other)
@@ -71,7 +71,7 @@ def _noise(policy: Any, data: TensorDictBase, mode: bool) -> tuple[list[NestedKe
     noisy = [key for key in random if key not in chosen and not str(key).endswith("log_prob")]
     name, module = first_to_differ(calls, others, ex.differ)
     if chosen == {ACTION} and (module is None or module is policy):
-        noisy = []  # of a policy that nothing is known of, what is drawn may follow from the action
+        noisy = []  # in an opaque policy, random entries may depend on the action
     if dropped is not None:
         return noisy, str(dropped)
     return noisy, name if noisy else ""
@@ -82,7 +82,7 @@ def _drops(call: Call, twin: Call) -> bool:
 
 
 def _following_the_action(policy: Any, calls: list[Call]) -> set[NestedKey]:
-    """Return the entries that may be drawn: the action, what is written along with it, and what reads any of them."""
+    """Return the keys of the entries that may be random: the action, and outputs of modules that write or read it."""
     parts, drawn = links(policy), set[NestedKey]([ACTION])
     for call in calls:
         written = keys_of(call.module, "out_keys") if call.name in parts else []
@@ -91,12 +91,12 @@ def _following_the_action(policy: Any, calls: list[Call]) -> set[NestedKey]:
     return drawn
 
 
-def _quiet(policy: Any, data: TensorDictBase, mode: bool) -> str:
+def _fix_of_noise(policy: Any, data: TensorDictBase, mode: bool) -> str:
     with evaluating(policy):
         noisy, culprit = _noise(policy, data, mode)
     if not noisy and not culprit:
-        return ex.EVALUATE + "; or take the noise (dropout) out of the policy"
+        return ex.EVALUATE + "; or remove the noise (dropout) from the policy"
     return (
-        "take the noise out of the policy, or draw it once per batch and not in forward; explore by how the action is "
-        "chosen: ProbabilisticActor, EGreedyModule"
+        "remove the noise from the policy, or draw it once per batch and not in forward; explore through the choice of "
+        "the action: ProbabilisticActor, EGreedyModule"
     )

@@ -1,4 +1,4 @@
-"""Checks of a policy on whole sequences: do they give what was collected, and only within episodes?"""
+"""Checks of a policy on sequences: the outputs equal the collected ones, and don't leak between episodes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ _MARKS = "mark every boundary: an InitTracker in the environment, ('collector', 
 
 @check("leak")
 def check_leak(policy: Any, batch: TensorDictBase) -> str:
-    """Check that nothing leaks over a boundary: altering all before it leaves what follows as it is.
+    """Check that nothing leaks across a boundary: altering all tokens before it does not change the outputs after it.
 
-    Boundaries are row starts, ends of episodes, raised ``is_init`` and changes of trajectory; the policy runs on
-    sequences, ``[*B, T]`` and, with trajectory ids, ``[N]``.
+    Boundaries are starts of rows, ends of episodes, steps with ``is_init``, and changes of trajectory. The policy runs
+    on sequences ``[*B, T]`` and, with trajectory ids, on ``[N]``.
+
+    Args:
+        policy: the policy.
+        batch: batch as collected, ``[*B, T]``.
     """
     states = ex.stored_states(policy, batch)
     starts = ex.flags_of(batch).clone() | ex.ends_before(batch)
@@ -42,11 +46,11 @@ def check_leak(policy: Any, batch: TensorDictBase) -> str:
             for key in observed:
                 what = f"{key!r} with other data before the boundary (batch {list(data.shape)})"
                 ex.close(what, after.get(key), before.get(key), ~change, _MARKS)
-    return f"altering all other segments leaves each of {int(starts.sum())} as it is"
+    return f"altering all other segments does not change any of {int(starts.sum())}"
 
 
 def _other_data(data: TensorDictBase, outcome: TensorDictBase, states: list[NestedKey], at: Tensor) -> TensorDictBase:
-    """Put other tokens' inputs, and others' states, in the place of the tokens ``at``."""
+    """Return ``data`` with the inputs and states of other tokens at the tokens ``at``."""
     other = ex.exchanged(data, states, at)
     keep = {IS_INIT, *states}
     for key, value in ex.leaves(data):
@@ -58,16 +62,16 @@ def _other_data(data: TensorDictBase, outcome: TensorDictBase, states: list[Nest
 
 @check("replay")
 def check_replay(policy: Any, batch: TensorDictBase) -> str:
-    """Check that collection equals replay: recomputed in recurrent mode, all is as it was collected.
+    """Check that collection equals replay: outputs recomputed in recurrent mode equal the collected ones.
 
-    Compared are the floating-point entries that the policy writes, and the states at the ends of segments. Of the
-    stored states only those at which a segment starts are given.
+    Compares the floating-point entries that the policy writes, and the states at the ends of segments. Of the stored
+    states only those at the starts of segments are used.
 
     Args:
-        policy: the policy that collected ``batch``, with the weights and in the mode that it had then.
-        batch: as collected, ``[*B, T]``.
+        policy: policy that collected ``batch``, with the same weights and in the same mode.
+        batch: batch as collected, ``[*B, T]``.
     """
-    with set_exploration_type(ExplorationType.RANDOM):  # check_log_prob sees to what it makes
+    with set_exploration_type(ExplorationType.RANDOM):  # check_log_prob covers the effect of the exploration type
         gaps = [gap for data in ex.sequences(policy, batch) for gap in _replay(policy, data)]
     if not gaps:
         return "the policy writes the action alone: nothing to compare"
@@ -78,8 +82,8 @@ def check_replay(policy: Any, batch: TensorDictBase) -> str:
 def _replay(policy: Any, data: TensorDictBase) -> list[tuple[str, float]]:
     states = [state.read for state in states_in(policy, data) if ex.has(data, state.read)]
     boundaries = ex.segments(data) if states else None
-    # A sequence starts from the state stored at its first step: what is stored at the others must not matter, unless it
-    # is a record of what was seen and done, which no weights change.
+    # A sequence starts from the state stored at its first step. States stored at other steps must not matter, unless
+    # they only record observations and actions and so are independent of the weights.
     given = data if boundaries is None else ex.exchanged(data, _learnt(policy, data, states), ~boundaries.starts)
     replayed, random = run(policy, given, True), ex.drawn(policy, given, True)
     everywhere = torch.ones(data.numel(), dtype=torch.bool, device=data.device)
@@ -89,7 +93,7 @@ def _replay(policy: Any, data: TensorDictBase) -> list[tuple[str, float]]:
         pairs += [(key, boundaries.ends) for key in written if ex.has(replayed, key)]
     pairs = [(key, at) for key, at in pairs if ex.has(data, key)]
     if not pairs and ex.written(given, replayed):
-        raise Fault("the batch holds nothing that the policy writes", "collect the batch with the policy to be checked")
+        raise Fault("the batch has no entry that the policy writes", "collect the batch with the policy to be checked")
     fix = (
         "the replay must start from the collected states and see the same is_init: wire the environment as the other "
         "checks say, use LSTMModule, GRUModule or CellModule, and check with the weights that collected"
@@ -108,7 +112,7 @@ def _learnt(policy: Any, data: TensorDictBase, states: list[NestedKey]) -> list[
         with other_weights(policy, 0):
             changed = ex.differing(before, run(policy, data, True))
     except PROBLEMS:
-        return states  # not every policy takes any weights
+        return states  # a policy need not accept arbitrary weights
     return [key for key in states if next_key(key) in changed]
 
 
@@ -118,44 +122,48 @@ def _as_replayed(key: NestedKey, data: TensorDictBase) -> str:
 
 @check("start")
 def check_start(policy: Any, batch: TensorDictBase) -> str:
-    """Check that a sequence cut out of an episode starts from its stored state: it gives what the whole gives there.
+    """Check that a sequence cut out of an episode starts from its stored state, by comparing it with the full episode.
 
-    Minibatches and replay buffers cut sequences so. A module that starts each from zero forgets what came before.
+    Minibatches and replay buffers cut such sequences. A module that starts each from zero loses the memory before it.
 
     Args:
         policy: the policy.
-        batch: as collected, ``[*B, T]``.
+        batch: batch as collected, ``[*B, T]``.
     """
     states = ex.stored_states(policy, batch)
     inside = ~(ex.flags_of(batch) | ex.ends_before(batch))
     running = inside.reshape(-1, inside.shape[-1])[:, 1:].sum(0)
     if running.numel() == 0 or not running.any():
-        return "no episode goes on from one step to the next: nothing to compare"
+        return "no episode has two steps in this batch: nothing to compare"
     cut = int(running.argmax()) + 1
     flat = ex.sequences(policy, batch)[0].ndim < batch.ndim
-    whole, part = (data.reshape(-1) if flat else data for data in (batch, batch[..., cut:]))
-    seen, expected = run(policy, part, True), run(policy, whole, True).reshape(batch.batch_size)[..., cut:]
+    full, part = (data.reshape(-1) if flat else data for data in (batch, batch[..., cut:]))
+    seen, expected = run(policy, part, True), run(policy, full, True).reshape(batch.batch_size)[..., cut:]
     ends = ex.segments(part).ends
     random = ex.drawn(policy, part, True)
     pairs = [(key, torch.ones_like(ends)) for key in ex.observed(policy, part, True, states)]
     pairs += [(key, ends) for key in map(next_key, states) if ex.has(seen, key) and key not in random]
     for key, at in pairs:
         ex.close(
-            f"{key!r} of sequences that begin in mid-episode, and of the whole episodes,",
+            f"{key!r} of sequences that begin inside an episode, and of the full episodes,",
             seen.get(key),
             expected.get(key),
             at,
             f"start each sequence from the states stored at its first step, {', '.join(map(repr, states))}: read them "
-            "in recurrent mode too; or " + ex.USE_MODULE,
+            "in recurrent mode as well; or " + ex.USE_MODULE,
         )
-    return f"{int(running.max())} sequences cut out of episodes go on from their stored states"
+    return f"{int(running.max())} sequences cut out of episodes start from their stored states"
 
 
 @check("gradient")
 def check_gradient(policy: Any, batch: TensorDictBase) -> str:
-    """Check that gradients flow through time: what a segment computes later depends on its first input.
+    """Check that gradients flow through time: later outputs of a segment have a gradient for its first input.
 
     Each recurrent module runs alone on its inputs in the batch.
+
+    Args:
+        policy: the policy.
+        batch: batch as collected, ``[*B, T]``.
     """
     starts = ex.segments(batch).starts
     long = starts & ~starts.roll(-1, 0)
@@ -166,18 +174,18 @@ def check_gradient(policy: Any, batch: TensorDictBase) -> str:
     for name, module in modules:
         passes = _passes_gradient(policy, module, batch, starts)
         if not passes:
-            with other_weights(policy, 0):  # the policy's may be zero, or its cells saturated
+            with other_weights(policy, 0):  # the policy's weights may be zero, or its cells saturated
                 passes = any(_passes_gradient(policy, module, batch, starts, noise) for noise in (False, True))
         if not passes:
             raise Fault(
-                f"{name or 'the policy'} passes no gradient from a step to the one before: it can't learn to remember",
+                f"{name or 'the policy'} passes no gradient to the previous step: it can't learn to use its memory",
                 "don't detach the state between the steps of a sequence; " + ex.USE_MODULE,
             )
     return f"gradients reach the first step of {int(long.sum())} segments"
 
 
 def _passes_gradient(policy: Any, module: Any, batch: TensorDictBase, starts: Tensor, noise: bool = False) -> bool:
-    """Whether what ``module`` computes later depends on the first input, or noise, of every segment of some steps."""
+    """Return whether later outputs of ``module`` have a gradient for the first input (or noise) of every segment."""
     first = starts & ~starts.roll(-1, 0)
     first[-1:] = False
     data = batch.select(*module.in_keys, *([TRAJ_IDS] if ex.has(batch, TRAJ_IDS) else [])).clone()
@@ -192,11 +200,11 @@ def _passes_gradient(policy: Any, module: Any, batch: TensorDictBase, starts: Te
 
 @check("mode")
 def check_mode(policy: Any, batch: TensorDictBase) -> str:
-    """Check that recurrent modules step where steps are asked for, run sequences where those are, and step by default.
+    """Check that recurrent modules follow the recurrent mode, and run in sequential mode by default.
 
     Args:
         policy: the policy.
-        batch: as collected, ``[*B, T]``.
+        batch: batch as collected, ``[*B, T]``.
     """
     roots = ex.tokens(batch)
     expected = {False: (False, roots), True: (True, ex.sequences(policy, batch)[0]), None: (False, roots)}
@@ -205,7 +213,7 @@ def check_mode(policy: Any, batch: TensorDictBase) -> str:
         wrong = sorted({name or "the policy" for name, seen in _modes(policy, data, mode) if seen != sequence})
         if wrong and mode is None:
             raise Fault(
-                f"{', '.join(wrong)} runs sequences by default: a loop of policy(td) would take rows for time",
+                f"{', '.join(wrong)} runs sequences by default: a loop of policy(td) would read rows as time steps",
                 "construct it with default_recurrent_mode=False and replay inside `with set_recurrent_mode(True):`",
             )
         if wrong:
@@ -217,7 +225,7 @@ def check_mode(policy: Any, batch: TensorDictBase) -> str:
 
 
 def _modes(policy: Any, data: TensorDictBase, mode: bool | None) -> list[tuple[str, bool]]:
-    """Run ``policy`` and return in which mode each recurrent module ran."""
+    """Run ``policy`` and return the name and the mode (True: recurrent) of each recurrent module that ran."""
     seen: list[tuple[str, bool]] = []
 
     def note(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a check found, and how checks are written."""
+"""Results of checks, and the decorator that defines a check."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import ParamSpec
 
 P = ParamSpec("P")
 
-# What a policy or an environment that is wired wrongly may raise; anything else is a mistake in this package.
+# Exceptions that a wrongly wired policy or environment may raise; any other exception is a bug in this package.
 PROBLEMS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check.
+    """Outcome of one check.
 
     Attributes:
-        name: of the check: ``"replay"`` for :func:`~recurl.diagnostics.check_replay`.
-        passed: whether all was as it must be.
-        detail: what was seen.
-        fix: what to do, with code to type; empty when the check passed.
+        name: name of the check: ``"replay"`` for :func:`~recurl.diagnostics.check_replay`.
+        passed: whether the check passed.
+        detail: description of the finding.
+        fix: what to do, with code to write; empty if the check passed.
 
     Example:
         >>> print(CheckResult("is_init", False, "always False", "env.append_transform(InitTracker())"))
@@ -40,7 +40,7 @@ class CheckResult:
 
 
 class Fault(Exception):
-    """Raised inside a check: what is wrong, and the fix."""
+    """Failure of a check, raised inside it: a description of the fault, and the fix."""
 
     def __init__(self, detail: str, fix: str) -> None:
         super().__init__(detail)
@@ -49,9 +49,13 @@ class Fault(Exception):
 
 
 def check(name: str) -> Callable[[Callable[P, str]], Callable[P, CheckResult]]:
-    """Make a check of a function that returns what it saw, or raises a :class:`Fault`.
+    """Return a decorator that turns a function into a check.
 
-    Any other error that a policy or environment raises inside is a failure of the check too.
+    The function returns a description of its finding, or raises a :class:`Fault`. Any of :data:`PROBLEMS` that a policy
+    or environment raises inside it also fails the check.
+
+    Args:
+        name: name of the check.
     """
 
     def decorate(function: Callable[P, str]) -> Callable[P, CheckResult]:
@@ -62,7 +66,7 @@ def check(name: str) -> Callable[[Callable[P, str]], Callable[P, CheckResult]]:
             except Fault as fault:
                 return CheckResult(name, False, fault.detail, fault.fix)
             except PROBLEMS as error:
-                return CheckResult(name, False, f"raised {one_line(error)}", "repair what this error names")
+                return CheckResult(name, False, f"raised {one_line(error)}", "fix the cause of this error")
 
         return wrapped
 
@@ -70,5 +74,5 @@ def check(name: str) -> Callable[[Callable[P, str]], Callable[P, CheckResult]]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the kind and the text of an error, without line breaks."""
+    """Return the class and the message of an error, without line breaks."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

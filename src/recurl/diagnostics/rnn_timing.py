@@ -1,4 +1,4 @@
-"""How fast each backend trains a recurrent module of given sizes on this machine."""
+"""Timing of the recurrent backends on this machine, for given sizes."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ Step = Callable[[], list[Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class RNNCase:
-    """A recurrent module and a batch for it.
+    """Sizes of a recurrent module and of a batch for it.
 
     Raises:
         ArgumentError: a size is not positive, or a name is unknown.
     """
 
     cell: str = "lstm"
-    """``"lstm"``, ``"gru"`` or ``"module:Class"``."""
+    """Cell: ``"lstm"``, ``"gru"`` or ``"module:Class"``."""
     input_size: Count = 64
-    """I."""
+    """Number of input features."""
     hidden_size: Count = 64
-    """H."""
+    """Number of hidden units."""
     num_layers: Count = 1
-    """L."""
+    """Number of layers."""
     batch: Count = 32
-    """Rows."""
+    """Number of rows."""
     time: Count = 128
-    """Steps of each row."""
+    """Number of steps of each row."""
     mean_segment: Count | None = None
-    """Mean steps between two resets, at random places; None: no resets."""
+    """Mean number of steps between two random resets; None for no resets."""
     dtype: str = "float32"
-    """``"float32"``, ``"float64"`` or ``"bfloat16"``, of parameters and data."""
+    """Dtype of parameters and data: ``"float32"``, ``"float64"`` or ``"bfloat16"``."""
     precision: str = "auto"
-    """Of the recurrent products in float32, see ``recurrent_matmul_precision``; ``"bf16"``: bfloat16 operands."""
+    """Precision of float32 recurrent products, see ``recurrent_matmul_precision``; ``"bf16"`` for bfloat16 operands."""
     device: str = "cpu"
-    """Where it runs."""
+    """Device to run on."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -67,15 +67,15 @@ class RNNCase:
                 raise ArgumentError(f"--{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
     def check_machine(self) -> None:
-        """Refuse a case whose device isn't there, or that needs more memory than there is.
+        """Refuse a case whose device is not available, or that needs more memory than the device has.
 
         Raises:
-            ArgumentError: naming what to lower.
+            ArgumentError: the message names the options to lower.
         """
         check_device(self.device)
         cell, first, more = load_cell(self.cell), Sizes(self.input_size, self.hidden_size), self.num_layers - 1
         weights = (1, first), (more, Sizes(self.hidden_size, self.hidden_size))
-        bytes_each = _DTYPES[self.dtype].itemsize + torch.float64.itemsize  # beside the exact results
+        bytes_each = _DTYPES[self.dtype].itemsize + torch.float64.itemsize  # with the float64 reference
         parts = {
             "the weights": sum(n * math.prod(s) for n, z in weights for s in cell.parameters(z).values()) * bytes_each,
             "the batch": self.batch * self.time * (self.input_size + 2 * self.hidden_size) * bytes_each,
@@ -91,7 +91,7 @@ class RNNCase:
 
 @dataclass(frozen=True)
 class RNNTime:
-    """What was measured of one backend.
+    """Measurements of one backend.
 
     Example:
         >>> RNNTime(RNNCase(batch=10, time=100), "loop", (2.0, 1.0, 9.0)).tokens_per_s
@@ -101,27 +101,27 @@ class RNNTime:
     case: RNNCase
     backend: str
     times_ms: tuple[float, ...] = ()
-    """Milliseconds (wall) of forward and backward, one per repeat; empty if it can't run."""
+    """Wall time of forward and backward in milliseconds, one per repeat; empty if the backend can't run."""
     peak_mb: float | None = None
-    """Most MiB allocated on top of parameters and batch; CUDA only."""
+    """Peak memory allocated on top of parameters and batch, in MiB; CUDA only."""
     error: float = math.nan
-    """Largest relative error (Frobenius) of features and gradients, against the step loop in float64."""
+    """Largest relative error (Frobenius norm) of features and gradients, against the step loop in float64."""
     reason: str | None = None
-    """Why it can't run."""
+    """Reason why the backend can't run, or None."""
 
     @property
     def median_ms(self) -> float:
-        """Median time, milliseconds."""
+        """Median time in milliseconds."""
         return statistics.median(self.times_ms)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens (steps of a row) trained on per second."""
+        """Number of tokens (steps of a row) processed per second."""
         return self.case.batch * self.case.time / self.median_ms * 1e3
 
 
 def timed_backends() -> tuple[str, ...]:
-    """The backends worth timing: all but the slow reference.
+    """Return the names of the backends to time: all but the slow reference.
 
     Example:
         >>> "loop" in timed_backends(), "reference" in timed_backends()
@@ -133,20 +133,20 @@ def timed_backends() -> tuple[str, ...]:
 def time_rnn(case: RNNCase, backends: Sequence[str] = (), *, repeats: int = 20, seconds: float = 30.0) -> list[RNNTime]:
     """Time forward and backward (gradients of input and weights) of a module in recurrent mode.
 
-    All backends hold the same parameters and get the same batch, with its boundaries computed anew every time, as a new
-    minibatch needs. Each runs twice before it counts; then they take turns.
+    All backends have the same parameters and the same batch, whose boundaries are computed every time, as for a new
+    minibatch. Each backend runs twice as a warm-up; then the backends take turns.
 
     Args:
-        case: what is timed.
-        backends: names of backends; all but ``"reference"`` by default.
-        repeats: turns of each backend.
-        seconds: no new turn after this many seconds.
+        case: sizes to time.
+        backends: names of backends; all but ``"reference"`` if empty.
+        repeats: number of timed runs of each backend, at least 1.
+        seconds: time limit after which no new round begins.
 
     Returns:
-        The fastest first; then those that can't run, with the reason.
+        One result per backend, the fastest first, then those that can't run, with the reason.
 
     Raises:
-        ArgumentError: an argument can't be used.
+        ArgumentError: ``repeats`` is not positive, or the case can't run on this machine.
 
     Example:
         >>> first, *_ = time_rnn(RNNCase(hidden_size=8, batch=2, time=10), repeats=2)
@@ -185,14 +185,14 @@ def take_turns(
     clock: Callable[[], float] = time.perf_counter,
     sync: bool = False,
 ) -> dict[str, list[float]]:
-    """Return the seconds that each call takes, one round after the other, so that a busy machine slows all alike.
+    """Return the durations of calls in seconds, measured in turns so that other load affects all calls equally.
 
     Args:
-        calls: what is timed, by name.
-        repeats: rounds.
-        seconds: no new round after this many seconds.
-        clock: what is read before and after a call.
-        sync: wait for the accelerator before reading the clock.
+        calls: functions to time, by name.
+        repeats: number of rounds.
+        seconds: time limit after which no new round begins.
+        clock: clock that is read before and after each call.
+        sync: synchronise with the accelerator before reading the clock.
 
     Example:
         >>> {name: len(times) for name, times in take_turns({"a": int, "b": float}, 3, 1.0).items()}
@@ -215,7 +215,7 @@ def take_turns(
 
 
 class _Data:
-    """The batch of a case, and the gradient of the features."""
+    """Batch of a case, and gradient of the features."""
 
     def __init__(self, case: RNNCase) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Check of the rows of a batch: they have nothing to do with each other."""
+"""Check that the rows of a batch are processed independently."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ _RNNS = (nn.RNNBase, RecurrentNet)
 _CELLS = nn.RNNCellBase
 _LSTMS = (nn.LSTM, nn.LSTMCell, LSTM)
 _APART = (
-    "let the policy compute each row by itself: normalise by statistics that stay as they are within a batch "
+    "make the policy process each row independently: normalise with statistics that are frozen within a batch "
     "(ObservationNorm), attend and average within a row only; and "
 ) + ex.USE_MODULE
 
 
 @check("rows")
 def check_rows(policy: Any, batch: TensorDictBase) -> str:
-    """Check that each row is computed from that row alone, and that no plain recurrent network runs in a policy.
+    """Check that each row is processed independently of other rows, and that no plain recurrent network is used.
 
-    ``torch.nn.LSTM`` in a ``TensorDictModule`` takes the rows of the environments for steps of time, or forgets
-    everything at every step. Batch normalisation in training mode joins rows too.
+    ``torch.nn.LSTM`` in a ``TensorDictModule`` reads the rows of the environment as time steps, or loses its state at
+    every step. Batch normalisation in training mode also mixes rows.
 
     Args:
-        policy: the policy, in the mode that it collects in.
-        batch: as collected, ``[*B, T]``.
+        policy: the policy, in the mode in which it collects.
+        batch: batch as collected, ``[*B, T]``.
     """
     states = [state.read for state in states_in(policy, batch)]
     _refuse_plain_networks(policy, ex.tokens(batch), bool(states))
-    modes = [False] if states else [False, True]  # without a memory no step of a sequence needs another
+    modes = [False] if states else [False, True]  # without a memory the steps of a sequence are independent too
     for mode in modes:
         coupled = _coupled(policy, ex.sequences(policy, batch)[0] if mode else ex.tokens(batch), mode, states)
         if coupled is not None:
             raise coupled
-    return f"each of {batch.numel()} rows is computed by itself"
+    return f"each of {batch.numel()} rows is processed independently"
 
 
 def _coupled(policy: Any, data: TensorDictBase, mode: bool, states: list[NestedKey]) -> Fault | None:
-    """Return what is wrong if altering every second token alters what is computed of the others."""
+    """Return a Fault if altering every second token changes the outputs of the others, or None."""
     count = data.numel()
     token = torch.arange(count, device=data.device)
     odd = token % 2 == 1
-    source = token - odd.long()  # each odd one gets the data of the one before
+    source = token - odd.long()  # each odd token gets the data of the previous one
     other = data.reshape(-1)[source].reshape(data.batch_size)
     random = ex.drawn(policy, data, mode)
     before, after = run(policy, data, mode), run(policy, other, mode)
@@ -69,14 +69,14 @@ def _coupled(policy: Any, data: TensorDictBase, mode: bool, states: list[NestedK
             first, second = run(policy, data, mode), run(policy, other, mode)
         cured = not _differ_at(~odd, first.get(key), second.get(key))
         return Fault(
-            f"{key!r} of a row changes with the data of other rows: {name} joins them",
-            ex.EVALUATE + "; or normalise by something else than the batch" if cured else _APART,
+            f"{key!r} of a row changes with the data of other rows: {name} mixes them",
+            ex.EVALUATE + "; or don't normalise by statistics of the batch" if cured else _APART,
         )
     return None
 
 
 def _differ_at(at: Tensor, first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors differ at the tokens ``at``, which are their first dimensions or their second."""
+    """Return whether two tensors differ at the tokens ``at``, which are their first dimensions or their second."""
     count = at.shape[0]
     if first.shape != second.shape or first.numel() == 0:
         return False
@@ -89,13 +89,13 @@ def _instead_of(module: Any) -> str:
     kind = "LSTMModule" if isinstance(module, _LSTMS) else "GRUModule"
     sizes = f"input_size={module.input_size}, hidden_size={module.hidden_size}"
     return (
-        f"put {kind}({sizes}, in_key=..., out_key=...) of recurl.modules in the place of the {type(module).__name__}: "
-        "its state goes along in the TensorDict, one for each row"
+        f"replace the {type(module).__name__} by {kind}({sizes}, in_key=..., out_key=...) of recurl.modules, which "
+        "carries one state per row in the TensorDict"
     )
 
 
 def plain_networks(policy: Any) -> list[str]:
-    """Return what to put in the place of each plain recurrent network in a policy without recurrent modules."""
+    """Return a fix for each plain recurrent network in a policy without recurrent modules."""
     modules = submodules(policy).values()
     if any(hasattr(module, "make_tensordict_primer") for module in modules):
         return []
@@ -103,15 +103,15 @@ def plain_networks(policy: Any) -> list[str]:
 
 
 def _refuse_plain_networks(policy: Any, roots: TensorDictBase, has_states: bool) -> None:
-    """Refuse a plain recurrent network that takes rows for steps, or makes one step only, from no state."""
+    """Raise a Fault for a plain recurrent network that reads rows as time steps, or steps without a state."""
     calls = [call for call in record(policy, roots, False)[0] if isinstance(call.module, (*_RNNS, _CELLS))]
     twice = record(policy, cast(TensorDictBase, torch.cat([roots, roots])), False)[0] if calls else []
     for call in calls:
         steps, of_twice = (sum(_steps(c) for c in some if c.module is call.module) for some in (calls, twice))
         if steps != of_twice:
-            raise Fault(f"{call} takes the rows of the environment for steps of time", _instead_of(call.module))
+            raise Fault(f"{call} reads the rows of the environment as time steps", _instead_of(call.module))
         if steps == 1 and not (has_states and _given_state(call)):
-            raise Fault(f"{call} starts from nothing at every step: it remembers nothing", _instead_of(call.module))
+            raise Fault(f"{call} starts without a state at every step: it has no memory", _instead_of(call.module))
 
 
 def _given(call: Call) -> list[Any]:
@@ -123,7 +123,7 @@ def _given_state(call: Call) -> bool:
 
 
 def _steps(call: Call) -> int:
-    """Return how many steps of time a call of a recurrent network makes."""
+    """Return the number of time steps that a call of a recurrent network makes."""
     value, module = _given(call)[0], call.module
     if isinstance(module, _CELLS):
         return 1

@@ -1,4 +1,4 @@
-"""Running a policy in an experiment: once, twice, with other draws, and seeing which module computes what."""
+"""Runs of a policy in experiments: once, twice, with other seeds, and with a record of the calls of its modules."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _CHOSEN_VALUE = "chosen_action_value"
 
 
 def run(policy: Any, batch: TensorDictBase, mode: bool | None, seed: int = 0) -> TensorDictBase:
-    """Return what ``policy`` makes of ``batch``, without gradients; policy and batch stay as they are.
+    """Run ``policy`` on ``batch`` without gradients, and return the result; policy and batch are left unchanged.
 
     Args:
         policy: any policy.
-        batch: what it runs on.
-        mode: the recurrent mode. In recurrent mode it runs as in a loss: collected actions stay.
-        seed: of all random numbers: runs of one seed draw the same.
+        batch: input of the policy.
+        mode: recurrent mode. In recurrent mode the policy runs as in a loss: collected actions are kept.
+        seed: seed of all random numbers.
     """
     with preserved(policy, seed):
         return _call(policy, batch, mode)
 
 
 def run_again(policy: Any, batch: TensorDictBase, mode: bool | None) -> tuple[TensorDictBase, TensorDictBase]:
-    """Run ``policy`` twice with the same draws; the second run finds what the first has left in the policy."""
+    """Run ``policy`` twice with the same seed; the second run sees any state that the first has left in the policy."""
     with preserved(policy) as kept:
         first = _call(policy, batch, mode)
         kept.seed(0)
@@ -44,8 +44,8 @@ def _call(policy: Any, batch: TensorDictBase, mode: bool | None) -> TensorDictBa
     chosen = bool(mode) and batch.get(ACTION, None) is not None
     for module in submodules(policy).values():
         if isinstance(module, ProbabilisticTensorDictModule):
-            # By default a sampler chooses the best action, which not every distribution can, and has the modules of its
-            # sequence see that as the exploration type.
+            # By default a sampler chooses the best action, which not every distribution supports, and sets this as the
+            # exploration type of the modules in its sequence.
             vars(module)["default_interaction_type"] = None if mode else ExplorationType.RANDOM
         if chosen and _chooses(module):
             vars(module)["forward"] = _leave
@@ -54,7 +54,7 @@ def _call(policy: Any, batch: TensorDictBase, mode: bool | None) -> TensorDictBa
 
 
 def _chooses(module: nn.Module) -> bool:
-    """Whether all that ``module`` does is to choose the action."""
+    """Return whether ``module`` does nothing but choose the action."""
     if isinstance(module, ProbabilisticTensorDictModule):
         return True
     written = set(keys_of(module, "out_keys"))
@@ -71,12 +71,12 @@ class Call:
     """One call of a module.
 
     Attributes:
-        name: of the module; ``""`` for the policy itself.
+        name: name of the module; ``""`` for the policy itself.
         module: the module.
-        arguments: what it was given by position.
-        named: what it was given by name.
-        inputs: the entries that a TensorDict module reads, or the tensors that another is given, by position.
-        outputs: likewise, what it wrote or returned.
+        arguments: positional arguments.
+        named: keyword arguments.
+        inputs: entries that a TensorDict module reads, by key; or tensor arguments of another module, by position.
+        outputs: entries that a TensorDict module wrote, by key; or tensors that another module returned, by position.
     """
 
     name: str
@@ -92,13 +92,13 @@ class Call:
 
 
 def everywhere(tensordict: TensorDictBase) -> list[tuple[NestedKey, Tensor]]:
-    """Return all tensors of a TensorDict, by key, those under ``"next"`` included."""
+    """Return all tensors of a TensorDict, those under ``"next"`` included, as pairs of key and value."""
     keys = [normalize_key(key) for key in cast(Iterable[object], tensordict.keys(True, True))]
     return [(key, value) for key in keys if isinstance(value := tensordict.get(key), Tensor)]
 
 
 def record(policy: Any, batch: TensorDictBase, mode: bool | None, seed: int = 0) -> tuple[list[Call], TensorDictBase]:
-    """Run ``policy`` and return the calls of the modules inside it, in the order in which they end, and the outcome."""
+    """Run ``policy`` and return the calls of its modules, in the order in which they end, and the result."""
     ended: list[Call] = []
     open_calls: list[Call] = []
 
@@ -114,11 +114,10 @@ def record(policy: Any, batch: TensorDictBase, mode: bool | None, seed: int = 0)
         call.outputs = _values(module, "out_keys", (result,))
         ended.append(call)
 
-    heard = {
-        n: m for n, m in submodules(policy).items() if not isinstance(m, torch.jit.ScriptModule)
-    }  # it has no hooks
-    hooks = [module.register_forward_pre_hook(begin(name), with_kwargs=True) for name, module in heard.items()]
-    hooks += [module.register_forward_hook(end, with_kwargs=True) for module in heard.values()]
+    # ScriptModules have no hooks.
+    modules = {name: m for name, m in submodules(policy).items() if not isinstance(m, torch.jit.ScriptModule)}
+    hooks = [module.register_forward_pre_hook(begin(name), with_kwargs=True) for name, module in modules.items()]
+    hooks += [module.register_forward_hook(end, with_kwargs=True) for module in modules.values()]
     try:
         outcome = run(policy, batch, mode, seed)
     finally:
@@ -149,7 +148,10 @@ def _flat(values: Iterable[Any]) -> list[Tensor]:
 def first_to_differ(
     calls: list[Call], others: list[Call], differ: Callable[[Tensor, Tensor], bool]
 ) -> tuple[str, nn.Module | None]:
-    """Say which module was the first to compute something else in another run of the same policy; it, or None."""
+    """Return name and module of the first call whose outputs differ between two runs of the same policy.
+
+    The module is None if no call differs.
+    """
     names = {call.name: call for call in calls}
     for call, other in zip(calls, others, strict=False):
         if not _any(differ, call.outputs, other.outputs):

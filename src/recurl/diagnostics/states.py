@@ -1,4 +1,4 @@
-"""Which recurrent states a policy has: what it declares, and what it is seen to write under ``"next"``."""
+"""Recurrent states of a policy: declared ones, and those that it writes under ``"next"`` in a trial run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class State:
     """One recurrent state of a policy.
 
     Attributes:
-        read: key that it is read from.
+        read: key that the state is read from.
         written: key that the new state is written to.
-        owner: name of the submodule that does so; ``""`` for the policy itself.
+        owner: name of the submodule that reads and writes the state; ``""`` for the policy itself.
     """
 
     read: NestedKey
@@ -31,7 +31,7 @@ class State:
 
 
 def recurrent_submodules(policy: object) -> list[tuple[str, Any]]:
-    """Return the submodules that carry recurrent states (that can make a primer), by name, each once."""
+    """Return name and module of each submodule with recurrent states (one that can make a primer)."""
     if not isinstance(policy, nn.Module):
         return []
     return [(name, module) for name, module in policy.named_modules() if hasattr(module, "make_tensordict_primer")]
@@ -42,7 +42,7 @@ def states_of(policy: Any, root: TensorDictBase | None = None) -> list[State]:
 
     Args:
         policy: any policy.
-        root: a root to try it on: a state is also what it then writes under ``"next"``.
+        root: root for a trial run, whose entries under ``"next"`` are states too; no trial run when None.
     """
     states = [
         State(read, written, name)
@@ -58,7 +58,7 @@ def states_of(policy: Any, root: TensorDictBase | None = None) -> list[State]:
 
 
 def states_in(policy: Any, batch: TensorDictBase) -> list[State]:
-    """Return the states of ``policy``, tried on the first step of ``batch``, ``[*B, T]``."""
+    """Return the states of ``policy``, with a trial run on the first step of ``batch``, ``[*B, T]``."""
     return states_of(policy, first_root(batch))
 
 
@@ -71,7 +71,7 @@ def _writes_next(policy: Any, root: TensorDictBase) -> list[NestedKey]:
     try:
         after = run(policy, root, False).get(NEXT, None)
     except PROBLEMS:
-        return []  # a check says why
+        return []  # reported by a check
     return [] if after is None else [normalize_key(key) for key in cast(Iterable[object], after.keys(True, True))]
 
 

@@ -1,4 +1,4 @@
-"""Checks of a policy in an environment, by stepping it there."""
+"""Checks of a policy in an environment, by running it there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from recurl.specs import TensorSpec
 
 @check("state_keys")
 def check_state_keys(policy: Any) -> str:
-    """Check that every state is written to ``("next", key)`` of the key it is read from, and belongs to one module."""
+    """Check that every state read from ``key`` is written to ``("next", key)``, and belongs to one module."""
     owners: dict[NestedKey, str] = {}
     states = states_of(policy)
     for state in states:
@@ -42,18 +42,18 @@ def check_state_keys(policy: Any) -> str:
 
 @check("tracker")
 def check_tracker(env: EnvBase) -> str:
-    """Check that a reset of ``env`` raises ``is_init``, bool ``[*B, 1]``, in all rows."""
+    """Check that a reset of ``env`` sets ``is_init``, bool ``[*B, 1]``, in all rows."""
     root = env.reset()
     if not has(root, "is_init"):
-        raise Fault("the environment does not write is_init: nothing says where episodes begin", TRACKER)
+        raise Fault("the environment does not write is_init, which marks where episodes begin", TRACKER)
     if not flags_of(root).all():
         raise Fault("is_init is False after a reset: the state of the last episode leaks into the next", TRACKER)
-    return "is_init is raised by a reset"
+    return "is_init is set by a reset"
 
 
 @check("primers")
 def check_primers(policy: Any, env: EnvBase) -> str:
-    """Check that ``env`` declares every state of ``policy``, in its shape and dtype, and gives zeros at a reset."""
+    """Check that ``env`` declares every state of ``policy``, in its shape and dtype, and resets it to zeros."""
     root = env.reset()
     expected = _expected(policy)
     states = list(dict.fromkeys(state.read for state in states_of(policy, root)))
@@ -61,8 +61,8 @@ def check_primers(policy: Any, env: EnvBase) -> str:
         value, spec = root.get(key, None), expected.get(key)
         if value is None or not (key in env.observation_spec or key in env.state_spec):
             raise Fault(
-                f"the environment does not declare the state {key!r}: it is dropped after every step, the policy has "
-                "no memory",
+                f"the environment does not declare the state {key!r}: it is dropped after every step, so the policy "
+                "has no memory",
                 PRIMER,
             )
         shape = None if spec is None else [*env.batch_size, *spec.shape]
@@ -74,8 +74,8 @@ def check_primers(policy: Any, env: EnvBase) -> str:
             )
         if value.any():
             raise Fault(
-                f"the state {key!r} is not zero after a reset: a step with is_init starts from zero, a replay from "
-                "what is stored",
+                f"the state {key!r} is not zero after a reset: a step with is_init starts from zero, but a replay from "
+                "the stored state",
                 REWIRE,
             )
     return ", ".join(f"{key} {_describe(root.get(key))}" for key in states) + ", zero after a reset"
@@ -87,7 +87,7 @@ def _expected(policy: Any) -> dict[NestedKey, TensorSpec]:
         try:
             specs.update(module.make_tensordict_primer().primers.items(True, True))
         except RecurlError:
-            continue  # a state that isn't written under "next": check_state_keys says so
+            continue  # a state that isn't written under "next": reported by check_state_keys
     return specs
 
 
@@ -98,25 +98,25 @@ def _describe(value: Tensor) -> str:
 def check_wiring(
     policy: Any, env: EnvBase, steps: int = 64, *, auto_register_policy_transforms: bool = False
 ) -> list[CheckResult]:
-    """Check by experiment that ``policy`` has a working memory in ``env``, and that losses will see what it saw.
+    """Check by experiment that ``policy`` has a working memory in ``env``, and that losses recompute its outputs.
 
-    ``env`` is reset and stepped (and left open), some of its episodes are truncated early. Nothing is refused
-    beforehand: what is wrong is found by what happens. Where the policy can't be stepped at all, the checks that need
-    a batch are left out. The policy stays as it is, and so do the random generators of torch, NumPy and Python.
+    ``env`` is reset and stepped (and left open), and some of its episodes are truncated early. The wiring is not
+    checked beforehand: faults are found by their effects. If the policy can't be stepped at all, the checks that need a
+    batch are skipped. The policy and the random generators of torch, NumPy and Python are left unchanged.
 
     Args:
-        policy: the policy, on its device, in the mode (training or evaluation) that it collects and learns in.
-        env: the environment as it is wired; a collector appends what is missing unless told not to.
-        steps: how many steps of every row to collect, at least 8.
-        auto_register_policy_transforms: append the tracker and the primers that are missing, as a collector does
-            (not to ``env`` itself).
+        policy: the policy, on its device, in the mode (training or evaluation) in which it collects and learns.
+        env: the wired environment; a collector would append missing transforms by default.
+        steps: number of steps of every row to collect, at least 8.
+        auto_register_policy_transforms: append the missing tracker and primers, as a collector does (``env`` itself is
+            not modified).
 
     Returns:
         One result per check: ``state_keys``, ``tracker``, ``primers``, ``collection``, ``stepping``, and those of
         :func:`check_batch`; fewer for a policy without recurrent states.
 
     Raises:
-        ArgumentError: ``steps`` below 8.
+        ArgumentError: ``steps`` is below 8.
 
     Example:
         >>> from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -133,7 +133,7 @@ def check_wiring(
         'env = env.append_transform(get_primers_from_module(policy))  # from recurl.modules'
     """
     if steps < 8:
-        raise ArgumentError(f"An experiment needs at least 8 steps, got {steps}.")
+        raise ArgumentError(f"steps must be at least 8, got {steps}.")
     if auto_register_policy_transforms:
         env = _wired(policy, env)
     results: list[CheckResult] = []
@@ -149,12 +149,12 @@ def _wired(policy: Any, env: EnvBase) -> EnvBase:
         missing = policy_transforms(policy, env)
         return TransformedEnv(env, Compose(*missing)) if missing else env
     except RecurlError:
-        return env  # two states of one name, or one that isn't written under "next": check_state_keys says so
+        return env  # two states of one name, or one that isn't written under "next": reported by check_state_keys
 
 
 @check("stepping")
 def check_stepping(policy: Any, env: EnvBase) -> str:
-    """Say whether a collector steps ``policy`` in ``env`` on plain tensors, or why on TensorDicts, which is slower."""
+    """Report whether a collector runs ``policy`` in ``env`` on plain tensors, or why on (slower) TensorDicts."""
     with set_exploration_type(ExplorationType.RANDOM):
         reason = why_not_lowered(policy, env)
     return "on plain tensors" if reason is None else f"on TensorDicts, which is slower: {reason}"
@@ -173,7 +173,7 @@ def _check_collection(policy: Any, env: EnvBase, steps: int, batches: list[Tenso
 
 
 def _to_be_stepped(policy: Any, env: EnvBase) -> str:
-    """Return what lets a policy be stepped."""
+    """Return a fix for a policy that can't be stepped."""
     instead = plain_networks(policy)
     if instead:
         return "; ".join(instead)
@@ -181,5 +181,5 @@ def _to_be_stepped(policy: Any, env: EnvBase) -> str:
         with preserved(policy), evaluating(policy):
             collect(policy, env, 8)
     except PROBLEMS:
-        return "repair what failed above, or else what this error names"
+        return "fix the failures above, or the cause of this error"
     return EVALUATE

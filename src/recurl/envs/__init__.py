@@ -1,4 +1,4 @@
-"""Environments: Gymnasium's, the tasks of recurl, transforms around them, and the interaction loop."""
+"""Environments: Gymnasium environments, recurl's tasks, transformed and batched environments, the interaction loop."""
 
 from recurl.envs import tasks as tasks
 from recurl.envs.base import EnvBase

@@ -1,4 +1,4 @@
-"""What every environment does: reset, step, carry, specs."""
+"""Base class of all environments: specs, reset, step, carry, rollout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _E = TypeVar("_E")
 
 
 class _EnvMeta(ABCMeta):
-    """Lets every environment's constructor take ``policy=``: the environment is then wired for that policy."""
+    """Adds the argument ``policy=`` to every environment's constructor, which appends the transforms it needs."""
 
     def __call__(cls: type[_E], *args: Any, policy: Any = None, **kwargs: Any) -> _E:
         env: Any = super().__call__(*args, **kwargs)  # type: ignore[misc] # cls is the class being called
@@ -34,26 +34,26 @@ class _EnvMeta(ABCMeta):
 
 
 class EnvBase(metaclass=_EnvMeta):
-    """Base of all environments.
+    """Base class of all environments.
 
     A subclass passes its specs to this constructor and defines :meth:`_reset`, :meth:`_step` and :meth:`_set_seed`.
-    Any constructor also takes ``policy=``, a module: the result is then a ``TransformedEnv`` with an ``InitTracker``
+    Every constructor also takes ``policy=``, a module: the result is then a ``TransformedEnv`` with an ``InitTracker``
     and the primers of the policy's recurrent modules.
 
-    What the two return is copied, so it may be one buffer that changes at every step. A subclass whose tensors are
-    new ones at every call, and never written to again, says so with :func:`~recurl.transforms.makes_memory` on both.
+    The results of ``_reset`` and ``_step`` are copied, so they may be buffers that are overwritten at every step. A
+    subclass that returns new tensors at every call avoids the copies with :func:`~recurl.transforms.makes_memory`.
 
     Args:
         observation_spec: entries of the root and of ``next``, for one environment (no batch dimensions).
         action_spec: the action, for one environment.
         reward_spec: the reward, for one environment; float32 ``[1]`` when None.
-        state_spec: entries that a step reads from the root besides the action, for one environment.
+        state_spec: entries that a step reads from the root besides the action, for one environment; none when None.
         batch_size: number of environments stepped together: ``[]`` or ``[n]``.
         device: device of all tensors; torch's default when None.
     """
 
     _wrapper: ClassVar[Any]  # the class that append_transform wraps with
-    full_resets = 0  # how often all rows were reset: who steps the environment sees that somebody else has reset it
+    full_resets = 0  # number of resets of all rows; lets a collector detect resets by others
 
     def __init_subclass__(cls, wraps: bool = False, **kwargs: Any) -> None:
         """Register the class that :meth:`append_transform` wraps with (``wraps=True``)."""
@@ -87,30 +87,30 @@ class EnvBase(metaclass=_EnvMeta):
         return spec.expand(*self.batch_size, *spec.shape).to(self.device)
 
     def _plan_carry(self) -> None:
-        """Note which entries go from ``next`` to the root: observations, states and done flags."""
+        """Collect the keys that go from ``next`` to the root: observations, states and done flags."""
         specs = (self._observation, self._state, self._done)
         self._carried: dict[NestedKey, None] = dict.fromkeys(key for spec in specs for key in spec.keys(True, True))
         self._nested = any(isinstance(key, tuple) for key in self._carried)
 
-    # -- to be defined by subclasses; they get TensorDicts, and any ``Step`` if marked with ``takes_entries``
+    # -- to be defined by subclasses; they receive TensorDicts, or any ``Step`` if marked with ``takes_entries``
 
     @abstractmethod
     def _reset(self, tensordict: Any) -> Any:
-        """Return the observations after a reset of the rows of ``tensordict["_reset"]`` (None or absent: of all).
+        """Return the observations after a reset of the rows in the mask ``tensordict["_reset"]`` (all rows if absent).
 
-        The result covers all rows; those that were not reset are not looked at. ``done`` flags need not be in it.
+        The result covers all rows; those that were not reset are ignored. ``done`` flags are not required.
         """
 
     @abstractmethod
     def _step(self, tensordict: Any) -> Any:
-        """Return observations, reward and ``terminated``, ``truncated`` (or ``done``) after the action, all rows."""
+        """Return observations, reward and ``terminated``, ``truncated`` (or ``done``) of all rows after the action."""
 
     @abstractmethod
     def _set_seed(self, seed: int) -> None:
         """Seed the environment; takes effect at the next full reset."""
 
     def _close(self) -> None:
-        """Free what the environment holds."""
+        """Free the environment's resources."""
 
     # -- specs
 
@@ -121,32 +121,32 @@ class EnvBase(metaclass=_EnvMeta):
 
     @property
     def state_spec(self) -> Composite:
-        """Entries that a step reads from the root besides the action; they are carried like observations."""
+        """Entries that a step reads from the root besides the action; carried like observations."""
         return self._state
 
     @property
     def action_spec(self) -> Any:
-        """The action's spec, batch dimensions included."""
+        """Spec of the action, batch dimensions included."""
         return self._action
 
     @property
     def action_spec_unbatched(self) -> Any:
-        """The spec of one environment's action."""
+        """Spec of one environment's action, without batch dimensions."""
         return self._action_unbatched
 
     @property
     def full_action_spec(self) -> Composite:
-        """The action under its key, batch dimensions included."""
+        """Composite with the action's spec under its key, batch dimensions included."""
         return Composite({ACTION: self.action_spec}, shape=self.batch_size, device=self.device)
 
     @property
     def full_action_spec_unbatched(self) -> Composite:
-        """One environment's action under its key."""
+        """Composite with the spec of one environment's action under its key."""
         return Composite({ACTION: self.action_spec_unbatched}, device=self.device)
 
     @property
     def reward_spec(self) -> Any:
-        """The reward's spec, ``[*B, 1]``."""
+        """Spec of the reward, ``[*B, 1]``."""
         return self._reward
 
     @property
@@ -157,15 +157,15 @@ class EnvBase(metaclass=_EnvMeta):
     # -- interaction
 
     def reset(self, tensordict: TensorDictBase | None = None, seed: int | None = None) -> TensorDictBase:
-        """Return a root: observations, states, and ``done`` flags, from which a step can be made.
+        """Reset and return the root, from which a step can be made: observations, states and ``done`` flags.
 
         Args:
-            tensordict: when it holds ``"_reset"``, bool ``[*B, 1]`` or ``[*B]``, only those rows are reset and the
-                others keep the values they have in ``tensordict``.
-            seed: seeds the environment before; needs a reset of all rows.
+            tensordict: if it holds the mask ``"_reset"``, bool ``[*B, 1]`` or ``[*B]``, only those rows are reset, and
+                the others keep their values in ``tensordict``; otherwise all rows are reset.
+            seed: seed to set before the reset; requires a reset of all rows.
 
         Raises:
-            ArgumentError: the mask has another shape or dtype, or a seed comes with a mask.
+            ArgumentError: the mask has another shape or dtype, or a seed is given with a mask.
         """
         if tensordict is not None and RESET in tensordict:
             mask = tensordict.get(RESET)
@@ -174,7 +174,7 @@ class EnvBase(metaclass=_EnvMeta):
                     f"'_reset' must be bool of shape {[*self.batch_size, 1]}, got {mask.dtype} {list(mask.shape)}."
                 )
             if seed is not None:
-                raise ArgumentError("A seed concerns all rows: give it to a reset without '_reset'.")
+                raise ArgumentError("A seed applies to all rows: pass it to a reset without '_reset'.")
         if seed is not None:
             self.set_seed(seed)
         return self._root(tensordict)
@@ -184,38 +184,38 @@ class EnvBase(metaclass=_EnvMeta):
         mask = reset_mask(tensordict)
         if tensordict is None or mask is None:
             self.full_resets += 1
-            root = self._mine(self._reset(tensordict))
+            root = self._own(self._reset(tensordict))
             for key in DONE_KEYS:
                 root.set(key, torch.zeros((*self.batch_size, 1), dtype=torch.bool, device=self.device))
             return root
-        # A nested TensorDict would be shared with the caller's after a mere exclude, and written to below.
+        # After exclude alone, a nested TensorDict would be shared with the caller's and written to below.
         root = (tensordict.copy() if self._nested else tensordict).exclude(RESET, NEXT)
         if mask.any():
-            fresh = self._mine(self._reset(tensordict))
+            fresh = self._own(self._reset(tensordict))
             for key, value in leaves(fresh):
                 root.set(key, merge_reset(mask, value, root, key))
         for key in DONE_KEYS:
             root.set(key, fill_reset(mask, False, root, key, (1,), torch.bool))
         return root
 
-    def _mine(self, tensordict: StepT) -> StepT:
-        """Copy what may be a buffer of the environment's, which changes at the next step."""
+    def _own(self, tensordict: StepT) -> StepT:
+        """Return ``tensordict``, cloned if its tensors may be buffers that the next step overwrites."""
         return tensordict.clone() if self._keeps_memory else tensordict
 
     @takes_entries
     def step(self, tensordict: StepT) -> StepT:
         """Make one step and return ``tensordict`` with ``"next"`` filled: observations, reward, done flags, states.
 
-        What a policy already wrote under ``"next"`` (its new states) is kept. ``next`` is not promoted to the root:
-        use :func:`~recurl.envs.mdp.step_mdp`, or :meth:`step_and_maybe_reset`, to go on.
+        Entries that the policy already wrote under ``"next"`` (its new states) are kept. ``next`` is not promoted to
+        the root: continue with :func:`~recurl.envs.mdp.step_mdp` or :meth:`step_and_maybe_reset`.
 
         Args:
-            tensordict: a root of the environment's batch size, with the action.
+            tensordict: root of the environment's batch size, with the action.
 
         Raises:
-            ArgumentError: the batch size differs, or the action is none of this environment.
+            ArgumentError: the batch size differs, or the action is not valid in this environment.
             MissingKeyError: there is no action.
-            UsageError: the root was stepped before and carries states, which would be stale; or a row is done.
+            UsageError: the root was already stepped and its recurrent states are stale; or a row is done.
         """
         if tensordict.batch_size != self.batch_size:
             raise ArgumentError(
@@ -232,14 +232,14 @@ class EnvBase(metaclass=_EnvMeta):
         states = set(self.state_spec) | (set(given.keys()) - set(self.observation_spec) - {*DONE_KEYS, REWARD})
         if states:
             raise UsageError(
-                f"This TensorDict was stepped before and holds new states {sorted(states)} under 'next', while its "
-                "root still holds the old ones: go on from step_mdp(tensordict), or use env.step_and_maybe_reset."
+                f"This TensorDict was already stepped and holds new states {sorted(states)} under 'next', while its "
+                "root still holds the old ones: continue from step_mdp(tensordict), or use env.step_and_maybe_reset."
             )
 
     @takes_entries
     def _next(self, tensordict: Step) -> Any:
-        """Return ``next`` after the action, with what the policy already wrote there."""
-        after = self._mine(self._step(tensordict))
+        """Return ``next`` after the action, including the entries that the policy already wrote there."""
+        after = self._own(self._step(tensordict))
         if DONE not in after or TERMINATED not in after or TRUNCATED not in after:
             complete_done(after)
         if NEXT in tensordict:
@@ -248,7 +248,7 @@ class EnvBase(metaclass=_EnvMeta):
 
     @takes_entries
     def carry(self, tensordict: StepT) -> StepT:
-        """Return the root that follows a step: ``next``'s observations, states and done flags (shared, not copied)."""
+        """Return the root after a step: the observations, states and done flags of ``next`` (shared, not copied)."""
         after = tensordict[NEXT]
         if self._nested:
             return like(after, {key: after[key] for key in self._carried}, self.batch_size, self.device)
@@ -265,13 +265,13 @@ class EnvBase(metaclass=_EnvMeta):
         return root
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """Step, then return ``tensordict`` with ``"next"`` filled, and the root to go on from (done rows reset)."""
+        """Step and return ``tensordict`` with ``"next"`` filled, and the root to continue from, its done rows reset."""
         tensordict = self.step(tensordict)
         return tensordict, self.maybe_reset(self.carry(tensordict))
 
     @takes_entries
     def rand_action(self, tensordict: Any = None) -> Any:
-        """Return ``tensordict`` (a new one when None) with a random action, from torch's global generator."""
+        """Set a random action, drawn from torch's global generator, in ``tensordict`` (a new one when None)."""
         if tensordict is None:
             tensordict = TensorDict({}, self.batch_size, device=self.device)
         return tensordict.set(ACTION, self.action_spec.rand())
@@ -294,25 +294,25 @@ class EnvBase(metaclass=_EnvMeta):
     ) -> TensorDict:
         """Interact for up to ``max_steps`` steps and return them as ``[*B, T]``, the last dimension named ``"time"``.
 
-        Recurrent modules step one by one, whatever the recurrent mode outside. ``("collector", "traj_ids")`` and
-        ``("collector", "traj_steps")`` are written as a Collector writes them; every call takes new ids.
+        Recurrent modules run in sequential mode, whatever the mode outside. ``("collector", "traj_ids")`` and
+        ``("collector", "traj_steps")`` are written as by a Collector; every call uses new ids.
 
         Args:
-            max_steps: most steps to make, at least 1.
+            max_steps: maximum number of steps, at least 1.
             policy: maps a root to one with ``"action"``; random actions when None.
             callback: called with the environment and the TensorDict after every step.
             auto_reset: start from a reset; otherwise from ``tensordict``.
-            break_when_any_done: stop as soon as a row is done. When False, done rows are reset and go on.
-            break_when_all_done: (with ``break_when_any_done=False``) stop when every row was done at least once.
+            break_when_any_done: stop as soon as a row is done. If False, done rows are reset and continue.
+            break_when_all_done: (with ``break_when_any_done=False``) stop once every row has been done.
             auto_cast_to_device: call the policy on its parameters' device.
-            tensordict: the root to start from when ``auto_reset`` is False.
-            set_truncated: mark the last step truncated (and done) in the rows that aren't done.
+            tensordict: root to start from if ``auto_reset`` is False.
+            set_truncated: set ``truncated`` and ``done`` at the last step of the rows that aren't done.
 
         Raises:
-            ArgumentError: ``max_steps`` below 1, both ``break_when`` flags, or ``tensordict`` and ``auto_reset``
-                contradict each other.
+            ArgumentError: ``max_steps`` is below 1, both ``break_when`` flags are set, or ``tensordict`` and
+                ``auto_reset`` contradict each other.
             WiringError: the policy has a state that the environment would not feed back (no primer).
-            MissingKeyError: the policy reads ``is_init`` and the environment has no InitTracker.
+            MissingKeyError: the policy reads ``is_init``, and the environment has no InitTracker.
 
         Example:
             >>> from recurl.envs import GymEnv
@@ -320,9 +320,9 @@ class EnvBase(metaclass=_EnvMeta):
             torch.Size([2, 5, 1])
         """
         if break_when_any_done and break_when_all_done:
-            raise ArgumentError("break_when_all_done=True needs break_when_any_done=False: any done row stops it.")
+            raise ArgumentError("break_when_all_done=True needs break_when_any_done=False, else any done row stops it.")
         if auto_reset == (tensordict is not None):
-            raise ArgumentError("Give the root to start from as tensordict together with auto_reset=False, or neither.")
+            raise ArgumentError("A tensordict to start from and auto_reset=False must be given together, or neither.")
         return rollout(
             self,
             self.reset() if tensordict is None else tensordict,
@@ -334,12 +334,12 @@ class EnvBase(metaclass=_EnvMeta):
             set_truncated=set_truncated,
         )
 
-    # -- the rest
+    # -- transforms, seeds, saved states
 
     def why_not_lowered(self) -> str | None:
-        """Say which part of this environment needs a TensorDict at every step, or return None if none does.
+        """Return the reason why this environment needs a TensorDict at every step, or None if it doesn't.
 
-        Where none does, and the policy can be lowered too, a collector makes none.
+        If neither the environment nor the policy needs one, a collector creates none.
         """
         return unmarked(self, "step", "carry", "maybe_reset", "rand_action", "_next", "_root", "_reset", "_step")
 
@@ -351,7 +351,7 @@ class EnvBase(metaclass=_EnvMeta):
         """Seed the environment (row ``i`` of a batch with ``seed + i``); takes effect at the next full reset.
 
         Raises:
-            ArgumentError: ``seed`` is negative, or no integer.
+            ArgumentError: ``seed`` is negative or not an integer.
         """
         self._set_seed(checked_seed(seed))
 
@@ -369,7 +369,7 @@ class EnvBase(metaclass=_EnvMeta):
         raise UnsupportedError(f"{self!r} can't save its state: reset it when resuming.")
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`get_state` returned, on an environment made the same way.
+        """Restore a state returned by :meth:`get_state`, on an environment constructed the same way.
 
         Raises:
             UnsupportedError: the environment can't save its state.
@@ -377,7 +377,7 @@ class EnvBase(metaclass=_EnvMeta):
         raise UnsupportedError(f"{self!r} can't restore a state: reset it when resuming.")
 
     def fake_tensordict(self) -> TensorDict:
-        """Return zeros of the structure that a step has: root, action and ``next``."""
+        """Return a TensorDict of zeros with the entries of a step: root, action and ``next``."""
         root = TensorDict({}, self.batch_size, device=self.device)
         for spec in (self.observation_spec, self.state_spec, self.done_spec):
             root.update(spec.zero())
@@ -385,7 +385,7 @@ class EnvBase(metaclass=_EnvMeta):
         return root.set(ACTION, self.action_spec.zero()).set(NEXT, after.clone())
 
     def close(self) -> None:
-        """Free what the environment holds; closing twice does no harm."""
+        """Free the environment's resources; closing twice is harmless."""
         if not self.is_closed:
             self.is_closed = True
             self._close()

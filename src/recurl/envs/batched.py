@@ -1,4 +1,4 @@
-"""Several environments stepped together: one after another in this process, or each in a process of its own."""
+"""Batches of environments, stepped one after another in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CreateEnv: TypeAlias = Callable[[], EnvBase]
 
 
 class EnvCreator:
-    """A function that makes environments, in a form that any process can take: lambdas and closures too.
+    """Picklable function that creates an environment; lambdas and closures are allowed.
 
-    What it refers to is sent along by value when it was defined in the main script, by name otherwise.
+    Objects that it refers to are pickled by value if they are defined in the main script, else by name.
 
     Args:
-        create_env_fn: makes an environment.
-        create_env_kwargs: keyword arguments for it.
+        create_env_fn: function that creates an environment.
+        create_env_kwargs: keyword arguments of ``create_env_fn``; none when None.
 
     Raises:
         ArgumentTypeError: ``create_env_fn`` is not callable.
@@ -51,7 +51,7 @@ class EnvCreator:
         self.create_env_kwargs = dict(create_env_kwargs or {})
 
     def __call__(self, **kwargs: Any) -> EnvBase:
-        """Make an environment; ``kwargs`` come after ``create_env_kwargs``."""
+        """Create an environment; ``kwargs`` override ``create_env_kwargs``."""
         return self.create_env_fn(**{**self.create_env_kwargs, **kwargs})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -63,10 +63,10 @@ def _unpickle_creator(data: bytes) -> EnvCreator:
 
 
 class _BatchedEnv(EnvBase):
-    """Environments of equal specs, stacked in a new first dimension.
+    """Environments with equal specs, stacked along a new first dimension.
 
     Args:
-        infos: what each of them tells of itself.
+        infos: properties of each environment.
     """
 
     def __init__(self, infos: Sequence[EnvInfo]) -> None:
@@ -75,7 +75,7 @@ class _BatchedEnv(EnvBase):
             for name, given, wanted in zip(EnvInfo._fields, info, first, strict=True):
                 if given != wanted:
                     raise ArgumentError(
-                        f"Environments that are batched must be alike: {name} of number {index} is {given}, that of "
+                        f"Batched environments must have equal specs: {name} of number {index} is {given}, that of "
                         f"number 0 is {wanted}."
                     )
         self.num_workers = len(infos)
@@ -93,8 +93,8 @@ class _BatchedEnv(EnvBase):
         self._can_save_state = first.can_save_state
         self._rows = first.batch_size.numel()
 
-    def _asked(self, tensordict: TensorDictBase | None) -> list[int]:
-        """Return which environments a reset concerns."""
+    def _envs_to_reset(self, tensordict: TensorDictBase | None) -> list[int]:
+        """Return the indices of the environments with rows to reset."""
         mask = reset_mask(tensordict)
         if mask is None:
             return list(range(self.num_workers))
@@ -109,15 +109,16 @@ class _BatchedEnv(EnvBase):
 class SerialEnv(_BatchedEnv):
     """Environments stepped one after another in this process.
 
-    Transforms may be inside, one set per environment, or outside, around the batch; the entries are the same.
+    Transforms may be inside (one set per environment) or outside (around the batch); the entries are the same.
 
     Args:
-        num_workers: number of environments; the batch size is ``[num_workers, *B]``, ``[*B]`` being that of each.
-        create_env_fn: makes an environment, or a list of one such function for each. They must have the same specs.
+        num_workers: number of environments; the batch size is ``[num_workers, *B]``, where ``[*B]`` is that of each.
+        create_env_fn: function that creates an environment, or a list of ``num_workers`` such functions. All
+            environments must have the same specs.
 
     Raises:
-        ArgumentError: the number is below 1 or not that of the functions, or specs differ.
-        ArgumentTypeError: a function makes no environment.
+        ArgumentError: ``num_workers`` is below 1 or differs from the number of functions, or the specs differ.
+        ArgumentTypeError: a function does not return an environment.
 
     Example:
         >>> from recurl.envs import GymEnv
@@ -132,11 +133,11 @@ class SerialEnv(_BatchedEnv):
 
     @makes_memory
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
-        asked = self._asked(tensordict)
+        indices = self._envs_to_reset(tensordict)
         rows = [None] * self.num_workers if tensordict is None else tensordict.unbind(0)
-        fresh = {index: self.envs[index]._root(rows[index]) for index in asked}  # checked by this reset
-        other = fresh[asked[0]]  # stands where nothing was reset, and is not looked at
-        return self._stack([fresh.get(index, other) for index in range(self.num_workers)], self._root_keys)
+        fresh = {index: self.envs[index]._root(rows[index]) for index in indices}  # checked by this reset
+        filler = fresh[indices[0]]  # for environments that are not reset, whose rows are ignored
+        return self._stack([fresh.get(index, filler) for index in range(self.num_workers)], self._root_keys)
 
     @makes_memory
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -160,7 +161,7 @@ class SerialEnv(_BatchedEnv):
         return {"envs": [env.get_state() for env in self.envs]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`get_state` returned."""
+        """Restore states returned by :meth:`get_state`."""
         for env, saved in zip(self.envs, state["envs"], strict=True):
             env.set_state(saved)
 
@@ -170,26 +171,27 @@ class SerialEnv(_BatchedEnv):
 
 
 class ParallelEnv(_BatchedEnv):
-    """Environments stepped at the same time, each in a process of its own.
+    """Environments stepped in parallel, each in a worker process of its own.
 
-    Workers are new interpreters (never forks); data pass through anonymous shared memory. The main script needs no
-    ``if __name__ == "__main__"`` guard, but what it registers with ``gymnasium.register`` is unknown to them: register
-    in ``create_env_fn``, or name the module that does, ``"module:id"``. A worker that raises, dies or hangs raises
-    here, with its traceback as the cause; then all workers are stopped. They also end when this object is closed or
-    dropped, and when this process dies.
+    Workers are new interpreters (never forked); data is exchanged through anonymous shared memory. The main script
+    needs no ``if __name__ == "__main__"`` guard. Environments that it registers with ``gymnasium.register`` are unknown
+    to the workers: register them in ``create_env_fn``, or in a module named in the id, ``"module:id"``. If a worker
+    raises, dies or hangs, the call raises with the worker's traceback as its cause, and all workers are stopped. They
+    also end when this object is closed or garbage-collected, and when this process dies.
 
-    Transforms may be inside, in the workers, or outside, around the batch; recurrent states declared by primers inside
-    are passed like any other entry. Needs a POSIX system: Linux, macOS.
+    Transforms may be inside (in the workers) or outside (around the batch); recurrent states declared by primers inside
+    are exchanged like any other entry. Requires a POSIX system: Linux, macOS.
 
     Args:
-        num_workers: number of environments; the batch size is ``[num_workers, *B]``, ``[*B]`` being that of each.
-        create_env_fn: makes an environment, or a list of one such function for each. They must have the same specs.
-            Sent to the workers as :class:`EnvCreator` does.
-        timeout: seconds that a reset or step may take before the worker counts as hanging; None: no limit.
+        num_workers: number of environments; the batch size is ``[num_workers, *B]``, where ``[*B]`` is that of each.
+        create_env_fn: function that creates an environment, or a list of ``num_workers`` such functions. All
+            environments must have the same specs. Functions are pickled like :class:`EnvCreator`.
+        timeout: seconds after which a reset or step raises because the worker hangs; None for no limit.
 
     Raises:
-        ArgumentError: a number is out of range, the number of functions differs, or specs do.
-        ArgumentTypeError: a function can't be sent, or makes no environment.
+        ArgumentError: an argument is out of range, ``num_workers`` differs from the number of functions, or the specs
+            differ.
+        ArgumentTypeError: a function can't be pickled, or does not return an environment.
         UnsupportedError: the system is not POSIX.
         WorkerError: a worker failed.
 
@@ -232,7 +234,7 @@ class ParallelEnv(_BatchedEnv):
             mask = reset_mask(tensordict)
             if mask is not None:
                 entries[RESET] = mask
-        return self._run("reset", entries, None, self._asked(tensordict), self._root_keys)
+        return self._run("reset", entries, None, self._envs_to_reset(tensordict), self._root_keys)
 
     @makes_memory
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -269,7 +271,7 @@ class ParallelEnv(_BatchedEnv):
         return TensorDict({key: self._result[key].clone() for key in keys}, self.batch_size, device=self.device)
 
     def _write_action(self, action: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Write the action, in whatever encoding, and return dtype and shape of a worker's part."""
+        """Write the action, in any encoding, to shared memory and return dtype and shape of one worker's action."""
         shape, room = action.shape[1:], self._action_bytes.shape[1]
         used = shape.numel() * action.dtype.itemsize
         if used > room:
@@ -297,7 +299,7 @@ class ParallelEnv(_BatchedEnv):
         return {"envs": self._ask_all(*[("get_state",)] * self.num_workers)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`get_state` returned."""
+        """Restore states returned by :meth:`get_state`."""
         if not self.can_save_state:
             super().set_state(state)
         self._ask_all(*[("set_state", saved) for saved in state["envs"]])

@@ -1,4 +1,4 @@
-"""Gymnasium's environments, single and vectorised."""
+"""Gymnasium environments, single and vectorised."""
 
 from __future__ import annotations
 
@@ -32,39 +32,40 @@ def _parts(result: object, method: str, names: tuple[str, ...]) -> tuple[Any, ..
         return values
     got = type(result).__name__ if values is None else f"{len(values)} values"
     raise UsageError(
-        f"{method}() of a Gymnasium environment must return ({', '.join(names)}), got {got}: port an environment of "
-        "the old Gym API first."
+        f"{method}() of a Gymnasium environment must return ({', '.join(names)}), got {got}. An environment of the "
+        "old Gym API must be ported to Gymnasium first."
     )
 
 
-def _in_gymnasium(error: BaseException) -> bool:
-    """Whether ``error`` arose where Gymnasium puts the observations of several environments together."""
+def _raised_in_batching(error: BaseException) -> bool:
+    """Return whether ``error`` was raised while Gymnasium batched the observations of several environments."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_globals.get("__name__", "").startswith("gymnasium.vector.utils") for frame in frames)
 
 
 class GymWrapper(EnvBase):
-    """A Gymnasium environment, or vector environment, as an environment of recurl.
+    """Wrapper of a Gymnasium environment or vector environment.
 
-    Every step counted is an action executed: a vector environment must have its autoreset disabled, or do it within
+    Every counted step executes an action: a vector environment must have its autoreset disabled, or must reset within
     the step (``AutoresetMode.SAME_STEP``). ``next`` always holds the true final observation.
 
-    Entries: ``"observation"``, or those of a ``Dict`` space under their own (nested) names; ``reward`` float32
-    ``[*B, 1]``; ``done``, ``terminated``, ``truncated`` bool ``[*B, 1]``. Boxes keep their dtype (float64 becomes
-    float32, uint8 images stay uint8), a ``Discrete`` observation becomes a float32 one-hot vector. ``info`` is dropped.
+    Entries: ``"observation"``, or those of a ``Dict`` space under their own (nested) names; ``reward``, float32
+    ``[*B, 1]``; ``done``, ``terminated`` and ``truncated``, bool ``[*B, 1]``. A ``Box`` keeps its dtype (but float64
+    becomes float32; uint8 images stay uint8), a ``Discrete`` observation becomes a float32 one-hot vector. ``info`` is
+    dropped.
 
     Args:
-        env: the environment; vector environments give the batch size ``[num_envs]``.
-        device: where tensors go.
-        categorical_action_encoding: describe a discrete action by ``Categorical`` instead of ``OneHot``; integers
-            ``[*B]`` and one-hot vectors ``[*B, n]`` are both accepted in any case.
+        env: the environment; a vector environment has the batch size ``[num_envs]``.
+        device: device of all tensors; torch's default when None.
+        categorical_action_encoding: use the spec ``Categorical`` for a discrete action instead of ``OneHot``. Integers
+            ``[*B]`` and one-hot vectors ``[*B, n]`` are accepted in either case.
 
     Raises:
-        ArgumentTypeError: ``env`` is no Gymnasium environment.
-        ArgumentError: a vector environment that resets in the step after an episode's end; later: an observation that
-            isn't in the space.
-        UsageError: later: a reward that is no number, or a flag that is no bool; a step of a done row.
-        UnsupportedError: a space that has no tensor form.
+        ArgumentTypeError: ``env`` is not a Gymnasium environment.
+        ArgumentError: the vector environment resets in the step after the end of an episode; or, at a reset or step, an
+            observation is not in the observation space.
+        UsageError: (at a step) a reward is not a number, a flag is not a bool, or a row is done.
+        UnsupportedError: a space can't be represented by tensors.
 
     Example:
         >>> import gymnasium
@@ -103,7 +104,7 @@ class GymWrapper(EnvBase):
 
     @property
     def gym_env(self) -> Any:
-        """The Gymnasium environment."""
+        """The wrapped Gymnasium environment."""
         return self._env
 
     @takes_entries
@@ -159,7 +160,7 @@ class GymWrapper(EnvBase):
         try:
             return getattr(self._env, method)(*arguments, **options)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            if not _in_gymnasium(error):
+            if not _raised_in_batching(error):
                 raise
             raise ArgumentError(
                 f"An observation must fit the observation space {self._env.observation_space}, and one that "
@@ -179,9 +180,9 @@ class GymWrapper(EnvBase):
 
     @property
     def can_save_state(self) -> bool:
-        """Whether the environment has ``get_state()`` and ``set_state(state)`` and no wrapper of unknown state.
+        """Whether the environment has ``get_state()`` and ``set_state(state)``, and no wrapper with unknown state.
 
-        Vector environments: those with these two methods themselves, and ``SyncVectorEnv`` of such environments.
+        A vector environment must have these two methods itself, or be a ``SyncVectorEnv`` of such environments.
         """
         return gym_state.can_save(self._env)
 
@@ -197,7 +198,7 @@ class GymWrapper(EnvBase):
         return {"gym": gym_state.save(self._env), "done": done, "seed": self._seed}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`get_state` returned, on an environment made the same way."""
+        """Restore a state returned by :meth:`get_state`, on an environment constructed the same way."""
         if not self.can_save_state:
             super().set_state(state)
         gym_state.restore(self._env, state["gym"])
@@ -209,24 +210,25 @@ class GymWrapper(EnvBase):
 
 
 class GymEnv(GymWrapper):
-    """An environment from Gymnasium's registry, alone or several stepped together.
+    """Environment from Gymnasium's registry, single or vectorised.
 
-    Entries and actions: see :class:`GymWrapper`. A native vector environment that always resets in the step after an
-    episode's end (as ``CartPole-v1``'s) is run as ``num_envs`` instances of one row, each reset on its own.
+    Entries and actions: see :class:`GymWrapper`. A native vector environment that always resets in the step after the
+    end of an episode (such as that of ``CartPole-v1``) is run as ``num_envs`` instances of one row, each reset
+    individually.
 
     Args:
-        env_name: the id, e.g. ``"CartPole-v1"``, or ``"module:id"``.
-        num_envs: number of environments (batch size ``[num_envs]``); None for a single one of batch size ``[]``.
-        device: where tensors go.
+        env_name: Gymnasium id, e.g. ``"CartPole-v1"`` or ``"module:id"``.
+        num_envs: number of environments (batch size ``[num_envs]``); None for a single one with batch size ``[]``.
+        device: device of all tensors; torch's default when None.
         vectorization_mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's
-            own vector form), or None: its own vector form when that lets autoreset be disabled, else ``"sync"``.
+            native vector implementation), or None: the native one if its autoreset can be disabled, else ``"sync"``.
         categorical_action_encoding: see :class:`GymWrapper`.
-        **kwargs: for the environment's constructor, through ``gymnasium.make``.
+        **kwargs: keyword arguments of ``gymnasium.make``, passed on to the environment's constructor.
 
     Raises:
-        ArgumentError: no such environment or mode, ``num_envs`` below 1, or a mode without ``num_envs``.
+        ArgumentError: the id or mode is unknown, ``num_envs`` is below 1, or a mode is given without ``num_envs``.
         MissingDependencyError: the environment needs a package that is not installed.
-        UnsupportedError: a space that has no tensor form.
+        UnsupportedError: a space can't be represented by tensors.
 
     Example:
         >>> env = GymEnv("CartPole-v1", num_envs=4)

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as specs; observations as tensors; actions as what Gymnasium expects."""
+"""Conversion of Gymnasium spaces to specs, of observations to tensors, and of action tensors to Gymnasium actions."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ spaces = gym.spaces
 
 
 class ObservationReader:
-    """Turns Gymnasium observations into tensors that share no memory with the environment.
+    """Converts Gymnasium observations to tensors that share no memory with the environment.
 
     ``Box`` keeps its dtype, except that float64 becomes float32; ``Discrete`` becomes a float32 one-hot vector;
-    ``MultiDiscrete`` int64; ``MultiBinary`` int8. The entries of a ``Dict`` space keep their (nested) names; any other
-    space is named ``"observation"``.
+    ``MultiDiscrete`` becomes int64; ``MultiBinary`` becomes int8. The entries of a ``Dict`` space keep their (nested)
+    names; any other space is named ``"observation"``.
 
     Args:
-        space: the observation space of one environment.
+        space: observation space of one environment.
         batch_size: ``[]`` or ``[n]``.
-        owner: the environment, for messages.
+        owner: the environment, for error messages.
 
     Raises:
-        UnsupportedError: a ``Tuple``, ``Text``, ``Graph`` or other space without a tensor form.
+        UnsupportedError: the space is a ``Tuple``, ``Text``, ``Graph`` or another space without a tensor equivalent.
     """
 
     def __init__(self, space: gym.Space[Any], batch_size: Sequence[int], owner: object) -> None:
@@ -48,7 +48,7 @@ class ObservationReader:
         """Return the entries of ``observation``, from one environment or batched along the first dimension.
 
         Raises:
-            ArgumentError: it isn't in the space.
+            ArgumentError: ``observation`` is not in the space.
         """
         entries: dict[NestedKey, torch.Tensor] = {}
         for key, path, shape, read in self._leaves:
@@ -72,18 +72,18 @@ class ObservationReader:
 
 
 class ActionReader:
-    """Turns action tensors into what Gymnasium expects, and refuses what does not fit.
+    """Converts action tensors to Gymnasium actions, and refuses invalid ones.
 
-    A ``Discrete`` action is taken as an integer of shape ``[*B]`` or as a one-hot vector ``[*B, n]``, decided by shape
-    whatever the spec says.
+    A ``Discrete`` action is read as an integer of shape ``[*B]`` or as a one-hot vector ``[*B, n]``; the shape decides,
+    independently of the spec.
 
     Args:
-        space: the action space of one environment.
+        space: action space of one environment.
         batch_size: ``[]`` or ``[n]``.
-        categorical: make the spec of a ``Discrete`` space :class:`Categorical` instead of :class:`OneHot`.
+        categorical: use the spec :class:`Categorical` for a ``Discrete`` space instead of :class:`OneHot`.
 
     Raises:
-        UnsupportedError: a ``Dict``, ``Tuple`` or other space of several actions.
+        UnsupportedError: the space is a ``Dict``, a ``Tuple`` or another unsupported space.
     """
 
     def __init__(self, space: gym.Space[Any], batch_size: Sequence[int], categorical: bool) -> None:
@@ -185,7 +185,7 @@ def _observation_read(space: gym.Space[Any]) -> Callable[[Any], torch.Tensor]:
             index = np.asarray(value)
             if index.dtype.kind not in "iu":
                 raise TypeError("not a whole number")
-            # As unsigned numbers those below the start are too large, like those above the end.
+            # As unsigned numbers, indices below the start are too large, like those above the end.
             return torch.from_numpy(np.array(rows[(index - start).astype(np.uintp)]))
 
         return read_index
@@ -207,11 +207,11 @@ def _observation_read(space: gym.Space[Any]) -> Callable[[Any], torch.Tensor]:
 
 
 _FROM = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
-"""Which kinds of numbers may become which."""
+"""Kinds of numpy dtypes that may be converted to a kind (the key)."""
 
 
 def brief(value: object) -> str:
-    """Return the first characters of a value's text."""
+    """Return the ``repr`` of a value, on one line and at most 80 characters long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

@@ -1,4 +1,4 @@
-"""The state of running Gymnasium environments, saved and restored."""
+"""Saving and restoring the state of running Gymnasium environments."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STATELESS = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker)
 
 
 def can_save(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> bool:
-    """Return whether ``env`` and its wrappers have nothing that :func:`save` would lose.
+    """Return whether :func:`save` covers the whole state of ``env`` and its wrappers.
 
-    The environment itself must have ``get_state()`` and ``set_state(state)``, which cover its random generator; of the
-    wrappers, those that ``gymnasium.make`` adds are known. A ``SyncVectorEnv`` is as good as its environments.
+    The environment itself must have ``get_state()`` and ``set_state(state)``, random generator included; only the
+    wrappers that ``gymnasium.make`` adds are supported. A ``SyncVectorEnv`` is supported if its environments are.
     """
     if isinstance(env, SyncVectorEnv):
         return all(can_save(child) for child in env.envs)
@@ -35,7 +35,7 @@ def save(env: Any) -> dict[str, Any]:
 
 
 def restore(env: Any, state: dict[str, Any]) -> None:
-    """Give ``env``, made in the same way, the state that :func:`save` returned."""
+    """Restore a state returned by :func:`save` on ``env``, which was constructed the same way."""
     if isinstance(env, SyncVectorEnv):
         env.reset()
         for child, saved in zip(env.envs, state["envs"], strict=True):

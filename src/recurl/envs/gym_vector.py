@@ -1,7 +1,7 @@
-"""Gymnasium's vector environments, all made to behave as with autoreset disabled.
+"""Gymnasium vector environments, adapted to behave as with autoreset disabled.
 
-Gymnasium's default autoreset spends one step per episode in which the action is ignored. Here no such step exists: a
-done row keeps its true final observation and waits until it is reset by ``reset(options={"reset_mask": mask})``.
+Gymnasium's default autoreset adds one step per episode in which the action is ignored. There is no such step here: a
+done row keeps its true final observation until it is reset with ``reset(options={"reset_mask": mask})``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def make(name: str, **kwargs: Any) -> gym.Env[Any, Any]:
     """Return ``gymnasium.make(name, **kwargs)``.
 
     Raises:
-        ArgumentTypeError: ``name`` is an environment, or something else that is no id.
-        ArgumentError: Gymnasium knows no such environment.
+        ArgumentTypeError: ``name`` is an environment, or anything else that is not an id.
+        ArgumentError: the environment is unknown to Gymnasium.
         MissingDependencyError: the environment needs a package that is not installed.
     """
     _check_id(name)
-    return _translated(name, lambda: gym.make(name, **kwargs))
+    return _with_clear_errors(name, lambda: gym.make(name, **kwargs))
 
 
 def make_vector(name: str, num_envs: int, mode: str | None, **kwargs: Any) -> VectorEnv[Any, Any, Any]:
@@ -40,13 +40,14 @@ def make_vector(name: str, num_envs: int, mode: str | None, **kwargs: Any) -> Ve
     Args:
         name: a Gymnasium id.
         num_envs: number of environments, at least 1.
-        mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's own vector
-            form) or None: its own vector form when that lets autoreset be disabled, ``"sync"`` otherwise.
-        **kwargs: for the environment's constructor.
+        mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's native vector
+            implementation) or None: the native one if its autoreset can be disabled, else ``"sync"``.
+        **kwargs: keyword arguments of the environment's constructor.
 
     Raises:
-        ArgumentTypeError: ``name`` is an environment, or something else that is no id.
-        ArgumentError: ``num_envs`` below 1, an unknown ``mode`` or id, or no vector form where one is asked for.
+        ArgumentTypeError: ``name`` is an environment, or anything else that is not an id.
+        ArgumentError: ``num_envs`` is below 1, ``mode`` or the id is unknown, or the environment has no native vector
+            implementation but ``mode`` requires one.
         MissingDependencyError: the environment needs a package that is not installed.
     """
     _check_id(name)
@@ -54,7 +55,7 @@ def make_vector(name: str, num_envs: int, mode: str | None, **kwargs: Any) -> Ve
         raise ArgumentError(f"num_envs must be at least 1, or None for one unbatched environment, got {num_envs}.")
     if mode not in _MODES:
         raise ArgumentError(f"vectorization_mode must be one of {_MODES}, got {mode!r}.")
-    return _translated(name, lambda: _make_vector(name, num_envs, mode, kwargs))
+    return _with_clear_errors(name, lambda: _make_vector(name, num_envs, mode, kwargs))
 
 
 def _check_id(name: object) -> None:
@@ -92,12 +93,12 @@ def _make_native(name: str, num_envs: int, kwargs: dict[str, Any]) -> VectorEnv[
 
 
 def _native(name: str, num_envs: int, wanted: AutoresetMode, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any] | None:
-    """Return the environment's own vector form in the autoreset mode ``wanted``, or None if it has none such."""
+    """Return the native vector environment in the autoreset mode ``wanted``, or None if it doesn't support it."""
     options: dict[str, Any] = {"autoreset_mode": wanted, **kwargs}
     try:
         env = gym.make_vec(name, num_envs, "vector_entry_point", **options)
     except Exception as error:
-        # It doesn't know the argument, or not this value of it; what else is wrong shows without it.
+        # The argument or its value is not supported; any other error will be raised again without it.
         if isinstance(error, TypeError) or "autoreset" in str(error).lower():
             return None
         raise
@@ -115,24 +116,24 @@ def _spec(name: str) -> EnvSpec:
 
 
 def _mode_of(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return the autoreset mode ``env`` says it has; Gymnasium's default when it says none."""
+    """Return the autoreset mode in the metadata of ``env``; Gymnasium's default if there is none."""
     return AutoresetMode((env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP))
 
 
-def _translated(name: str, build: Any) -> Any:
+def _with_clear_errors(name: str, build: Any) -> Any:
     try:
         return build()
     except gym.error.DependencyNotInstalled as error:
         raise MissingDependencyError(f"The environment {name!r} needs a package that is missing: {error}") from error
     except (gym.error.Error, ImportError) as error:
-        raise ArgumentError(f"Gymnasium can't make {name!r}: {error}") from error
+        raise ArgumentError(f"Gymnasium can't create {name!r}: {error}") from error
 
 
 def autoreset_disabled(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
-    """Return ``env``, or an adapter around it, that leaves done rows alone until they are reset.
+    """Return ``env``, or an adapter around it, that keeps done rows until they are reset.
 
     Raises:
-        ArgumentError: ``env`` resets at the step after the episode's end, whose action is lost.
+        ArgumentError: ``env`` resets in the step after the end of an episode, whose action is ignored.
     """
     mode = _mode_of(env)
     if mode is AutoresetMode.DISABLED:
@@ -140,22 +141,22 @@ def autoreset_disabled(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any
     if mode is AutoresetMode.SAME_STEP:
         return SameStepVectorEnv(env)
     raise ArgumentError(
-        f"{env} resets an episode in the step after its end, and that step's action is lost: construct it with "
+        f"{env} resets in the step after the end of an episode, and the action of that step is lost: construct it with "
         "autoreset_mode=AutoresetMode.DISABLED (or SAME_STEP)."
     )
 
 
 class SameStepVectorEnv(gym.vector.VectorWrapper):
-    """A vector environment that resets within the step, shown as one with autoreset disabled.
+    """Adapter of a vector environment that resets within the step to one with autoreset disabled.
 
     The final observation (``info["final_obs"]``) is returned by the step, the reset observation by the reset after it.
-    Only rows that are done can be reset alone.
+    A partial reset is only possible for done rows.
 
     Args:
         env: a vector environment in ``AutoresetMode.SAME_STEP``.
 
     Raises:
-        UsageError: some, not all, rows are to be reset and one of them is not done.
+        UsageError: (at a partial reset) a row to reset is not done.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
@@ -165,7 +166,7 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
         self._done = np.zeros(env.num_envs, dtype=np.bool_)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all rows, or show the started episodes of the done rows in ``options["reset_mask"]``."""
+        """Reset all rows, or return the first observations of the done rows in ``options["reset_mask"]``."""
         mask = None if options is None else options.get("reset_mask")
         if mask is None or (mask.all() and not self._done.all()):
             self._done[:] = False
@@ -173,14 +174,14 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
             return self._started, info
         if (mask & ~self._done).any():
             raise UsageError(
-                f"{self.env} resets done rows by itself and no others, but rows {np.flatnonzero(mask & ~self._done)} "
-                "are to be reset although they are not done: use autoreset_mode=AutoresetMode.DISABLED."
+                f"{self.env} can only reset done rows, but rows {np.flatnonzero(mask & ~self._done)} to reset are not "
+                "done: use autoreset_mode=AutoresetMode.DISABLED."
             )
         self._done &= ~mask
         return self._started, {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all rows; done rows show their final observation."""
+        """Step all rows; done rows return their final observation."""
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         self._started = observations
         self._done = np.logical_or(terminated, truncated)
@@ -200,9 +201,10 @@ def _row(batched: Any, index: int) -> Any:
 
 
 class SingleRowsVectorEnv(VectorEnv[Any, Any, Any]):
-    """Vector environments of one row each, stepped together and reset one by one: autoreset never comes to pass.
+    """Batch of vector environments of one row each, stepped together and reset individually.
 
-    The way to run, without dead steps, an environment whose vector form always resets at the step after the end.
+    Runs a native vector environment that always resets in the step after the end of an episode without such steps:
+    each row is reset before its autoreset would happen.
 
     Args:
         rows: vector environments with ``num_envs == 1``.

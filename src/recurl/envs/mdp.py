@@ -1,4 +1,4 @@
-"""One step of the decision process: the root that follows it, and the flags that end an episode."""
+"""Functions on one step of the decision process: the next root, and the done flags."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def step_mdp(
     exclude_done: bool = False,
     exclude_action: bool = True,
 ) -> TensorDict:
-    """Return the root that follows a step: the entries of ``"next"``, promoted.
+    """Return the root after a step: the entries of ``"next"``, promoted.
 
     Tensors are shared with ``tensordict``, not copied.
 
     Args:
         tensordict: the result of ``env.step``, any batch size.
         keep_other: keep root entries that have no counterpart under ``"next"``.
-        exclude_reward: leave the reward out.
-        exclude_done: leave ``done``, ``terminated`` and ``truncated`` out.
-        exclude_action: leave the action out.
+        exclude_reward: drop the reward.
+        exclude_done: drop ``done``, ``terminated`` and ``truncated``.
+        exclude_action: drop the action.
 
     Raises:
         MissingKeyError: ``tensordict`` has no ``"next"``.
@@ -51,14 +51,14 @@ def step_mdp(
 
 
 def complete_done(after: Step) -> None:
-    """Add to the result of a step those of ``done``, ``terminated`` and ``truncated`` that follow from the others.
+    """Add the missing ones of ``done``, ``terminated`` and ``truncated`` to the result of a step.
 
     Raises:
-        MissingKeyError: it has none of them.
+        MissingKeyError: all three are missing.
     """
     known = [after.get(key) for key in DONE_KEYS if key in after]
     if not known:
-        raise MissingKeyError("A step must return 'done', or 'terminated' and 'truncated': it returned none of them.")
+        raise MissingKeyError("A step must return 'done', or 'terminated' and 'truncated', but returned none of them.")
     none = torch.zeros_like(known[0])
     if TERMINATED not in after:
         truncated = after.get(TRUNCATED, none)

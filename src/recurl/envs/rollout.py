@@ -1,4 +1,4 @@
-"""The interaction loop: the only place where a policy meets an environment."""
+"""The interaction loop: the only place where a policy acts in an environment."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from recurl.mode import set_recurrent_mode
 
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 Act: TypeAlias = Callable[[Any], Step]
-"""A policy on TensorDicts, or on any ``Step`` where that is what it is called with."""
+"""A policy that maps a TensorDict, or a lowered ``Step``, to one with the action."""
 
 
 class Environment(Declares, Protocol):
-    """What the loop asks of an environment; ``EnvBase`` says what each does."""
+    """The interface of an environment that the loop needs; documented at ``EnvBase``."""
 
     batch_size: torch.Size
     device: torch.device | None
@@ -31,7 +31,7 @@ class Environment(Declares, Protocol):
         ...
 
     def carry(self, tensordict: Any) -> Any:
-        """Return the root that follows a step."""
+        """Return the root after a step."""
         ...
 
     def maybe_reset(self, tensordict: Any) -> Any:
@@ -55,27 +55,28 @@ def interact(
     write: Callable[[int, Any], Any],
     stop: Callable[[Any], bool] | None = None,
 ) -> Step:
-    """Make ``steps`` steps from the root ``td`` and return the root that follows, its done rows reset.
+    """Make ``steps`` steps from the root ``td`` and return the next root, its done rows reset.
 
     Runs without gradients and in sequential mode, whatever the mode outside.
 
     Args:
         env: the environment.
         policy: maps a root to one with ``"action"`` (and its new states under ``"next"``); random actions when None.
-        td: a root of ``env``.
-        steps: how many steps.
-        write: called with the step's index and the TensorDict after it (root, action, ``next``), which is not
-            touched again by this loop; its tensors may be shared with the next root.
-        stop: called after ``write``; when it returns True the loop ends, and done rows are not reset.
+        td: root to start from.
+        steps: number of steps.
+        write: called with the index of the step and the TensorDict after it (root, action, ``next``), which this loop
+            does not modify afterwards; its tensors may be shared with the next root.
+        stop: called after ``write`` with the same TensorDict; if it returns True the loop ends, and done rows are not
+            reset.
     """
     with set_recurrent_mode(False), torch.no_grad():
         for index in range(steps):
             td = env.step(env.rand_action(td) if policy is None else policy(td))
             write(index, td)
-            following = env.carry(td)
+            root = env.carry(td)
             if stop is not None and stop(td):
-                return following
-            td = env.maybe_reset(following)
+                return root
+            td = env.maybe_reset(root)
     return td
 
 
@@ -94,24 +95,24 @@ def rollout(
 
     Args:
         env: the environment.
-        td: the root to start from.
-        max_steps: most steps to make.
+        td: root to start from.
+        max_steps: maximum number of steps, at least 1.
         policy: see :func:`interact`.
         callback: called with ``env`` and the TensorDict after every step.
-        break_when: ``any`` or ``all``: stop when that holds of "this row was done"; None: never.
+        break_when: ``any`` or ``all``: stop once any row, or every row, has been done; None: never stop early.
         cast: call the policy on its parameters' device.
-        set_truncated: mark the last step truncated in the rows that aren't done.
+        set_truncated: set ``truncated`` and ``done`` at the last step of the rows that aren't done.
 
     Raises:
-        ArgumentError: ``max_steps`` below 1.
-        WiringError: see :func:`~recurl.envs.wiring.check_policy_wiring`.
-        MissingKeyError: likewise.
+        ArgumentError: ``max_steps`` is below 1.
+        WiringError: the policy has a state that the environment would not feed back.
+        MissingKeyError: the policy reads ``is_init``, and the environment has no InitTracker.
     """
     if max_steps < 1:
         raise ArgumentError(f"max_steps must be at least 1, got {max_steps}.")
     if policy is not None:
         check_policy_wiring(policy, env)
-    td = td.exclude(COLLECTOR)  # ids of an earlier rollout or batch
+    td = td.exclude(COLLECTOR)  # without the ids of an earlier rollout or batch
     written: list[TensorDictBase] = []
     finished = torch.zeros((*env.batch_size, 1), dtype=torch.bool, device=env.device)
 
@@ -138,7 +139,7 @@ def _stack(written: list[TensorDictBase], env: Environment) -> TensorDict:
 
 
 def _number(out: TensorDict) -> None:
-    """Write unique ids of the trajectories in ``[*B, T]`` steps, and the number of each step in its own."""
+    """Write the trajectory ids of ``[*B, T]`` steps, and the number of each step within its trajectory."""
     starts = torch.ones(out.batch_size, dtype=torch.bool, device=out.device)
     starts[..., 1:] = out.get((NEXT, DONE))[..., :-1, 0]
     ordinal = starts.reshape(-1).cumsum(0).reshape(out.batch_size) - 1

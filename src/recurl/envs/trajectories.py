@@ -14,9 +14,9 @@ _BLOCK = 2**40
 
 
 class TrajectoryIds:
-    """Hands out ids that no two trajectories share, in this process and the workers it starts.
+    """Source of trajectory ids that are unique in this process and the workers it starts.
 
-    A process counts inside a block of 2^40 numbers; each worker gets a block of its own.
+    A process counts within a block of 2^40 ids; each worker gets a block of its own.
 
     Example:
         >>> ids = TrajectoryIds()
@@ -39,7 +39,7 @@ class TrajectoryIds:
         return torch.arange(first, first + count, device=device).reshape(shape)
 
     def skip(self, used: Tensor) -> None:
-        """Never hand out ``used`` ids, nor any from their blocks to new workers."""
+        """Exclude the ids ``used``, and exclude their blocks for new workers."""
         last = int(used.max())
         with self._lock:
             self._last_block = max(self._last_block, last // _BLOCK)
@@ -47,30 +47,30 @@ class TrajectoryIds:
                 self._next = max(self._next, last + 1)
 
     def reserve(self) -> int:
-        """Return the first id of a block for a worker."""
+        """Reserve a block of ids for a worker and return its first id."""
         with self._lock:
             self._last_block += 1
             return self._last_block * _BLOCK
 
     def start_at(self, first: int) -> None:
-        """Hand out ids from ``first`` on: in a worker, which was given a block."""
+        """Continue with the ids from ``first``; called in a worker with the start of its block."""
         with self._lock:
             self._next = first
 
 
 TRAJECTORY_IDS = TrajectoryIds()
-"""The ids of this process."""
+"""Trajectory ids of this process."""
 
 
 class Trajectories:
-    """The running trajectory of every row: its id, and the number of its next step.
+    """Current trajectory of every row: its id, and the number of its next step.
 
     Args:
-        batch_size: rows, ``*B``.
-        device: where ids are.
+        batch_size: batch size of the rows, ``[*B]``.
+        device: device of the ids.
 
     Attributes:
-        ids: int64 ``[*B]``.
+        ids: ids of the current trajectories, int64 ``[*B]``.
 
     Example:
         >>> rows = Trajectories(torch.Size([2]), None)
@@ -87,21 +87,21 @@ class Trajectories:
         self.renew()
 
     def renew(self) -> None:
-        """Let the steps that follow belong to new trajectories."""
+        """Begin new trajectories in all rows."""
         self.ids = TRAJECTORY_IDS.take(self._batch_size, self._device)
         self._steps = torch.zeros_like(self.ids)
 
     def renew_rows(self, rows: Tensor) -> None:
-        """Let the next batch begin new trajectories in some rows, bool ``[*B]``; between two batches."""
+        """Begin new trajectories in the rows of the mask, bool ``[*B]``; to be called between two batches."""
         self.ids = torch.where(rows, TRAJECTORY_IDS.take(self._batch_size, self._device), self.ids)
         self._steps = self._steps.masked_fill(rows, 0)
 
     def begin_batch(self, steps: int) -> None:
-        """Take notice of ends in a batch of so many steps."""
+        """Begin a batch of ``steps`` steps."""
         self._ended = torch.zeros((steps, *self._batch_size), dtype=torch.bool, device=self._device)
 
     def end(self, step: int, done: Tensor) -> None:
-        """Let a new trajectory follow step ``step`` of the batch in the rows where ``done``, bool ``[*B]``."""
+        """Begin new trajectories after step ``step`` of the batch in the rows where ``done``, bool ``[*B]``."""
         self._ended[step] = done
         new = TRAJECTORY_IDS.take(self._batch_size, self._device)
         self.ids = torch.where(done, new, self.ids)
@@ -115,11 +115,11 @@ class Trajectories:
         return numbers
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return ids and numbers."""
+        """Return the ids and the numbers of the next steps."""
         return {"traj_ids": self.ids.clone(), "traj_steps": self._steps.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`; one without numbers (of version 0.1.0) can't be gone on from: renew."""
+        """Restore a :meth:`state_dict`; one without step numbers (of version 0.1.0) begins new trajectories."""
         if "traj_steps" in state:
             self.ids, self._steps = state["traj_ids"].clone(), state["traj_steps"].clone()
         else:
@@ -130,8 +130,8 @@ def step_numbers(begins: Tensor, first: Tensor) -> Tensor:
     """Return the number of each step within its trajectory, int64 ``[*B, T]``.
 
     Args:
-        begins: bool ``[*B, T]``, a trajectory begins with the step.
-        first: int64 ``[*B]``, the numbers of the rows' first steps where none begins there.
+        begins: bool ``[*B, T]``, True where a trajectory begins.
+        first: int64 ``[*B]``, number of the first step of each row, if no trajectory begins there.
 
     Example:
         >>> step_numbers(torch.tensor([[False, False, True, False, False]]), torch.tensor([4]))

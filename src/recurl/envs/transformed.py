@@ -1,4 +1,4 @@
-"""An environment seen through transforms."""
+"""Environments with transforms."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from recurl.transforms.base import keeps_memory
 
 
 class TransformedEnv(EnvBase, wraps=True):
-    """``base_env`` with transforms applied to its specs, resets and steps.
+    """Environment with transforms applied to its specs, resets and steps.
 
     Args:
-        base_env: the environment.
-        transform: a transform or a Compose; more can be appended.
+        base_env: environment to transform.
+        transform: a transform or a Compose; none when None. More can be appended.
 
     Raises:
         ArgumentTypeError: ``base_env`` is not an environment, or ``transform`` not a transform.
@@ -68,15 +68,15 @@ class TransformedEnv(EnvBase, wraps=True):
 
     @takes_entries
     def _root(self, tensordict: Step | None) -> Any:
-        return self._mine(self.transform._reset(tensordict, self.base_env._root(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
+        return self._own(self.transform._reset(tensordict, self.base_env._root(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
 
     @takes_entries
     def _next(self, tensordict: Step) -> Any:
-        return self._mine(self.transform._step(tensordict, self.base_env._next(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
+        return self._own(self.transform._step(tensordict, self.base_env._next(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
 
     @property
     def full_resets(self) -> int:  # type: ignore[override] # the base environment counts
-        """How often all rows of the base environment were reset."""
+        """Number of resets of all rows of the base environment."""
         return self.base_env.full_resets
 
     @takes_entries
@@ -88,7 +88,7 @@ class TransformedEnv(EnvBase, wraps=True):
         return self._next(tensordict)
 
     def why_not_lowered(self) -> str | None:
-        """Say which part needs TensorDicts at every step: of the base environment or a transform; None if none."""
+        """Return the reason why the base environment or a transform needs TensorDicts at every step, or None."""
         own = super().why_not_lowered() or self.base_env.why_not_lowered()
         reasons = [own, *(unmarked(transform, "_reset", "_step") for transform in self.transform)]
         return next((reason for reason in reasons if reason), None)
@@ -101,7 +101,7 @@ class TransformedEnv(EnvBase, wraps=True):
 
     @property
     def can_save_state(self) -> bool:
-        """Whether the base environment can save its state (transforms have none)."""
+        """Whether the base environment can save its state (transforms have no state)."""
         return self.base_env.can_save_state
 
     def get_state(self) -> dict[str, Any]:

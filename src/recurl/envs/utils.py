@@ -1,4 +1,4 @@
-"""Helpers around environments: checks, and the names that TorchRL has here."""
+"""Helpers for environments: ``step_mdp``, checks of specs and of the wiring of policies, exploration types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "unfed_states",
 ]
 
-if not TYPE_CHECKING:  # for a checker a module with __getattr__ has every name
+if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
     __getattr__ = absent_names(__name__, StepMDP="write step_mdp(tensordict)", _StepMDP="write step_mdp(tensordict)")
 
 
@@ -36,10 +36,10 @@ def check_env_specs(env: EnvBase, max_steps: int = 5) -> None:
 
     Args:
         env: the environment.
-        max_steps: most steps to make.
+        max_steps: maximum number of steps.
 
     Raises:
-        ArgumentError: the first entry that does not match.
+        ArgumentError: an entry does not match its spec.
 
     Example:
         >>> from recurl.envs import GymEnv
@@ -57,7 +57,7 @@ def check_env_specs(env: EnvBase, max_steps: int = 5) -> None:
     extra = set(real.keys(True, True)) ^ set(fake.keys(True, True))
     if extra:
         raise ArgumentError(
-            f"A rollout and the specs must have the same entries, they differ in {sorted(map(str, extra))}."
+            f"A rollout must have the entries that the specs declare, but they differ in {sorted(map(str, extra))}."
         )
 
 

@@ -1,4 +1,4 @@
-"""The wiring of a policy with memory: what it needs of an environment so that its states come back at the next step."""
+"""Wiring of recurrent policies: the transforms an environment needs to feed recurrent states back at the next step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Declares", "check_policy_wiring", "policy_transforms", "unfed_states
 
 
 class Declares(Protocol):
-    """Says which entries it carries from one step to the next: an environment."""
+    """An object that declares which entries it carries from one step to the next, such as an environment."""
 
     @property
     def observation_spec(self) -> Composite:
@@ -31,11 +31,11 @@ class Declares(Protocol):
 
 
 def unfed_states(policy: Any, env: Declares) -> list[NestedKey]:
-    """Return the states of ``policy`` that ``env`` would not feed back from one step to the next.
+    """Return the keys of the states of ``policy`` that ``env`` would not feed back from one step to the next.
 
-    A state is a key that the policy (or a recurrent module in it) reads at the root and writes under ``"next"``;
-    it is fed back when the environment declares it, as a primer makes it do. A recurrent module whose state is
-    written anywhere else than under ``"next"`` is never fed back.
+    A state is a key that the policy (or a recurrent module in it) reads at the root and writes under ``"next"``. It is
+    fed back if the environment declares it, which a primer achieves. A state that a recurrent module does not write
+    under ``"next"`` is never fed back.
     """
     states: dict[NestedKey, None] = {}
     reads, writes = _keys(policy, "in_keys"), _keys(policy, "out_keys")
@@ -52,11 +52,11 @@ def unfed_states(policy: Any, env: Declares) -> list[NestedKey]:
 
 
 def check_policy_wiring(policy: Any, env: Declares) -> None:
-    """Refuse a policy whose states the environment would not feed back, or whose ``is_init`` it lacks.
+    """Refuse a policy that reads states or an ``is_init`` which the environment does not provide.
 
     Raises:
-        MissingKeyError: the policy reads ``is_init``, which only an ``InitTracker`` writes.
-        WiringError: a state is not fed back, or belongs to two modules.
+        MissingKeyError: the policy reads ``is_init``, and the environment has no ``InitTracker``.
+        WiringError: a state is not fed back, or is shared by two modules.
     """
     if IS_INIT in _keys(policy, "in_keys") and not _declares(env, IS_INIT):
         raise MissingKeyError(
@@ -66,21 +66,21 @@ def check_policy_wiring(policy: Any, env: Declares) -> None:
     shared = shared_state(_recurrent_modules(policy))
     if shared is not None:
         raise WiringError(
-            f"Each recurrent module of a policy must have states of its own, but two keep theirs under {shared!r} and "
-            "would overwrite each other's: give one of them other keys, in_keys=[value, 'its_state', ...] and "
+            f"Each recurrent module of a policy must have its own state keys, but two of them share {shared!r} and "
+            "would overwrite each other's state: give one of them other keys, in_keys=[value, 'its_state', ...] and "
             "out_keys=[features, ('next', 'its_state'), ...]."
         )
     missing = unfed_states(policy, env)
     if missing:
         raise WiringError(
-            f"The states {missing} of the policy would not be fed back, it would have no memory: append the primer of "
-            "its recurrent module (env.append_transform(module.make_tensordict_primer())) and let the module write "
+            f"The states {missing} of the policy would not be fed back, so it would have no memory: append the primer "
+            "of its recurrent module (env.append_transform(module.make_tensordict_primer())) and let the module write "
             "each state under ('next', state); or construct the environment with policy=."
         )
 
 
 def policy_transforms(policy: Any, env: Declares) -> list[Transform]:
-    """Return what ``env`` lacks to feed ``policy``: an InitTracker and the primers of its recurrent modules."""
+    """Return the transforms that ``env`` lacks for ``policy``: an InitTracker, and primers of its recurrent modules."""
     transforms: list[Transform] = [] if _declares(env, IS_INIT) else [InitTracker()]
     for module in _recurrent_modules(policy):
         primer = module.make_tensordict_primer()

@@ -1,7 +1,7 @@
-"""Worker processes, seen from the parent.
+"""Worker processes: the parent's side.
 
-Workers are started as new interpreters, never forked, and don't import the parent's main module: scripts need no
-``if __name__ == "__main__"`` guard. Control goes over a socket, data through shared memory.
+Workers are new interpreters, never forked, and don't import the parent's main module: scripts need no
+``if __name__ == "__main__"`` guard. Control messages go through a socket, data through shared memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from recurl.errors import ArgumentError, ArgumentTypeError, RemoteTraceback, Usa
 __all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup", "creators"]
 
 START_SECONDS = 120.0
-"""How long a worker may take to import, and to make its environment."""
+"""Time limit for a worker's imports and the creation of its environment, in seconds."""
 
 CLOSE = pickle.dumps(("close",))
 """The message that asks a worker to end."""
@@ -49,14 +49,14 @@ _BOOT = "import sys; sys.path[:] = {path!r}; from recurl.envs.workers_child impo
 
 
 class Task(NamedTuple):
-    """What a worker runs: ``serve(channel, *arguments)``, a function of an importable module."""
+    """The work of a worker: ``serve(channel, *arguments)``, where ``serve`` is a function of an importable module."""
 
     serve: Callable[..., None]
     arguments: tuple[Any, ...]
 
 
 class Reply(NamedTuple):
-    """What a worker answered, or the error that happened in it or to it."""
+    """A worker's answer, or the error that it raised or that ended it."""
 
     worker: int
     value: Any
@@ -67,12 +67,12 @@ class Worker:
     """One worker process.
 
     Args:
-        index: its number, for messages.
+        index: number of the worker, for messages.
 
     Attributes:
-        connection: the socket to it. No read or write of it waits longer than the worker may be silent.
-        process: the process, leader of a group of its own.
-        asked: when it was last asked something, by the monotonic clock.
+        connection: socket to the worker. Reads and writes time out when the worker hangs.
+        process: the process, leader of its own process group.
+        asked: time of the last request, by the monotonic clock.
     """
 
     def __init__(self, index: int) -> None:
@@ -93,7 +93,7 @@ class Worker:
         self._limit: float | None = None
 
     def ask(self, message: bytes, seconds: float | None) -> None:
-        """Send a message; the worker may be silent for so many seconds before it counts as hanging."""
+        """Send a request; after ``seconds`` without an answer or a step (None: no limit) the worker counts as hung."""
         self.asked = self._last_sign = time.monotonic()
         self._patience = math.inf if seconds is None else seconds
         if seconds != self._limit:
@@ -103,78 +103,79 @@ class Worker:
         self._exchange(self.connection.send_bytes, message)
 
     def send_memory(self, shared: SharedTensors) -> None:
-        """Hand shared memory to the worker, which expects it."""
+        """Send shared memory to the worker, which expects it."""
         self._exchange(shared.send, self.connection)
 
     def receive_memory(self, entries: Sequence[Entry]) -> SharedTensors | None:
-        """Take shared memory that the worker announced; None if it doesn't come: the next answer says why."""
+        """Receive shared memory that the worker announced; None if that fails, and the next answer has the error."""
         shared: SharedTensors | None = self._exchange(SharedTensors.receive, self.connection, entries)
         if shared is not None:
             shared.close()
         return shared
 
     def _exchange(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call what reads or writes the socket. What goes wrong is noticed when an answer of the worker is due."""
+        """Call a function that reads or writes the socket. Failures are reported with the worker's next answer."""
         if self._stalled:
             return None
         try:
             return function(*arguments)
-        except BlockingIOError:  # the worker has stopped in the middle of something
+        except BlockingIOError:  # the worker has stopped in the middle of a message
             self._stalled = True
-        except (EOFError, OSError):  # it is dead
+        except (EOFError, OSError):  # the worker is dead
             pass
         return None
 
     def receive(self) -> Reply:
-        """Return the answer, which must be there."""
+        """Return the answer, which must be available."""
         try:
             message = self.connection.recv_bytes()
-        except BlockingIOError:  # it stopped in the middle of it
-            return Reply(self.index, None, self._hangs())
+        except BlockingIOError:  # the worker has stopped in the middle of a message
+            return Reply(self.index, None, self._hang_error())
         except (EOFError, OSError):
-            return Reply(self.index, None, self._fate())
+            return Reply(self.index, None, self._exit_error())
         if message[:1] == FAILED:
             kind, summary, text = pickle.loads(message[1:])
             error = WorkerError if kind is None else getattr(errors, kind, WorkerError)
-            return Reply(self.index, None, _caused(error(f"{self} raised {summary}"), text))
+            return Reply(self.index, None, _with_traceback(error(f"{self} raised {summary}"), text))
         assert message[:1] == VALUE
         return Reply(self.index, pickle.loads(message[1:]) if len(message) > 1 else None, None)
 
     def check_hanging(self) -> Exception | None:
-        """Return an error when the worker has neither answered nor made a step for too long."""
+        """Return an error if the worker has neither answered nor made a step within its time limit, else None."""
         now = time.monotonic()
         if self._memory[:_BEAT_SIZE] != self._last_beat:
             self._last_beat, self._last_sign = self._memory[:_BEAT_SIZE], now
-        return self._hangs() if self._stalled or now - self._last_sign > self._patience else None
+        return self._hang_error() if self._stalled or now - self._last_sign > self._patience else None
 
-    def _hangs(self) -> Exception:
+    def _hang_error(self) -> Exception:
         with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGUSR1)  # makes faulthandler write where it is
+            self.process.send_signal(signal.SIGUSR1)  # makes faulthandler write the worker's stack
         end = time.monotonic() + 0.5
-        while not self._dump() and time.monotonic() < end:
+        while not self._stack_dump() and time.monotonic() < end:
             time.sleep(0.02)
         text = (
-            f"{self} hangs: no answer and no step for {self._patience:g} s. If an environment may take longer, give a "
+            f"{self} hangs: no answer and no step for {self._patience:g} s. If an environment may take longer, set a "
             "larger timeout."
         )
-        return _caused(WorkerError(text), self._dump())
+        return _with_traceback(WorkerError(text), self._stack_dump())
 
-    def _fate(self) -> Exception:
-        code = self._ended(2.0)
+    def _exit_error(self) -> Exception:
+        code = self._wait(2.0)
         if code is None:
             return WorkerError(f"{self} closed its connection.")
         if code >= 0:
-            return WorkerError(f"{self} ended by itself with exit code {code}; its output may tell why.")
-        hint = ", perhaps by the system for lack of memory" if -code == signal.SIGKILL else ""
-        return _caused(WorkerError(f"{self} was killed by {signal.Signals(-code).name}{hint}."), self._dump())
+            return WorkerError(f"{self} exited with code {code}; its output may show the reason.")
+        hint = ", possibly by the system because memory ran out" if -code == signal.SIGKILL else ""
+        error = WorkerError(f"{self} was killed by {signal.Signals(-code).name}{hint}.")
+        return _with_traceback(error, self._stack_dump())
 
-    def _dump(self) -> str:
+    def _stack_dump(self) -> str:
         size = os.fstat(self._status).st_size - STATUS_SIZE
         return os.pread(self._status, size, STATUS_SIZE).decode(errors="replace") if size > 0 else ""
 
     def stop(self, seconds: float) -> None:
-        """Wait so long for the process to end, then kill it; free what it held."""
-        if self.process.returncode is None and self._ended(seconds) is None:
+        """Wait up to ``seconds`` for the process to end, then kill it, and free its resources."""
+        if self.process.returncode is None and self._wait(seconds) is None:
             self._kill_group()
             self.process.wait()
         self.connection.close()
@@ -182,8 +183,8 @@ class Worker:
         self._memory.close()
         os.close(self._status)
 
-    def _ended(self, seconds: float) -> int | None:
-        """Return the exit code, None if the process goes on after so many seconds; end what it left running."""
+    def _wait(self, seconds: float) -> int | None:
+        """Return the exit code, or None if the process still runs after ``seconds``; kill its remaining children."""
         try:
             code = self.process.wait(max(seconds, 0.0))
         except subprocess.TimeoutExpired:
@@ -200,24 +201,26 @@ class Worker:
 
 
 class WorkerGroup:
-    """Worker processes that are asked and waited for together.
+    """Group of worker processes.
 
-    All are stopped when the group is closed, or garbage-collected, or the interpreter exits. Workers end by themselves
-    when the parent dies.
+    All workers are stopped when the group is closed or garbage-collected, or when the interpreter exits. Workers end by
+    themselves when the parent dies.
 
     Args:
-        tasks: one per worker.
-        timeout: seconds that a worker may need for one step (policy included) or reset; None: forever.
+        tasks: one task per worker.
+        timeout: seconds that a worker may take for one step (policy included) or reset; None for no limit.
 
     Raises:
+        ArgumentError: ``timeout`` is not positive.
+        ArgumentTypeError: a task can't be pickled.
         UnsupportedError: the system is not POSIX.
         WorkerError: a worker failed to start.
-        RecurlError: whatever error of recurl was raised in a worker that started.
+        RecurlError: an error of recurl was raised in a worker while it started.
     """
 
     def __init__(self, tasks: Sequence[Task], timeout: float | None) -> None:
         check_posix()
-        if timeout is not None and not timeout > 0:  # NaN neither
+        if timeout is not None and not timeout > 0:  # also refuses NaN
             raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
         self.timeout = timeout
         self._tasks = list(tasks)
@@ -239,13 +242,13 @@ class WorkerGroup:
 
     @staticmethod
     def _first_message(task: Task) -> bytes:
-        seed = int(torch.randint(2**62, ()))  # every worker draws other numbers, all of them from the parent's seed
+        seed = int(torch.randint(2**62, ()))  # different for each worker, and determined by the parent's seed
         try:
             return cloudpickle.dumps((*task, seed))
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             raise ArgumentTypeError(
-                f"What goes to a worker process must be picklable, and this is not: {error}. Make what can't be "
-                "pickled inside of create_env_fn, in the worker."
+                f"Objects that are sent to a worker process must be picklable: {error}. Create objects that can't be "
+                "pickled inside create_env_fn, which runs in the worker."
             ) from error
 
     def _watch(self, worker: Worker) -> None:
@@ -253,16 +256,16 @@ class WorkerGroup:
         self._poller.register(worker.connection.fileno(), select.POLLIN)
 
     def ask(self, index: int, message: bytes) -> None:
-        """Send ``message`` to a worker."""
+        """Send a request to a worker."""
         self.workers[index].ask(message, self.timeout)
 
     def ask_all(self, *message: Any) -> None:
-        """Send the same message to every worker."""
+        """Send the same request to every worker."""
         for index in range(len(self.workers)):
             self.ask(index, pickle.dumps(message))
 
     def next_reply(self, pending: Collection[int]) -> Reply:
-        """Return an answer of the ``pending`` workers, of the one asked first among those ready, or a failure."""
+        """Wait for an answer or failure of one of the ``pending`` workers: of those ready, the one asked first."""
         while True:
             ready = [self.workers[self._by_descriptor[found]] for found, _ in self._poller.poll(_POLL_MS)]
             if ready:
@@ -277,7 +280,7 @@ class WorkerGroup:
 
         Raises:
             WorkerError: a worker raised an error, died, or hangs.
-            RecurlError: whatever error of recurl was raised in a worker.
+            RecurlError: a worker raised an error of recurl; it is raised again with the same class.
         """
         pending = set(indices)
         values: dict[int, Any] = {}
@@ -288,21 +291,21 @@ class WorkerGroup:
                     raise reply.error
                 pending.discard(reply.worker)
                 values[reply.worker] = reply.value
-        except BaseException:  # also an interrupt: the answers still under way would be taken for later ones
+        except BaseException:  # also after an interrupt: outstanding answers would be taken for later ones
             self.kill()
             raise
         return [values[index] for index in sorted(values)]
 
     def send_memory(self, index: int, shared: SharedTensors) -> None:
-        """Hand shared memory to a worker that expects it."""
+        """Send shared memory to a worker that expects it."""
         self.workers[index].send_memory(shared)
 
     def receive_memory(self, index: int, entries: Sequence[Entry]) -> SharedTensors | None:
-        """Take shared memory that a worker announced; None if it doesn't come: the next answer says why."""
+        """Receive shared memory that a worker announced; None if that fails, and the next answer has the error."""
         return self.workers[index].receive_memory(entries)
 
     def restart(self, index: int) -> None:
-        """Stop a worker and start another in its place, without waiting for its greeting."""
+        """Replace a worker by a new process, without waiting for its first answer."""
         message, old = self._first_message(self._tasks[index]), self.workers[index]
         self._poller.unregister(old.connection.fileno())
         del self._by_descriptor[old.connection.fileno()]
@@ -317,16 +320,16 @@ class WorkerGroup:
         return not self._stop.alive
 
     def check_open(self) -> None:
-        """Refuse to go on without workers.
+        """Raise UsageError if the workers were stopped.
 
         Raises:
             UsageError: the workers were stopped.
         """
         if self.closed:
-            raise UsageError("The worker processes were stopped, by close() or after a failure: make a new object.")
+            raise UsageError("The worker processes were stopped, by close() or after a failure: create a new object.")
 
     def close(self) -> None:
-        """Let the workers close their environments and end; kill those that don't within 5 s."""
+        """Ask the workers to close their environments and end; kill those that still run after 5 s."""
         if not self.closed:
             for worker in self.workers:
                 worker.ask(CLOSE, _TAKE_SECONDS)
@@ -339,7 +342,7 @@ class WorkerGroup:
 
 
 def _stop_all(workers: list[Worker], owner: int, seconds: float = 0.0) -> None:
-    if os.getpid() != owner:  # in a fork of the parent: its workers are not ours
+    if os.getpid() != owner:  # in a fork of the parent, which keeps its workers
         return
     end = time.monotonic() + seconds
     for worker in workers:
@@ -347,14 +350,14 @@ def _stop_all(workers: list[Worker], owner: int, seconds: float = 0.0) -> None:
     workers.clear()
 
 
-def _caused(error: Exception, text: str) -> Exception:
+def _with_traceback(error: Exception, text: str) -> Exception:
     if text:
         error.__cause__ = RemoteTraceback(text)
     return error
 
 
 def _timeval(seconds: float | None) -> bytes:
-    """Return a time as setsockopt takes it; None is for ever."""
+    """Return a time limit as ``setsockopt`` takes it; None for no limit."""
     microseconds = 0 if seconds is None else max(int(min(seconds, _LONG) * 1e6), 1)
     return struct.pack("ll", *divmod(microseconds, 10**6))
 
@@ -362,21 +365,26 @@ def _timeval(seconds: float | None) -> bytes:
 def creators(num_workers: int, create_env_fn: Any) -> list[Callable[[], Any]]:
     """Return one callable per worker.
 
+    Args:
+        num_workers: number of workers, at least 1.
+        create_env_fn: one callable for all workers, or a list of ``num_workers`` callables.
+
     Raises:
-        ArgumentError: the number of workers is below 1, or not that of the callables.
-        ArgumentTypeError: something is not callable.
+        ArgumentError: ``num_workers`` is below 1, or differs from the number of callables.
+        ArgumentTypeError: ``create_env_fn``, or an item of it, is not callable.
     """
     if num_workers < 1:
         raise ArgumentError(f"num_workers must be at least 1, got {num_workers}.")
     functions: list[Any] = list(create_env_fn) if isinstance(create_env_fn, Sequence) else [create_env_fn] * num_workers
     if len(functions) != num_workers:
         raise ArgumentError(
-            f"There must be one create_env_fn for all workers, or one for each: got {len(functions)} for {num_workers}."
+            f"There must be one create_env_fn for all workers, or one for each: got {len(functions)} for {num_workers} "
+            "workers."
         )
     for function in functions:
         if not callable(function):
             raise ArgumentTypeError(
-                f"create_env_fn must be callable, or callables, that make environments, got {function!r}: each worker "
-                "makes its own. Pass a function, such as EnvCreator(lambda: GymEnv('CartPole-v1'))."
+                f"create_env_fn must be a function that creates an environment, or a list of these, got {function!r}: "
+                "each worker creates its own. Pass a function, such as EnvCreator(lambda: GymEnv('CartPole-v1'))."
             )
     return functions

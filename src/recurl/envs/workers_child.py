@@ -1,4 +1,4 @@
-"""What runs in a worker process."""
+"""Worker processes: the worker's side."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = ["FAILED", "STATUS_SIZE", "VALUE", "Channel", "Closed", "main"]
 
 VALUE, FAILED = b"v", b"f"
 STATUS_SIZE = 4096
-"""The status file holds a counter of steps in its first bytes; behind this many, what faulthandler writes."""
+"""Offset of faulthandler's output in the status file; its first bytes hold the worker's step counter."""
 
 _GRACE_SECONDS = 2.0
 
 
 class Closed(Exception):
-    """The parent closed its end of the connection, or asked to end."""
+    """The parent closed its end of the connection, or asked the worker to end."""
 
 
 class Channel:
-    """The worker's end of its connection with the parent.
+    """The worker's end of the connection to the parent.
 
     Args:
-        connection: to the parent.
-        status: descriptor of the status file.
+        connection: socket to the parent.
+        status: file descriptor of the status file.
     """
 
     def __init__(self, connection: Connection, status: int) -> None:
@@ -48,11 +48,11 @@ class Channel:
         self._beats = memoryview(mmap.mmap(status, STATUS_SIZE)).cast("q")
 
     def beat(self) -> None:
-        """Tell the parent that another step was made: the worker does not hang."""
+        """Count a step, which tells the parent that the worker does not hang."""
         self._beats[0] += 1
 
     def receive_bytes(self) -> bytes:
-        """Return the parent's next message as it came.
+        """Return the parent's next message.
 
         Raises:
             Closed: the parent is gone.
@@ -63,7 +63,7 @@ class Channel:
             raise Closed from error
 
     def send(self, value: Any = None) -> None:
-        """Answer the parent.
+        """Send an answer to the parent.
 
         Raises:
             Closed: the parent is gone.
@@ -71,7 +71,7 @@ class Channel:
         self._send(VALUE if value is None else VALUE + pickle.dumps(value))
 
     def fail(self, error: BaseException) -> None:
-        """Report ``error``, with its traceback, as the answer."""
+        """Send ``error``, with its traceback, as the answer."""
         kind, own = type(error).__name__, isinstance(error, RecurlError)
         said = str(error) if own else next((line for line in str(error).splitlines() if line.strip()), "")
         text = "".join(traceback.format_exception(error))
@@ -84,14 +84,14 @@ class Channel:
             raise Closed from error
 
     def share(self, entries: list[Entry]) -> SharedTensors:
-        """Make shared memory and hand it to the parent, who was told to expect it."""
+        """Create shared memory and send it to the parent, which expects it."""
         shared = SharedTensors(entries)
         shared.send(self._connection)
         shared.close()
         return shared
 
     def receive_memory(self, entries: tuple[Entry, ...]) -> SharedTensors:
-        """Take shared memory that the parent sends."""
+        """Receive shared memory from the parent."""
         return SharedTensors.receive(self._connection, entries)
 
 
@@ -101,9 +101,9 @@ def main(connection: int, status: int, parent: int) -> NoReturn:
     The first message is ``(serve, arguments, seed)``: ``serve(channel, *arguments)`` runs with torch seeded.
 
     Args:
-        connection: descriptor of the socket to the parent.
-        status: descriptor of the status file.
-        parent: the parent's process id.
+        connection: file descriptor of the socket to the parent.
+        status: file descriptor of the status file.
+        parent: process id of the parent.
     """
     for descriptor in (connection, status):
         os.set_inheritable(descriptor, False)
@@ -127,14 +127,14 @@ def main(connection: int, status: int, parent: int) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # at once: threads of the environment are none of the parent's concern
+        os._exit(code)  # without waiting for threads of the environment
 
 
 def _end_with_parent(connection: int, parent: int) -> None:
-    """End the process when the parent is gone, whatever the main thread is doing."""
+    """End the process once the parent is gone, whatever the main thread is doing."""
     poller = select.poll()
-    poller.register(connection, 0)  # hang-up is reported even so
+    poller.register(connection, 0)  # a hang-up is always reported
     while not poller.poll(2000) and os.getppid() == parent:
         pass
     time.sleep(_GRACE_SECONDS)  # the main thread may be closing its environment
-    os.killpg(0, signal.SIGKILL)  # this process, and those its environment started
+    os.killpg(0, signal.SIGKILL)  # this process, and those that its environment started

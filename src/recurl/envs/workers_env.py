@@ -1,4 +1,4 @@
-"""An environment in a worker process: what it tells of itself, and how it is stepped through shared memory."""
+"""Environments in worker processes: their properties, the layout of shared memory, and the loop that serves them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["EnvInfo", "Plan", "Server", "layout", "make_env", "serve_env", "writ
 
 
 class EnvInfo(NamedTuple):
-    """What the parent must know of an environment in a worker."""
+    """Properties of an environment in a worker that the parent needs."""
 
     observation_spec: Composite
     state_spec: Composite
@@ -34,7 +34,7 @@ class EnvInfo(NamedTuple):
 
     @classmethod
     def of(cls, env: EnvBase) -> EnvInfo:
-        """Return what is to be known of ``env``."""
+        """Return the properties of ``env``."""
         return cls(
             env.observation_spec,
             env.state_spec,
@@ -48,28 +48,28 @@ class EnvInfo(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One kind of reset or step: which entries the worker finds in shared memory."""
+    """One kind of reset or step: the entries that the worker reads from shared memory."""
 
     kind: str
     keys: tuple[NestedKey, ...]
     action: tuple[torch.dtype, tuple[int, ...]] | None
-    """Dtype and shape of the worker's action, whose encoding the policy chooses."""
+    """Dtype and shape of the worker's action, which depend on the policy; None for a reset."""
 
 
 def make_env(create_env_fn: Callable[[], EnvBase]) -> EnvBase:
-    """Return what ``create_env_fn`` makes.
+    """Return the environment that ``create_env_fn`` creates.
 
     Raises:
-        ArgumentTypeError: it is no environment of recurl.
+        ArgumentTypeError: the result is not an environment of recurl.
     """
     env = create_env_fn()
     if not isinstance(env, EnvBase):  # pyright: ignore[reportUnnecessaryIsInstance] - users
-        raise ArgumentTypeError(f"create_env_fn must make an environment of recurl, got {env!r}.")
+        raise ArgumentTypeError(f"create_env_fn must return an environment of recurl, got {env!r}.")
     return env
 
 
 def written_keys(info: EnvInfo) -> tuple[list[NestedKey], list[NestedKey]]:
-    """Return the keys of a root (without done flags) and of a step's result (under no prefix)."""
+    """Return the keys of a root (without done flags) and those of ``next`` after a step (without the prefix)."""
     root = list(dict.fromkeys((*info.observation_spec.keys(True, True), *info.state_spec.keys(True, True))))
     return root, [*root, REWARD, *DONE_KEYS]
 
@@ -77,7 +77,7 @@ def written_keys(info: EnvInfo) -> tuple[list[NestedKey], list[NestedKey]]:
 def layout(info: EnvInfo, num_workers: int) -> dict[str, list[Entry]]:
     """Return the entries of shared memory, ``[num_workers, *B, ...]``: ``"in"`` to the workers, ``"out"`` from them.
 
-    The action is a row of bytes per worker, with room for any encoding: 8 bytes for each number.
+    The action is one row of bytes per worker, large enough for any encoding: 8 bytes per number.
     """
     specs: dict[NestedKey, TensorSpec] = {}
     for composite in (info.observation_spec, info.state_spec, info.done_spec):
@@ -100,12 +100,12 @@ def layout(info: EnvInfo, num_workers: int) -> dict[str, list[Entry]]:
 
 
 class Server:
-    """Runs resets and steps of one environment in shared memory.
+    """Runs resets and steps of one environment through shared memory.
 
     Args:
         env: the environment.
-        given: what the parent writes, this worker's part.
-        result: what the worker writes, its part.
+        given: this worker's entries that the parent writes.
+        result: this worker's entries that it writes itself.
     """
 
     def __init__(self, env: EnvBase, given: dict[NestedKey, Tensor], result: dict[NestedKey, Tensor]) -> None:
@@ -115,15 +115,15 @@ class Server:
         self._root_keys, self._step_keys = written_keys(EnvInfo.of(env))
 
     def run(self, plan: Plan) -> None:
-        """Reset or step."""
+        """Run one reset or step."""
         td = self._read(plan)
         if plan.kind == "step":
             self._write(self._env._next(td), self._step_keys)  # pyright: ignore[reportPrivateUsage] - the parent's step checked the root
         else:
-            self._write(self._env._root(td if plan.keys else None), self._root_keys)  # pyright: ignore[reportPrivateUsage] - likewise
+            self._write(self._env._root(td if plan.keys else None), self._root_keys)  # pyright: ignore[reportPrivateUsage] - the parent's reset checked the mask
 
     def _read(self, plan: Plan) -> TensorDict:
-        # Clones: what the environment keeps of its input must not change under it.
+        # Cloned, as the environment may keep references to its inputs.
         entries = {key: self._given[key].clone() for key in plan.keys if key != ACTION}
         if plan.action is not None:
             dtype, shape = plan.action
@@ -145,7 +145,13 @@ class Server:
 
 
 def serve_env(channel: Channel, create_env_fn: Callable[[], EnvBase], index: int) -> None:
-    """Make an environment and serve it until the parent closes it or is gone."""
+    """Create an environment and serve it until the parent closes it or is gone.
+
+    Args:
+        channel: connection to the parent.
+        create_env_fn: function that creates the environment.
+        index: index of the worker.
+    """
     env = make_env(create_env_fn)
     try:
         channel.send(EnvInfo.of(env))

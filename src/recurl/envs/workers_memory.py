@@ -1,4 +1,4 @@
-"""Tensors in memory that processes share."""
+"""Tensors in memory that is shared between processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 
 
 class Entry(NamedTuple):
-    """What one tensor in shared memory looks like."""
+    """Key, shape and dtype of one tensor in shared memory."""
 
     key: NestedKey
     shape: tuple[int, ...]
@@ -34,19 +34,20 @@ class Entry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 class SharedTensors:
-    """CPU tensors, by key, in one piece of anonymous memory that is handed to other processes.
+    """CPU tensors, by key, in one block of anonymous memory that can be sent to other processes.
 
-    The memory has no name, so that nothing is left of it once the last process has closed it or died, and it does not
-    count against the size of ``/dev/shm``.
+    The memory has no name, so it is freed once the last process has closed it or died, and it does not count against
+    the size of ``/dev/shm``.
 
     Args:
-        entries: what to make room for.
-        file: descriptor of memory that was made elsewhere for the same ``entries``; belongs to this object from now on.
+        entries: keys, shapes and dtypes of the tensors.
+        file: file descriptor of memory created elsewhere for the same ``entries``, owned by this object from now on;
+            new memory is created when None.
 
     Raises:
         UnsupportedError: the system is not POSIX.
@@ -75,30 +76,30 @@ class SharedTensors:
             self.tensors[entry.key] = memory[offset : offset + entry.size].view(entry.dtype).view(entry.shape)
 
     def send(self, connection: Connection) -> None:
-        """Hand the memory to the process at the other end of ``connection``, which calls :meth:`receive`."""
+        """Send the memory to the process at the other end of ``connection``, which calls :meth:`receive`."""
         assert self._file is not None
         send_handle(connection, self._file, None)
 
     @classmethod
     def receive(cls, connection: Connection, entries: Sequence[Entry]) -> SharedTensors:
-        """Take the memory that the other end of ``connection`` sends."""
+        """Receive memory from the process at the other end of ``connection``, which calls :meth:`send`."""
         return cls(entries, recv_handle(connection))
 
     @contextmanager
     def lock(self, seconds: float | None = None) -> Generator[None]:
-        """Keep other processes that also take the lock away; a process that dies gives it up.
+        """Hold a lock on the memory, shared by all processes; it is released if the process dies.
 
         Args:
-            seconds: how long to wait for another process; None: for ever.
+            seconds: maximum time to wait for the lock; None for no limit.
 
         Raises:
-            WorkerError: another process keeps it for longer.
+            WorkerError: another process holds the lock for longer.
         """
         assert self._file is not None
         end = math.inf if seconds is None else time.monotonic() + seconds
         while not self._try_lock():
             if time.monotonic() > end:
-                raise WorkerError(f"A worker process has kept shared memory locked for {seconds:g} s: it hangs.")
+                raise WorkerError(f"A worker process hangs: it has held the lock of shared memory for {seconds:g} s.")
             time.sleep(0.001)
         try:
             yield
@@ -114,14 +115,14 @@ class SharedTensors:
         return True
 
     def close(self) -> None:
-        """Close the descriptor; the tensors stay, and the memory is freed with the last of them."""
+        """Close the file descriptor; the tensors remain valid, and the memory is freed with the last of them."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 def anonymous_file(size: int) -> int:
-    """Return a descriptor of ``size`` zero bytes of memory without a name."""
+    """Return a file descriptor of ``size`` zero bytes of anonymous memory."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("recurl")
     else:

@@ -1,4 +1,4 @@
-"""Running TensorDict modules as calls on tensors where nothing asks for a TensorDict."""
+"""Execution of TensorDict modules directly on tensors, wherever no TensorDict is needed."""
 
 from recurl.lowering.entries import Entries, Step, StepT, leaves, like, takes_entries, unmarked
 from recurl.lowering.module import Link, Linkable, in_order, link

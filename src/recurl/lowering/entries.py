@@ -1,9 +1,9 @@
-"""A dict of tensors that stands in for a TensorDict where one is made, filled and dropped at every step.
+"""A dict of tensors that replaces a TensorDict where one would be created, filled and dropped at every step.
 
 Setting an entry of a TensorDict costs microseconds, more than the arithmetic of a small policy. The parts of recurl
-that run at every step need little of it: get, set, membership, the batch size. :class:`Step` lists what they need.
-A method that needs no more is marked with :func:`takes_entries`; an override loses the mark, and the whole runs on
-TensorDicts.
+that run at every step need only a little of its interface, listed by :class:`Step`: get, set, membership, the batch
+size. A method that needs no more is marked with :func:`takes_entries`. An override loses the mark, and the environment
+or module then runs on TensorDicts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MARK = "_recurl_takes_entries"
 
 
 class Step(Protocol):
-    """Tensors by name with a common batch size: what a step needs of a TensorDict, and all that ``Entries`` offers."""
+    """The part of TensorDict's interface that a step needs; implemented by TensorDicts and by :class:`Entries`."""
 
     @property
     def batch_size(self) -> torch.Size:
@@ -33,7 +33,7 @@ class Step(Protocol):
 
     @property
     def device(self) -> torch.device | None:
-        """Where the entries are; None where that isn't said."""
+        """Device of the entries; None if it is not specified."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Step(Protocol):
     def __getitem__(self, key: Any, /) -> Any: ...
 
     def items(self) -> Any:
-        """Return names and values, nested ones not opened."""
+        """Return pairs of name and value; nested entries are not flattened."""
         ...
 
     def keys(self) -> Any:
@@ -70,15 +70,15 @@ class Step(Protocol):
         ...
 
     def exclude(self, *names: Any) -> Any:
-        """Return the same without some entries; tensors are shared."""
+        """Return a copy without the entries ``names``; tensors are shared."""
         ...
 
     def copy(self) -> Any:
-        """Return the same, nested entries too; tensors are shared."""
+        """Return a copy, also of nested entries; tensors are shared."""
         ...
 
     def clone(self) -> Any:
-        """Return the same in memory that nobody else has."""
+        """Return a copy, also of nested entries, with copied tensors."""
         ...
 
 
@@ -86,14 +86,14 @@ StepT = TypeVar("StepT", bound=Step)
 
 
 class Entries(dict[Any, Any]):
-    """Tensors by name, and nested ``Entries``: the part of TensorDict's interface that a step needs.
+    """Dict of tensors and nested ``Entries`` with the part of TensorDict's interface that a step needs.
 
-    Nothing is checked or copied when an entry is set; a tuple is a path.
+    Nothing is checked or copied when an entry is set; a tuple is a nested key.
 
     Args:
-        entries: names (or paths) to tensors.
-        batch_size: leading dimensions of all of them.
-        device: where they are; None where that is not said.
+        entries: names to tensors or ``Entries``.
+        batch_size: leading dimensions of all entries.
+        device: device of all entries; None if it is not specified.
 
     Example:
         >>> step = Entries({"observation": torch.zeros(2, 3)}, torch.Size([2]))
@@ -114,7 +114,7 @@ class Entries(dict[Any, Any]):
 
     @classmethod
     def of(cls, tensordict: Step) -> Entries:
-        """Return the entries of ``tensordict``, its tensors shared; ``Entries`` as they are."""
+        """Return the entries of ``tensordict``, sharing its tensors; return ``Entries`` unchanged."""
         if isinstance(tensordict, Entries):
             return tensordict
         entries = {
@@ -156,7 +156,7 @@ class Entries(dict[Any, Any]):
         return self.get(key) is not None if type(key) is tuple else super().__contains__(key)
 
     def set(self, key: NestedKey, value: Any) -> Self:
-        """Set an entry and return this; a path makes what is missing on the way."""
+        """Set an entry and return ``self``; a nested key creates missing levels."""
         if type(key) is not tuple:
             self[key] = value
             return self
@@ -170,21 +170,21 @@ class Entries(dict[Any, Any]):
         return self
 
     def exclude(self, *names: str) -> Entries:
-        """Return these entries without some; the tensors are shared."""
+        """Return a copy without the entries ``names``; the tensors are shared."""
         return Entries({k: v for k, v in self.items() if k not in names}, self.batch_size, self.device)
 
     def copy(self) -> Entries:
-        """Return these entries, nested ones too; the tensors are shared."""
+        """Return a copy, also of nested entries; the tensors are shared."""
         entries = {name: value.copy() if isinstance(value, Entries) else value for name, value in self.items()}
         return Entries(entries, self.batch_size, self.device)
 
     def clone(self) -> Entries:
-        """Return these entries, nested ones too, in memory that nobody else has."""
+        """Return a copy, also of nested entries, with copied tensors."""
         return Entries({name: value.clone() for name, value in self.items()}, self.batch_size, self.device)
 
 
 def leaves(tensordict: Step, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield the path and the tensor of every entry, nested ones included."""
+    """Yield the path and the tensor of every leaf, nested ones included."""
     for name, value in tensordict.items():
         if isinstance(value, Tensor):
             yield (*prefix, name), value
@@ -193,7 +193,7 @@ def leaves(tensordict: Step, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 
 def like(given: Step | None, entries: Mapping[Any, Tensor], batch_size: torch.Size, device: torch.device | None) -> Any:
-    """Return ``entries`` on ``device`` as ``given`` is: as ``Entries``, or else as a TensorDict."""
+    """Return ``entries`` on ``device`` in the type of ``given``: ``Entries``, or else a TensorDict."""
     if not isinstance(given, Entries):
         return TensorDict(dict(entries), batch_size, device=device)
     out = Entries({}, batch_size, device)
@@ -203,13 +203,13 @@ def like(given: Step | None, entries: Mapping[Any, Tensor], batch_size: torch.Si
 
 
 def takes_entries(function: _F) -> _F:
-    """Mark a method: where it takes a TensorDict, :class:`Entries` do as well, with the same result."""
+    """Mark a method as accepting :class:`Entries` wherever it accepts a TensorDict, with the same result."""
     setattr(function, _MARK, True)
     return function
 
 
 def unmarked(instance: object, *methods: str) -> str | None:
-    """Say which of ``methods`` needs a TensorDict, or return None if none does."""
+    """Return which of ``methods`` of ``instance`` needs a TensorDict, as text, or None if none does."""
     for name in methods:
         if name in vars(instance) or not getattr(getattr(type(instance), name), _MARK, False):
             return f"{type(instance).__name__}.{name} needs a TensorDict"

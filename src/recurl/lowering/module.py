@@ -1,9 +1,8 @@
-"""One TensorDict module as a call on tensors: what is left of it where no TensorDict is needed.
+"""Lowering of one TensorDict module: its computation as a function of :class:`~recurl.lowering.Entries`.
 
-What TensorDict modules do around the arithmetic of a small network costs more than the arithmetic. A link calls what
-is inside a module on :class:`~recurl.lowering.Entries`: the same operations on the same shapes, hence the same bits.
-Links are made for one call, or one batch, and dropped: nothing that outlives a call refers to modules that the tree
-may have replaced since.
+The overhead of TensorDict modules exceeds the arithmetic of a small network. A link calls the contents of a module on
+``Entries`` directly: the same operations on the same shapes, hence bitwise equal results. Links are created for one
+call or one batch and then dropped, so that none refers to modules that have been replaced in the tree since.
 """
 
 from __future__ import annotations
@@ -34,18 +33,19 @@ _IN_ORDER = "_recurl_in_order"
 
 
 class Linkable(Protocol):
-    """A TensorDict module that says itself how it runs on ``Entries``."""
+    """A TensorDict module that defines its own execution on ``Entries``."""
 
     def link_entries(self) -> Link | str:
-        """Return a function of ``Entries`` that writes what ``forward`` writes now, or why there is none."""
+        """Return a function of ``Entries`` that writes the same as ``forward``, or the reason why there is none."""
         ...
 
 
 def link(module: object) -> Link | str:
-    """Return a function of ``Entries`` that writes what ``module`` writes into a TensorDict of them, or why not.
+    """Return a function of ``Entries`` that writes the same as ``module``, or the reason why there is none.
 
-    It serves: ``TensorDictModule``, methods marked with :func:`~recurl.lowering.takes_entries`, modules that are
-    :class:`Linkable`, and sequences of these. It is valid until the next edit of the module tree.
+    Supported are ``TensorDictModule``, modules whose ``forward`` is marked with
+    :func:`~recurl.lowering.takes_entries`, :class:`Linkable` modules, and sequences of these. The function is valid
+    until the next edit of the module tree.
 
     Example:
         >>> import torch
@@ -54,10 +54,10 @@ def link(module: object) -> Link | str:
         >>> link(net)(step); step["logits"].shape
         torch.Size([4, 2])
         >>> link(print)
-        'builtin_function_or_method is no TensorDict module'
+        'builtin_function_or_method is not a TensorDict module'
     """
     if not isinstance(module, TensorDictModuleBase):
-        return f"{type(module).__name__} is no TensorDict module"
+        return f"{type(module).__name__} is not a TensorDict module"
     reason = hooked(module) or ("tensordict's set_skip_existing is in force" if skip_existing() else None)
     if reason is not None:
         return reason
@@ -71,7 +71,7 @@ def link(module: object) -> Link | str:
 
 
 def hooked(module: nn.Module) -> str | None:
-    """Say that ``module`` has hooks, which a link would not run, or return None."""
+    """Return which hooks of ``module`` a link would skip, as text, or None if there are none."""
     if has_hooks(module):
         return f"{type(module).__name__} has hooks"
     if has_global_hooks():
@@ -83,7 +83,7 @@ class Links:
     """Links that run one after another.
 
     Args:
-        links: what :func:`link` returned for each module.
+        links: one function per module, from :func:`link`.
     """
 
     __slots__ = ("_links",)
@@ -92,14 +92,14 @@ class Links:
         self._links = tuple(links)
 
     def __call__(self, entries: Entries) -> Entries:
-        """Run them all on ``entries`` and return it."""
+        """Run all links on ``entries`` and return it."""
         for run in self._links:
             run(entries)
         return entries
 
 
 def links_of(modules: Iterable[object]) -> Links | str:
-    """Return the links of ``modules``, in order, or why one of them has none."""
+    """Return the links of ``modules``, in order, or the reason why one of them has none."""
     links: list[Link] = []
     for module in modules:
         found = link(module)
@@ -113,7 +113,7 @@ def links_of(modules: Iterable[object]) -> Links | str:
 
 
 def in_order(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a ``forward`` of a sequence: it does no more than tensordict's own, which runs the modules in order."""
+    """Mark the ``forward`` of a sequence as equivalent to tensordict's own, which runs the modules in order."""
     setattr(forward, _IN_ORDER, True)
     return forward
 
@@ -122,7 +122,7 @@ _SEQUENCE_FORWARDS = (TensorDictSequential.forward, ProbabilisticTensorDictSeque
 
 
 def children_in_order(sequence: TensorDictSequential) -> list[Any] | str:
-    """Return the modules that ``sequence`` runs one after the other, or say what else it does."""
+    """Return the modules that ``sequence`` runs one after another, or the reason why it can't be split."""
     forward = type(sequence).forward
     plain = forward in _SEQUENCE_FORWARDS or getattr(forward, _IN_ORDER, False)
     plain = plain and "forward" not in vars(sequence)
@@ -130,7 +130,7 @@ def children_in_order(sequence: TensorDictSequential) -> list[Any] | str:
     held: Any = sequence.module
     children = list(held.values() if isinstance(held, Mapping | nn.ModuleDict) else held)
     if isinstance(sequence, ProbabilisticTensorDictSequential):
-        # Several samplers, or a prefix that already writes the action, follow rules of tensordict's own.
+        # Several samplers, or a module before the sampler that writes the action, follow other rules in tensordict.
         kinds = ProbabilisticTensorDictModule | ProbabilisticTensorDictSequential
         plain = plain and not any(isinstance(child, kinds) for child in children[:-1])
         plain = plain and samples(sequence) and not sequence.return_composite
@@ -148,7 +148,7 @@ def _link_sequence(sequence: TensorDictSequential) -> Link | str:
 
 
 class _Selection:
-    """Runs links; of what they write, keeps the selected entries and what was there before."""
+    """Links of a sequence with ``select_out_keys``: keeps its selected outputs and the entries present before."""
 
     __slots__ = ("_links", "_others", "_selected")
 
@@ -189,7 +189,7 @@ class _Network:
     def __call__(self, entries: Entries) -> None:
         inputs = [entries.get(key) for key in self._reads]
         if any(value is None for value in inputs):
-            self._run_on_tensordict(entries)  # which explains what is missing, or can do without
+            self._run_on_tensordict(entries)  # raises tensordict's error, or runs without the missing entry
             return
         outputs, writes = self._module.module(*inputs), self._writes
         if type(outputs) is Tensor and len(writes) == 1:
@@ -210,13 +210,13 @@ def _write(entries: Entries, key: NestedKey, value: Any) -> None:
 
 
 def _outputs(outputs: Any, keys: list[NestedKey]) -> tuple[Any, ...]:
-    """Return what a network gave, one value for each of the out keys."""
+    """Return the outputs of a network, one value for each of the out keys."""
     if isinstance(outputs, dict | TensorDictBase) and all(key in outputs for key in keys):
         return tuple(outputs[key] for key in keys)
     values = outputs if isinstance(outputs, tuple) else () if outputs is None else (outputs,)
     if len(values) != len(keys):
         raise UsageError(
-            f"A module must give one tensor for each of its out_keys {keys}, got {len(values)}. A network that gives "
-            "location and scale of a distribution ends with a NormalParamExtractor."
+            f"A module must return one tensor for each of its out_keys {keys}, got {len(values)}. A network that "
+            "returns location and scale of a distribution must end with a NormalParamExtractor."
         )
     return values

@@ -1,4 +1,4 @@
-"""The networks that a loss runs: modules in order, on ``Entries`` where each of them can be linked."""
+"""Networks of losses: modules that run in order, on ``Entries`` if all of them can be lowered."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = [
 
 
 class Network:
-    """TensorDict modules that run one after another, as they are now; the results are the same bits on ``Entries``.
+    """TensorDict modules that run one after another; results on ``Entries`` are bitwise equal.
 
-    Make it for one call: it sees no later edit of the module tree.
+    Create one for each call: later edits of the module tree are not seen.
 
     Args:
-        modules: what :func:`modules_in_order` returns, or a part of that; or a policy.
+        modules: modules in order, as :func:`modules_in_order` returns them.
 
     Example:
         >>> from tensordict.nn import TensorDictModule
@@ -53,13 +53,13 @@ class Network:
         self._links = links_of(self.modules)
 
     def why_not_lowered(self) -> str | None:
-        """Say why the modules have to run on TensorDicts, or return None if they needn't."""
+        """Return the reason why the modules need TensorDicts, or None if they can be lowered."""
         return self._links if isinstance(self._links, str) else None
 
     def __call__(self, run: Step) -> Step:
-        """Run the modules on ``run`` (``Entries`` only where they can be lowered) and return what they wrote to.
+        """Run the modules on ``run`` (``Entries`` only if they can be lowered) and return the result.
 
-        That is ``run`` itself unless a module makes a new TensorDict.
+        The result is ``run`` itself unless a module creates a new TensorDict.
         """
         if isinstance(run, Entries):
             assert isinstance(self._links, Links)
@@ -70,14 +70,14 @@ class Network:
 
 
 def why_not_lowered(networks: Iterable[Network]) -> str | None:
-    """Say why one of ``networks`` has to run on TensorDicts, or return None if none has."""
+    """Return the reason why one of ``networks`` needs TensorDicts, or None if all can be lowered."""
     return next((why for network in networks if (why := network.why_not_lowered()) is not None), None)
 
 
 def inputs_of(batch: Step, keys: Iterable[NestedKey], networks: Iterable[Network]) -> Step:
-    """Return those of ``keys`` that ``batch`` has, in what ``networks`` run on: ``Entries``, or else a TensorDict.
+    """Return the entries ``keys`` of ``batch`` as ``Entries`` if all ``networks`` can be lowered, else as a TensorDict.
 
-    What a module writes there, nested entries included, doesn't reach ``batch``; the tensors are shared.
+    Missing keys are skipped. Tensors are shared with ``batch``, but new entries, nested ones included, don't reach it.
     """
     entries = {key: value for key in keys if (value := batch.get(key, None)) is not None}
     return inputs_from(entries, batch.batch_size, batch.device, networks)
@@ -89,7 +89,7 @@ def inputs_from(
     device: torch.device | None,
     networks: Iterable[Network],
 ) -> Step:
-    """Return ``entries`` in what ``networks`` run on."""
+    """Return ``entries`` as ``Entries`` if all ``networks`` can be lowered, else as a TensorDict."""
     lowered = why_not_lowered(networks) is None
     run: Any = Entries({}, batch_size, device) if lowered else TensorDict({}, batch_size, device=device)
     for key, value in entries.items():
@@ -98,9 +98,9 @@ def inputs_from(
 
 
 def modules_in_order(module: TensorDictModuleBase) -> list[TensorDictModuleBase]:
-    """Return the modules that ``module`` runs one after the other, with nested sequences opened.
+    """Return the modules that ``module`` runs one after another, with nested sequences flattened.
 
-    A sequence that selects its outputs, has hooks, or does more than run its modules stays as it is.
+    A sequence that selects its outputs, has hooks, or does more than run its modules is kept as one module.
     """
     if not isinstance(module, TensorDictSequential) or hooked(module) is not None or returns_other_entries(module):
         return [module]
@@ -111,7 +111,7 @@ def modules_in_order(module: TensorDictModuleBase) -> list[TensorDictModuleBase]
 
 
 def modules_leading_to(module: TensorDictModuleBase, keys: Iterable[NestedKey]) -> list[TensorDictModuleBase]:
-    """Return those of the modules that ``module`` runs in order that ``keys`` depend on."""
+    """Return the modules of ``module``, in order, that the outputs ``keys`` depend on."""
     wanted, needed = set(keys), list[TensorDictModuleBase]()
     for part in reversed(modules_in_order(module)):
         if wanted & {normalize_key(key) for key in part.out_keys}:
@@ -121,7 +121,7 @@ def modules_leading_to(module: TensorDictModuleBase, keys: Iterable[NestedKey]) 
 
 
 def distribution_of(sampler: TensorDictModuleBase, run: Step) -> d.Distribution:
-    """Return the distribution that ``sampler``, the last module of a policy, makes of the parameters in ``run``."""
+    """Return the distribution that ``sampler``, the last module of a policy, builds from the parameters in ``run``."""
     if isinstance(run, Entries):
         plain = (
             getattr(type(sampler), "get_dist", None) is ProbabilisticTensorDictModule.get_dist
@@ -133,10 +133,10 @@ def distribution_of(sampler: TensorDictModuleBase, run: Step) -> d.Distribution:
 
 
 def shared_state(modules: Iterable[Any]) -> NestedKey | None:
-    """Return a key under which two of ``modules`` keep a recurrent state, or None.
+    """Return a recurrent-state key that two of ``modules`` share, or None.
 
     Args:
-        modules: modules of one or several networks; those without ``state_keys`` have no states.
+        modules: modules of one or several networks; those without ``state_keys`` are skipped.
 
     Example:
         >>> from recurl.modules import GRUModule

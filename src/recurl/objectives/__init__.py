@@ -1,4 +1,4 @@
-"""Losses and value estimators. Each runs sequences in recurrent mode by itself and leaves its input batch intact."""
+"""Losses and value estimators over sequences, which run networks in recurrent mode, whatever the mode outside."""
 
 from recurl.objectives.common import LossModule
 from recurl.objectives.dqn import DQNLoss

@@ -1,4 +1,4 @@
-"""What every objective shares: recurrent mode, segments of a batch, and means over the tokens that count."""
+"""Base class of losses, and functions shared by objectives: entries, states, masked means."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ __all__ = [
 
 
 class LossModule(TensorDictModuleBase):
-    """Base of all losses: a module from a batch of sequences to a TensorDict of scalars.
+    """Base class of all losses: modules that map a batch of sequences to a TensorDict of scalars.
 
     ``forward`` and ``tensors`` enter recurrent mode themselves, so recurrent modules read the batch as sequences (its
-    last batch dimension is time) whatever the mode outside. They never write into the batch. Subclasses implement
-    ``losses``, ``why_not_lowered``, ``in_keys`` (all that is read: select these to keep minibatches small) and
-    ``out_keys``. Networks are looked up at every call: one may be replaced, edited, copied or pickled at any time.
+    last batch dimension is time), whatever the mode outside. They never write into the batch. Subclasses implement
+    ``losses``, ``why_not_lowered``, ``in_keys`` (all entries that are read; select them to keep minibatches small) and
+    ``out_keys``. Networks are looked up at every call: they may be replaced, edited, copied or pickled at any time.
     """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the losses of a batch ``[T]`` or ``[*B, T]``, not empty, as a TensorDict of scalars."""
+        """Return the losses of a non-empty batch ``[T]`` or ``[*B, T]`` as a TensorDict of scalars."""
         return TensorDict(self.tensors(tensordict), [])
 
     def tensors(self, batch: Step) -> dict[str, Tensor]:
-        """Return the same losses by name; the batch may also be ``Entries``, as ``SequenceMinibatches`` makes them."""
+        """Return the losses by name; the batch may also be ``Entries``, from ``SequenceMinibatches.entries``."""
         if batch.batch_size.numel() == 0:
             raise ArgumentError(
-                f"A loss is a mean over tokens, but the batch, of shape {list(batch.batch_size)}, has none: skip it."
+                f"A loss needs a batch with at least one token, got shape {list(batch.batch_size)}: skip empty batches."
             )
         if batch.get(MASK, None) is not None:
             batch = without_padding(batch, self.in_keys)
@@ -52,17 +52,17 @@ class LossModule(TensorDictModuleBase):
             return self.losses(batch)
 
     def make_value_estimator(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raise: there are no estimators inside losses."""
+        """Raise UsageError: losses contain no value estimators."""
         raise UsageError(
             "There is no make_value_estimator(): advantages are computed before the loss, batch = GAE(gamma, lmbda, "
             "critic)(batch); gamma and n_steps are arguments of DQNLoss."
         )
 
     def set_keys(self, **keys: object) -> NoReturn:
-        """Raise: the names of entries are fixed."""
+        """Raise UsageError: the names of entries are fixed."""
         raise UsageError(
-            "There is no set_keys(): the entries that are read, in in_keys, have the names that recurl writes. Rename "
-            "those of a batch of your own: batch.rename_key_(old, new)."
+            "There is no set_keys(): the entries that are read, listed in in_keys, have fixed names. Rename those of "
+            "your batch instead: batch.rename_key_(old, new)."
         )
 
     def losses(self, batch: Step) -> dict[str, Tensor]:
@@ -70,14 +70,14 @@ class LossModule(TensorDictModuleBase):
         raise NotImplementedError
 
     def why_not_lowered(self) -> str | None:
-        """Say why the networks run on TensorDicts, or return None where they run as calls on tensors."""
+        """Return the reason why the networks need TensorDicts, or None if they are lowered."""
         raise NotImplementedError
 
 
 def without_padding(batch: Step, keys: Iterable[NestedKey]) -> Step:
-    """Return a copy of ``batch``, which has a mask, with zeros for the numbers among ``keys`` that don't count.
+    """Return a copy of ``batch``, which has a mask, with the floating-point entries ``keys`` zero at padding.
 
-    To leave such tokens out of a mean is not enough: their gradient of zero times what isn't finite is NaN.
+    Excluding padding from a mean is not enough: its zero gradient times a value that isn't finite would be NaN.
     """
     padding, clean = ~per_token(MASK, batch.get(MASK), batch.batch_size), batch.copy()
     for key in keys:
@@ -97,17 +97,21 @@ def entry(tensordict: Step, key: NestedKey, advice: str) -> Tensor:
 
 
 def states_of(*modules: TensorDictModuleBase) -> list[NestedKey]:
-    """Return the recurrent states of ``modules``: what they read at the root and write under ``"next"``."""
+    """Return the keys of the recurrent states of ``modules``, which are read at the root and written under ``"next"``.
+
+    Args:
+        *modules: TensorDict modules.
+    """
     written = {normalize_key(key) for module in modules for key in module.out_keys}
     read = dict.fromkeys(normalize_key(key) for module in modules for key in module.in_keys)
     return [key for key in read if next_key(key) in written]
 
 
 def per_token(key: NestedKey, value: Tensor, batch_shape: torch.Size) -> Tensor:
-    """Return ``value``, of the batch shape with or without a trailing 1, without it.
+    """Return ``value``, of the batch shape with or without a trailing 1, without the trailing 1.
 
     Raises:
-        ArgumentError: another shape.
+        ArgumentError: ``value`` has another shape.
     """
     if value.shape == batch_shape:
         return value
@@ -119,16 +123,16 @@ def per_token(key: NestedKey, value: Tensor, batch_shape: torch.Size) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean of ``values`` ``[...]`` where the bool ``mask`` ``[...]`` is true (everywhere without one), a scalar."""
+    """Return the mean of ``values`` ``[...]`` where ``mask``, bool ``[...]``, is true (everywhere if None)."""
     if mask is None:
         return values.mean()
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp_min(1)
 
 
 def standardized(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Shift and scale ``values`` ``[...]`` to mean 0 and (biased) standard deviation 1 over the tokens that count.
+    """Return ``values`` ``[...]`` shifted and scaled to mean 0 and (biased) standard deviation 1 over the valid tokens.
 
-    One of these that isn't finite makes all of them NaN, for they share a mean.
+    If one of them isn't finite, all of them become NaN.
     """
     if values.numel() == 0:
         return values
@@ -140,7 +144,7 @@ def standardized(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def common_prefix(first: list[TensorDictModuleBase], second: list[TensorDictModuleBase]) -> int:
-    """Return how many modules at the beginning of both lists are the same objects."""
+    """Return the number of modules at the beginning of both lists that are the same objects."""
     length = 0
     for a, b in zip(first, second, strict=False):
         if a is not b:

@@ -1,4 +1,4 @@
-"""Q-learning from sequences: DQN, double DQN and R2D2's variant of it."""
+"""Q-learning from sequences: DQN, double DQN and R2D2."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _TARGET = "target"
 _ERROR_KEYS = ["td_error", "q_value", "q_target"]
 
 
-@without_arguments(action_space="leave it out, integers and one-hot actions are told apart by their shape")
+@without_arguments(action_space="leave it out, integer and one-hot actions are distinguished by their shape")
 class DQNLoss(LossModule):
-    """Temporal-difference loss of action values, over sequences.
+    """Temporal-difference loss of action values over sequences.
 
     With ``Q`` the network, ``Q'`` its target copy (or itself, without gradient) and ``o'`` the true next observation::
 
@@ -35,7 +35,7 @@ class DQNLoss(LossModule):
         target     = n-step return of the rewards and the next value (0 where terminated)
         loss       = mean(weight * distance(Q(o, action), target))
 
-    and with ``value_rescaling`` the networks' outputs are values under :func:`~.value.functional.value_rescaling`, h::
+    With ``value_rescaling`` the networks' outputs are rescaled by h, :func:`~.value.functional.value_rescaling`::
 
         next value = h^-1(...),  target = h(n-step return)
 
@@ -44,37 +44,36 @@ class DQNLoss(LossModule):
     distributed reinforcement learning" (R2D2, 2019), section 2.3.
 
     The batch is a set of sequences, ``[T]``, ``[*B, T]`` or flat slices of a replay buffer; both networks run over them
-    in recurrent mode, whatever the mode outside. Inside a sequence the values of the next observation are those of the
+    in recurrent mode, whatever the mode outside. Within a sequence, the values of the next observation are those of the
     next token. Where a trajectory, slice or row ends, each network makes one step from the state that it has just
-    computed, with the true next observation: a slice's end, like a truncation, bootstraps exactly. An n-step return
-    never reaches beyond its sequence: near the end it sums the rewards that are there.
+    computed, with the true next observation: the end of a slice, like a truncation, bootstraps exactly. An n-step
+    return never extends beyond its sequence: near the end it has fewer rewards.
 
     Args:
-        value_network: TensorDict module that writes ``"action_value"``, ``[*B, T, n]``, such as a
-            :class:`~recurl.modules.QValueActor`, whose own name for it counts; the whole chain from observations.
-        gamma: discount factor per step.
-        n_steps: rewards that are summed before the next value.
-        double_dqn: the network chooses the action, the target network values it.
+        value_network: TensorDict module from observations to ``"action_value"``, ``[*B, T, n]``, such as a
+            :class:`~recurl.modules.QValueActor` (whose ``action_value_key`` is used), including all encoders.
+        gamma: discount factor per step, in [0, 1].
+        n_steps: number of rewards that are summed before the next value, at least 1.
+        double_dqn: choose the next action with the network, and evaluate it with the target network.
         value_rescaling: learn rescaled values, for returns of many magnitudes.
-        delay_value: keep a target network, a copy, as ``target_value_network``; bring it up to date with a
-            :class:`SoftUpdate` or :class:`HardUpdate`. Assigning another ``value_network`` later doesn't make it
-            anew: assign ``target_value_network = target_of(network)`` too. If False the network itself gives the next
-            values.
-        loss_function: ``"l2"``, ``"l1"`` or ``"smooth_l1"``, the distance.
+        delay_value: keep a copy of the network as ``target_value_network``, to be updated with a :class:`SoftUpdate` or
+            :class:`HardUpdate`. After assigning another ``value_network``, also assign
+            ``target_value_network = target_of(network)``. If False, the network itself gives the next values.
+        loss_function: distance of values and targets: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
 
-    Reads what the network reads, at the root and (states and ``"is_init"`` excepted) under ``"next"``; the action,
+    Reads the inputs of the network, at the root and (except states and ``"is_init"``) under ``"next"``; the action,
     as an integer ``[*B, T]`` or one-hot ``[*B, T, n]``; ``("next", "reward")``, ``("next", "done")``, ``("next",
     "terminated")``, ``[*B, T, 1]``; and where present ``"is_init"``, ``("collector", "traj_ids")``, ``("collector",
-    "traj_steps")``, ``("collector", "mask")`` (tokens that count) and ``"priority_weight"`` ``[*B, T]`` (importance
+    "traj_steps")``, ``("collector", "mask")`` (False at padding) and ``"priority_weight"`` ``[*B, T]`` (importance
     weights): all listed in ``in_keys``. Where the batch has ``("target", key)`` for a state ``key`` of the network,
-    sequences of the target network start from it instead, as after a burn-in with weights of its own. Never writes
-    into the batch.
+    sequences of the target network start from this entry, as after a burn-in of the target network. Never writes into
+    the batch.
 
-    Returns a TensorDict with the scalar ``loss``, and without gradient ``td_error``, ``[*B, T, 1]``, the distance
-    ``|target - Q|`` of every token (0 where it does not count), and the means ``q_value`` and ``q_target`` of the two.
+    Returns a TensorDict with the scalar ``loss``, and without gradients ``td_error``, ``[*B, T, 1]``, the distance
+    ``|target - Q|`` of every token (0 at padding), and the means ``q_value`` and ``q_target`` of values and targets.
 
     Raises:
-        ArgumentError: an option out of range; the network writes no action values; an action of another shape.
+        ArgumentError: an option is out of range; the network writes no action values; or an action has another shape.
         MissingKeyError: an entry is missing, or the network reads one that doesn't exist under ``"next"``.
 
     Example:
@@ -135,17 +134,17 @@ class DQNLoss(LossModule):
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network
-        """All that is read of a batch."""
+        """Keys of all entries that are read from a batch."""
         own = [ACTION, *SEQUENCE_KEYS, IS_INIT, TRAJ_IDS, TRAJ_STEPS, MASK, _WEIGHT, *self.target_states.values()]
         return list(dict.fromkeys([*_unroll(self.value_network).in_keys, *own]))
 
     @property
     def target_states(self) -> dict[NestedKey, NestedKey]:
-        """Where a state of the target network is read, for each state of the network."""
+        """Keys at which the states of the target network are read, by state of the network."""
         return {key: (_TARGET, *((key,) if isinstance(key, str) else key)) for key in states_of(self.value_network)}
 
     def why_not_lowered(self) -> str | None:
-        """Say why the networks run on TensorDicts, or return None where they run as calls on tensors."""
+        """Return the reason why the networks need TensorDicts, or None if they are lowered."""
         networks = [self.value_network, *([self.target_value_network] if self.delay_value else [])]
         return why_not_lowered(Network([network]) for network in networks)
 
@@ -158,7 +157,7 @@ class DQNLoss(LossModule):
         chosen = _chosen(values, entry(batch, ACTION, "The policy writes it during collection."))
         with torch.no_grad():
             target = self._targets(batch, sequences, online, run)
-            target = target.detach()  # from forward-mode tangents, which no_grad leaves
+            target = target.detach()  # also from forward-mode tangents, which no_grad keeps
         weight = batch.get(_WEIGHT, None)
         distance = self._distance(chosen, target, reduction="none")
         if weight is not None:
@@ -175,33 +174,34 @@ class DQNLoss(LossModule):
 
     def _targets(self, batch: Step, sequences: Sequences, online: Unroll, run: Step) -> Tensor:
         """Return the targets of the actions taken, ``[*B, T]``; ``run`` is the network's pass over the batch."""
-        following = self._following(batch, sequences, online, run)
+        next_value = self._next_value(batch, sequences, online, run)
         if self.value_rescaling:
-            following = inverse_value_rescaling(following)
+            next_value = inverse_value_rescaling(next_value)
         target = n_step_return(
-            self.gamma, self.n_steps, following, sequences.reward, sequences.terminated, sequences.ends
+            self.gamma, self.n_steps, next_value, sequences.reward, sequences.terminated, sequences.ends
         )
         return value_rescaling(target) if self.value_rescaling else target
 
-    def _following(self, batch: Step, sequences: Sequences, online: Unroll, run: Step) -> Tensor:
-        """Return the value of every next observation, ``[*B, T]``, as the networks give it."""
+    def _next_value(self, batch: Step, sequences: Sequences, online: Unroll, run: Step) -> Tensor:
+        """Return the value of every next observation, ``[*B, T]``, as the networks output it."""
         if not self.delay_value:
-            return online.following(batch, sequences, run).amax(-1)
-        slow, target = self._for_target(batch), _unroll(self.target_value_network)
-        values = target.following(slow, sequences, target.run(slow, sequences))
+            return online.next_output(batch, sequences, run).amax(-1)
+        target_batch, target = self._target_batch(batch), _unroll(self.target_value_network)
+        values = target.next_output(target_batch, sequences, target.run(target_batch, sequences))
         if not self.double_dqn:
             return values.amax(-1)
-        best = online.following(batch, sequences, run).argmax(-1, keepdim=True)
+        best = online.next_output(batch, sequences, run).argmax(-1, keepdim=True)
         return values.gather(-1, best).squeeze(-1)
 
-    def _for_target(self, batch: Step) -> Step:
+    def _target_batch(self, batch: Step) -> Step:
+        """Return ``batch`` with the target network's own states in place of the network's, where it has them."""
         own = {key: value for key, at in self.target_states.items() if (value := batch.get(at, None)) is not None}
         if not own:
             return batch
-        slow = batch.copy()
+        target_batch = batch.copy()
         for key, value in own.items():
-            slow.set(key, value)
-        return slow
+            target_batch.set(key, value)
+        return target_batch
 
 
 def _unroll(network: TensorDictModuleBase) -> Unroll:
@@ -209,7 +209,7 @@ def _unroll(network: TensorDictModuleBase) -> Unroll:
 
 
 def _chosen(values: Tensor, action: Tensor) -> Tensor:
-    """The values of the actions taken, ``[*B, T]``."""
+    """Return the values of the actions taken, ``[*B, T]``."""
     if action.shape == values.shape:
         return values.gather(-1, action.long().argmax(-1, keepdim=True)).squeeze(-1)
     if action.shape == values.shape[:-1] and not action.is_floating_point():

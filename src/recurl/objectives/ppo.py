@@ -1,4 +1,4 @@
-"""Proximal policy optimisation."""
+"""Proximal policy optimisation (PPO)."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ _RUN_GAE = "Run the advantage estimator on the whole batch before cutting it int
 
 
 class _Plan(NamedTuple):
-    """How the networks of a loss are run at one call."""
+    """Parts of the actor and the critic, as they run in one call."""
 
     trunk: Network
-    """What both begin with."""
+    """Modules at the beginning of both, run once."""
     actor: Network
     critic: Network
     sampler: TensorDictModuleBase
     action_key: NestedKey
     log_prob_key: NestedKey
     keys: list[NestedKey]
-    """What the networks read."""
+    """Entries that the networks read."""
     states: list[NestedKey]
 
     @property
     def networks(self) -> tuple[Network, Network, Network]:
-        """All that is run."""
+        """All networks, in the order in which they run."""
         return self.trunk, self.actor, self.critic
 
 
@@ -63,46 +63,45 @@ class ClipPPOLoss(LossModule):
     """Clipped surrogate objective, value loss and entropy bonus.
 
     Source: Schulman et al., "Proximal policy optimization algorithms" (2017), equations 7 and 9.
-    With ``ratio = exp(log_prob - stored log_prob)`` the losses to be summed and minimised are::
+    With ``ratio = exp(log_prob - stored log_prob)``, the losses to be summed and minimised are::
 
         loss_objective = -mean(min(ratio * A, clip(ratio, 1 - clip_epsilon, 1 + clip_epsilon) * A))
         loss_critic    = critic_coeff * mean(distance(V, value_target))
         loss_entropy   = -entropy_coeff * mean(entropy)
 
-    Every mean is over the tokens of the batch that count: all, or those where ``("collector", "mask")`` is true. The
-    batch is a set of sequences, ``[T]``, ``[*B, T]`` or flat slices as ``SequenceMinibatches`` makes them; networks run
-    in recurrent mode, whatever the mode outside, and modules that both networks begin with run once.
+    Means are over the valid tokens of the batch: all, or those where ``("collector", "mask")`` is true. The batch is a
+    set of sequences, ``[T]``, ``[*B, T]`` or flat slices from ``SequenceMinibatches``; the networks run in recurrent
+    mode, whatever the mode outside, and modules at the beginning of both networks run once.
 
     Args:
-        actor_network: policy with a sampler at its end, such as ``ProbabilisticActor(..., return_log_prob=True)``.
+        actor_network: policy that ends with a sampler, such as ``ProbabilisticActor(..., return_log_prob=True)``.
         critic_network: critic, from observations (and states) to ``"state_value"``.
-        clip_epsilon: bound of the ratio's distance from 1.
+        clip_epsilon: maximum distance of the ratio from 1, in (0, 1).
         entropy_bonus: include ``loss_entropy``.
-        entropy_coeff: its coefficient; may be assigned between updates. A scalar tensor on the device may be filled
-            between the replays of a CUDA graph.
+        entropy_coeff: coefficient of the entropy; may be assigned between updates. A scalar tensor on the device may be
+            overwritten between the replays of a CUDA graph.
         critic_coeff: coefficient of ``loss_critic``.
-        loss_critic_type: ``"smooth_l1"``, ``"l1"`` or ``"l2"``, the distance of value and target.
-        normalize_advantage: shift and scale the advantage to mean 0 and standard deviation 1 in each minibatch, where
-            one that isn't finite makes all of them NaN.
-        clip_value: also clip the value's distance from the stored ``"state_value"``, and take the larger loss of the
-            two: a number, or True for ``clip_epsilon``.
+        loss_critic_type: distance of values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
+        normalize_advantage: shift and scale the advantage to mean 0 and standard deviation 1 in each minibatch; a value
+            that isn't finite makes all of them NaN.
+        clip_value: maximum distance of the value from the stored ``"state_value"``, or True for ``clip_epsilon``; the
+            larger of the losses of the clipped and the unclipped value counts. No clipping if False.
 
-    Reads what the networks read, the action, its stored log-probability ``"action_log_prob"`` ``[*B, T]``,
-    ``"advantage"`` and ``"value_target"`` ``[*B, T, 1]``, with ``clip_value`` ``"state_value"``, and where present
+    Reads the inputs of the networks, the action, its stored log-probability ``"action_log_prob"`` ``[*B, T]``,
+    ``"advantage"`` and ``"value_target"`` ``[*B, T, 1]``, with ``clip_value`` also ``"state_value"``, and where present
     ``("collector", "traj_ids")``, ``("collector", "traj_steps")`` and ``("collector", "mask")``: all listed in
     ``in_keys``. Never writes into the batch.
 
-    Returns a TensorDict of scalars: the three losses, and without gradient ``entropy`` (nats), ``kl_approx`` (mean of
+    Returns a TensorDict of scalars: the three losses, and without gradients ``entropy`` (nats), ``kl_approx`` (mean of
     ``ratio - 1 - log ratio``, the low-variance estimate of KL(stored || current) of Schulman, "Approximating KL
     divergence", 2020), ``clip_fraction``, ``ESS`` (Kish's effective sample size of the ratios, divided by the number of
-    tokens), ``max_ratio``, ``mean_ratio``, and ``explained_variance`` of the targets
-    by the values (0 when the targets are all the same). With the attribute ``metrics`` set to False it computes and
-    returns the losses alone.
+    tokens), ``max_ratio``, ``mean_ratio``, and the ``explained_variance`` of the targets by the values (0 if all
+    targets are equal). If the attribute ``metrics`` is False, only the losses are computed and returned.
 
     Raises:
-        ArgumentError: an option out of range; an actor without a sampler or with several actions; two recurrent
-            modules that keep their states under the same keys.
-        MissingKeyError: an entry is missing, or a state that sequences cut out of episodes start from.
+        ArgumentError: an option is out of range; the actor has no sampler or several actions; or two recurrent modules
+            share state keys.
+        MissingKeyError: an entry is missing, or a state of sequences that begin inside an episode.
         UsageError: the stored log-probability requires gradients.
 
     Example:
@@ -157,7 +156,7 @@ class ClipPPOLoss(LossModule):
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the networks
-        """All that is read of a batch."""
+        """Keys of all entries that are read from a batch."""
         plan = self._plan()
         old_value = [STATE_VALUE] if self.clip_value else []
         return [*plan.keys, plan.action_key, plan.log_prob_key, ADVANTAGE, VALUE_TARGET, *old_value, MASK]
@@ -170,7 +169,7 @@ class ClipPPOLoss(LossModule):
         return ["loss_objective", "loss_critic", *entropy, *(metrics if self.metrics else ())]
 
     def _plan(self) -> _Plan:
-        """Return how the networks, as they are now, are run."""
+        """Return the parts of the networks as they are now."""
         *actor, sampler = _parts(self.actor_network)
         critic = modules_in_order(self.critic_network)
         shared = common_prefix(actor, critic)
@@ -193,7 +192,7 @@ class ClipPPOLoss(LossModule):
         )
 
     def why_not_lowered(self) -> str | None:
-        """Say why the networks run on TensorDicts, or return None where they run as calls on tensors."""
+        """Return the reason why the networks need TensorDicts, or None if they are lowered."""
         return why_not_lowered(self._plan().networks)
 
     def losses(self, batch: Step) -> dict[str, Tensor]:
@@ -244,8 +243,8 @@ class ClipPPOLoss(LossModule):
         return data
 
     def _log_prob_and_entropy(self, dist: d.Distribution, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the action's log-probability and the entropy, which has no gradient where it has no weight."""
-        # A tensor's value is not asked for: that would wait for the device.
+        """Return the action's log-probability and the entropy, without gradients if its coefficient is 0."""
+        # The value of a tensor is not read, which would synchronise with the device.
         counts = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
         together = getattr(dist, "log_prob_and_entropy", None)
         if together is not None:
@@ -268,7 +267,7 @@ class ClipPPOLoss(LossModule):
 
 
 def _run(batch: Step, plan: _Plan) -> tuple[d.Distribution, Tensor]:
-    """Return the current distribution of actions, and the current values ``[*B, T]``."""
+    """Return the current action distribution, and the current values ``[*B, T]``."""
     run = plan.trunk(inputs_of(batch, plan.keys, plan.networks))
     branch = plan.critic(run.copy() if plan.critic.modules else run)
     value = per_token(STATE_VALUE, entry(branch, STATE_VALUE, "The critic must write it."), batch.batch_size)
@@ -276,7 +275,7 @@ def _run(batch: Step, plan: _Plan) -> tuple[d.Distribution, Tensor]:
 
 
 def _parts(actor: TensorDictModuleBase) -> list[TensorDictModuleBase]:
-    """Return the modules that lead to an actor's distribution; the actor itself where its ``get_dist`` is its own."""
+    """Return the modules of an actor, in order; the actor itself if it overrides ``get_dist``."""
     own = isinstance(actor, ProbabilisticTensorDictSequential) and (
         "get_dist" in vars(actor) or type(actor).get_dist is not ProbabilisticTensorDictSequential.get_dist
     )
@@ -288,7 +287,7 @@ def _action_key(sampler: TensorDictModuleBase) -> NestedKey:
     if actions is None or len(actions) != 1:
         given = f"is a {type(sampler).__name__}" if actions is None else f"samples {actions}"
         raise ArgumentError(
-            "PPO needs probabilities of actions, so the actor must end with a sampler of one action, as "
+            "PPO needs action probabilities, so the actor must end with a sampler of one action, as "
             "ProbabilisticActor(module, ..., distribution_class=..., return_log_prob=True) does; the last module "
             f"of this one {given}."
         )
@@ -299,14 +298,14 @@ def _check_states(actor: TensorDictModuleBase, critic: TensorDictModuleBase) -> 
     shared = shared_state([*actor.modules(), *critic.modules()])
     if shared is not None:
         raise ArgumentError(
-            f"Actor and critic have a recurrent module each, but both keep their states under {shared!r}: one would "
-            "start from the states of the other. Share the module (ActorValueOperator), or give one other keys, "
-            "in_keys=[value, 'its_state', ...] and out_keys=[features, ('next', 'its_state'), ...]."
+            f"Actor and critic must not share state keys, but each has a recurrent module with the state {shared!r}, "
+            "so one would start from the states of the other. Share the module (ActorValueOperator), or give one other "
+            "keys, in_keys=[value, 'its_state', ...] and out_keys=[features, ('next', 'its_state'), ...]."
         )
 
 
 def _sum_events(values: Tensor, batch_shape: torch.Size) -> Tensor:
-    """Sum what a distribution gives per component, ``[*B, T, ...]``, over the components of an action."""
+    """Sum values of a distribution, ``[*B, T, ...]``, over the components of an action, to ``[*B, T]``."""
     extra = values.ndim - len(batch_shape)
     return values.sum(tuple(range(-extra, 0))) if extra > 0 else values
 

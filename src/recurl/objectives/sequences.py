@@ -1,4 +1,4 @@
-"""What value estimators do alike: read a batch as sequences, and run a network along and just past each of them."""
+"""Shared by GAE and DQN: sequences of a batch, and a network's outputs along them and one step past their ends."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ __all__ = ["SEQUENCE_KEYS", "Sequences", "Unroll"]
 
 SEQUENCE_KEYS: tuple[NestedKey, ...] = (next_key(REWARD), next_key(DONE), next_key(TERMINATED))
 _FROM_ENV = "Collect it with an environment of recurl, which writes it under 'next' at every step."
-_GATHERED_ON = ("cpu",)  # where counting the ends of trajectories costs nothing
+_GATHERED_ON = ("cpu",)  # devices on which counting the ends of sequences needs no synchronisation
 
 
 class Sequences(NamedTuple):
-    """The sequences of a batch, one number per token, ``[*B, T]`` each.
+    """Sequences of a batch, as tensors with one value per token, ``[*B, T]``.
 
     Attributes:
-        reward: of the step.
-        terminated: bool, nothing comes after the step.
-        starts: bool, the token doesn't continue the one before.
-        ends: bool, the following token doesn't continue this one.
-        mask: bool, the token counts; None: all do.
+        reward: reward of the step.
+        terminated: bool, True where the step ended its episode: nothing is bootstrapped.
+        starts: bool, True where the token doesn't continue the previous one.
+        ends: bool, True where the next token doesn't continue this one.
+        mask: bool, False at padding; None if there is none.
     """
 
     reward: Tensor
@@ -55,8 +55,8 @@ class Sequences(NamedTuple):
     def read(cls, batch: Step) -> Sequences:
         """Read the sequences of a batch ``[T]`` or ``[*B, T]``, time last.
 
-        One ends at a row's end, at ``done``, before ``is_init``, where the following token isn't the trajectory's next
-        step, and where the mask changes.
+        A sequence ends at the end of a row, at ``done``, before ``is_init``, where the next token isn't the
+        trajectory's next step, and where the mask changes.
 
         Raises:
             ArgumentError: the batch has no time dimension, or time is not its last; an entry has another shape.
@@ -70,21 +70,21 @@ class Sequences(NamedTuple):
         mask = None if mask is None else per_token(MASK, cast(Tensor, mask), shape)
         starts = _starts(batch, done | terminated, mask)
         check_order(batch, starts)
-        ends = starts.reshape(-1).roll(-1).reshape(shape)  # a row's first token is a start, so its last is an end
+        ends = starts.reshape(-1).roll(-1).reshape(shape)  # rows begin with a start, so their last tokens are ends
         return cls(reward, terminated, starts, ends, mask)
 
 
 class Unroll:
     """Runs a network over sequences: along them, and one step past the end of each.
 
-    Make it for one call: it sees no later edit of the network.
+    Create one for each call: later edits of the network are not seen.
 
     Args:
-        network: TensorDict module that writes ``out_key``, recurrent or not, the *whole* chain from observations.
-        out_key: the output of interest, any shape per token.
+        network: TensorDict module from observations to ``out_key``, recurrent or not, including all encoders.
+        out_key: key of the output, of any shape per token.
 
     Attributes:
-        states: the recurrent states that the network carries.
+        states: keys of the recurrent states of the network.
         in_keys: entries of a batch that are read, besides ``SEQUENCE_KEYS``.
 
     Raises:
@@ -103,19 +103,19 @@ class Unroll:
         self.in_keys: list[NestedKey] = [*self._keys, *map(next_key, self._observed)]
 
     def run(self, batch: Step, sequences: Sequences) -> Step:
-        """Run the network over the batch in recurrent mode; return what it read and wrote, a new TensorDict.
+        """Run the network over the batch in recurrent mode, and return its inputs and outputs.
 
         Raises:
-            MissingKeyError: an observation has no counterpart under ``"next"``, or a sequence that begins in the
-                middle of an episode no state to start from.
+            MissingKeyError: an observation has no counterpart under ``"next"``, or a sequence begins inside an episode
+                without a state to start from.
         """
         check_starts(batch, self.states, sequences.starts)
         for key in self._observed:
             if batch.get(next_key(key), None) is None:
                 raise MissingKeyError(
-                    f"The network reads {key!r}, but the batch has no {next_key(key)!r}, so the value of the last "
-                    "observations of a trajectory can't be computed. Pass the whole chain as value_network, trunk "
-                    "included: from observations, which exist under 'next', to the value."
+                    f"The network reads {key!r}, but the batch has no {next_key(key)!r}, so the value after the last "
+                    "step of a trajectory can't be computed. Pass a value_network that includes the trunk: from "
+                    "observations, which exist under 'next', to the value."
                 )
         run = inputs_of(batch, [*self._keys, TRAJ_IDS, TRAJ_STEPS], [self._network])
         if IS_INIT in self._keys:
@@ -127,14 +127,14 @@ class Unroll:
             return self._network(run)
 
     def why_not_lowered(self) -> str | None:
-        """Say why the network runs on TensorDicts, or None where it runs as calls on tensors."""
+        """Return the reason why the network needs TensorDicts, or None if it is lowered."""
         return self._network.why_not_lowered()
 
-    def following(self, batch: Step, sequences: Sequences, run: Step) -> Tensor:
+    def next_output(self, batch: Step, sequences: Sequences, run: Step) -> Tensor:
         """Return the output for the true next observation of every token, 0 where terminated: ``[*B, T, ...]``.
 
-        Inside a sequence it is the output of the next token. At an end the network makes one step, from the state that
-        ``run`` (of :meth:`run`) has just computed, never a stored one.
+        Within a sequence it is the output of the next token. At the end of a sequence the network makes one step from
+        the computed state in ``run`` (from :meth:`run`), never from a stored one.
         """
         output, shape = cast(Tensor, run.get(self.out_key)), batch.batch_size
         inner = output.shape[len(shape) :]
@@ -150,11 +150,11 @@ class Unroll:
             if where.numel():
                 shifted = shifted.index_put((where,), self._step(batch, run, where))
             return shifted.reshape(output.shape)
-        # Elsewhere the number of ends is not known without waiting for the device: step from every token.
+        # On other devices the number of ends can't be read without synchronisation: step from every token.
         return torch.where(spread(steps), self._step(batch, run, None), shifted).reshape(output.shape)
 
     def _step(self, batch: Step, run: Step, where: Tensor | None) -> Tensor:
-        """The output for the next observation of the tokens ``where`` (of all, when None), flat."""
+        """Return the output for the next observation of the tokens ``where`` (of all tokens when None), flat."""
         lead = batch.ndim
 
         def pick(source: Step, key: tuple[str, ...]) -> Tensor:
@@ -181,10 +181,10 @@ def _check_time(batch: Step) -> None:
 
 
 def _starts(batch: Step, done: Tensor, mask: Tensor | None) -> Tensor:
-    """Bool ``[*B, T]``: tokens that don't continue the one before."""
+    """Return bool ``[*B, T]``: True where a token doesn't continue the previous one."""
     shape = batch.batch_size
     is_init = batch.get(IS_INIT, None)
-    after_done = done.reshape(-1).roll(1).reshape(shape)  # rows start anyway: what wraps around changes nothing
+    after_done = done.reshape(-1).roll(1).reshape(shape)  # the first token of each row is a start in any case
     flags = after_done if is_init is None else after_done | per_token(IS_INIT, cast(Tensor, is_init), shape)
     if mask is not None:
         flags = flags | (mask != mask.reshape(-1).roll(1).reshape(shape))

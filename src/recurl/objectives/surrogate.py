@@ -1,4 +1,4 @@
-"""The terms of the PPO objective for every token, and their means' derivatives."""
+"""Terms of the PPO objective, and the derivatives of their means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISTANCES = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
 
 
 class Data(NamedTuple):
-    """What the losses read besides the networks' inputs, one number per token, ``[*B, T]`` each but the action."""
+    """Inputs of the losses besides those of the networks, ``[*B, T]`` each except the action."""
 
     action: Tensor
     log_prob: Tensor
@@ -28,7 +28,7 @@ class Data(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Means over the tokens that count, scalars; and ratios ``[*B, T]``, without gradient."""
+    """Means over the valid tokens, scalars; and ratios ``[*B, T]``, without gradients."""
 
     gain: Tensor
     distance: Tensor
@@ -37,7 +37,7 @@ class Terms(NamedTuple):
 
 
 class Surrogate(NamedTuple):
-    """How the terms are computed; see :class:`~recurl.objectives.ClipPPOLoss` for the options.
+    """Computes the terms; see :class:`~recurl.objectives.ClipPPOLoss` for the options.
 
     Example:
         >>> zeros = torch.zeros(3)
@@ -52,19 +52,19 @@ class Surrogate(NamedTuple):
     distance: str
 
     def __call__(self, log_prob: Tensor, value: Tensor, data: Data) -> Terms:
-        """Return the terms for the log-probabilities and values of now, ``[*B, T]`` each.
+        """Return the terms for the current log-probabilities and values, ``[*B, T]`` each.
 
-        Their first derivatives by the two are written out: a dozen operations instead of the three dozen of torch's
-        graph. Where the data are to be differentiated too, it is left to torch.
+        The first derivatives with respect to the two are hand-written: a dozen operations instead of three dozen in
+        autograd's graph. If the data require gradients too, autograd takes over.
         """
         if first_derivatives_do() and not any(value is not None and value.requires_grad for value in data):
             return Terms(*_Means.apply(log_prob, value, self, data))
         return self.means(log_prob, value, data)
 
     def means(self, log_prob: Tensor, value: Tensor, data: Data) -> Terms:
-        """The same, left to torch to be derived."""
+        """Return the same terms, differentiated by autograd."""
         log_ratio = log_prob - data.log_prob
-        if data.mask is not None:  # the ratio of a token that doesn't count may overflow, and 0 * inf is NaN
+        if data.mask is not None:  # the ratio of padding may overflow, and 0 * inf is NaN
             log_ratio = torch.where(data.mask, log_ratio, 0.0)
         ratio = log_ratio.exp()
         gain = torch.minimum(*self.gains(ratio, data.advantage))
@@ -75,21 +75,21 @@ class Surrogate(NamedTuple):
         return Terms(gain, distance, log_ratio.detach(), ratio.detach())
 
     def gains(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """The gain of every token, unclipped and clipped."""
+        """Return the gain of every token, unclipped and clipped."""
         return ratio * advantage, ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon) * advantage
 
     def distances(self, value: Tensor, data: Data) -> tuple[Tensor, Tensor | None]:
-        """The distance of every value to its target, and with ``clip_value`` that of the clipped value."""
+        """Return the distance of every value to its target, and with ``clip_value`` that of the clipped value."""
         distance = DISTANCES[self.distance]
         plain = distance(value, data.target, reduction="none")
         if data.old_value is None:
             return plain, None
-        # Exact inside the bounds, where old + (value - old) would differ from the value by its rounding.
+        # Exact within the bounds, where old + (value - old) would differ from the value by rounding.
         near = value.clamp(data.old_value - self.clip_value, data.old_value + self.clip_value)
         return plain, distance(near, data.target, reduction="none")
 
     def slope(self, difference: Tensor) -> Tensor:
-        """The derivative of the distance by the value, for every ``difference = value - target``."""
+        """Return the derivative of the distance with respect to the value, for ``difference = value - target``."""
         match self.distance:
             case "l2":
                 return 2.0 * difference
@@ -100,7 +100,7 @@ class Surrogate(NamedTuple):
 
 
 class _Means(torch.autograd.Function):
-    """(log_prob, value, surrogate, data) -> what :meth:`Surrogate.means` returns."""
+    """Computes :meth:`Surrogate.means` with a hand-written backward."""
 
     @staticmethod
     def forward(ctx: Any, log_prob: Tensor, value: Tensor, surrogate: Surrogate, data: Data) -> Terms:
@@ -138,7 +138,7 @@ class _Means(torch.autograd.Function):
 
 
 def _only(chosen: Tensor | None, mask: Tensor | None, values: Tensor) -> Tensor:
-    """``values`` where both flags are true, or missing, and 0 elsewhere."""
+    """Return ``values`` where both flags are true (or None), and 0 elsewhere."""
     if chosen is None:
         chosen, mask = mask, None
     if chosen is None:

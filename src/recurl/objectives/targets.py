@@ -1,4 +1,4 @@
-"""Target networks: slow copies of the networks that are trained, and how they follow."""
+"""Target networks and their updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PREFIX = "target_"
 
 
 def target_of(network: _M) -> _M:
-    """Return a copy of ``network`` that gets no gradients, for an attribute named ``"target_" + name of the network``.
+    """Return a copy of ``network`` without gradients, to be stored as ``"target_"`` plus the name of the network.
 
     Example:
         >>> target = target_of(nn.Linear(2, 1))
@@ -29,7 +29,7 @@ def target_of(network: _M) -> _M:
 
 
 class _TargetUpdater:
-    """Finds the pairs of networks and targets in a loss, at every call."""
+    """Base class of target updates, which find the pairs of networks and targets in a loss at every call."""
 
     def __init__(self, loss_module: nn.Module) -> None:
         self.loss_module = loss_module
@@ -43,24 +43,24 @@ class _TargetUpdater:
         self._follow(1.0)
 
     def _follow(self, tau: float) -> None:
-        """Move parameters by the fraction ``tau`` of their way; copy buffers."""
+        """Move the targets' parameters by the fraction ``tau`` towards those of the networks; copy buffers."""
         with torch.no_grad():
             for online, target in _pairs(self.loss_module):
-                _check_alike(online, target)
-                for source, follower in zip(online.parameters(), target.parameters(), strict=True):
-                    follower.lerp_(source, tau) if tau < 1.0 else follower.copy_(source)
-                for source, follower in zip(online.buffers(), target.buffers(), strict=True):
-                    follower.copy_(source)
+                _check_shapes(online, target)
+                for source, copied in zip(online.parameters(), target.parameters(), strict=True):
+                    copied.lerp_(source, tau) if tau < 1.0 else copied.copy_(source)
+                for source, copied in zip(online.buffers(), target.buffers(), strict=True):
+                    copied.copy_(source)
 
 
 class HardUpdate(_TargetUpdater):
-    """Copies networks to their targets every few calls.
+    """Copies networks to their targets at regular intervals.
 
     Source: Mnih et al., "Human-level control through deep reinforcement learning" (2015).
 
     Args:
         loss_module: a loss with target networks, such as a :class:`DQNLoss`.
-        value_network_update_interval: calls of :meth:`step` between two copies.
+        value_network_update_interval: number of calls of :meth:`step` between two copies.
 
     Raises:
         ArgumentError: the interval is not positive, or the loss has no target network.
@@ -83,17 +83,17 @@ class HardUpdate(_TargetUpdater):
         self.steps = 0
 
     def step(self) -> None:
-        """Count a gradient step; copy when it is time."""
+        """Count a gradient step, and copy at the end of each interval."""
         self.steps += 1
         if self.steps % self.interval == 0:
             self.init_()
 
     def state_dict(self) -> dict[str, int]:
-        """Return the count."""
+        """Return the number of gradient steps."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a :meth:`state_dict`."""
+        """Restore a :meth:`state_dict`."""
         self.steps = state["steps"]
 
 
@@ -104,12 +104,12 @@ class SoftUpdate(_TargetUpdater):
 
     Args:
         loss_module: a loss with target networks, such as a :class:`DQNLoss`.
-        eps: ``1 - tau``; exactly one of the two.
-        tau: fraction of the way per call of :meth:`step`, in (0, 1].
+        eps: ``1 - tau``; exactly one of ``eps`` and ``tau`` must be given.
+        tau: fraction of the difference per call of :meth:`step`, in (0, 1].
 
     Raises:
-        ArgumentTypeError: not exactly one of ``eps`` and ``tau``.
-        ArgumentError: it is out of range, or the loss has no target network.
+        ArgumentTypeError: not exactly one of ``eps`` and ``tau`` is given.
+        ArgumentError: ``tau`` is out of range, or the loss has no target network.
 
     Example:
         >>> loss = nn.Module()
@@ -128,7 +128,7 @@ class SoftUpdate(_TargetUpdater):
             raise ArgumentError(f"tau = 1 - eps must be in (0, 1], got {self.tau}.")
 
     def step(self) -> None:
-        """Move the targets."""
+        """Move every target towards its network."""
         self._follow(self.tau)
 
 
@@ -140,10 +140,10 @@ def _pairs(loss_module: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
             yield online, target
 
 
-def _check_alike(online: nn.Module, target: nn.Module) -> None:
+def _check_shapes(online: nn.Module, target: nn.Module) -> None:
     kinds = [[value.shape for value in (*module.parameters(), *module.buffers())] for module in (online, target)]
     if kinds[0] != kinds[1]:
         raise ArgumentError(
-            f"The {type(online).__name__} has other parameters than its target network, as it was replaced or edited "
-            "since: make the target anew, loss.target_... = target_of(loss....)."
+            f"The {type(online).__name__} and its target network must have parameters of the same shapes, but it was "
+            "replaced or edited since: create a new target, loss.target_... = target_of(loss....)."
         )

@@ -1,6 +1,6 @@
-"""What a tensor of an environment may hold: shape, dtype, device and domain.
+"""Specs of tensors and TensorDicts: shape, dtype, device and domain.
 
-Names and meaning follow TorchRL. A :class:`Composite` is a tree of specs whose leaves share leading batch dimensions.
+Names and semantics follow TorchRL. A :class:`Composite` is a tree of specs whose leaves share leading batch dimensions.
 """
 
 from recurl.specs.base import TensorSpec

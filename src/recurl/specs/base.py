@@ -1,4 +1,4 @@
-"""The base of all specs."""
+"""Base class of all specs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Device: TypeAlias = torch.device | str | None
 
 
 class TensorSpec(ABC):
-    """Base of all specs.
+    """Base class of all specs.
 
     Attributes:
-        shape: shape of the tensors described, batch dimensions included.
-        dtype: their dtype (``None`` for a :class:`Composite`).
-        device: where :meth:`rand` and :meth:`zero` create them (``None``: torch's default device).
+        shape: shape of the tensors, batch dimensions included.
+        dtype: dtype of the tensors (``None`` for a :class:`Composite`).
+        device: device on which :meth:`rand` and :meth:`zero` create tensors (``None``: torch's default device).
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype | None, device: Device) -> None:
@@ -38,14 +38,14 @@ class TensorSpec(ABC):
         """Return whether ``value`` has the shape and dtype of this spec and lies in its domain."""
 
     def zero(self) -> Any:
-        """Return zeros of the shape and dtype of this spec (which need not lie in its domain)."""
+        """Return zeros of this spec's shape and dtype; they need not lie in its domain."""
         return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
     def expand(self: _S, *shape: int | Sequence[int]) -> _S:
-        """Return this spec with the shape ``shape``, which must end with its present shape.
+        """Return this spec with the shape ``shape``, which must end with its current shape.
 
         Raises:
-            ArgumentError: ``shape`` does not end with the present shape.
+            ArgumentError: ``shape`` does not end with the current shape.
 
         Example:
             >>> from recurl.specs import Unbounded
@@ -55,7 +55,8 @@ class TensorSpec(ABC):
         target = as_size(shape)
         if len(target) < len(self.shape) or target[len(target) - len(self.shape) :] != self.shape:
             raise ArgumentError(
-                f"A spec of shape {list(self.shape)} can't expand to {list(target)}: it must end with it."
+                f"A spec of shape {list(self.shape)} can't expand to {list(target)}: the new shape must end with the "
+                "shape of the spec."
             )
         out = self.clone()
         out.shape = target
@@ -72,7 +73,7 @@ class TensorSpec(ABC):
         return copy.copy(self)
 
     def _domain(self) -> tuple[Any, ...]:
-        """Return what, besides shape, dtype and device, makes two specs equal."""
+        """Return the values, besides shape, dtype and device, that two equal specs share."""
         return ()
 
     def _fits(self, value: Any) -> bool:
@@ -93,7 +94,7 @@ class TensorSpec(ABC):
 
 
 def as_size(shape: tuple[int | Sequence[int], ...]) -> torch.Size:
-    """Return ``shape``, given as several ints or as one sequence, as a size."""
+    """Return ``shape``, several ints or one sequence, as a ``torch.Size``."""
     if len(shape) == 1 and not isinstance(shape[0], int):
         return torch.Size(shape[0])
     return torch.Size(cast(tuple[int, ...], shape))

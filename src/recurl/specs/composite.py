@@ -1,4 +1,4 @@
-"""The spec of a TensorDict."""
+"""Spec of a TensorDict."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from recurl.specs.base import Device, TensorSpec
 
 
 class Composite(TensorSpec):
-    """A tree of specs: the spec of a TensorDict.
+    """Spec of a TensorDict: a tree of specs.
 
     Args:
-        specs: names (or nested keys) to specs, or to mappings of them.
+        specs: names (or nested keys) to specs, or to mappings of specs.
         shape: batch dimensions; every leaf's shape starts with them.
-        device: moves every leaf there, unless None.
+        device: device to move every leaf to; None keeps the device of each.
         **named: further entries.
 
     Raises:
@@ -48,7 +48,7 @@ class Composite(TensorSpec):
             self.set(key, spec)
 
     def set(self, key: NestedKey, spec: TensorSpec | Mapping[Any, Any]) -> None:
-        """Set the entry ``key``; a nested key creates the Composites on its way."""
+        """Set the entry ``key``; a nested key creates missing Composites."""
         name, *rest = _path(key)
         if rest:
             child = self._specs.get(name)
@@ -77,12 +77,12 @@ class Composite(TensorSpec):
         return spec
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False) -> Iterator[NestedKey]:
-        """Iterate over keys, as ``TensorDict.keys`` does."""
+        """Iterate over keys, like ``TensorDict.keys``."""
         for key, _ in self.items(include_nested, leaves_only):
             yield key
 
     def items(self, include_nested: bool = False, leaves_only: bool = False) -> Iterator[tuple[NestedKey, TensorSpec]]:
-        """Iterate over (key, spec)."""
+        """Iterate over pairs (key, spec), like ``TensorDict.items``."""
         for name, spec in self._specs.items():
             if not (leaves_only and isinstance(spec, Composite)):
                 yield name, spec
@@ -91,7 +91,7 @@ class Composite(TensorSpec):
                     yield (name, *_path(key)), leaf
 
     def values(self, include_nested: bool = False, leaves_only: bool = False) -> Iterator[TensorSpec]:
-        """Iterate over specs."""
+        """Iterate over specs, like ``TensorDict.values``."""
         for _, spec in self.items(include_nested, leaves_only):
             yield spec
 
@@ -104,13 +104,13 @@ class Composite(TensorSpec):
         return TensorDict({name: spec.zero() for name, spec in self._specs.items()}, self.shape, device=self.device)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether the TensorDict ``value`` has every entry, each in its domain; others are not looked at."""
+        """Return whether the TensorDict ``value`` has every entry, each in its domain; other entries are ignored."""
         if not isinstance(value, TensorDictBase):
             return False
         return all(name in value and spec.is_in(value.get(name)) for name, spec in self._specs.items())
 
     def expand(self, *shape: int | Sequence[int]) -> Composite:
-        """Return this spec with the batch dimensions ``shape``, which must end with the present ones."""
+        """Return this spec with the batch dimensions ``shape``, which must end with the current ones."""
         out = super().expand(*shape)
         kept = len(self.shape)
         out._specs = {name: spec.expand(*out.shape, *spec.shape[kept:]) for name, spec in self._specs.items()}

@@ -13,13 +13,13 @@ from recurl.specs.base import Device, TensorSpec, as_size
 
 
 class Unbounded(TensorSpec):
-    """Any value of the dtype: floats are drawn from a standard normal, integers from the whole range.
+    """Any value of the dtype; random floats are standard normal, random integers uniform over the dtype's range.
 
     Args:
-        *sizes: the shape, as ints or one sequence.
-        shape: the same by keyword.
-        dtype: torch's default dtype when None.
+        *sizes: shape, as ints or one sequence.
+        shape: shape by keyword, as an int or a sequence.
         device: see :class:`TensorSpec`.
+        dtype: torch's default dtype when None.
 
     Example:
         >>> Unbounded(2, 3).is_in(torch.zeros(2, 3))
@@ -46,7 +46,7 @@ class Unbounded(TensorSpec):
         return torch.randint(max(info.min, -(2**62)), min(info.max, 2**62), self.shape, device=self.device).to(dtype)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether shape and dtype match."""
+        """Return whether ``value`` has the shape and dtype of this spec."""
         return self._fits(value)
 
 
@@ -55,7 +55,7 @@ class Bounded(TensorSpec):
 
     Args:
         low: lower bound, a number or a tensor that broadcasts to ``shape``.
-        high: upper bound, likewise.
+        high: upper bound, a number or a tensor that broadcasts to ``shape``.
         shape: shape of the values; the broadcast shape of the bounds when None.
         device: see :class:`TensorSpec`.
         dtype: torch's default dtype when None.
@@ -101,7 +101,7 @@ class Bounded(TensorSpec):
         return self._high.expand(self.shape).to(self.device)
 
     def rand(self) -> torch.Tensor:
-        """Return a uniform sample; where a bound is infinite, a standard normal one clamped to the bounds."""
+        """Return a uniform sample; standard normal, clamped to the bounds, where a bound is infinite."""
         dtype = cast(torch.dtype, self.dtype)
         low, high = self.low.double(), self.high.double()
         width = high - low
@@ -113,7 +113,7 @@ class Bounded(TensorSpec):
         return torch.where(width.isfinite(), uniform, normal).to(dtype).clamp(self.low, self.high)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether shape, dtype and bounds are met."""
+        """Return whether ``value`` has the shape and dtype of this spec and lies within the bounds."""
         if not self._fits(value):
             return False
         return bool(((value >= self._low.to(value.device)) & (value <= self._high.to(value.device))).all())
@@ -129,6 +129,12 @@ class Bounded(TensorSpec):
 
 class Categorical(TensorSpec):
     """Integers ``0 .. n-1``.
+
+    Args:
+        n: number of values, at least 1.
+        shape: shape of the values.
+        device: see :class:`TensorSpec`.
+        dtype: dtype of the values.
 
     Example:
         >>> Categorical(4).is_in(torch.tensor(3))
@@ -146,7 +152,7 @@ class Categorical(TensorSpec):
         return torch.randint(0, self.n, self.shape, dtype=self.dtype, device=self.device)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether shape, dtype and range are met."""
+        """Return whether ``value`` has the shape and dtype of this spec and lies in ``0 .. n-1``."""
         return self._fits(value) and bool(((value >= 0) & (value < self.n)).all())
 
     def _domain(self) -> tuple[Any, ...]:
@@ -155,6 +161,12 @@ class Categorical(TensorSpec):
 
 class OneHot(TensorSpec):
     """One-hot vectors of length ``n`` along the last dimension.
+
+    Args:
+        n: number of categories, at least 1.
+        shape: shape of the values, ending with ``n``; ``(n,)`` when None.
+        device: see :class:`TensorSpec`.
+        dtype: dtype of the values.
 
     Raises:
         ArgumentError: the last dimension of ``shape`` is not ``n``.
@@ -183,7 +195,7 @@ class OneHot(TensorSpec):
         return torch.nn.functional.one_hot(index, self.n).to(self.dtype)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether every row holds a single one and zeros."""
+        """Return whether ``value`` has the shape and dtype of this spec and each vector one 1, else 0s."""
         if not self._fits(value):
             return False
         return bool(((value == 0) | (value == 1)).all()) and bool((value.sum(-1) == 1).all())
@@ -193,7 +205,13 @@ class OneHot(TensorSpec):
 
 
 class MultiCategorical(TensorSpec):
-    """Several integers, the i-th in ``0 .. nvec[i]-1``, along the last dimension.
+    """Several integers along the last dimension, the i-th in ``0 .. nvec[i]-1``.
+
+    Args:
+        nvec: number of values of each integer, each at least 1.
+        shape: shape of the values, ending with ``len(nvec)``; ``(len(nvec),)`` when None.
+        device: see :class:`TensorSpec`.
+        dtype: dtype of the values.
 
     Raises:
         ArgumentError: the last dimension of ``shape`` is not ``len(nvec)``.
@@ -226,7 +244,7 @@ class MultiCategorical(TensorSpec):
         return sample.long().minimum(sizes - 1).to(self.dtype)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether shape, dtype and ranges are met."""
+        """Return whether ``value`` has the shape and dtype of this spec and each integer lies in its range."""
         if not self._fits(value):
             return False
         return bool(((value >= 0) & (value < torch.tensor(self.nvec, device=value.device))).all())
@@ -238,6 +256,11 @@ class MultiCategorical(TensorSpec):
 class Binary(TensorSpec):
     """Zeros and ones (or False and True).
 
+    Args:
+        shape: shape of the values.
+        device: see :class:`TensorSpec`.
+        dtype: dtype of the values.
+
     Example:
         >>> Binary((1,)).zero()
         tensor([False])
@@ -247,11 +270,11 @@ class Binary(TensorSpec):
         super().__init__(shape, dtype, device)
 
     def rand(self) -> torch.Tensor:
-        """Return fair coin flips."""
+        """Return zeros and ones with equal probability."""
         return torch.randint(0, 2, self.shape, device=self.device).to(self.dtype)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether shape and dtype match and all values are 0 or 1."""
+        """Return whether ``value`` has the shape and dtype of this spec and all its values are 0 or 1."""
         return self._fits(value) and bool(((value == 0) | (value == 1)).all())
 
 

@@ -1,4 +1,4 @@
-"""What stands between an environment and its user: entries added at reset and at every step."""
+"""Transforms of environments: entries added at reset and at every step."""
 
 from recurl.transforms.base import Compose, Transform, makes_memory
 from recurl.transforms.init_tracker import InitTracker

@@ -1,4 +1,4 @@
-"""The hooks of a transform, and their composition."""
+"""Base class of transforms, and their composition."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ _MAKES_MEMORY = "_recurl_makes_memory"
 
 
 def makes_memory(function: _F) -> _F:
-    """Mark ``_reset`` or ``_step``: nothing writes later to the tensors that it returns.
+    """Mark ``_reset`` or ``_step`` as returning new tensors that are never written to again.
 
-    What an unmarked method of an environment or transform returns is copied, as it may be one buffer that changes at
-    every step. A method that overrides a marked one has no mark unless it gets its own.
+    The result of an unmarked method of an environment or transform is copied, as it may be a buffer that is overwritten
+    at every step. An override of a marked method needs a mark of its own.
     """
     setattr(function, _MAKES_MEMORY, True)
     return function
 
 
 def keeps_memory(instance: object) -> bool:
-    """Whether what ``_reset`` and ``_step`` of an environment or transform return must be copied."""
+    """Return whether the results of ``_reset`` and ``_step`` of an environment or transform must be copied."""
     methods = ("_reset", "_step")
     own = [getattr(getattr(type(instance), name), _MAKES_MEMORY, False) for name in methods]
     return not all(own) or any(name in vars(instance) for name in methods)
 
 
 class Transform:
-    """Changes what an environment shows: specs in, specs out; entries at reset, entries at every step.
+    """Base class of transforms, which change the specs of an environment and the entries of resets and steps.
 
-    A transform holds no state of the environment (all state travels in the TensorDict), so one instance may serve
-    several environments. Every hook is the identity unless overridden. Iterating a transform yields its parts: a
+    A transform holds no state of the environment (all state is in the TensorDict), so one instance may be used in
+    several environments. Every hook is the identity unless overridden. Iterating over a transform yields its parts: a
     single transform yields itself.
 
-    What the hooks return is copied, unless they are marked with :func:`makes_memory`.
+    The results of the hooks are copied, unless the hooks are marked with :func:`makes_memory`.
     """
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Return the observation spec (shape: the environment's batch) with the entries this transform adds."""
+        """Return the observation spec (its shape is the environment's batch size) with the entries added here."""
         return observation_spec
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
@@ -70,7 +70,7 @@ class Transform:
         """Return the spec of ``done``, ``terminated`` and ``truncated``."""
         return done_spec
 
-    # Overrides get TensorDicts; those marked with ``takes_entries`` may get any ``Step``.
+    # Overrides receive TensorDicts; those marked with ``takes_entries`` may receive any ``Step``.
 
     @takes_entries
     @makes_memory
@@ -78,19 +78,24 @@ class Transform:
         """Return the root after a reset.
 
         Args:
-            tensordict: what was passed to ``reset``, with its mask under ``"_reset"`` (see :func:`reset_mask`).
-            tensordict_reset: the root after the reset; rows that were not reset hold their values.
+            tensordict: argument of ``reset``, with its mask under ``"_reset"`` (see :func:`reset_mask`), or None.
+            tensordict_reset: root after the reset; rows that were not reset keep their values.
         """
         return tensordict_reset
 
     @takes_entries
     @makes_memory
     def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
-        """Return the ``next`` of a step, from the root that was stepped and the ``next`` made so far."""
+        """Return the ``next`` of a step.
+
+        Args:
+            tensordict: root that was stepped.
+            next_tensordict: ``next`` as the environment and earlier transforms have filled it.
+        """
         return next_tensordict
 
     def forward(self, tensordict: TensorDictBase) -> NoReturn:
-        """Refuse: a transform acts inside an environment only.
+        """Raise UnsupportedError: a transform acts inside an environment only.
 
         Raises:
             UnsupportedError: always.
@@ -98,7 +103,7 @@ class Transform:
         name = type(self).__name__
         raise UnsupportedError(
             f"{name} acts inside an environment of recurl.envs only: use TransformedEnv(env, {name}(...)). TorchRL's "
-            "environments take TorchRL's transforms, and policies that recurl.interop.for_torchrl(policy) has prepared."
+            "environments take TorchRL's transforms; prepare policies for them with recurl.interop.for_torchrl(policy)."
         )
 
     __call__ = forward
@@ -111,13 +116,13 @@ class Transform:
 
 
 class Compose(Transform):
-    """Applies transforms one after another.
+    """Sequence of transforms, applied in order.
 
     Args:
-        *transforms: applied in this order; a Compose among them is taken apart.
+        *transforms: the transforms; a nested Compose is flattened.
 
     Raises:
-        ArgumentTypeError: one of them is not a transform.
+        ArgumentTypeError: an argument is not a transform.
 
     Example:
         >>> from recurl.transforms import InitTracker, StepCounter
@@ -132,7 +137,7 @@ class Compose(Transform):
 
     @property
     def transforms(self) -> list[Transform]:
-        """The parts, in order."""
+        """The transforms, in order."""
         return list(self._parts)
 
     def append(self, transform: Transform) -> None:
@@ -141,31 +146,31 @@ class Compose(Transform):
             kind = transform if isinstance(transform, type) else type(transform)
             raise ArgumentTypeError(
                 f"A Transform instance is needed, got {'the class' if kind is transform else 'an instance of'} "
-                f"{kind.__module__}.{kind.__name__}. Modules of recurl.modules make primers of recurl, unless "
+                f"{kind.__module__}.{kind.__name__}. Modules of recurl.modules create primers of recurl, unless "
                 "recurl.interop.for_torchrl has prepared them for TorchRL."
             )
         self._parts.extend(transform)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Return the spec after all parts."""
+        """Return the spec after all transforms."""
         for part in self._parts:
             observation_spec = part.transform_observation_spec(observation_spec)
         return observation_spec
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
-        """Return the spec after all parts."""
+        """Return the spec after all transforms."""
         for part in self._parts:
             state_spec = part.transform_state_spec(state_spec)
         return state_spec
 
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        """Return the spec after all parts."""
+        """Return the spec after all transforms."""
         for part in self._parts:
             reward_spec = part.transform_reward_spec(reward_spec)
         return reward_spec
 
     def transform_done_spec(self, done_spec: Composite) -> Composite:
-        """Return the spec after all parts."""
+        """Return the spec after all transforms."""
         for part in self._parts:
             done_spec = part.transform_done_spec(done_spec)
         return done_spec
@@ -198,7 +203,7 @@ class Compose(Transform):
 
 
 def reset_mask(tensordict: Step | None) -> torch.Tensor | None:
-    """Return which rows a reset concerns, bool ``[*B, 1]``, or None for all."""
+    """Return the mask of the rows to reset, bool ``[*B, 1]``, or None for all rows."""
     if tensordict is None or RESET not in tensordict:
         return None
     mask = tensordict[RESET]
@@ -206,17 +211,19 @@ def reset_mask(tensordict: Step | None) -> torch.Tensor | None:
 
 
 def merge_reset(mask: torch.Tensor | None, fresh: torch.Tensor, tensordict: Step, key: NestedKey) -> torch.Tensor:
-    """Return ``fresh`` on the rows of ``mask`` and the value of ``key`` in ``tensordict``, where it has one, elsewhere.
+    """Return ``fresh`` in the rows of ``mask`` and the value of ``key`` in ``tensordict`` elsewhere.
+
+    If ``tensordict`` lacks ``key``, all rows are ``fresh``.
 
     Args:
-        mask: bool ``[*B, 1]``, or None for all rows.
-        fresh: ``[*B, ...]``.
-        tensordict: the root before.
-        key: entry of ``tensordict``.
+        mask: rows to reset, bool ``[*B, 1]``; None for all rows.
+        fresh: new values, ``[*B, ...]``.
+        tensordict: root before the reset.
+        key: key of the entry.
     """
     if mask is None or key not in tensordict:
         return fresh
-    return torch.where(_like(mask, fresh, tensordict), fresh, tensordict[key])
+    return torch.where(_expand_mask(mask, fresh, tensordict), fresh, tensordict[key])
 
 
 def fill_reset(
@@ -227,23 +234,25 @@ def fill_reset(
     shape: Sequence[int],
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """Return ``value`` on the rows of ``mask`` and the value of ``key`` in ``tensordict``, where it has one, elsewhere.
+    """Return ``value`` in the rows of ``mask`` and the value of ``key`` in ``tensordict`` elsewhere.
+
+    If ``tensordict`` lacks ``key``, all rows are ``value``.
 
     Args:
-        mask: bool ``[*B, 1]``, or None for all rows.
-        value: the constant.
-        tensordict: the root before.
-        key: entry of ``tensordict``.
-        shape: shape of the entry behind the batch dimensions.
-        dtype: its dtype.
+        mask: rows to reset, bool ``[*B, 1]``; None for all rows.
+        value: constant of the rows that are reset.
+        tensordict: root before the reset.
+        key: key of the entry.
+        shape: shape of the entry after the batch dimensions.
+        dtype: dtype of the entry.
     """
     if mask is None or key not in tensordict:
         return torch.full((*tensordict.batch_size, *shape), value, dtype=dtype, device=tensordict.device)
     old = tensordict[key]
-    return old.masked_fill(_like(mask, old, tensordict), value)
+    return old.masked_fill(_expand_mask(mask, old, tensordict), value)
 
 
-def _like(mask: torch.Tensor, value: torch.Tensor, tensordict: Step) -> torch.Tensor:
+def _expand_mask(mask: torch.Tensor, value: torch.Tensor, tensordict: Step) -> torch.Tensor:
     """Return ``mask`` with as many dimensions as ``value``."""
     if mask.ndim == value.ndim:
         return mask

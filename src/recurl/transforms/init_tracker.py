@@ -1,4 +1,4 @@
-"""The flag that opens a trajectory."""
+"""Transform that marks the first step of each trajectory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from recurl.transforms.base import Transform, makes_memory, reset_mask
 
 
 class InitTracker(Transform):
-    """Writes ``is_init``: True at the first step after a reset, so that recurrent modules replace their state there.
+    """Writes ``is_init``: True at the first step after a reset, where recurrent modules replace their state.
 
-    The root entry is bool ``[*B, 1]``; after a partial reset it is raised in the rows that were reset. Under ``next``
-    it is always False: the flag belongs to the root of the step that follows. Two trackers do no harm.
+    The root entry is bool ``[*B, 1]``; after a partial reset it is True in the rows that were reset. Under ``next`` it
+    is always False: the flag belongs to the root of the following step. Appending two trackers is harmless.
 
     Args:
         init_key: name of the flag.
 
     Raises:
-        ArgumentError: ``init_key`` is not a string (nested, per-agent flags are not offered).
+        ArgumentError: ``init_key`` is not a string (nested, per-agent flags are not supported).
 
     Example:
         >>> from recurl.envs import GymEnv, TransformedEnv
@@ -35,7 +35,7 @@ class InitTracker(Transform):
     def __init__(self, init_key: str = IS_INIT) -> None:
         if not isinstance(init_key, str) or not init_key:  # type: ignore[reportUnnecessaryIsInstance] # users
             raise ArgumentError(
-                f"init_key must be a non-empty string (nested flags are not offered), got {init_key!r}."
+                f"init_key must be a non-empty string (nested flags are not supported), got {init_key!r}."
             )
         self.init_key = init_key
 

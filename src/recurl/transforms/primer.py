@@ -1,4 +1,4 @@
-"""Entries that a policy carries from step to step, declared to the environment."""
+"""Transform that declares the entries which a policy carries from step to step."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from recurl.transforms.base import Transform, fill_reset, makes_memory, merge_re
 
 
 class TensorDictPrimer(Transform):
-    """Declares entries to an environment: a value at reset, carried from ``next`` to the root after every step.
+    """Declares entries such as recurrent states: set at resets, carried from ``next`` to the root after every step.
 
-    At a reset the entries get their default (or random) value in the rows that are reset. At a step, an entry that
-    the policy wrote under ``next`` is kept; one that it did not write is copied from the root. Attaching a primer
-    twice does no harm.
+    At a reset, the entries get their default (or a random) value in the rows that are reset. At a step, an entry that
+    the policy wrote under ``next`` is kept; one that it did not write is copied from the root. Appending a primer twice
+    is harmless.
 
     Args:
         primers: keys to specs of one environment, without batch dimensions (with ``expand_specs=False``: with them).
-        random: draw values from the specs at resets instead of ``default_value``.
-        default_value: the value at resets.
+        random: draw values from the specs at resets instead of using ``default_value``.
+        default_value: value at resets.
         expand_specs: prepend the environment's batch dimensions to the specs.
         **kwargs: further entries.
 
     Raises:
-        ArgumentError: ``random`` and ``default_value`` are both given, no entry is given, or an entry meets one of
-            the same name but another shape or dtype in the environment.
+        ArgumentError: ``random`` and ``default_value`` are both given, no entry is given, or the environment already
+            declares an entry of the same name with another shape or dtype.
         ArgumentTypeError: an entry is not a spec.
 
     Example:
@@ -48,7 +48,7 @@ class TensorDictPrimer(Transform):
         **kwargs: TensorSpec,
     ) -> None:
         if random and default_value != 0.0:
-            raise ArgumentError(f"random=True draws the values: default_value={default_value} can't be used with it.")
+            raise ArgumentError(f"random=True can't be used with default_value={default_value}: give one of them.")
         self.primers = primers.clone() if isinstance(primers, Composite) else _as_composite(primers)
         for key, spec in kwargs.items():
             self.primers.set(key, spec)
@@ -60,11 +60,11 @@ class TensorDictPrimer(Transform):
         self._specs: list[tuple[NestedKey, TensorSpec]] = list(self.primers.items(True, True))
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Return the spec with the entries."""
+        """Return the spec with the declared entries."""
         return self._declare(observation_spec)
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
-        """Return the spec with the entries."""
+        """Return the spec with the declared entries."""
         return self._declare(state_spec)
 
     def _declare(self, target: Composite) -> Composite:

@@ -1,4 +1,4 @@
-"""Running sums of rewards."""
+"""Transform that sums rewards over episodes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class RewardSum(Transform):
 
     Args:
         in_keys: reward entries; ``["reward"]`` when None.
-        out_keys: names of the sums; ``"episode_"`` and the reward's name when None.
+        out_keys: names of the sums; ``"episode_"`` followed by the reward's name when None.
 
     Raises:
-        ArgumentError: the two differ in length.
+        ArgumentError: ``in_keys`` and ``out_keys`` differ in length.
         MissingKeyError: the root that is stepped has no sum (it did not come from a reset).
 
     Example:

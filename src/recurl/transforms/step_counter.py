@@ -1,4 +1,4 @@
-"""Counts steps and limits their number."""
+"""Transform that counts steps and limits the length of episodes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class StepCounter(Transform):
     """Counts the steps of each episode and, with ``max_steps``, truncates it.
 
     The count is int64 ``[*B, 1]``: 0 at the root after a reset, one more under ``next`` of every step. When it reaches
-    ``max_steps``, ``next`` has ``truncated`` (and, with ``update_done``, ``done``) raised; ``terminated`` stays.
+    ``max_steps``, ``truncated`` (and, with ``update_done``, ``done``) is set under ``next``; ``terminated`` is not.
 
     Args:
-        max_steps: the limit, at least 1; None for none.
+        max_steps: maximum length of an episode, at least 1; None for no limit.
         truncated_key: name of the truncation flag.
         step_count_key: name of the count.
-        update_done: raise ``done`` too, so that the episode is reset.
+        update_done: also set ``done``, so that the episode is reset.
 
     Raises:
-        ArgumentError: ``max_steps`` below 1.
+        ArgumentError: ``max_steps`` is below 1.
         MissingKeyError: the root that is stepped has no count (it did not come from a reset).
 
     Example:

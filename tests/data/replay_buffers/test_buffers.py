@@ -30,7 +30,7 @@ def test_batch_size():
     assert len(buffer.sample(5)) == 5
     endless = iter(buffer)
     assert [len(next(endless)) for _ in range(20)] == [8] * 20
-    with pytest.raises(UsageError, match="There is no batch size"):
+    with pytest.raises(UsageError, match="A batch size is needed"):
         make(batch_size=None).sample()
     with pytest.raises(UsageError, match="The buffer is empty: extend it first"):
         make().sample()
@@ -155,7 +155,7 @@ def test_positions_are_checked():
         with pytest.raises(ArgumentError, match=r"Positions must be int64 \[N\]"):
             buffer[bad]
     for bad in (-1, 5, 100):
-        with pytest.raises(ArgumentError, match="Nothing is stored at"):
+        with pytest.raises(ArgumentError, match="nothing is stored at"):
             buffer[torch.tensor([bad])]
 
 
@@ -172,7 +172,7 @@ def test_saved_folders(tmp_path):
     buffer.extend(steps([20, 30]))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("keep me")
-    with pytest.raises(UsageError, match="has something else in it than a saved buffer"):
+    with pytest.raises(UsageError, match="must be empty or hold a saved buffer"):
         buffer.dumps(tmp_path / "other")
     assert (tmp_path / "other" / "notes.txt").exists()
     for _ in range(2):

@@ -160,7 +160,7 @@ def test_errors_of_refresh():
     policy = make_policy(backend="pad")
     buffer = filled(policy, SliceSampler(slice_len=8))
     sample = buffer.sample()
-    with pytest.raises(UsageError, match="'pad' has those of segment ends only"):
+    with pytest.raises(UsageError, match="'pad' returns them at segment ends only"):
         refresh_states(buffer, sample, policy)
     policy = make_policy()
     with pytest.raises(MissingKeyError, match="The sample must have its 'index'"):
@@ -197,7 +197,7 @@ def test_other_errors():
     sample = TensorDict({"is_init": torch.zeros(2, 3, 1, dtype=torch.bool)}, [2, 3])
     with pytest.raises(ArgumentError, match=r"A flat sample \[N\] is needed"):
         BurnIn(policy, 2)(sample)
-    with pytest.raises(ArgumentError, match="eta must be from 0 to 1"):
+    with pytest.raises(ArgumentError, match=r"eta must be in \[0, 1\]"):
         slice_priorities(sample, torch.zeros(6), eta=1.5)
     with pytest.raises(ArgumentError, match="one error per step, 6, got shape"):
         slice_priorities(sample, torch.zeros(5))

@@ -241,7 +241,7 @@ def test_drop_last_and_order():
     buffer = buffer_of(SamplerWithoutReplacement(drop_last=True, shuffle=False), [11], 4)
     assert [sample["index"].tolist() for sample in buffer] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [len(buffer.sample()) for _ in range(5)] == [4] * 5
-    with pytest.raises(UsageError, match="A batch of 12 needs as many steps, the buffer has 11"):
+    with pytest.raises(UsageError, match="A batch needs 12 stored steps with drop_last=True, but only 11 are there"):
         buffer.sample(12)
 
 
@@ -419,7 +419,7 @@ def test_errors_of_slices(kind):
 
 
 def test_errors_of_slice_options():
-    with pytest.raises(ArgumentError, match="pad_output needs strict_length=False"):
+    with pytest.raises(ArgumentError, match="pad_output=True needs strict_length=False"):
         SliceSampler(slice_len=3, pad_output=True)
     with pytest.raises(ArgumentError, match="span must be"):
         SliceSampler(slice_len=3, span=(1, -1))

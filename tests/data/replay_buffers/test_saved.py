@@ -227,7 +227,7 @@ def test_foreign_folders(tmp_path):
         make().loads(tmp_path / "saved")
     (tmp_path / "saved" / "storage" / "notes.txt").unlink()
     save_archive({"facts": 3}, tmp_path / "saved" / "storage" / "contents.pt")
-    with pytest.raises(ArgumentError, match="doesn't say what the files beside it are"):
+    with pytest.raises(ArgumentError, match="must hold the checksums of the files beside it"):
         make().loads(tmp_path / "saved")
     shutil.rmtree(tmp_path / "saved" / "storage")
     with pytest.raises(ArgumentError, match="must be a folder of memory-mapped tensors"):
@@ -247,7 +247,7 @@ def test_inconsistent_states():
     index = {**state["index"], "_run": torch.full_like(state["index"]["_run"], 9_999)}
     with pytest.raises(ArgumentError, match="index of trajectories is inconsistent"):
         make().load_state_dict({**state, "index": index})
-    with pytest.raises(ArgumentError, match="another number of rows"):
+    with pytest.raises(ArgumentError, match="must have the same number of rows"):
         make().load_state_dict({**state, "storage": {**state["storage"], "lanes": 1}})
     for part in ("index", "storage", "keys", "sampler"):
         for name in state[part]:

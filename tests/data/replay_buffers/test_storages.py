@@ -190,14 +190,14 @@ def test_errors(make):
         with pytest.raises(ArgumentError, match="max_size and ndim must be positive"):
             make(**arguments)
     buffer = ReplayBuffer(storage=make(8, ndim=2))
-    with pytest.raises(ArgumentError, match="ndim=2 needs data with as many batch dimensions"):
+    with pytest.raises(ArgumentError, match="ndim=2 needs data with at least as many batch dimensions"):
         buffer.extend(batch(3))
     with pytest.raises(ArgumentError, match="Data of 9 rows doesn't fit"):
         buffer.extend(batch(9, 1))
     buffer.extend(batch(2, 3))
-    with pytest.raises(ArgumentError, match="holds 2 rows, one per lane; got data of 3 rows"):
+    with pytest.raises(ArgumentError, match="must have 2 rows, one per lane of the storage, got 3 rows"):
         buffer.extend(batch(3, 1))
-    with pytest.raises(ArgumentError, match="5 steps can't be stored at once, there is room for 4"):
+    with pytest.raises(ArgumentError, match="5 steps can't be stored at once, as there is room for 4"):
         buffer.extend(batch(2, 5))
     with pytest.raises(ArgumentError, match="these differ: a"):
         buffer.extend(batch(2, 3).exclude("a"))
@@ -206,7 +206,7 @@ def test_errors(make):
     with pytest.raises(ArgumentTypeError, match="got list: use ListStorage"):
         buffer.extend([1, 2])
     assert buffer[:]["a"].tolist() == list(range(6)), "nothing changed"
-    with pytest.raises(ArgumentError, match="Nothing is stored at"):
+    with pytest.raises(ArgumentError, match="nothing is stored at"):
         buffer[torch.tensor([3])]
     with pytest.raises(ArgumentError, match="no entry 'h' in the storage"):
         buffer.storage.write(torch.tensor([0]), {"h": torch.zeros(1)})
@@ -216,6 +216,6 @@ def test_errors_of_lists():
     buffer = ReplayBuffer(storage=ListStorage(3))
     with pytest.raises(ArgumentTypeError, match="A batch must be a TensorDict, a tensor or a list of items, got int"):
         buffer.extend(3)
-    with pytest.raises(UnsupportedError, match="ListStorage can't change what is stored"):
+    with pytest.raises(UnsupportedError, match="ListStorage can't change single entries"):
         buffer.storage.write(torch.tensor([0]), {})
     assert issubclass(ListStorage, Storage)

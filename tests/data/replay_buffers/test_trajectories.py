@@ -97,7 +97,7 @@ def check(index, naive, length):
 
 
 def test_too_much_at_once():
-    with pytest.raises(ArgumentError, match="5 steps can't be stored at once, there is room for 4"):
+    with pytest.raises(ArgumentError, match="5 steps can't be stored at once, as there is room for 4"):
         TrajectoryIndex(2, 4).append(np.zeros((2, 5), np.bool_))
 
 

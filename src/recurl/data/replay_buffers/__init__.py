@@ -1,4 +1,4 @@
-"""Replay buffers: storages, samplers, and what recurrent training from slices needs."""
+"""Replay buffers: storages, samplers, and burn-in, state refresh and priorities for recurrent training from slices."""
 
 from recurl.data.replay_buffers.buffers import ReplayBuffer
 from recurl.data.replay_buffers.recurrent import BurnIn, MidEpisodeBurnIn, ZeroStart, refresh_states, slice_priorities

@@ -50,33 +50,32 @@ class _Batch(NamedTuple):
 
 
 class ReplayBuffer:
-    """Stores steps in a ring, and samples batches in which a recurrent module runs correctly.
+    """Ring buffer of steps whose samples a recurrent module can process correctly.
 
-    A sample of TensorDicts, by any sampler, has ``"is_init"`` raised wherever a step doesn't directly continue the step
-    before it in the stored trajectory: a recurrent module then starts anew from the state stored there. It also has
+    In a sample of TensorDicts, drawn by any sampler, ``"is_init"`` is set wherever a step doesn't directly continue the
+    previous one in the stored trajectory: there, a recurrent module restarts from the stored state. A sample also has
 
     * ``"index"``, int64 ``[N]``: positions in the storage, for :meth:`update_priority` and ``buffer[index]``;
-    * ``("collector", "write_step")``, int64 ``[N]``: which write put the step there, so that an update that comes after
-      the step was overwritten can be left out;
-    * ``("collector", "stored")``: the entries that were raised in the sample, as they are stored. Extending a buffer
-      with a sample puts them back, so that slices make no episode starts or ends, and drops what a buffer adds;
-    * what the sampler adds: ``("collector", "mask")``, ``"priority_weight"``.
+    * ``("collector", "write_step")``, int64 ``[N]``: number of the write that stored the step, to skip later updates of
+      a step that was overwritten;
+    * ``("collector", "stored")``: the stored values of the entries that are changed in the sample. Extending a buffer
+      with a sample restores them, so that slices add no episode starts or ends, and drops the entries listed here;
+    * entries of the sampler: ``("collector", "mask")``, ``"priority_weight"``.
 
-    The storage is never modified by sampling, and a sample never shares its memory. All methods may be called from
-    several threads.
+    Sampling never modifies the storage, and a sample never shares its memory. All methods are thread-safe.
 
     Args:
-        storage: where steps are kept; ``ListStorage(1000)`` by default.
-        sampler: which steps make a batch; :class:`RandomSampler` by default.
-        batch_size: steps per batch, unless :meth:`sample` is told otherwise.
-        prefetch: batches that are made ahead, in a thread. They don't know of later extensions and priorities.
-        pin_memory: put samples into page-locked memory, for copying to a GPU without waiting.
-        transform: called with each sample; what it returns is the sample.
-        generator: CPU generator of all random choices; None takes torch's default. It is part of the saved state.
+        storage: storage of the steps; ``ListStorage(1000)`` when None.
+        sampler: strategy that chooses the steps of a batch; :class:`RandomSampler` when None.
+        batch_size: number of steps per batch; may be overridden in :meth:`sample`.
+        prefetch: number of batches sampled in advance, in a thread; they miss later extensions and priorities.
+        pin_memory: put samples into page-locked memory, for asynchronous copies to a GPU.
+        transform: function applied to each sample.
+        generator: CPU generator of all random choices, part of the saved state; torch's default generator when None.
 
     Raises:
-        ArgumentError: ``batch_size`` or ``prefetch`` out of range.
-        UsageError: ``pin_memory`` without an accelerator.
+        ArgumentError: ``batch_size`` or ``prefetch`` is out of range.
+        UsageError: ``pin_memory`` is set without a GPU.
 
     Example:
         >>> from recurl.data import LazyTensorStorage, ReplayBuffer
@@ -116,31 +115,31 @@ class ReplayBuffer:
         self._prefetcher = Prefetcher(lambda: self._make(self._size(None)), prefetch) if prefetch else None
 
     def __len__(self) -> int:
-        """Return how many steps are stored."""
+        """Return the number of stored steps."""
         return 0 if self._index is None else len(self._index)
 
     @property
     def write_count(self) -> int:
-        """How many steps were ever added."""
+        """Total number of steps that were ever added."""
         return 0 if self._index is None else self._index.written * self._index.lanes
 
     def append_transform(self, transform: Transform) -> None:
-        """Call ``transform`` with each sample, after the transforms there are."""
+        """Append a function to be applied to each sample, after the existing ones."""
         self._transforms.append(transform)
 
     def extend(self, data: Any) -> Tensor:
-        """Add a batch of steps, overwriting the oldest ones if there is no room.
+        """Add a batch of steps, overwriting the oldest ones if the storage is full.
 
         Args:
-            data: ``[N, ...]``, or ``[*B, N, ...]`` for a storage with ``ndim`` > 1: rows go on from call to call.
+            data: ``[N, ...]``, or ``[*B, N, ...]`` for a storage with ``ndim`` > 1: rows continue from call to call.
 
         Returns:
-            Their positions, int64 ``[*B, N]``.
+            Positions of the steps, int64 ``[*B, N]``.
 
         Raises:
-            ArgumentError: more steps than there is room for, or another structure than before.
-            ArgumentTypeError: a type that the storage can't hold.
-            MissingKeyError: the entry that tells trajectories apart is missing.
+            ArgumentError: there are more steps than the storage holds, or their entries differ from the stored ones.
+            ArgumentTypeError: the storage can't hold data of this type.
+            MissingKeyError: the entry that identifies trajectories is missing.
             UsageError: the steps don't follow each other; see :func:`~recurl.continuity.check_order`.
         """
         with self._lock:
@@ -172,7 +171,7 @@ class ReplayBuffer:
         return self.extend([data]).squeeze(0)
 
     def __getitem__(self, index: int | slice | Tensor) -> Any:
-        """Return what is stored, without marks: by positions ``[N]``, or the n-th steps in the order of positions."""
+        """Return stored steps, without marks: at positions ``[N]``, or by int or slice in the order of positions."""
         with self._lock:
             if isinstance(index, Tensor):
                 return self.storage.get(self._checked(index))
@@ -180,15 +179,15 @@ class ReplayBuffer:
             return self.storage.get(positions) if positions.ndim else self.storage.get(positions.unsqueeze(0))[0]
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Return a batch; see the class for what it holds.
+        """Sample a batch; the class lists its entries.
 
         Args:
-            batch_size: steps, instead of the buffer's own ``batch_size``.
-            return_info: also return a dict of tensors ``[N]``: ``"index"``, ``"write_step"``, ``"starts"``, and where
-                the sampler gives them ``"ends"``, ``"mask"``, ``"priority_weight"``. For data other than TensorDicts.
+            batch_size: number of steps; the buffer's ``batch_size`` when None.
+            return_info: also return a dict of tensors ``[N]``: ``"index"``, ``"write_step"``, ``"starts"``, and
+                depending on the sampler ``"ends"``, ``"mask"``, ``"priority_weight"``. Useful for data without keys.
 
         Raises:
-            UsageError: the buffer is empty, there is no batch size, or the sampler can't make such a batch.
+            UsageError: the buffer is empty, there is no batch size, or the sampler can't draw such a batch.
         """
         batch = self._next(self._size(batch_size))
         return (batch.data, batch.info) if return_info else batch.data
@@ -211,7 +210,7 @@ class ReplayBuffer:
     def _size(self, batch_size: int | None) -> int:
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
-            raise UsageError("There is no batch size: give it to the buffer, or to sample().")
+            raise UsageError("A batch size is needed: pass batch_size to the buffer or to sample().")
         return size
 
     def _next(self, size: int) -> _Batch:
@@ -256,18 +255,19 @@ class ReplayBuffer:
         return self._index
 
     def _checked(self, index: Tensor) -> Tensor:
-        """Return positions as int64 ``[N]`` on the CPU, all of them of stored steps."""
+        """Return positions as int64 ``[N]`` on the CPU, or refuse those at which no step is stored."""
         positions, stored = index.detach().cpu(), self._filled()
         if positions.ndim != 1 or positions.dtype != torch.int64:
             raise ArgumentError(f"Positions must be int64 [N], got {positions.dtype} {tuple(positions.shape)}.")
         outside = (positions < 0) | (positions >= stored.lanes * stored.capacity)
         outside |= positions % stored.capacity >= stored.filled
         if outside.any():
-            raise ArgumentError(f"Nothing is stored at {positions[outside][:5].tolist()}; len(buffer) is {len(self)}.")
+            empty = positions[outside][:5].tolist()
+            raise ArgumentError(f"Positions must hold steps, but nothing is stored at {empty} ({len(self)} steps are).")
         return positions
 
     def _current(self, index: Tensor, write_step: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return positions, and which of them still hold the write they held when they were sampled."""
+        """Return positions, and a bool mask of those not overwritten since ``write_step`` was sampled."""
         positions = self._checked(index)
         if write_step is None:
             return positions, torch.ones_like(positions, dtype=torch.bool)
@@ -275,12 +275,12 @@ class ReplayBuffer:
         return positions, steps == write_step.cpu()
 
     def update_priority(self, index: Tensor, priority: Tensor, write_step: Tensor | None = None) -> None:
-        """Set priorities, for a sampler that has them.
+        """Set the priorities of steps.
 
         Args:
-            index: int64 ``[N]``, the sample's ``"index"``. Of several priorities for one step the largest counts.
+            index: int64 ``[N]``, the sample's ``"index"``. If a step occurs repeatedly, its largest priority counts.
             priority: ``[N]`` or ``[N, 1]``, finite and not negative.
-            write_step: int64 ``[N]``, the sample's: leaves out steps that were overwritten since.
+            write_step: int64 ``[N]``, the sample's ``("collector", "write_step")``: skip steps overwritten since.
 
         Raises:
             ArgumentError: the shapes differ, an index is out of range, or a priority is negative or not finite.
@@ -296,50 +296,50 @@ class ReplayBuffer:
             self.sampler.update_priority(self._filled(), positions[current].numpy(), values[current].numpy())
 
     def update_states_(self, sample: TensorDictBase, states: dict[NestedKey, Tensor]) -> None:
-        """Write recurrent states back: those after each step of a sample.
+        """Write back the recurrent states after each step of a sample.
 
-        A state goes to ``("next", key)`` of its step, if that is stored, and to ``key`` of the step that follows in the
-        trajectory. Padding, and steps that were overwritten since they were sampled, are left out.
+        A state is written to ``("next", key)`` of its step, if stored, and to ``key`` of the next step of the
+        trajectory. Padding, and steps that were overwritten since they were sampled, are skipped.
 
         Args:
-            sample: what was sampled, ``[N]``.
-            states: by root key, each ``[N, L * D, H]``.
+            sample: the sample, ``[N]``, with its ``"index"``.
+            states: root keys to the states after each step, ``[N, L * D, H]`` each.
 
         Raises:
-            MissingKeyError: the sample has no ``"index"`` any more.
-            ArgumentError: a state is not stored, or with another shape or dtype.
+            MissingKeyError: the sample has no ``"index"``.
+            ArgumentError: a state is not stored, or has another shape or dtype there.
             UnsupportedError: the storage is a list.
         """
         index, write_step, mask = (sample.get(key, None) for key in (INDEX, WRITE_STEP, MASK))
         if index is None:
-            raise MissingKeyError("The sample must have its 'index', to know where states go: keep it when selecting.")
+            raise MissingKeyError("The sample must have its 'index', where states are written to: keep that entry.")
         with self._lock:
             positions, current = self._current(index, write_step)
             if mask is not None:
                 current &= mask.cpu()
             fresh = {key: state.detach()[current.to(state.device)] for key, state in states.items()}
             positions = positions[current]
-            following, exists = map(torch.from_numpy, self._filled().successors(positions.numpy()))
+            successors, exists = map(torch.from_numpy, self._filled().successors(positions.numpy()))
             after: dict[NestedKey, Tensor] = {next_key(key): state for key, state in fresh.items()}
             after = {key: state for key, state in after.items() if key in self.storage.keys}
             self.storage.write(positions, after)
             before = {key: state[exists.to(state.device)] for key, state in fresh.items()}
-            self.storage.write(following[exists], before)
+            self.storage.write(successors[exists], before)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that is needed to go on exactly, as tensors and plain Python values.
+        """Return the complete state, as tensors and plain Python values.
 
-        Batches made ahead are not in it; nor is the state of torch's default generator.
+        Prefetched batches and the state of torch's default generator are not included.
         """
         with self._lock:
             filled = 0 if self._index is None else self._index.filled
             return self._small_state() | {"storage": self.storage.state_dict(filled) if filled else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`.
+        """Restore a :meth:`state_dict`.
 
         Raises:
-            ArgumentError: it is of a buffer of another size or format, or can't be read.
+            ArgumentError: ``state`` is of a buffer of another size or format, or can't be read.
         """
         self._discard()
         with self._lock, readable("The saved buffer"):
@@ -349,25 +349,25 @@ class ReplayBuffer:
             self._take_small_state(state, index)
 
     def dumps(self, path: str | Path) -> None:
-        """Save everything into the folder ``path``, replacing an earlier save there; :meth:`loads` reads it.
+        """Save the complete state in the folder ``path``, replacing an earlier save; :meth:`loads` restores it.
 
         The tensors are in ``path/storage`` as a memory-mapped TensorDict.
 
         Raises:
-            UsageError: the folder has something else in it, or the buffer is empty.
+            UsageError: the folder contains anything else, or the buffer is empty.
         """
         path = Path(path)
         if path.exists() and any(path.iterdir()) and not (path / _STATE).exists():
-            raise UsageError(f"The folder {path} has something else in it than a saved buffer: choose another.")
+            raise UsageError(f"The folder {path} must be empty or hold a saved buffer, but has other files in it.")
         with self._lock, fresh_folder(path) as fresh:
             self.storage.dumps(fresh / "storage", self._filled().filled)
             save_archive(self._small_state(), fresh / _STATE)
 
     def loads(self, path: str | Path) -> None:
-        """Go on from what :meth:`dumps` saved. Checksums are verified, and no code is run from the files.
+        """Restore the state that :meth:`dumps` saved. Checksums are verified, and no code in the files is run.
 
         Raises:
-            ArgumentError: it is of a buffer of another size or format, is missing or damaged, or can't be read.
+            ArgumentError: the save is of a buffer of another size or format, is missing or damaged, or can't be read.
         """
         self._discard()
         state = load_archive(Path(path) / _STATE)
@@ -388,7 +388,7 @@ class ReplayBuffer:
         }
 
     def _read_index(self, state: dict[str, Any]) -> TrajectoryIndex | None:
-        """Return the index in ``state``, which must be of a buffer like this."""
+        """Return the index in ``state``, which must be of a buffer of the same size."""
         expected = {"max_size": self.storage.max_size, "ndim": self.storage.ndim}
         got = {name: state[name] for name in expected}
         if got != expected:
@@ -399,7 +399,7 @@ class ReplayBuffer:
 
     def _take_small_state(self, state: dict[str, Any], index: TrajectoryIndex | None) -> None:
         if index is not None and (index.lanes, index.capacity) != (self.storage.lanes, self.storage.capacity):
-            raise ArgumentError("The saved buffer's index and its steps have another number of rows.")
+            raise ArgumentError("The index and the steps of the saved buffer must have the same number of rows.")
         self._index = index
         self.sampler.keys.load_state_dict(state["keys"])
         self.sampler.load_state_dict(state["sampler"])

@@ -1,4 +1,4 @@
-"""Folders of memory-mapped tensors: written with checksums, and read without running code from them."""
+"""Folders of memory-mapped tensors, written with checksums and read without running any code in them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CHUNK = 1 << 22
 
 
 def tensor_leaves(data: TensorDictBase) -> Entries:
-    """Return the tensors of a TensorDict by key."""
+    """Return the tensors of a TensorDict, by key."""
     return cast(Entries, dict(data.items(True, True)))
 
 
 def flat_tensordict(entries: Entries, batch_size: torch.Size) -> TensorDict:
-    """Return a TensorDict of ``entries``, by key."""
+    """Return a TensorDict of ``entries``, which may have nested keys."""
     result = TensorDict({}, batch_size)
     for key, value in entries.items():
         result.set(key, value)
@@ -38,25 +38,25 @@ def flat_tensordict(entries: Entries, batch_size: torch.Size) -> TensorDict:
 
 
 def map_tensors(items: Entries, batch_size: torch.Size, path: Path) -> Entries:
-    """Return zeros in files under ``path``, which ``TensorDict.load_memmap`` reads.
+    """Return memory-mapped zeros in files under ``path``, readable by ``TensorDict.load_memmap``.
 
     Args:
-        items: what one item of each entry looks like.
-        batch_size: the number of items, and the batch size of one.
-        path: the folder; made if missing.
+        items: one example item of each entry, for shapes and dtypes.
+        batch_size: number of items, followed by the batch size of one item.
+        path: folder of the files; created if missing.
     """
     likes = {key: item.cpu().expand(batch_size[0], *item.shape) for key, item in items.items()}
     mapped = flat_tensordict(likes, batch_size).memmap_like(path)
-    # The same memory as plain tensors: the class of memory-mapped ones makes every operation slower.
+    # The same memory as plain tensors: the class of memory-mapped tensors makes every operation slower.
     return {key: value.as_subclass(Tensor) for key, value in tensor_leaves(mapped).items()}
 
 
 @contextmanager
 def fresh_folder(path: Path) -> Generator[Path]:
-    """Yield an empty folder, which takes the place of ``path`` once the block has ended well."""
+    """Yield an empty folder, which replaces ``path`` once the block has ended without an error."""
     new, old = path.with_name(path.name + ".new"), path.with_name(path.name + ".old")
-    for left in (new, old):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir(parents=True)
     yield new
     if path.exists():
@@ -67,7 +67,10 @@ def fresh_folder(path: Path) -> Generator[Path]:
 
 @contextmanager
 def readable(what: str) -> Generator[None]:
-    """Let whatever is wrong with saved values come out as one error.
+    """Convert errors caused by malformed saved values to ArgumentError.
+
+    Args:
+        what: the saved object, as the subject of the message.
 
     Raises:
         ArgumentError: the block raised an error that isn't recurl's own.
@@ -90,15 +93,15 @@ def readable(what: str) -> Generator[None]:
 
 
 def seal_folder(path: Path, facts: dict[str, Any]) -> None:
-    """Note the checksum of every file under ``path``, and ``facts`` (plain values), beside them."""
+    """Save the checksums of all files under ``path``, and ``facts`` (plain values), in a file beside them."""
     files = {name: _checksum(path / name) for name in _names(path)}
     save_archive({"facts": facts, "files": files}, path / _CONTENTS)
 
 
 def load_folder(path: Path) -> tuple[TensorDict, dict[str, Any]]:
-    """Return the memory-mapped TensorDict in a folder, and the facts that it was sealed with.
+    """Return the memory-mapped TensorDict in a folder, and the facts that :func:`seal_folder` saved with it.
 
-    A folder without a seal, written by an earlier version, is read without checks; the facts are then empty.
+    A folder without checksums, written by an earlier version, is read without checks; the facts are then empty.
 
     Raises:
         ArgumentError: the folder is missing, its files are damaged, or they hold anything but tensors.
@@ -109,13 +112,13 @@ def load_folder(path: Path) -> tuple[TensorDict, dict[str, Any]]:
         try:
             facts, files = dict(contents["facts"]), dict(contents["files"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ArgumentError(f"{path / _CONTENTS} doesn't say what the files beside it are.") from error
+            raise ArgumentError(f"{path / _CONTENTS} must hold the checksums of the files beside it.") from error
         for name in sorted(files.keys() | _names(path)):
             if name not in files or not (path / name).is_file() or _checksum(path / name) != files[name]:
-                raise ArgumentError(f"{path / name} is damaged: its checksum is not the one that was noted.")
+                raise ArgumentError(f"{path / name} is damaged: its checksum differs from the saved one.")
     try:
         data = TensorDict.load_memmap(path, allow_pickle=False)
-    except Exception as error:  # what is raised depends on what the folder holds
+    except Exception as error:  # tensordict raises many classes, depending on the contents of the folder
         raise ArgumentError(f"{path} must be a folder of memory-mapped tensors: {error}") from error
     if any(type(part) is not TensorDict for part in _parts(data)):
         raise ArgumentError(f"{path} must hold a TensorDict of tensors and nothing else.")
@@ -123,7 +126,7 @@ def load_folder(path: Path) -> tuple[TensorDict, dict[str, Any]]:
 
 
 def _parts(data: Any) -> Iterator[Any]:
-    """Yield ``data`` and what is in it, at any depth, apart from tensors."""
+    """Yield ``data`` and all values in it that are not tensors, at any depth."""
     yield data
     if type(data) is TensorDict:
         for value in data.values():
@@ -137,7 +140,7 @@ def _names(path: Path) -> set[str]:
 
 
 def _checksum(path: Path) -> list[int]:
-    """Length and CRC32."""
+    """Return length and CRC32 of a file."""
     length = crc = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

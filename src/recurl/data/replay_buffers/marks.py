@@ -1,4 +1,4 @@
-"""What a buffer writes into a sample, and takes out again when a sample is added to a buffer."""
+"""Entries that a buffer adds to a sample, and that are removed when the sample is added to a buffer."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ WRITE_STEP: NestedKey = ("collector", "write_step")
 
 
 def mark_starts(sample: TensorDictBase, starts: Tensor) -> None:
-    """Raise ``"is_init"`` of a sample ``[N, ...]`` where ``starts``, bool ``[N]``, is true.
+    """Set ``"is_init"`` of a sample ``[N, ...]`` where ``starts``, bool ``[N]``, is true.
 
-    The one place where samples get their marks, whatever the sampler. Of an item that holds several steps the first is
-    marked. The marks go to a fresh entry; the stored flag moves to ``("collector", "stored", "is_init")``.
+    All samples are marked here, whatever the sampler. In an item of several steps the first one is marked. The marks
+    are written to a new tensor; the stored flag is kept at ``("collector", "stored", "is_init")``.
     """
     _override(sample, IS_INIT, starts)
 
 
 def mark_ends(sample: TensorDictBase, ends: Tensor, truncated_key: NestedKey) -> None:
-    """Raise ``truncated_key``, and ``"done"`` beside it, where ``ends``, bool ``[N]``, is true; see ``mark_starts``."""
+    """Set ``truncated_key``, and ``"done"`` beside it, where ``ends``, bool ``[N]``, is true; see ``mark_starts``."""
     _override(sample, truncated_key, ends)
     _override(sample, DONE if isinstance(truncated_key, str) else (*truncated_key[:-1], DONE), ends)
 
 
-def _override(sample: TensorDictBase, key: NestedKey, raised: Tensor) -> None:
+def _override(sample: TensorDictBase, key: NestedKey, marks: Tensor) -> None:
     stored = cast(Tensor | None, sample.get(key, None))
     if stored is None:
-        stored = torch.zeros((*sample.batch_size, 1), dtype=torch.bool, device=raised.device)
-    raised = raised.to(stored.device, non_blocking=True)
+        stored = torch.zeros((*sample.batch_size, 1), dtype=torch.bool, device=marks.device)
+    marks = marks.to(stored.device, non_blocking=True)
     marked = stored.bool() if stored.dtype != torch.bool else stored.clone()
-    marked.view(marked.shape[0], -1)[:, 0] |= raised
+    marked.view(marked.shape[0], -1)[:, 0] |= marks
     sample.set(key, marked)
-    beside = (*STORED, *((key,) if isinstance(key, str) else key))
-    if beside not in sample:  # a sample may be marked further, and then keeps what is stored
-        sample.set(beside, stored)
+    stored_key = (*STORED, *((key,) if isinstance(key, str) else key))
+    if stored_key not in sample:  # if a sample is marked again, the first value is the stored one
+        sample.set(stored_key, stored)
 
 
 def restore(data: TensorDictBase, keys: Collection[NestedKey]) -> tuple[TensorDictBase, Tensor | None]:
-    """Undo what a buffer did to a sample.
+    """Undo the changes that a buffer made to a sample.
 
     Args:
         data: a sample of a buffer, or any other data. It is not modified.
-        keys: the entries to keep of a sample; all if empty.
+        keys: entries of the sample to keep; all if empty.
 
     Returns:
-        For a sample its entries as they were stored, without padding, and the marks ``"is_init"`` of the sample. Other
-        data as it is, and None.
+        For a sample, its stored entries without padding, and the marks ``"is_init"`` of the sample; for other data,
+        ``data`` itself and None.
     """
     stored = data.get(STORED, None)
     if stored is None:
@@ -70,5 +70,5 @@ def restore(data: TensorDictBase, keys: Collection[NestedKey]) -> tuple[TensorDi
 
 
 def fitting(data: TensorDictBase, keys: Collection[NestedKey]) -> TensorDictBase:
-    """Leave trajectory steps out where the stored ``keys`` have none, as in a buffer that version 0.1.0 saved."""
+    """Drop trajectory steps if the stored ``keys`` don't include them, as in a buffer saved by version 0.1.0."""
     return data.exclude(TRAJ_STEPS) if keys and TRAJ_STEPS not in keys else data

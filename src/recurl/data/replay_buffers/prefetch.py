@@ -1,4 +1,4 @@
-"""Batches made ahead, in a thread."""
+"""Prefetching of batches in a thread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _T = TypeVar("_T")
 
 
 class Prefetcher(Generic[_T]):
-    """Calls ``make`` in a thread, so that ``depth`` results are ready or under way.
+    """Calls a function in a thread, so that ``depth`` results are ready or being computed.
 
     Args:
-        make: called in one thread, one call after the other.
-        depth: how many results to make ahead.
+        make: function that computes one result; called in one thread, without overlap.
+        depth: number of results to compute in advance.
 
     Example:
         >>> numbers = iter(range(10))
@@ -35,7 +35,7 @@ class Prefetcher(Generic[_T]):
         self._thread = ThreadPoolExecutor(1, "recurl-prefetch")
 
     def next(self) -> _T:
-        """Return the next result, or raise what ``make`` raised."""
+        """Return the next result, or raise the exception that ``make`` raised."""
         with self._lock:
             while len(self._ahead) <= self._depth:
                 self._ahead.append(self._thread.submit(self._make))
@@ -43,7 +43,7 @@ class Prefetcher(Generic[_T]):
         return future.result()
 
     def discard(self) -> None:
-        """Forget what was made ahead, and wait for a call that is under way."""
+        """Drop all results computed in advance, and wait for a running call."""
         with self._lock:
             wait([future for future in self._ahead if not future.cancel()])
             self._ahead.clear()

@@ -1,4 +1,4 @@
-"""What recurrent training from replayed slices needs besides marks: burn-in, zero starts, state refresh, priorities."""
+"""Recurrent training from replayed slices: burn-in, zero start states, state refresh, slice priorities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLLECTED = ("collector", "stored", IS_INIT)
 
 
 class _Memory:
-    """The recurrent states of a policy, and the part of it that computes them, as the policy is now."""
+    """Recurrent states of a policy, and the part of the policy that computes them, as it is now."""
 
     def __init__(self, policy: TensorDictModuleBase) -> None:
         modules = [module for module in policy.modules() if hasattr(module, "make_tensordict_primer")]
@@ -35,31 +35,31 @@ class _Memory:
         self._reads = list(dict.fromkeys([*read, IS_INIT, TRAJ_IDS, TRAJ_STEPS]))
 
     def select(self, sample: TensorDictBase) -> TensorDictBase:
-        """Return what the part reads."""
+        """Return the entries of ``sample`` that the network reads."""
         return sample.select(*self._reads, strict=False)
 
     def run(self, sequences: TensorDictBase) -> dict[NestedKey, Tensor]:
-        """Return the states after every step of flat ``sequences``, by root key, without gradient."""
+        """Return the states after every step of flat ``sequences``, by root key, without gradients."""
         with torch.no_grad(), set_recurrent_mode(True):
             result = self._network(inputs_of(sequences, self._reads, [self._network]))
         return {key: result.get(next_key(key)) for key in self.keys}
 
 
 class BurnIn:
-    """Runs a policy's recurrent modules over the first steps of each slice, and starts the rest from where they end.
+    """Runs a policy's recurrent modules over the first steps of each slice, and starts the rest from the final states.
 
-    Stored states are those of the policy that collected them; a few steps on, the current policy's states are near
-    what they would be had it seen the whole trajectory. Source: Kapturowski et al., "Recurrent experience replay in
-    distributed reinforcement learning" (R2D2, 2019), section 3.
+    Stored states were computed by the policy that collected them; after a few burn-in steps, the current policy's
+    states are close to those it would have reached over the whole trajectory. Source: Kapturowski et al., "Recurrent
+    experience replay in distributed reinforcement learning" (R2D2, 2019), section 3.
 
-    Called with a sample ``[N]``, flat or ragged, it returns the steps after the prefixes, ``[M]``: each slice's first
-    one has the state after its prefix, computed without gradient, and ``"is_init"`` raised. A slice of ``steps`` or
-    fewer keeps its last step. The sample is not modified. Use it as a buffer's ``transform``, or once for each
-    network that has states of its own (a target network: call a BurnIn of that on the same sample).
+    Called with a sample ``[N]``, flat or ragged, it returns the steps after the prefixes, ``[M]``: the first one of
+    each slice has the state after the prefix, computed without gradients, and ``"is_init"`` set. A slice of ``steps``
+    or fewer steps keeps its last step. The sample is not modified. Use it as a buffer's ``transform``, or once for each
+    network with states of its own (for a target network, apply its own BurnIn to the same sample).
 
     Args:
-        policy: a module with recurrent modules inside; of a sequence, only what leads to their states is run.
-        steps: length of the prefix.
+        policy: module with recurrent modules inside; only the modules that their states depend on are run.
+        steps: length of the prefix, not negative.
 
     Raises:
         ArgumentError: ``steps`` is negative, the policy has no recurrent module, or the sample isn't flat.
@@ -102,7 +102,7 @@ class BurnIn:
         return rest
 
     def prefix(self, sample: TensorDictBase) -> Tensor:
-        """Return which steps of a sample ``[N]`` are burnt in, bool ``[N]``."""
+        """Return the mask of the burn-in steps of a sample ``[N]``, bool ``[N]``."""
         segments = _segments(sample)
         offset = torch.arange(segments.num_tokens, device=segments.device) - segments.start_index
         length = torch.zeros_like(offset).index_add_(0, segments.segment_ids, torch.ones_like(offset))
@@ -135,13 +135,14 @@ class MidEpisodeBurnIn(BurnIn):
 
 
 class ZeroStart:
-    """Lets every slice start from zero states instead of the stored ones: R2D2's "zero start state".
+    """Makes every slice start from zero states instead of the stored ones: R2D2's "zero start state".
 
-    Called with a sample it returns it with the policy's states zero wherever ``"is_init"`` is true (the stored tensors
-    are not touched). Use it as a buffer's ``transform``, before a :class:`BurnIn` if both are wanted.
+    Called with a sample, it returns a copy in which the policy's states are zero wherever ``"is_init"`` is true (the
+    stored tensors are not modified). Use it as a buffer's ``transform``; to combine it with :class:`BurnIn`, apply it
+    first.
 
     Args:
-        policy: a module with recurrent modules inside.
+        policy: module with recurrent modules inside.
 
     Raises:
         ArgumentError: the policy has no recurrent module.
@@ -163,17 +164,17 @@ class ZeroStart:
 
 
 def refresh_states(buffer: ReplayBuffer, sample: TensorDictBase, policy: TensorDictModuleBase) -> None:
-    """Run ``policy`` over a sample and write the states that it has now after every step back into ``buffer``.
+    """Run ``policy`` over a sample and write its current states after every step back into ``buffer``.
 
-    Each slice goes on from its stored state. Steps that were overwritten since they were sampled are left alone.
+    Each slice starts from its stored state. Steps that were overwritten since they were sampled are skipped.
 
     Args:
-        buffer: where the sample is from.
-        sample: flat, ``[N]``, with its ``"index"``.
-        policy: a module with recurrent modules inside.
+        buffer: buffer that the sample was drawn from.
+        sample: flat sample, ``[N]``, with its ``"index"``.
+        policy: module with recurrent modules inside.
 
     Raises:
-        UsageError: the recurrent backend gives states at segment ends only (``"pad"``).
+        UsageError: the recurrent backend is ``"pad"``, which returns states at segment ends only.
         ArgumentError: the policy has no recurrent module, or a state is not stored.
         MissingKeyError: the sample has no ``"index"``.
         UnsupportedError: the storage is a list.
@@ -183,8 +184,8 @@ def refresh_states(buffer: ReplayBuffer, sample: TensorDictBase, policy: TensorD
         states = memory.run(memory.select(sample))
     if "pad" in ran:
         raise UsageError(
-            "Refreshing needs the states after every step, and the recurrent backend 'pad' has those of segment ends "
-            "only: give the module recurrent_backend='fastest' or 'loop'."
+            "Refreshing needs the states after every step, but the recurrent backend 'pad' returns them at segment "
+            "ends only: give the module recurrent_backend='fastest' or 'loop'."
         )
     buffer.update_states_(sample, states)
 
@@ -197,17 +198,17 @@ def slice_priorities(
     Source: Kapturowski et al. (R2D2, 2019), section 2.3.
 
     Args:
-        sample: what was sampled, ``[N]``.
+        sample: the sample, ``[N]``.
         td_error: ``[M]`` or ``[M, 1]``, one per step of ``trained``.
-        trained: what is left of the sample after :class:`BurnIn`, ``[M]``; the sample itself by default.
+        trained: the sample after :class:`BurnIn`, ``[M]``; the sample itself when None.
         eta: weight of the maximum, from 0 to 1.
 
     Returns:
-        ``[N]``: every step of the sample, as a possible start, has its slice's priority. Pass it to
+        ``[N]``: the priority of its slice for every step of the sample, as each is a possible start. Pass it to
         ``buffer.update_priority(sample["index"], ..., sample["collector", "write_step"])``.
 
     Raises:
-        ArgumentError: ``eta`` out of range, or not one error per step.
+        ArgumentError: ``eta`` is out of range, or there isn't one error per step.
 
     Example:
         >>> from tensordict import TensorDict
@@ -217,7 +218,7 @@ def slice_priorities(
     """
     trained = sample if trained is None else trained
     if not 0.0 <= eta <= 1.0:
-        raise ArgumentError(f"eta must be from 0 to 1, got {eta}.")
+        raise ArgumentError(f"eta must be in [0, 1], got {eta}.")
     if td_error.numel() != trained.numel():
         raise ArgumentError(f"There must be one error per step, {trained.numel()}, got shape {tuple(td_error.shape)}.")
     error = td_error.detach().abs().reshape(-1)

@@ -1,4 +1,4 @@
-"""Where the steps of a replay buffer are kept: in memory, on disk, or as a list of objects."""
+"""Storages of replay buffers: tensors in memory, tensors on disk, or a list of objects."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from recurl.keys import NestedKey
 __all__ = ["LazyMemmapStorage", "LazyTensorStorage", "ListStorage", "Storage", "leaves"]
 
 Data: TypeAlias = TensorDictBase | Tensor
-_PLAIN = "_tensor"  # the entry that holds data which is a single tensor
+_PLAIN = "_tensor"  # key of data that is a single tensor
 
 
 class Storage(ABC):
-    """Room for ``max_size`` items, addressed by position.
+    """Base class of storages of ``max_size`` items, addressed by position.
 
-    The first ``ndim`` dimensions of what is added count as items: with ``ndim=1`` a batch ``[N, ...]`` is N items; with
-    ``ndim=2`` a batch ``[B, T]`` is B lanes that grow by T steps, each a ring of ``max_size // B`` steps, so
-    that trajectories go on from batch to batch.
+    The first ``ndim`` dimensions of the data count as items: with ``ndim=1`` a batch ``[N, ...]`` is N items; with
+    ``ndim=2`` a batch ``[B, T]`` adds T steps to each of B lanes, which are rings of ``max_size // B`` steps, so that
+    trajectories continue from batch to batch.
 
     Attributes:
-        lanes: the number of lanes, 0 before the first data.
+        lanes: number of lanes; 0 before the first data.
     """
 
     def __init__(self, max_size: int, ndim: int) -> None:
@@ -44,20 +44,21 @@ class Storage(ABC):
 
     @property
     def capacity(self) -> int:
-        """Steps that each lane has room for; known once there is data."""
+        """Number of steps that each lane can hold; known once there is data."""
         return self.max_size // max(self.lanes, 1)
 
     def prepare(self, data: Any) -> None:
-        """Make room when the first data comes, and check that ``data``, of batch size ``[*B, n, ...]``, can be stored.
+        """Allocate memory for the first data, and check that ``data``, of batch size ``[*B, n, ...]``, can be stored.
 
         Raises:
-            ArgumentError: the data has fewer than ``ndim`` batch dimensions, or more rows than ``max_size``, or another
-                number of rows than before.
+            ArgumentError: the data has fewer than ``ndim`` batch dimensions, more rows than ``max_size``, or a
+                different number of rows than before.
         """
         shape = self.batch_shape(data)
         if len(shape) < self.ndim:
             raise ArgumentError(
-                f"A storage with ndim={self.ndim} needs data with as many batch dimensions, got {tuple(shape)}."
+                f"A storage with ndim={self.ndim} needs data with at least as many batch dimensions, got shape "
+                f"{tuple(shape)}."
             )
         lanes = shape[: self.ndim - 1].numel()
         if self.lanes == 0:
@@ -65,20 +66,20 @@ class Storage(ABC):
                 raise ArgumentError(f"Data of {lanes} rows doesn't fit into a storage of max_size={self.max_size}.")
             self.lanes = lanes
         elif lanes != self.lanes:
-            raise ArgumentError(f"The storage holds {self.lanes} rows, one per lane; got data of {lanes} rows.")
+            raise ArgumentError(f"Data must have {self.lanes} rows, one per lane of the storage, got {lanes} rows.")
 
     @property
     def keys(self) -> set[NestedKey]:
-        """Keys of the entries that are stored; empty before the first data, and for a list."""
+        """Keys of the stored entries; empty before the first data, and for a list."""
         return set()
 
     def write(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
-        """Write some of the entries, each ``[N, ...]``, at ``index``, int64 ``[N]`` on the CPU.
+        """Overwrite some of the entries, each ``[N, ...]``, at ``index``, int64 ``[N]`` on the CPU.
 
         Raises:
             UnsupportedError: the storage is a list.
         """
-        raise UnsupportedError(f"{type(self).__name__} can't change what is stored: use LazyTensorStorage.")
+        raise UnsupportedError(f"{type(self).__name__} can't change single entries: use LazyTensorStorage.")
 
     @abstractmethod
     def batch_shape(self, data: Any) -> torch.Size:
@@ -90,7 +91,7 @@ class Storage(ABC):
 
     @abstractmethod
     def get(self, index: Tensor) -> Any:
-        """Return a copy of what is at ``index``, int64 ``[N]`` on the CPU: a batch ``[N, ...]``."""
+        """Return a copy of the items at ``index``, int64 ``[N]`` on the CPU, as a batch ``[N, ...]``."""
 
     @abstractmethod
     def state_dict(self, filled: int) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class Storage(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over contents from :meth:`state_dict`."""
+        """Restore the contents from a :meth:`state_dict`."""
 
     @abstractmethod
     def dumps(self, path: Path, filled: int) -> None:
@@ -106,21 +107,21 @@ class Storage(ABC):
 
     @abstractmethod
     def loads(self, path: Path) -> None:
-        """Take over contents that :meth:`dumps` wrote."""
+        """Restore the contents that :meth:`dumps` wrote."""
 
 
 class LazyTensorStorage(Storage):
-    """Keeps tensors, or TensorDicts of tensors, in memory that is allocated when the first data comes.
+    """Storage of tensors, or TensorDicts of tensors, in memory that is allocated for the first data.
 
     Args:
-        max_size: number of items.
-        device: where they are kept; ``"auto"`` is where the first data is.
-        ndim: how many batch dimensions count as items; see :class:`Storage`.
+        max_size: maximum number of items.
+        device: device of the storage; ``"auto"`` for that of the first data.
+        ndim: number of batch dimensions that count as items; see :class:`Storage`.
 
     Raises:
-        ArgumentError: ``max_size`` or ``ndim`` is not positive; later: data of another shape or dtype, or with other
-            entries, than the first.
-        ArgumentTypeError: data that is neither a tensor nor a TensorDict.
+        ArgumentError: ``max_size`` or ``ndim`` is not positive; or data has other entries, shapes or dtypes than the
+            first data.
+        ArgumentTypeError: data is neither a tensor nor a TensorDict.
 
     Example:
         >>> storage = LazyTensorStorage(10)
@@ -148,7 +149,7 @@ class LazyTensorStorage(Storage):
 
     @property
     def keys(self) -> set[NestedKey]:
-        """Keys of the entries that are stored; empty before the first data."""
+        """Keys of the stored entries; empty before the first data."""
         return set(self._leaves)
 
     def prepare(self, data: Any) -> None:
@@ -163,7 +164,7 @@ class LazyTensorStorage(Storage):
         elif entries.keys() != self._leaves.keys():
             differ = sorted(map(str, entries.keys() ^ self._leaves.keys()))
             raise ArgumentError(
-                f"Data must have the entries that the storage has, {sorted(map(str, self._leaves))}; these differ: "
+                f"Data must have the entries of the storage, {sorted(map(str, self._leaves))}; these differ: "
                 f"{', '.join(differ)}. Select the entries to keep before extending."
             )
         self._check(entries, self.ndim)
@@ -182,7 +183,7 @@ class LazyTensorStorage(Storage):
                 )
 
     def _allocate(self, items: dict[NestedKey, Tensor], inner: torch.Size) -> None:
-        """Make room for items of which each entry looks like one of ``items``; ``inner`` is the batch size of one."""
+        """Allocate memory; ``items`` gives shapes and dtypes of one item's entries, ``inner`` its batch size."""
         self._leaves = self._memory(items, self.lanes * self.capacity)
         self._data = flat_tensordict(self._leaves, torch.Size([self.lanes * self.capacity, *inner]))
 
@@ -192,15 +193,15 @@ class LazyTensorStorage(Storage):
         }
 
     def set(self, index: Tensor, data: Any) -> None:
-        """See :meth:`Storage.set`; the data was prepared for."""
+        """See :meth:`Storage.set`; :meth:`prepare` was called with the data before."""
         entries = leaves(data)
         self._write(index, {key: value.flatten(0, self.ndim - 1) for key, value in entries.items()})
 
     def write(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
-        """Write some of the entries, each ``[N, ...]``, at ``index``, int64 ``[N]`` on the CPU.
+        """Overwrite some of the entries, each ``[N, ...]``, at ``index``, int64 ``[N]`` on the CPU.
 
         Raises:
-            ArgumentError: an entry is not stored, or with another shape or dtype.
+            ArgumentError: an entry is not stored, or has another shape or dtype there.
         """
         self._check(entries, 1)
         self._write(index, entries)
@@ -238,7 +239,7 @@ class LazyTensorStorage(Storage):
         self._take(state["lanes"], state["entries"], torch.Size(state["inner"]))
 
     def dumps(self, path: Path, filled: int) -> None:
-        """See :meth:`Storage.dumps`. A memory-mapped TensorDict, ``TensorDict.load_memmap(path)`` reads it too."""
+        """See :meth:`Storage.dumps`. Writes a memory-mapped TensorDict, also readable by ``TensorDict.load_memmap``."""
         size = torch.Size([self.lanes * filled, *self._data.batch_size[1:]])
         mapped = map_tensors({key: leaf[0] for key, leaf in self._leaves.items()}, size, path)
         for key, leaf in self._leaves.items():
@@ -249,14 +250,14 @@ class LazyTensorStorage(Storage):
         """See :meth:`Storage.loads`.
 
         Raises:
-            ArgumentError: the folder is missing, damaged, or doesn't fit.
+            ArgumentError: the folder is missing or damaged, or its contents don't fit this storage.
         """
         saved, facts = load_folder(path)
-        lanes = facts["lanes"] if facts else int((path / "lanes").read_text())  # a file of its own in earlier versions
+        lanes = facts["lanes"] if facts else int((path / "lanes").read_text())  # a separate file in earlier versions
         self._take(lanes, tensor_leaves(saved), saved.batch_size[1:])
 
     def _take(self, lanes: int, entries: dict[NestedKey, Tensor], inner: torch.Size) -> None:
-        """Take over ``[lanes * n, ...]``: the first n steps of each lane."""
+        """Restore the first n steps of each lane from ``entries``, ``[lanes * n, ...]`` each."""
         if self.device == "auto":
             self.device = torch.device("cpu")
         if not self._leaves:
@@ -264,7 +265,7 @@ class LazyTensorStorage(Storage):
             self._allocate({key: value[0] for key, value in entries.items()}, inner)
         if lanes != self.lanes or entries.keys() != self._leaves.keys():
             raise ArgumentError(
-                f"The saved contents, {lanes} lanes of {sorted(map(str, entries))}, must be like those of the storage, "
+                f"The saved contents, {lanes} lanes of {sorted(map(str, entries))}, must match the storage, "
                 f"{self.lanes} lanes of {sorted(map(str, self.keys))}. Load into a new storage."
             )
         self._check(entries, 1)
@@ -274,19 +275,20 @@ class LazyTensorStorage(Storage):
 
 
 class LazyMemmapStorage(LazyTensorStorage):
-    """Keeps tensors, or TensorDicts of tensors, in files that are mapped into memory: room for more than memory holds.
+    """Storage of tensors, or TensorDicts of tensors, in memory-mapped files, for more data than fits into memory.
 
     Args:
-        max_size: number of items. Files are sparse: disk space is taken as steps come in.
-        scratch_dir: folder of the files, which must be empty or absent and is kept. With None they have no name: their
-            space is free again when this object and its forks are gone, however they end. What is there is no backup:
+        max_size: maximum number of items. Files are sparse: disk space is used as steps are added.
+        scratch_dir: folder of the files, which must be empty or absent, and is kept. When None the files have no name,
+            and their space is freed when this object and its forks are gone, however they end. The files are no backup:
             use ``ReplayBuffer.dumps``.
-        ndim: how many batch dimensions count as items; see :class:`Storage`.
+        ndim: number of batch dimensions that count as items; see :class:`Storage`.
 
     Raises:
-        ArgumentError: as :class:`LazyTensorStorage`.
-        UnsupportedError: ``scratch_dir`` is None on Windows, when the first data comes.
-        UsageError: ``scratch_dir`` has something in it when the first data comes.
+        ArgumentError: ``max_size`` or ``ndim`` is not positive; or data has other entries, shapes or dtypes than the
+            first data.
+        UnsupportedError: ``scratch_dir`` is None on Windows, when the first data is added.
+        UsageError: ``scratch_dir`` is not empty when the first data is added.
     """
 
     def __init__(self, max_size: int, *, scratch_dir: str | Path | None = None, ndim: int = 1) -> None:
@@ -303,22 +305,22 @@ class LazyMemmapStorage(LazyTensorStorage):
             with tempfile.TemporaryDirectory(prefix="recurl-") as folder:
                 return map_tensors(items, torch.Size([size]), Path(folder))  # mapped memory outlives its name
         if self.scratch_dir.exists() and any(self.scratch_dir.iterdir()):
-            raise UsageError(f"The folder {self.scratch_dir} must be empty for a storage to put its files there.")
+            raise UsageError(f"The scratch_dir of a storage must be empty, but {self.scratch_dir} has files in it.")
         return map_tensors(items, torch.Size([size]), self.scratch_dir)
 
 
 class ListStorage(Storage):
-    """Keeps any Python objects in a list.
+    """Storage of arbitrary Python objects in a list.
 
-    A batch that is a TensorDict or a tensor is stored item by item, and comes back stacked; of a list, tuple or other
-    sequence come lists.
+    A batch that is a TensorDict or a tensor is stored item by item and returned stacked; a batch that is a list, tuple
+    or other sequence is returned as a list.
 
     Args:
-        max_size: number of items.
+        max_size: maximum number of items.
 
     Raises:
         ArgumentError: ``max_size`` is not positive.
-        ArgumentTypeError: what comes is not a sequence of items.
+        ArgumentTypeError: data is not a sequence of items.
 
     Example:
         >>> storage = ListStorage(3)
@@ -358,7 +360,7 @@ class ListStorage(Storage):
         return items
 
     def state_dict(self, filled: int) -> dict[str, Any]:
-        """See :meth:`Storage.state_dict`. Items that aren't TensorDicts are handed over as they are."""
+        """See :meth:`Storage.state_dict`. Items that aren't TensorDicts are returned unchanged."""
         if self._items and isinstance(self._items[0], TensorDictBase):
             batch = cast(TensorDictBase, torch.stack(self._items))
             return {"lanes": self.lanes, "batch_size": list(batch.batch_size), "entries": leaves(batch)}
@@ -387,5 +389,5 @@ class ListStorage(Storage):
 
 
 def leaves(data: TensorDictBase | Tensor) -> dict[NestedKey, Tensor]:
-    """Return the tensors of a TensorDict by key; a tensor as the only one."""
+    """Return the tensors of a TensorDict, by key; a plain tensor is the only entry."""
     return {_PLAIN: data} if isinstance(data, Tensor) else tensor_leaves(data)

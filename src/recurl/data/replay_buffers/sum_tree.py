@@ -1,4 +1,4 @@
-"""Sums and minima over priorities, in numpy."""
+"""Sum and minimum tree of priorities, in numpy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["PriorityTree"]
 
 
 class PriorityTree:
-    """A binary tree over ``size`` non-negative numbers: changes, and draws in proportion, are O(log size) each.
+    """Binary tree over ``size`` non-negative numbers, with updates and proportional sampling in O(log size).
 
-    Inner nodes are recomputed from their children in float64, so errors don't add up over time. Zero means "absent":
-    it is never drawn and does not count as the minimum.
+    Inner nodes are recomputed from their children in float64, so errors don't accumulate. Zero means "absent": it is
+    never sampled and is ignored by the minimum.
 
     Args:
         size: number of leaves.
@@ -40,14 +40,14 @@ class PriorityTree:
 
     @property
     def minimum(self) -> float:
-        """Smallest of the numbers that aren't zero; infinity when all are."""
+        """Smallest nonzero number; infinity if all are zero."""
         return float(self._min[1])
 
     def __getitem__(self, index: NDArray[np.int64]) -> NDArray[np.float64]:
         return self._sum[self._leaf + index]
 
     def set(self, index: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Write ``values`` at ``index``, both ``[n]``; of several values at one index the last one stays."""
+        """Write ``values`` at ``index``, both ``[n]``; if an index occurs repeatedly, its last value counts."""
         if index.size == 0:
             return
         node = self._leaf + index
@@ -61,7 +61,7 @@ class PriorityTree:
             self._min[node] = np.minimum(self._min[left], self._min[left + 1])
 
     def find(self, mass: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the index at which the running sum exceeds ``mass`` (from 0 to :attr:`total`, exclusive)."""
+        """Return the indices at which the cumulative sum exceeds ``mass`` (from 0 to :attr:`total`, exclusive)."""
         node = np.ones(mass.shape, np.int64)
         mass = mass.copy()
         for _ in range(self._depth):

@@ -1,4 +1,4 @@
-"""The replay buffer of TensorDicts."""
+"""Replay buffer of TensorDicts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ __all__ = ["TensorDictReplayBuffer"]
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
-    """A :class:`ReplayBuffer` of TensorDicts, which takes priorities from them.
+    """A :class:`ReplayBuffer` of TensorDicts, which can read priorities from samples.
 
     Args:
-        priority_key: entry with the priorities in :meth:`update_tensordict_priority`.
-        **options: those of :class:`ReplayBuffer`; the storage is ``LazyTensorStorage(1000)`` by default.
+        priority_key: entry of the priorities in :meth:`update_tensordict_priority`.
+        storage: storage of the steps; ``LazyTensorStorage(1000)`` when None.
+        **options: further arguments of :class:`ReplayBuffer`.
 
     Raises:
-        ArgumentTypeError: when extending with something else.
+        ArgumentTypeError: (when extending) the data is not a TensorDict.
 
     Example:
         >>> import torch
@@ -48,9 +49,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return super().extend(data)
 
     def update_tensordict_priority(self, sample: TensorDictBase) -> None:
-        """Set priorities from the entry ``priority_key`` of a sample, ``[N]`` or ``[N, ...]``: the largest per item.
+        """Set priorities from the entry ``priority_key`` of a sample, ``[N]`` or ``[N, ...]`` (the maximum per item).
 
-        Padding, and steps that were overwritten since they were sampled, are left out.
+        Padding, and steps that were overwritten since they were sampled, are skipped.
 
         Raises:
             MissingKeyError: the sample lacks the entry, or its ``"index"``.

@@ -1,8 +1,8 @@
-"""Which stored steps follow each other: an index kept up to date in O(new steps), never by scanning the storage.
+"""Index of the stored steps that follow each other, updated in O(new steps) without scanning the storage.
 
 Steps are stored in **lanes** (one per row of a batch ``[*B, T]``, or a single one), each a ring of ``capacity``
-positions. A step has a *position*, ``lane * capacity + offset``, where it is stored, and a *step number*, counted from
-0 in its lane for as long as the buffer lives. A **run** is a stretch of steps of one trajectory, stored without a gap.
+positions. A step has a *position* in the storage, ``lane * capacity + offset``, and a *step number*, counted from 0 in
+its lane over the lifetime of the buffer. A **run** is a sequence of steps of one trajectory, stored without a gap.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Appended:
-    """What an append changed.
+    """Changes made by an append.
 
     Attributes:
-        positions: int64 ``[lanes, n]``, where the new steps are.
-        shrunk: int64 ``[R]``, the runs that lost their first steps to the new ones and still have some.
+        positions: positions of the new steps, int64 ``[lanes, n]``.
+        shrunk: runs whose first steps were overwritten and that still have others, int64 ``[R]``.
     """
 
     positions: Ints
@@ -36,11 +36,11 @@ class Appended:
 
 
 class RunSet:
-    """A set of runs that changes, and is drawn from, in O(1) per run.
+    """Set of runs with updates and random sampling in O(1) per run.
 
     Attributes:
         members: int64; the first ``count`` entries are the runs of the set, in no particular order.
-        count: how many runs are in the set.
+        count: number of runs in the set.
     """
 
     def __init__(self, runs: Ints, slots: int) -> None:
@@ -51,7 +51,7 @@ class RunSet:
         self._place[runs] = np.arange(runs.size)
 
     def update(self, runs: Ints, wanted: Bools, slots: int) -> None:
-        """Make each of ``runs`` (distinct, below ``slots``) a member where ``wanted``, and no member elsewhere."""
+        """Add those of ``runs`` (distinct, below ``slots``) where ``wanted`` is true, and remove the others."""
         if slots > self._place.size:
             self.members = _grown(self.members, slots, 0)
             self._place = _grown(self._place, slots, -1)
@@ -76,14 +76,14 @@ class RunSet:
 
 
 class TrajectoryIndex:
-    """Runs of stored steps.
+    """Index of the runs of stored steps.
 
     Args:
         lanes: number of lanes.
-        capacity: positions per lane.
+        capacity: number of positions per lane.
 
     Attributes:
-        written: steps written to each lane, ever. The write cursor is at offset ``written % capacity``.
+        written: number of steps ever written to each lane. The write cursor is at offset ``written % capacity``.
 
     Example:
         >>> index = TrajectoryIndex(lanes=1, capacity=4)
@@ -109,32 +109,32 @@ class TrajectoryIndex:
 
     @property
     def filled(self) -> int:
-        """Steps stored in each lane."""
+        """Number of steps stored in each lane."""
         return min(self.written, self.capacity)
 
     def __len__(self) -> int:
         return self.lanes * self.filled
 
     def check_room(self, count: int) -> None:
-        """Refuse to add ``count`` steps to each lane at once if there is less room.
+        """Refuse to add ``count`` steps to each lane at once if a lane can't hold them.
 
         Raises:
-            ArgumentError: there is.
+            ArgumentError: ``count`` exceeds ``capacity``.
         """
         if count > self.capacity:
             raise ArgumentError(
-                f"{count} steps can't be stored at once, there is room for {self.capacity} per row of the batch. "
+                f"{count} steps can't be stored at once, as there is room for {self.capacity} per row of the batch. "
                 "Make max_size larger, or extend in parts."
             )
 
     def append(self, starts: Bools) -> Appended:
-        """Add steps to every lane, overwriting the oldest where a ring is full.
+        """Add steps to every lane, overwriting the oldest ones of a full ring.
 
         Args:
-            starts: bool ``[lanes, n]``, whether a step begins a run rather than continues the step before it.
+            starts: bool ``[lanes, n]``, True where a step begins a run instead of continuing the previous step.
 
         Raises:
-            ArgumentError: more than ``capacity`` steps.
+            ArgumentError: there are more than ``capacity`` steps.
         """
         count = starts.shape[1]
         self.check_room(count)
@@ -154,7 +154,7 @@ class TrajectoryIndex:
         return Appended(positions, lost[self._first[lost] < self._stop[lost]])
 
     def _add_runs(self, starts: Bools, positions: Ints) -> Ints:
-        """Write the runs of new steps; return the runs that are new or got longer."""
+        """Write the runs of new steps, and return the runs that are new or have grown."""
         lanes, count = starts.shape
         lane, offset = starts.nonzero()
         new = self._allocate(lane.size)
@@ -191,18 +191,18 @@ class TrajectoryIndex:
             members.update(runs, length >= minimum, self._first.size)
 
     def runs_of(self, minimum: int) -> RunSet:
-        """Return the runs of at least ``minimum`` > 0 steps. The set stays up to date; its first use is O(runs)."""
+        """Return the set of runs of at least ``minimum`` > 0 steps, kept up to date; the first call is O(runs)."""
         if minimum not in self._sets:
             runs = (self._stop - self._first >= minimum).nonzero()[0]
             self._sets[minimum] = RunSet(runs, self._first.size)
         return self._sets[minimum]
 
     def longest(self) -> int:
-        """Return the number of steps of the longest run, 0 when empty; O(runs)."""
+        """Return the number of steps of the longest run, 0 if there is none; O(runs)."""
         return int((self._stop - self._first).max(initial=0))
 
     def bounds(self, runs: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return lane, first step number, and one past the last step number of each run."""
+        """Return lane, first step number, and last step number plus one of each run."""
         return self._lane[runs], self._first[runs], self._stop[runs]
 
     def run_at(self, positions: Ints) -> Ints:
@@ -210,11 +210,11 @@ class TrajectoryIndex:
         return self._run[positions].astype(np.int64)
 
     def positions(self, lanes: Ints, steps: Ints) -> Ints:
-        """Return where steps are stored."""
+        """Return the positions of steps, given by lane and step number."""
         return lanes * self.capacity + steps % self.capacity
 
     def steps(self, positions: Ints) -> Ints:
-        """Return the step numbers of what is stored at ``positions``."""
+        """Return the step numbers of the steps at ``positions``."""
         newest = self.written - 1
         return newest - (newest - positions % self.capacity) % self.capacity
 
@@ -223,25 +223,25 @@ class TrajectoryIndex:
         return (self._base[:, None] + np.arange(self.filled)).ravel()
 
     def nth_position(self, ordinals: Ints) -> Ints:
-        """Return the positions of the n-th stored steps, counted lane by lane: ``all_positions()[ordinals]``."""
+        """Return the positions of the n-th stored steps, counted lane by lane, as ``all_positions()[ordinals]``."""
         if self.filled == self.capacity:
             return ordinals
         return ordinals // self.filled * self.capacity + ordinals % self.filled
 
     def continues(self, positions: Ints) -> Bools:
-        """Return whether each position holds the step right after that of the position before it, in one run."""
+        """Return bool ``[N]``: whether each position holds the next step, in the same run, of the previous position."""
         steps, runs = self.steps(positions), self._run[positions]
         result = np.zeros(positions.shape, np.bool_)
         result[1:] = (runs[1:] == runs[:-1]) & (steps[1:] == steps[:-1] + 1)
         return result
 
     def successors(self, positions: Ints) -> tuple[Ints, Bools]:
-        """Return the position of the step after each, and whether there is one in the same run."""
+        """Return the positions of the next steps, and whether each exists in the same run."""
         runs, steps = self.run_at(positions), self.steps(positions)
         return self.positions(self._lane[runs], steps + 1), steps + 1 < self._stop[runs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on, as tensors and integers."""
+        """Return the complete state, as tensors and integers."""
         arrays = {name: torch.from_numpy(getattr(self, name).copy()) for name in _ARRAYS}
         runs = torch.from_numpy(self._run.reshape(self.lanes, -1)[:, : self.filled].copy())
         members = {minimum: torch.from_numpy(runs.members[: runs.count].copy()) for minimum, runs in self._sets.items()}
@@ -250,16 +250,16 @@ class TrajectoryIndex:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> TrajectoryIndex:
-        """Return the index that :meth:`state_dict` was taken of.
+        """Return an index restored from a :meth:`state_dict`.
 
         Raises:
-            ArgumentError: the parts of the state don't fit each other.
+            ArgumentError: the state is inconsistent.
         """
         index = cls(state["lanes"], state["capacity"])
         index.written = state["written"]
         for name in _ARRAYS:
             setattr(index, name, state[name].numpy().astype(np.int64))
-        runs = state["_run"].numpy().reshape(index.lanes, -1)  # of every position in the states of earlier versions
+        runs = state["_run"].numpy().reshape(index.lanes, -1)  # earlier versions saved all positions
         index._run.reshape(index.lanes, -1)[:, : index.filled] = runs[:, : index.filled]
         index._free = state["free"].tolist()
         slots = index._first.size
@@ -279,6 +279,6 @@ def _grown(values: Ints, size: int, fill: int) -> Ints:
 
 
 def random_below(limits: int | Ints, count: int, generator: torch.Generator | None) -> Ints:
-    """Draw ``count`` independent integers, each uniform from 0 to its limit (exclusive), by torch's generator."""
+    """Draw ``count`` independent integers, each uniform in [0, limit), from a torch generator (the default if None)."""
     uniform = torch.rand(count, dtype=torch.float64, generator=generator).numpy()
     return np.minimum((uniform * limits).astype(np.int64), np.asarray(limits) - 1)

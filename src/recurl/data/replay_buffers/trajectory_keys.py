@@ -1,4 +1,4 @@
-"""Where trajectories begin in data that is added to a buffer: read off its entries."""
+"""Detection of trajectory starts in data that is added to a buffer."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ _NEXT_DONE = (NEXT, DONE)
 
 
 class TrajectoryKeys:
-    """Tells which new steps begin a trajectory, from one call of ``extend`` to the next.
+    """Finds the new steps that begin a trajectory, across calls of ``extend``.
 
-    A step begins one where ``"is_init"`` is true, where ``("collector", "traj_ids")`` changes, where
-    ``("collector", "traj_steps")`` isn't the next number, and by the one key that
-    says which trajectory a step belongs to (``traj_key``: where it changes) or that a trajectory ends with a step
-    (``end_key``: after it). Without either the key is the first of ``("collector", "traj_ids")``, ``"episode"`` and
-    ``("next", "done")`` that the data has; data with none of them, or whose items hold several steps each, is taken for
-    unrelated items.
+    A step begins a trajectory where ``"is_init"`` is true, where ``("collector", "traj_ids")`` changes, where
+    ``("collector", "traj_steps")`` isn't the next number, where ``traj_key`` changes, and after a step where
+    ``end_key`` is true. If neither key is given, the first of ``("collector", "traj_ids")``, ``"episode"`` and
+    ``("next", "done")`` that the data has is used. Data without any of them, or with items of several steps each, is
+    treated as unrelated items.
 
     Args:
-        traj_key: an entry with one integer per step.
-        end_key: an entry with one bool per step.
+        traj_key: entry with one trajectory id per step, an integer.
+        end_key: entry with one bool per step, True at the last step of a trajectory.
 
     Raises:
-        ArgumentError: both are given.
+        ArgumentError: ``traj_key`` and ``end_key`` are both given.
     """
 
     def __init__(self, traj_key: NestedKey | None = None, end_key: NestedKey | None = None) -> None:
@@ -50,19 +49,19 @@ class TrajectoryKeys:
     def starts(
         self, data: object, shape: tuple[int, int], items: int = 1, marks: Tensor | None = None
     ) -> NDArray[np.bool_]:
-        """Return which new steps begin a trajectory: bool ``[lanes, n]``, which is ``shape``.
+        """Return the mask of the new steps that begin a trajectory, bool ``[lanes, n]``.
 
-        The first step of each row is compared with the last one of the call before.
+        The first step of each row is compared with the last one of the previous call.
 
         Args:
             data: the new steps, in row-major order.
-            shape: lanes, and steps per lane.
-            items: steps that each item holds.
-            marks: bool, one per step: further beginnings. Given for pieces of trajectories, which nothing continues.
+            shape: number of lanes, and number of steps per lane.
+            items: number of steps in each item.
+            marks: bool, one per step: further trajectory starts. Given for samples, which later data never continues.
 
         Raises:
-            MissingKeyError: a key that was asked for is not in the data.
-            ArgumentError: an entry has not one number per step.
+            MissingKeyError: ``traj_key`` or ``end_key`` was given and is not in the data.
+            ArgumentError: an entry hasn't one value per step.
         """
         unrelated = np.ones(shape, np.bool_)
         if not isinstance(data, TensorDictBase) or items > 1:
@@ -102,12 +101,12 @@ class TrajectoryKeys:
         return np.concatenate([self._last.get(key, np.zeros_like(ends[:, :1])), ends], 1)[:, : ends.shape[1]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the key in use and what is compared with the next data."""
+        """Return the key in use, and the last values, which the next data is compared with."""
         last = {key: torch.from_numpy(value) for key, value in self._last.items()}
         return {"chosen": self.chosen, "last": last, "cut": self._cut}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`."""
+        """Restore a :meth:`state_dict`."""
         self.chosen, self._cut = state["chosen"], state["cut"]
         self._last = {key: value.numpy() for key, value in state["last"].items()}
 
@@ -116,8 +115,8 @@ def _per_step(data: TensorDictBase, key: NestedKey, shape: tuple[int, int]) -> N
     value = cast(Tensor | None, data.get(key, None))
     if value is None:
         raise MissingKeyError(
-            f"The data must have the entry {key!r}, which tells trajectories apart; it has "
-            f"{sorted(map(str, data.keys(True, True)))}. Name the right one with traj_key= or end_key=."
+            f"The data must have the entry {key!r}, which identifies trajectories; it has "
+            f"{sorted(map(str, data.keys(True, True)))}. Name another entry with traj_key= or end_key=."
         )
     if value.numel() != shape[0] * shape[1]:
         raise ArgumentError(

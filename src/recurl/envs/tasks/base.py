@@ -1,9 +1,9 @@
-"""What the tasks share: rows stepped together, autoreset, seeding, saved state; and a single environment as one row.
+"""Base classes of the tasks: vectorised rows, autoreset, seeding, saved state, and the single environment as one row.
 
-A task states only its dynamics (`TaskVectorEnv._begin`, `_advance`, `_observe`); the single environment is a view of
-one row, so single and vector environment can't drift apart. All randomness is drawn when an episode begins, from a
-generator of the row's own: a row's episodes depend on its seed alone, and row `i` of a vector environment seeded with
-`s` plays what a single environment seeded with `s + i` plays (the rule of gymnasium's `SyncVectorEnv`).
+A task defines only its dynamics (`TaskVectorEnv._begin`, `_advance`, `_observe`). The single environment is one row of
+the vector environment, so the two always agree. All random numbers are drawn when an episode begins, from the row's own
+generator: the episodes of a row depend only on its seed, and row `i` of a vector environment seeded with `s` plays the
+same episodes as a single environment seeded with `s + i` (the rule of gymnasium's `SyncVectorEnv`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def check_actions(actions: Any, shape: tuple[int, ...], num_actions: int) -> Act
     """Return `actions` as a flat int64 array, or refuse them.
 
     Args:
-        actions: integers in `[0, num_actions)` of shape `shape`: an array or whatever numpy makes one of.
+        actions: integers in `[0, num_actions)` of shape `shape`: an array, or a value that numpy converts to one.
         shape: `(num_envs,)`, or `()` for a single environment.
-        num_actions: how many actions there are.
+        num_actions: number of actions.
 
     Raises:
-        ArgumentError: another shape, not integers, or out of range.
+        ArgumentError: the shape differs, or the actions are not integers or out of range.
 
     Example:
         >>> check_actions([0, 2], (2,), 3)
@@ -45,7 +45,7 @@ def check_actions(actions: Any, shape: tuple[int, ...], num_actions: int) -> Act
     array = np.asarray(actions)
     if array.shape == shape and array.dtype.kind in "iu":
         flat = array.reshape(-1).astype(np.int64, copy=False)
-        # Seen as unsigned, a negative number is a huge one: a single comparison finds both ends.
+        # As unsigned numbers, negative ones are huge: a single comparison checks both bounds.
         if np.maximum.reduce(flat.view(np.uint64)) < num_actions:
             return flat
         came = f"values from {array.min()} to {array.max()}"
@@ -55,14 +55,14 @@ def check_actions(actions: Any, shape: tuple[int, ...], num_actions: int) -> Act
 
 
 def check_vectors(actions: Any, shape: tuple[int, ...]) -> NDArray[np.floating[Any]]:
-    """Return `actions` as a floating-point array, in the dtype in which it came, or refuse them.
+    """Return `actions` as a floating-point array, or refuse them; a floating-point dtype is kept.
 
     Args:
-        actions: real numbers of shape `shape`: an array or whatever numpy makes one of.
-        shape: `(num_envs, *action)`, or that of one action for a single environment.
+        actions: real numbers of shape `shape`: an array, or a value that numpy converts to one.
+        shape: `(num_envs, *action)`, or the shape of one action for a single environment.
 
     Raises:
-        ArgumentError: another shape, not real numbers, or one that is not finite.
+        ArgumentError: the shape differs, or the actions are not real numbers or not finite.
 
     Example:
         >>> check_vectors([[0.5], [-1.0]], (2, 1)).dtype
@@ -89,7 +89,7 @@ def check_count(name: str, value: Any, minimum: int) -> int:
 
 
 class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
-    """Rows of one task, stepped together in numpy.
+    """Vector environment of a task: rows stepped together in numpy.
 
     Observations are float32 `[num_envs, ...]`, actions integers `[num_envs]` or real vectors `[num_envs, n]`, rewards
     float64 `[num_envs]`, terminated and truncated bool `[num_envs]`; every array returned is new. A row that reaches
@@ -99,21 +99,21 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     `_advance` and `_observe`.
 
     Args:
-        num_envs: rows.
-        observation_space: of one row.
-        actions: how many there are, then they are the integers below it; or the Box of one action.
-        step_limit: steps after which an episode is truncated.
+        num_envs: number of rows.
+        observation_space: observation space of one row.
+        actions: number of discrete actions, or the Box of one continuous action.
+        step_limit: number of steps after which an episode is truncated.
         autoreset_mode: gymnasium's `AutoresetMode` or its value. `NEXT_STEP`: the step after an episode's end ignores
             the row's action and returns the new episode's first observation with reward 0. `SAME_STEP`: the last step
             returns it, and `info["final_obs"]` (object array, None where `info["_final_obs"]` is False) the true one.
             `DISABLED`: finished rows are reset with `reset(options={"reset_mask": mask})`, mask bool `[num_envs]`.
 
     Raises:
-        ArgumentError: an unknown autoreset mode, or a count below one.
+        ArgumentError: `autoreset_mode` is unknown, or `num_envs` is below 1.
     """
 
     state_arrays: ClassVar[tuple[str, ...]] = ()
-    """Attributes that hold the task's own state: arrays, changed in place."""
+    """Names (without the leading underscore) of the arrays that hold the task's state; they are changed in place."""
 
     def __init__(
         self,
@@ -144,19 +144,22 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     @abstractmethod
     def _begin(self, rows: list[int]) -> None:
-        """Start an episode in these rows, drawing from `self.rngs[row]`; their step counters are 0 already."""
+        """Begin an episode in these rows, drawing from `self.rngs[row]`; their step counters are already 0."""
 
     @abstractmethod
     def _advance(self, actions: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Play one step in all rows, with actions that :meth:`checked` let pass; return new arrays: reward, terminated.
+        """Play one step in all rows and return two new arrays: reward and terminated.
 
-        The step counters still hold the steps before this one. Under NEXT_STEP a finished row is played once more
-        before it begins anew, and what came of it is thrown away: it must do no harm.
+        The step counters still exclude this step. Under NEXT_STEP a finished row is stepped once more before it is
+        reset, and the result is discarded: this must not raise.
+
+        Args:
+            actions: actions as :meth:`checked` returns them.
         """
 
     @abstractmethod
     def _observe(self) -> Observations:
-        """Return what all rows show now, as a new array."""
+        """Return the current observations of all rows, as a new array."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -164,12 +167,12 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Begin an episode in every row, or in the rows of `options["reset_mask"]` (bool `[num_envs]`).
 
         Args:
-            seed: row `i`, if it is reset, is seeded with `seed + i`; None goes on with the present generators.
-            options: nothing or `reset_mask`. Rows not in it keep their state, and their observation is returned again.
+            seed: row `i`, if it is reset, is seeded with `seed + i`; None keeps the current generators.
+            options: may hold `reset_mask`. Rows outside it keep their state, and their observation is returned again.
 
         Raises:
-            ArgumentError: another option, or a mask that isn't bool `[num_envs]` with at least one True.
-            UsageError: a mask that leaves rows out which were never reset.
+            ArgumentError: `options` holds anything else, or the mask isn't bool `[num_envs]` with at least one True.
+            UsageError: the first reset has a mask that excludes rows.
         """
         rows = self._rows_to_reset({} if options is None else options)
         if seed is not None:
@@ -186,8 +189,8 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             actions: integers `[num_envs]`, or real vectors `[num_envs, n]`.
 
         Raises:
-            ArgumentError: actions of another shape or kind, or out of range.
-            UsageError: before the first reset; or under DISABLED while a finished row waits for its reset.
+            ArgumentError: `actions` have the wrong shape or dtype, or are out of range.
+            UsageError: called before the first reset; or, under DISABLED, while a finished row has not been reset.
         """
         actions = self.checked(actions, self._done.shape)
         if not self._started or (self._any_done and self._mode is AutoresetMode.DISABLED):
@@ -213,10 +216,14 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return observations, reward, terminated, truncated, info
 
     def checked(self, actions: Any, rows: tuple[int, ...]) -> NDArray[Any]:
-        """Return `actions` of `rows`, which is `(num_envs,)` or `()` for a single one, as an array, or refuse them.
+        """Return `actions` as an array, or refuse them.
+
+        Args:
+            actions: integers `rows`, or real vectors `[*rows, n]`.
+            rows: `(num_envs,)`, or `()` for a single environment.
 
         Raises:
-            ArgumentError: actions of another shape or kind, or out of range.
+            ArgumentError: `actions` have the wrong shape or dtype, or are out of range.
         """
         space = self.single_action_space
         if isinstance(space, Discrete):
@@ -224,10 +231,10 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return check_vectors(actions, (*rows, *(space.shape or ())))
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that decides how the rows go on: arrays, and the generators' states as plain containers.
+        """Return the complete state of all rows: arrays, and the generators' states as plain containers.
 
         Raises:
-            UsageError: before the first reset.
+            UsageError: called before the first reset.
         """
         if not self._started:
             raise UsageError("there is no state to save before the first reset; call reset() first")
@@ -236,10 +243,10 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `get_state` returned, on this or on another environment built with the same arguments.
+        """Restore a state returned by `get_state` of this environment, or of another one with the same arguments.
 
         Raises:
-            ArgumentError: the state lacks an entry, or comes from an environment of other sizes.
+            ArgumentError: an entry is missing or has another shape.
         """
         names = self._array_names()
         check_state(state, {name: getattr(self, f"_{name}").shape for name in names} | {"rng": (self.num_envs,)})
@@ -285,7 +292,7 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
 
 class TaskEnv(gymnasium.Env[Observations, Any]):
-    """One row of a task as a single environment; it ends, but never resets itself.
+    """Single environment: one row of a task, without autoreset.
 
     Args:
         rows: a vector environment of one row with autoreset DISABLED.
@@ -302,7 +309,7 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Begin an episode; there are no options."""
+        """Begin an episode; see `TaskVectorEnv.reset`."""
         super().reset(seed=seed)
         self._rows.rngs = [self.np_random]
         observations, info = self._rows.reset(options=options)
@@ -312,8 +319,8 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
         """Play one step.
 
         Raises:
-            ArgumentError: an action of another shape or kind, or out of range.
-            UsageError: before the first reset, or after the episode's end.
+            ArgumentError: `action` has the wrong shape or dtype, or is out of range.
+            UsageError: called before the first reset, or after the end of the episode.
         """
         actions = self._rows.checked(action, ())
         actions = actions.reshape(1, *(self._rows.single_action_space.shape or ()))
@@ -321,16 +328,16 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
         return observations[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that decides how the environment goes on; see `TaskVectorEnv.get_state`."""
+        """Return the complete state; see `TaskVectorEnv.get_state`."""
         return self._rows.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `get_state` returned; see `TaskVectorEnv.set_state`."""
+        """Restore a state returned by `get_state`; see `TaskVectorEnv.set_state`."""
         self._rows.set_state(state)
 
 
 def check_state(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ArgumentError unless `state` has exactly these entries, of these shapes (of a list: its length)."""
+    """Raise ArgumentError unless `state` has exactly these entries with these shapes (the shape of a list: `(n,)`)."""
     came = {name: (len(value),) if isinstance(value, list) else np.shape(value) for name, value in state.items()}
     if came != dict(shapes):
         raise ArgumentError(

@@ -21,10 +21,10 @@ def _positions_space(physics: CartPoleEnv) -> Box:
 
 
 class MaskedCartPoleVectorEnv(TaskVectorEnv):
-    """Balance a pole on a cart, seeing positions only (`recurl/MaskedCartPole-v1`, vectorised).
+    """Balance a pole on a cart from positions only (`recurl/MaskedCartPole-v1`, vectorised).
 
-    The dynamics, the constants and the start (all four numbers uniform in [-0.05, 0.05]) are those of gymnasium's
-    CartPole-v1 (Barto, Sutton and Anderson, 1983), bit for bit. What is hidden are the two velocities.
+    The dynamics, the constants and the initial state (all four numbers uniform in [-0.05, 0.05]) are those of
+    gymnasium's CartPole-v1 (Barto, Sutton and Anderson, 1983), bit for bit. The two velocities are hidden.
 
     Observation: float32 `[2]`: cart position (m) and pole angle (rad).
     Actions: `Discrete(2)`: 0 pushes the cart to the left, 1 to the right.
@@ -33,25 +33,25 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
     vertical; truncated after `max_episode_steps`.
 
     Optimal return: `max_episode_steps`. Two successive observations give the velocities, and with these CartPole can be
-    balanced for ever.
+    balanced forever.
 
-    Best memoryless return: about 100, a fifth of that; measured, as no closed form is known. Why it is low: the
-    velocities don't enter a force that depends on the positions alone, so the motion has no damping (the divergence of
-    its flow is 0: state volume is preserved, so no such policy makes the upright pole attractive), and the Euler steps
-    of 0.02 s as well as the two forces there are to choose from feed energy in; the swing grows until the pole falls.
-    How low was measured by a cross-entropy search over policies of the present observation, deterministic and
-    stochastic: 51 for the best logistic policy of a line `a x + b theta`, and no more for the best network of 12 tanh
+    Best memoryless return: about 100, a fifth of that; measured, as no closed form is known. It is low because a force
+    that depends on the positions alone does not damp the motion (the divergence of the flow is 0: state volume is
+    preserved, so no such policy makes the upright pole attractive), while the Euler steps of 0.02 s and the choice
+    between only two forces add energy; the swing grows until the pole falls.
+    The value was measured by a cross-entropy search over deterministic and stochastic policies of the current
+    observation: 51 for the best logistic policy of a line `a x + b theta`, and no more for the best network of 12 tanh
     units, which is what a small policy network finds; 98 for the sign of such a line plus 12 sine waves of the
     positions, some of which oscillate within a hundredth of a rad: they are a dither between the two forces. The search
-    found no better; nothing proves that there is none.
+    found none better; this is no proof that none exists.
 
     Args:
-        num_envs: rows.
-        max_episode_steps: at least 1.
+        num_envs: number of rows.
+        max_episode_steps: number of steps after which an episode is truncated; at least 1.
         autoreset_mode: see `TaskVectorEnv`.
 
     Raises:
-        ArgumentError: an argument out of these bounds.
+        ArgumentError: an argument is out of range.
 
     Example:
         >>> env = MaskedCartPoleVectorEnv(3)
@@ -88,7 +88,7 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
             self._physical[:, row] = self.rngs[row].uniform(-0.05, 0.05, size=4)
 
     def _advance(self, actions: Actions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        # Operation by operation that of CartPoleEnv.step, so that every bit agrees.
+        # The same operations in the same order as CartPoleEnv.step, so that every bit agrees.
         physics, physical, change = self._physics, self._physical, self._change
         _, _, theta, theta_dot = physical
         cos = np.cos(theta)
@@ -109,7 +109,7 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def optimal_return(max_episode_steps: int = 500) -> float:
-        """Return of an agent that remembers enough to know the velocities: every step's reward.
+        """Return the return of an agent that infers the velocities from its memory: the reward of every step.
 
         Example:
             >>> MaskedCartPoleVectorEnv.optimal_return()
@@ -119,7 +119,7 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def memoryless_return(max_episode_steps: int = 500) -> float:
-        """Mean return of the best policy of the present positions that was found, rounded; see the class for how.
+        """Return the mean return of the best known policy of the current positions, rounded; see the class for details.
 
         Example:
             >>> MaskedCartPoleVectorEnv.memoryless_return()
@@ -129,17 +129,18 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
 
 
 class MaskedCartPoleEnv(CartPoleEnv):
-    """Balance a pole on a cart, seeing positions only (`recurl/MaskedCartPole-v1`): gymnasium's CartPoleEnv, masked.
+    """Balance a pole on a cart from positions only (`recurl/MaskedCartPole-v1`): gymnasium's CartPoleEnv, masked.
 
-    Observation, actions, reward, end, optimal (500) and best memoryless return: see `MaskedCartPoleVectorEnv`.
+    See `MaskedCartPoleVectorEnv` for observation, actions, reward, end of the episode, optimal return (500) and best
+    memoryless return.
 
     Args:
-        max_episode_steps: at least 1. `gymnasium.make` keeps an argument of this name to itself and wraps the
-            environment in a `TimeLimit`: through it the limit can only be lowered.
-        render_mode: as in CartPoleEnv.
+        max_episode_steps: number of steps after which an episode is truncated; at least 1. `gymnasium.make` does not
+            pass an argument of this name on but wraps the environment in a `TimeLimit`, which can only lower the limit.
+        render_mode: see CartPoleEnv.
 
     Raises:
-        ArgumentError: an argument out of these bounds.
+        ArgumentError: an argument is out of range.
 
     Example:
         >>> env = MaskedCartPoleEnv()
@@ -157,20 +158,20 @@ class MaskedCartPoleEnv(CartPoleEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Begin an episode; options as in CartPoleEnv (`low` and `high` of the start)."""
+        """Begin an episode; options as in CartPoleEnv (`low` and `high` of the initial state)."""
         observation, info = super().reset(seed=seed, options=options)
         self._steps = 0
         return observation[0::2].copy(), info
 
-    # CartPoleEnv promises never to truncate, as its TimeLimit does; this one counts its steps itself.
+    # CartPoleEnv is typed as never truncating, which its TimeLimit does; this one counts its steps itself.
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, action: Any
     ) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """Play one step.
 
         Raises:
-            ArgumentError: an action that isn't 0 or 1.
-            UsageError: before the first reset.
+            ArgumentError: `action` isn't 0 or 1.
+            UsageError: called before the first reset.
         """
         push = int(check_actions(action, (), 2)[0])
         self._check_started()
@@ -179,22 +180,22 @@ class MaskedCartPoleEnv(CartPoleEnv):
         return observation[0::2].copy(), reward, terminated, self._steps >= self._step_limit, info
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that decides how the environment goes on, as plain containers.
+        """Return the complete state, as plain containers and arrays.
 
         Raises:
-            UsageError: before the first reset.
+            UsageError: called before the first reset.
         """
         physical = self._check_started().copy()
-        # -1 stands for None, that is, for a pole that has not fallen.
+        # -1 stands for None: the pole has not fallen.
         fallen = -1 if self.steps_beyond_terminated is None else self.steps_beyond_terminated
         rng = self.np_random.bit_generator.state
         return {"steps": self._steps, "steps_beyond_terminated": fallen, "physical": physical, "rng": [rng]}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `get_state` returned.
+        """Restore a state returned by `get_state`.
 
         Raises:
-            ArgumentError: the state lacks an entry, or is of another environment.
+            ArgumentError: an entry is missing or has another shape.
         """
         check_state(state, {"steps": (), "steps_beyond_terminated": (), "physical": (4,), "rng": (1,)})
         self.state = np.array(state["physical"], dtype=np.float64)

@@ -19,32 +19,32 @@ _MEASURED_STEPS = 200
 
 
 class MaskedPendulumVectorEnv(TaskVectorEnv):
-    """Swing a pendulum up and keep it there, seeing its angle only (`recurl/MaskedPendulum-v1`, vectorised).
+    """Swing a pendulum up and keep it there, from its angle only (`recurl/MaskedPendulum-v1`, vectorised).
 
-    The dynamics, the constants, the reward and the start (angle uniform in [-pi, pi], velocity in [-1, 1]) are those of
-    gymnasium's Pendulum-v1: states bit for bit, rewards to rounding. What is hidden is the angular velocity.
+    The dynamics, the constants, the reward and the initial state (angle uniform in [-pi, pi], velocity in [-1, 1]) are
+    those of gymnasium's Pendulum-v1: states bit for bit, rewards to rounding. The angular velocity is hidden.
 
-    Observation: float32 `[2]`: cosine and sine of the angle, which is 0 when the pendulum stands.
-    Actions: `Box(-2, 2, [1])`, the torque (N m); a larger one is cut to that.
+    Observation: float32 `[2]`: cosine and sine of the angle, which is 0 when the pendulum is upright.
+    Actions: `Box(-2, 2, [1])`, the torque (N m), clipped to this range.
     Reward: `-(angle^2 + 0.1 velocity^2 + 0.001 torque^2)` of the state before the step, the angle in [-pi, pi).
     Episode: never terminated; truncated after `max_episode_steps`.
 
-    Optimal return: about -138; measured, as no closed form is known: by dynamic programming over a grid of 181 angles,
-    181 velocities and 17 torques for 200 steps, and the mean over 4000 starts of the policy that is greedy in its
-    values. Two successive observations give the velocity, so an agent that remembers can do as well.
+    Optimal return: about -138; measured, as no closed form is known: dynamic programming over a grid of 181 angles,
+    181 velocities and 17 torques for 200 steps, then the mean over 4000 starts of the policy that is greedy with
+    respect to its values. Two successive observations give the velocity, so an agent with memory can do as well.
 
     Best memoryless return: about -1000, against -1220 without any torque; measured by a cross-entropy search over
-    policies `2 tanh(...)` of a Fourier series of the angle, of 2 and of 4 harmonics. Why it is low: over a swing there
-    and back a torque that depends on the angle alone does no work, so it can neither pump the pendulum up nor damp it.
-    The search found no better; nothing proves that there is none.
+    policies `2 tanh(...)` of a Fourier series of the angle, with 2 and 4 harmonics. It is low because a torque that
+    depends on the angle alone does no work over a swing forth and back, so it can neither drive nor damp the pendulum.
+    The search found none better; this is no proof that none exists.
 
     Args:
-        num_envs: rows.
-        max_episode_steps: at least 1.
+        num_envs: number of rows.
+        max_episode_steps: number of steps after which an episode is truncated; at least 1.
         autoreset_mode: see `TaskVectorEnv`.
 
     Raises:
-        ArgumentError: an argument out of these bounds.
+        ArgumentError: an argument is out of range.
 
     Example:
         >>> env = MaskedPendulumVectorEnv(3)
@@ -78,8 +78,8 @@ class MaskedPendulumVectorEnv(TaskVectorEnv):
             self._physical[:, row] = self.rngs[row].uniform(-_START, _START)
 
     def _advance(self, actions: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        # Operation by operation that of PendulumEnv.step, so that every bit of the state agrees; the square of an array
-        # may differ from that of a number in its last bit, so rewards agree to rounding.
+        # The same operations in the same order as PendulumEnv.step, so that every bit of the state agrees. The square
+        # of an array may differ from that of a scalar in the last bit, so rewards agree to rounding.
         physics, (angle, velocity) = self._physics, self._physical
         torque = np.clip(actions[:, 0], -physics.max_torque, physics.max_torque)
         upright = ((angle + np.pi) % (2 * np.pi)) - np.pi
@@ -96,7 +96,7 @@ class MaskedPendulumVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def optimal_return(max_episode_steps: int = 200) -> float:
-        """Mean return of an agent that knows the velocity, rounded; for other lengths in proportion, as an estimate.
+        """Return the mean return of an agent that knows the velocity, rounded; scaled to other lengths, as an estimate.
 
         Example:
             >>> MaskedPendulumVectorEnv.optimal_return()
@@ -106,7 +106,7 @@ class MaskedPendulumVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def memoryless_return(max_episode_steps: int = 200) -> float:
-        """Mean return of the best policy of the present angle that was found, likewise; see the class for how.
+        """Return the mean return of the best known policy of the current angle, rounded; scaled to other lengths.
 
         Example:
             >>> MaskedPendulumVectorEnv.memoryless_return()
@@ -116,13 +116,13 @@ class MaskedPendulumVectorEnv(TaskVectorEnv):
 
 
 class MaskedPendulumEnv(TaskEnv):
-    """Swing a pendulum up, seeing its angle only (`recurl/MaskedPendulum-v1`): one row of `MaskedPendulumVectorEnv`.
+    """Swing a pendulum up, from its angle only (`recurl/MaskedPendulum-v1`): one row of `MaskedPendulumVectorEnv`.
 
-    Observation, actions, reward, end, optimal and best memoryless return: documented there.
+    See there for observation, actions, reward, end of the episode, optimal and best memoryless return.
 
     Args:
-        max_episode_steps: at least 1. `gymnasium.make` keeps an argument of this name to itself and wraps the
-            environment in a `TimeLimit`: through it the limit can only be lowered.
+        max_episode_steps: number of steps after which an episode is truncated; at least 1. `gymnasium.make` does not
+            pass an argument of this name on but wraps the environment in a `TimeLimit`, which can only lower the limit.
 
     Example:
         >>> env = MaskedPendulumEnv()

@@ -1,4 +1,4 @@
-"""The tasks by their gymnasium ids, with the returns to be had on them."""
+"""Registry of the tasks: gymnasium ids, classes, and optimal and memoryless returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recurl.envs.tasks.tmaze import TMazeEnv, TMazeVectorEnv
 
 @dataclass(frozen=True)
 class Task:
-    """A task that memory solves, and what it is worth with and without.
+    """A task that requires memory, with the best returns with and without memory.
 
     Example:
         >>> task = TASKS["recurl/RepeatPrevious-v0"]
@@ -25,19 +25,19 @@ class Task:
     """
 
     id: str
-    """Name for `gymnasium.make` and `gymnasium.make_vec`."""
+    """Id for `gymnasium.make` and `gymnasium.make_vec`."""
 
     env: type[gymnasium.Env]
-    """The single environment."""
+    """Class of the single environment."""
 
     vector_env: type[TaskVectorEnv]
-    """The vectorised one."""
+    """Class of the vector environment."""
 
     optimal_return: Callable[..., float]
-    """Return of the best policy with memory; takes the environment's own keyword arguments (`k`, ...)."""
+    """Return of the best policy with memory, as a function of the environment's keyword arguments (`k`, ...)."""
 
     memoryless_return: Callable[..., float]
-    """Expected return of the best policy that sees the present observation alone; same arguments."""
+    """Expected return of the best policy of the current observation alone, as a function of the same arguments."""
 
 
 TASKS = {
@@ -73,14 +73,14 @@ TASKS = {
         ),
     )
 }
-"""Every task, by its id."""
+"""All tasks, by id."""
 
 
 def register_tasks() -> None:
-    """Register every task with gymnasium; those that are registered already are left as they are.
+    """Register all tasks with gymnasium; those that are already registered are skipped.
 
-    No step limit is registered: each environment keeps its own and counts it in its saved state, where a `TimeLimit`
-    around it could not be restored.
+    No step limit is registered: each environment counts its own steps and saves the count with its state, whereas the
+    count of a `TimeLimit` around it could not be restored.
 
     Example:
         >>> register_tasks()
@@ -96,5 +96,5 @@ def register_tasks() -> None:
             )
 
 
-# As in gymnasium's own packages, importing the environments is what makes them known.
+# As in gymnasium's own packages, importing the environments registers them.
 register_tasks()

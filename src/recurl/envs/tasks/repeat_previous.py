@@ -19,28 +19,27 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
     The idea is POPGym's RepeatPrevious (Morad et al., 2023, "POPGym: Benchmarking Partially Observable Reinforcement
     Learning"), with symbols drawn independently and rewards in [0, 1].
 
-    Observation: a symbol `s_t`, uniform over `num_symbols` and independent of all else, one-hot: float32
+    Observation: a symbol `s_t`, uniform over `num_symbols` and independent of everything else, one-hot: float32
     `[num_symbols]`. Action `a_t`, chosen after seeing `s_0 ... s_t`: `Discrete(num_symbols)`.
-    Reward: `1 / (episode_length - k)` if `a_t == s_{t-k}`, else 0; the first k steps carry none.
-    Episode: truncated after `episode_length` steps, never terminated. The agent isn't shown the time, the symbols would
-    go on for ever, and what it does changes nothing that is to come: ending is the experiment's business, not the
-    task's.
+    Reward: `1 / (episode_length - k)` if `a_t == s_{t-k}`, else 0; always 0 in the first k steps.
+    Episode: truncated after `episode_length` steps, never terminated, as the task itself has no end: the agent does not
+    observe the time, and its actions don't affect later observations.
 
-    Optimal return: 1, by remembering k symbols: `episode_length - k` answers are asked for and all are known.
+    Optimal return: 1, by remembering k symbols: `episode_length - k` answers are rewarded, and all are known.
 
-    Best memoryless return: `1 / num_symbols`. Given the present symbol (and even the time), `s_{t-k}` is uniform as k
-    >= 1, so whatever is answered is right with probability `1 / num_symbols`; the expected return is `episode_length -
-    k` times `1 / (episode_length - k)` times that. An agent that remembers fewer than k steps does no better.
+    Best memoryless return: `1 / num_symbols`. Given the current symbol (and even the time), `s_{t-k}` is uniform as k
+    >= 1, so every answer is correct with probability `1 / num_symbols`; the expected return is `episode_length - k`
+    times `1 / (episode_length - k)` times that. An agent that remembers fewer than k steps does no better.
 
     Args:
-        num_envs: rows.
-        k: how many steps ago; at least 1.
-        num_symbols: at least 2.
-        episode_length: steps of an episode; more than k.
+        num_envs: number of rows.
+        k: age of the symbol to repeat, in steps; at least 1.
+        num_symbols: number of symbols; at least 2.
+        episode_length: number of steps of an episode; more than k.
         autoreset_mode: see `TaskVectorEnv`.
 
     Raises:
-        ArgumentError: an argument out of these bounds.
+        ArgumentError: an argument is out of range.
 
     Example:
         >>> env = RepeatPreviousVectorEnv(2, k=1, num_symbols=3, episode_length=4)
@@ -76,7 +75,7 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
         )
         self._k = k
         self._reward = 1.0 / (episode_length - k)
-        # Column k + t holds s_t, so column t holds the answer to step t; the first k hold what no action equals.
+        # Column k + t holds s_t, so column t holds the answer of step t; -1, in the first k, equals no action.
         self._symbols = np.full((num_envs, k + episode_length + 1), -1, dtype=np.int64)
         self._offsets = np.arange(num_envs) * self._symbols.shape[1]
         self._one_hot = np.eye(num_symbols, dtype=np.float32)
@@ -96,7 +95,7 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def optimal_return(k: int = 4, num_symbols: int = 4, episode_length: int = 64) -> float:
-        """Return of an agent that remembers k steps: 1, whatever the arguments.
+        """Return the return of an agent that remembers k steps: 1, for all arguments.
 
         Example:
             >>> RepeatPreviousVectorEnv.optimal_return(k=8)
@@ -106,7 +105,7 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def memoryless_return(k: int = 4, num_symbols: int = 4, episode_length: int = 64) -> float:
-        """Expected return of the best policy that sees the present symbol alone: chance.
+        """Return the expected return of the best policy of the current symbol alone: chance level.
 
         Example:
             >>> RepeatPreviousVectorEnv.memoryless_return(num_symbols=8)
@@ -118,12 +117,13 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
 class RepeatPreviousEnv(TaskEnv):
     """Name the symbol that was shown k steps ago (`recurl/RepeatPrevious-v0`): one row of `RepeatPreviousVectorEnv`.
 
-    Observation, actions, reward, end, optimal (1) and best memoryless return (`1 / num_symbols`): documented there.
+    See there for observation, actions, reward, end of the episode, optimal (1) and best memoryless return
+    (`1 / num_symbols`).
 
     Args:
-        k: how many steps ago; at least 1.
-        num_symbols: at least 2.
-        episode_length: steps of an episode; more than k.
+        k: age of the symbol to repeat, in steps; at least 1.
+        num_symbols: number of symbols; at least 2.
+        episode_length: number of steps of an episode; more than k.
 
     Example:
         >>> env = RepeatPreviousEnv(k=2)

@@ -13,11 +13,11 @@ from recurl.envs.tasks.base import Actions, Observations, TaskEnv, TaskVectorEnv
 
 FORWARD, LEFT, RIGHT = 0, 1, 2
 
-# What is shown: [cue left, cue right, in the corridor, at the junction].
+# Observations: [cue left, cue right, in the corridor, at the junction].
 _SHOWN = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=np.float32)
 _CORRIDOR, _JUNCTION = 2, 3
 
-# What a step brings, by place (corridor, junction), cue (left, right) and action (forward, left, right).
+# Rewards by place (corridor, junction), cue (left, right) and action (forward, left, right).
 _IDLE = -0.1
 _REWARD = np.array([[[0, _IDLE, _IDLE], [0, _IDLE, _IDLE]], [[_IDLE, 1, 0], [_IDLE, 0, 1]]], dtype=np.float64).ravel()
 
@@ -27,39 +27,39 @@ def _step_limit(corridor_length: int, max_episode_steps: int | None) -> int:
 
 
 class TMazeVectorEnv(TaskVectorEnv):
-    """Walk down a corridor and turn as the cue at its start told (`recurl/TMaze-v0`, vectorised).
+    """Walk down a corridor and turn as the cue at its start indicated (`recurl/TMaze-v0`, vectorised).
 
     The task of Bakker (2002), "Reinforcement Learning with Long Short-Term Memory", without the way back: the agent
     starts at place 0, the junction is place `corridor_length`. The cue, left or right with probability 1/2, is shown
     with the first observation only and must be remembered for `corridor_length` steps.
 
-    Observation: float32 `[4]`: cue left, cue right (at most one of them 1, at the first step only), in the corridor, at
-    the junction (one of the two 1).
+    Observation: float32 `[4]`: cue left, cue right (one of them is 1 at the first step, both are 0 later), in the
+    corridor, at the junction (one of the two is 1).
     Actions: `Discrete(3)`: 0 forward, 1 left, 2 right.
-    Reward: in the corridor 0 for a step forward, -0.1 for a turn, into the wall; at the junction 1 for the turn that
-    the cue told, 0 for the other one, -0.1 for a step forward, into the wall. Walls leave the agent where it is. (The
-    price of walls is Bakker's: without it, only whole walks that end well would teach the agent to walk.)
+    Reward: in the corridor 0 for a step forward, -0.1 for a turn (into the wall); at the junction 1 for the turn that
+    the cue indicated, 0 for the other turn, -0.1 for a step forward (into the wall). The agent does not move when it
+    hits a wall. (The penalty is Bakker's: without it, only successful episodes would teach the agent to walk.)
     Episode: terminated by a turn at the junction; truncated after `max_episode_steps`, by default
-    `4 (corridor_length + 1)`, so that an agent that acts at random (3 steps for each place, on average) reaches the
-    junction in nearly every episode.
+    `4 (corridor_length + 1)`, so that a random agent (3 steps for each place, on average) reaches the junction in
+    nearly every episode.
 
-    Optimal return: 1: `corridor_length` steps forward cost nothing, then the told turn brings 1, the most that an
-    episode can bring.
+    Optimal return: 1: `corridor_length` steps forward cost nothing, then the indicated turn gives 1, the maximum of an
+    episode.
 
-    Best memoryless return: 1/2. The episode's only gain is 1 for the right turn at the junction, whose observation is
-    the same for both cues. A policy that sees this observation alone turns left with the same probability p whatever
-    the cue, so the first turn, which ends the episode, is right with probability `p/2 + (1 - p)/2 = 1/2`; walking
-    straight and turning left reaches it. (The bound is for policies of the observation alone: one that is shown the
-    time, too, could write the cue into the time at which it arrives.)
+    Best memoryless return: 1/2. The only positive reward of an episode is 1 for the correct turn at the junction, whose
+    observation is the same for both cues. A policy of this observation alone turns left with the same probability p for
+    both cues, so the first turn, which ends the episode, is correct with probability `p/2 + (1 - p)/2 = 1/2`; walking
+    straight and turning left attains it. (The bound holds for policies of the observation alone: a policy that also
+    observes the time could encode the cue in the time at which it arrives.)
 
     Args:
-        num_envs: rows.
-        corridor_length: steps forward from the start to the junction; at least 1.
-        max_episode_steps: at least 1; None for the default above.
+        num_envs: number of rows.
+        corridor_length: number of steps from the start to the junction; at least 1.
+        max_episode_steps: number of steps after which an episode is truncated; at least 1; None for the default above.
         autoreset_mode: see `TaskVectorEnv`.
 
     Raises:
-        ArgumentError: an argument out of these bounds.
+        ArgumentError: an argument is out of range.
 
     Example:
         >>> env = TMazeVectorEnv(2, corridor_length=1)
@@ -103,8 +103,8 @@ class TMazeVectorEnv(TaskVectorEnv):
         at_junction = self._place == self._junction
         forward = actions == FORWARD
         reward = _REWARD.take(at_junction * 6 + self._cue * 3 + actions)
-        self._place += forward > at_junction
-        return reward, at_junction > forward
+        self._place += forward & ~at_junction
+        return reward, at_junction & ~forward
 
     def _observe(self) -> Observations:
         kind = np.where(self._place == self._junction, _JUNCTION, _CORRIDOR)
@@ -112,7 +112,7 @@ class TMazeVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def optimal_return(corridor_length: int = 20, max_episode_steps: int | None = None) -> float:
-        """Return of an agent that remembers the cue: 1, or 0 if the step limit keeps the junction out of reach.
+        """Return the return of an agent that remembers the cue: 1, or 0 if the step limit ends episodes too early.
 
         Example:
             >>> TMazeVectorEnv.optimal_return(corridor_length=50)
@@ -122,7 +122,7 @@ class TMazeVectorEnv(TaskVectorEnv):
 
     @staticmethod
     def memoryless_return(corridor_length: int = 20, max_episode_steps: int | None = None) -> float:
-        """Expected return of the best policy of the present observation alone: half the optimal one.
+        """Return the expected return of the best policy of the current observation alone: half the optimal one.
 
         Example:
             >>> TMazeVectorEnv.memoryless_return()
@@ -132,14 +132,15 @@ class TMazeVectorEnv(TaskVectorEnv):
 
 
 class TMazeEnv(TaskEnv):
-    """Walk down a corridor and turn as the cue at its start told (`recurl/TMaze-v0`): one row of `TMazeVectorEnv`.
+    """Walk down a corridor and turn as the cue at its start indicated (`recurl/TMaze-v0`): one row of `TMazeVectorEnv`.
 
-    Observation, actions, reward, end, optimal (1) and best memoryless return (1/2): documented there.
+    See there for observation, actions, reward, end of the episode, optimal (1) and best memoryless return (1/2).
 
     Args:
-        corridor_length: steps forward from the start to the junction; at least 1.
-        max_episode_steps: at least 1; None for `4 (corridor_length + 1)`. `gymnasium.make` keeps an argument of this
-            name to itself and wraps the environment in a `TimeLimit`: through it the limit can only be lowered.
+        corridor_length: number of steps from the start to the junction; at least 1.
+        max_episode_steps: number of steps after which an episode is truncated; at least 1; None for
+            `4 (corridor_length + 1)`. `gymnasium.make` does not pass an argument of this name on but wraps the
+            environment in a `TimeLimit`, which can only lower the limit.
 
     Example:
         >>> env = TMazeEnv(corridor_length=2)

@@ -21,40 +21,40 @@ __all__ = ["GAE"]
 
 
 @without_arguments(
-    shifted="leave it out, next values are always those of the next token where there is one",
+    shifted="leave it out, next values are always those of the next token if it continues the trajectory",
     deactivate_vmap="leave it out, nothing is vmapped",
     vectorized="leave it out, there is one implementation",
     time_dim="leave it out, time is the last dimension of the batch",
 )
 class GAE(TensorDictModuleBase):
-    """Generalised advantage estimation with exact values, for recurrent and feed-forward critics.
+    """Generalised advantage estimation (GAE) with exact values, for recurrent and feed-forward critics.
 
-    One pass of the critic over the batch, in recurrent mode, gives V of every observation and the state after every
-    token. Inside a trajectory the value of the next observation is that of the next token. Where a trajectory, slice
+    One pass of the critic over the batch, in recurrent mode, computes V of every observation and the state after every
+    token. Within a trajectory, the value of the next observation is that of the next token. Where a trajectory, slice
     or row ends, the critic makes one step from the state it has just computed (never a stored one) with the true next
     observation. A step that ``terminated`` bootstraps 0; any other end, truncation included, bootstraps that value.
     See :func:`~recurl.objectives.value.functional.generalized_advantage_estimate` for the formula.
 
     Args:
-        gamma: discount factor per step.
-        lmbda: trace decay.
-        value_network: critic, from observations (and recurrent states) to ``"state_value"``, the *whole* chain: the
-            next observations go through it too. It may share modules with the policy. None: the batch already holds
+        gamma: discount factor per step, in [0, 1].
+        lmbda: trace decay, in [0, 1].
+        value_network: critic, from observations (and recurrent states) to ``"state_value"``, including all encoders, as
+            it also runs on the next observations. It may share modules with the policy. If None, the batch must hold
             ``"state_value"`` and ``("next", "state_value")``.
         average_gae: shift and scale the advantage to mean 0 and standard deviation 1 over the batch (``value_target``
-            is taken before that). What isn't finite stays in its trajectory else, but reaches all by the mean.
+            is computed before that). A value that isn't finite then affects all trajectories, through the mean.
         differentiable: let gradients flow from the results into the critic.
 
-    Reads a batch ``[T]`` or ``[*B, T]``, time last: what the critic reads, at the root and (states and
-    ``"is_init"`` excepted) under ``"next"``; ``("next", "reward")``, ``("next", "done")``, ``("next",
-    "terminated")``, all ``[*B, T, 1]``; and, where present, ``"is_init"``, ``("collector", "traj_ids")``,
-    ``("collector", "traj_steps")`` and ``("collector", "mask")``. A sequence ends at a row's end, at ``done``,
-    before ``is_init``, where the following token isn't the trajectory's next step, and where the mask changes.
+    Reads a batch ``[T]`` or ``[*B, T]``, time last: the inputs of the critic, at the root and (except states and
+    ``"is_init"``) under ``"next"``; ``("next", "reward")``, ``("next", "done")``, ``("next", "terminated")``, all
+    ``[*B, T, 1]``; and, where present, ``"is_init"``, ``("collector", "traj_ids")``, ``("collector", "traj_steps")``
+    and ``("collector", "mask")``. A sequence ends at the end of a row, at ``done``, before ``is_init``, where the next
+    token isn't the trajectory's next step, and where the mask changes.
 
-    Writes ``"advantage"``, ``"value_target"``, ``"state_value"`` and ``("next", "state_value")`` (what is
-    bootstrapped: 0 where terminated), each ``[*B, T, 1]``, into the batch, and returns it. Recurrent states of the
-    batch are left as they are; where those of the critic are missing altogether, segments start from zeros. Where a
-    mask is present, advantage and target are 0 on tokens that don't count.
+    Writes ``"advantage"``, ``"value_target"``, ``"state_value"`` and ``("next", "state_value")`` (the bootstrapped
+    value, 0 where terminated), each ``[*B, T, 1]``, into the batch, and returns it. Recurrent states of the batch are
+    not modified; if those of the critic are all missing, segments start from zeros. Advantage and target are 0 at
+    padding, where ``("collector", "mask")`` is False.
 
     Raises:
         ArgumentError: gamma or lmbda is not in [0, 1]; the batch has no time dimension, or time is not its last;
@@ -98,7 +98,7 @@ class GAE(TensorDictModuleBase):
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network
-        """All that is read of a batch."""
+        """Keys of all entries that are read from a batch."""
         unroll = self._unroll()
         return [*([STATE_VALUE, next_key(STATE_VALUE)] if unroll is None else unroll.in_keys), *SEQUENCE_KEYS]
 
@@ -117,34 +117,34 @@ class GAE(TensorDictModuleBase):
             )
             advantage, target = _finish(advantage, target, sequences.mask, self.average_gae)
         for key, result in zip(self.out_keys, (advantage, target, value, next_value), strict=True):
-            # Detached from forward-mode tangents too, which disabled gradients leave.
+            # Also detached from forward-mode tangents, which are kept when gradients are disabled.
             tensordict.set(key, (result if self.differentiable else result.detach()).unsqueeze(-1))
         return tensordict
 
     def why_not_lowered(self) -> str | None:
-        """Say why the critic runs on TensorDicts, or return None where it runs as calls on tensors."""
+        """Return the reason why the critic needs TensorDicts, or None if it is lowered."""
         unroll = self._unroll()
         return None if unroll is None else unroll.why_not_lowered()
 
     def set_keys(self, **keys: object) -> NoReturn:
-        """Raise: the names of entries are fixed."""
+        """Raise UsageError: the names of entries are fixed."""
         raise UsageError(
-            "There is no set_keys(): the entries that are read and written, in in_keys and out_keys, have fixed names. "
-            "Rename those of a batch of your own: batch.rename_key_(old, new)."
+            "There is no set_keys(): the entries that are read and written, listed in in_keys and out_keys, have fixed "
+            "names. Rename those of your batch instead: batch.rename_key_(old, new)."
         )
 
     def _values(self, batch: Step, sequences: Sequences) -> tuple[Tensor, Tensor]:
-        """V of every observation and of every next one, ``[*B, T]`` each."""
+        """Return V of every observation and of every next observation, ``[*B, T]`` each."""
         shape, unroll = batch.batch_size, self._unroll()
         if unroll is None:
-            value, following = (
+            value, next_value = (
                 per_token(key, entry(batch, key, "Or pass a value_network, which computes it."), shape)
                 for key in (STATE_VALUE, next_key(STATE_VALUE))
             )
-            return value, following.masked_fill(sequences.terminated, 0.0)
+            return value, next_value.masked_fill(sequences.terminated, 0.0)
         run = unroll.run(batch, sequences)
         value = per_token(STATE_VALUE, cast(Tensor, run.get(STATE_VALUE)), shape)
-        return value, per_token(STATE_VALUE, unroll.following(batch, sequences, run), shape)
+        return value, per_token(STATE_VALUE, unroll.next_output(batch, sequences, run), shape)
 
 
 def _finish(advantage: Tensor, target: Tensor, mask: Tensor | None, average: bool) -> tuple[Tensor, Tensor]:

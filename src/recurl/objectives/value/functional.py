@@ -1,4 +1,4 @@
-"""Returns and advantages as functions of plain tensors: no TensorDict, no module, no data-dependent shape."""
+"""Returns and advantages as functions of plain tensors, without data-dependent shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def generalized_advantage_estimate(
     terminated: Tensor,
     cut: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Compute generalised advantages and the value targets that go with them.
+    """Compute generalised advantages and the corresponding value targets.
 
     Source: Schulman et al., "High-dimensional continuous control using generalized advantage estimation" (2016),
     equation 16.
@@ -41,8 +41,8 @@ def generalized_advantage_estimate(
         state_value: ``[..., T]``, V of the observation before the step.
         next_state_value: ``[..., T]``, V of the true observation after the step; not used where ``terminated``.
         reward: ``[..., T]``, reward of the step.
-        terminated: bool ``[..., T]``, the step ended its episode for good: nothing is bootstrapped.
-        cut: bool ``[..., T]``, the following token doesn't continue this one (end of a trajectory, slice or row).
+        terminated: bool ``[..., T]``, True where the step ended its episode: nothing is bootstrapped.
+        cut: bool ``[..., T]``, True where the next token doesn't continue this one (end of a trajectory, slice or row).
             The last position is always cut.
 
     Returns:
@@ -65,26 +65,26 @@ def generalized_advantage_estimate(
 def n_step_return(
     gamma: float, n_steps: int, next_value: Tensor, reward: Tensor, terminated: Tensor, cut: Tensor
 ) -> Tensor:
-    """Compute returns of up to n rewards, then a bootstrap.
+    """Compute n-step returns, which sum up to n rewards and a bootstrapped value.
 
-    Source: Sutton and Barto, "Reinforcement learning" (2018), equation 7.1, over the steps that are there: with
+    Source: Sutton and Barto, "Reinforcement learning" (2018), equation 7.1, over the available steps: with
     ``m <= n_steps`` steps from t up to and including the first that is ``terminated`` or ``cut``::
 
         G[t] = sum_{i < m} gamma^i reward[t + i] + gamma^m (1 - terminated[t + m - 1]) next_value[t + m - 1]
 
     Args:
         gamma: discount factor per step.
-        n_steps: most rewards that are summed, at least 1.
+        n_steps: maximum number of rewards that are summed, at least 1.
         next_value: ``[..., T]``, value of the true observation after the step; not used where ``terminated``.
         reward: ``[..., T]``, reward of the step.
-        terminated: bool ``[..., T]``, the step ended its episode for good: nothing is bootstrapped.
-        cut: bool ``[..., T]``, the following token doesn't continue this one. The last position is always cut.
+        terminated: bool ``[..., T]``, True where the step ended its episode: nothing is bootstrapped.
+        cut: bool ``[..., T]``, True where the next token doesn't continue this one. The last position is always cut.
 
     Returns:
-        ``[..., T]`` in the dtype of ``next_value``.
+        The returns, ``[..., T]`` in the dtype of ``next_value``.
 
     Raises:
-        ArgumentError: ``n_steps`` below 1.
+        ArgumentError: ``n_steps`` is below 1.
 
     Example:
         >>> no = torch.tensor([False, False, False])
@@ -96,21 +96,21 @@ def n_step_return(
     bootstrap = next_value.masked_fill(terminated, 0.0)
     reward, last = reward.to(next_value.dtype), (cut | terminated)[..., :-1]
     value = reward + gamma * bootstrap
-    for _ in range(min(n_steps, reward.shape[-1]) - 1):  # there are no more steps than that
-        following = torch.where(last, bootstrap[..., :-1], value[..., 1:])
-        value = reward + gamma * torch.cat([following, bootstrap[..., -1:]], -1)
+    for _ in range(min(n_steps, reward.shape[-1]) - 1):
+        after = torch.where(last, bootstrap[..., :-1], value[..., 1:])
+        value = reward + gamma * torch.cat([after, bootstrap[..., -1:]], -1)
     return value
 
 
 def value_rescaling(value: Tensor, eps: float = 1e-3) -> Tensor:
-    """Squash values to a smaller range: ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x``.
+    """Compress values to a smaller range: ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x``.
 
     Source: Pohlen et al., "Observe and look further" (2018), proposition A.2, as in R2D2. Evaluated as
-    ``x / (sqrt(|x| + 1) + 1) + eps x``, the same without cancellation.
+    ``x / (sqrt(|x| + 1) + 1) + eps x``, which avoids cancellation.
 
     Args:
-        value: any shape, floating point.
-        eps: non-negative; keeps the inverse Lipschitz continuous.
+        value: values of any shape, floating point.
+        eps: non-negative constant that keeps the inverse Lipschitz continuous.
 
     Example:
         >>> value_rescaling(torch.tensor([-3.0, 0.0, 8.0]), eps=0.0)
@@ -120,14 +120,14 @@ def value_rescaling(value: Tensor, eps: float = 1e-3) -> Tensor:
 
 
 def inverse_value_rescaling(value: Tensor, eps: float = 1e-3) -> Tensor:
-    """Undo :func:`value_rescaling`: ``sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1)``.
+    """Invert :func:`value_rescaling`: ``sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1)``.
 
     Source: Pohlen et al. (2018), proposition A.2. The quotient is evaluated as
-    ``2 (|x| + 1 + eps) / (sqrt(1 + 4 eps (|x| + 1 + eps)) + 1)``, the same without cancellation.
+    ``2 (|x| + 1 + eps) / (sqrt(1 + 4 eps (|x| + 1 + eps)) + 1)``, which avoids cancellation.
 
     Args:
-        value: any shape, floating point.
-        eps: as in :func:`value_rescaling`.
+        value: rescaled values of any shape, floating point.
+        eps: the constant passed to :func:`value_rescaling`.
 
     Example:
         >>> inverse_value_rescaling(torch.tensor([-1.0, 0.0, 2.0]), eps=0.0)

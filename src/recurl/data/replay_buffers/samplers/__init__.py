@@ -1,4 +1,4 @@
-"""Samplers: which stored steps make a batch."""
+"""Samplers, which choose the stored steps of a batch."""
 
 from recurl.data.replay_buffers.samplers.base import RandomSampler, Sampler, SamplerWithoutReplacement
 from recurl.data.replay_buffers.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler

@@ -1,4 +1,4 @@
-"""What a sampler is, and the two that draw single steps without priorities."""
+"""Base class of samplers, and the samplers of single steps without priorities."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["Draw", "RandomSampler", "Sampler", "SamplerWithoutReplacement"]
 
 @dataclass(frozen=True)
 class Draw:
-    """Which steps a sampler drew; N steps.
+    """N steps drawn by a sampler.
 
     Attributes:
-        positions: int64 ``[N]``, where they are stored.
-        starts: bool ``[N]``, first steps of slices, or None.
-        ends: bool ``[N]``, last steps of slices, or None.
-        mask: bool ``[N]``, false for padding, or None.
-        weights: float ``[N]``, importance weights, or None.
+        positions: positions of the steps, int64 ``[N]``.
+        starts: bool ``[N]``, True at the first steps of slices; or None.
+        ends: bool ``[N]``, True at the last steps of slices; or None.
+        mask: bool ``[N]``, False at padding; or None.
+        weights: importance weights, float64 ``[N]``; or None.
         last: whether the draw ends an epoch.
     """
 
@@ -39,7 +39,7 @@ class Draw:
     last: bool = False
 
     def info(self, starts: Tensor, write_step: Tensor) -> dict[str, Tensor]:
-        """Return the draw as tensors ``[N]``, with what else is known of its steps."""
+        """Return the draw as tensors ``[N]``, together with ``starts`` and ``write_step`` of its steps."""
         info = {"index": torch.from_numpy(self.positions), "write_step": write_step, "starts": starts}
         for name, values in (("ends", self.ends), ("mask", self.mask)):
             if values is not None:
@@ -50,13 +50,13 @@ class Draw:
 
 
 class Sampler:
-    """Chooses which stored steps make a batch.
+    """Base class of samplers, which choose the stored steps of a batch.
 
     A sampler belongs to one buffer, which calls it under a lock.
 
-    Attributes:
-        keys: how the buffer tells trajectories apart.
-        truncated_key: the entry that the buffer raises at the ends of slices, or None.
+    Args:
+        keys: the entries that identify trajectories; the default ones when None.
+        truncated_key: entry that the buffer sets at the ends of slices; None for no entry.
     """
 
     def __init__(self, keys: TrajectoryKeys | None = None, truncated_key: NestedKey | None = None) -> None:
@@ -64,20 +64,26 @@ class Sampler:
         self.truncated_key = truncated_key
 
     def draw(self, index: TrajectoryIndex, batch_size: int, generator: torch.Generator | None) -> Draw:
-        """Draw from a buffer that isn't empty."""
+        """Draw a batch of steps.
+
+        Args:
+            index: index of the stored steps, not empty.
+            batch_size: number of steps.
+            generator: CPU generator; torch's default generator when None.
+        """
         raise NotImplementedError
 
     def appended(self, index: TrajectoryIndex, change: Appended) -> None:
-        """Take notice of new steps (and of the old ones that they overwrote)."""
+        """Update the sampler's state for new steps (and for the old steps that they overwrote)."""
 
     def start_epoch(self) -> None:
-        """Begin a new pass over the buffer, for samplers that have such."""
+        """Begin a new epoch, in samplers that draw without replacement."""
 
     def update_priority(self, index: TrajectoryIndex, positions: Ints, priority: NDArray[np.float64]) -> None:
-        """Set priorities ``[N]`` of the steps at ``positions``.
+        """Set the priorities ``[N]`` of the steps at ``positions``.
 
         Raises:
-            UsageError: this sampler has none.
+            UsageError: this sampler has no priorities.
         """
         raise UsageError(
             f"{type(self).__name__} has no priorities: use PrioritizedSampler or PrioritizedSliceSampler, or don't "
@@ -89,14 +95,14 @@ class Sampler:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`."""
+        """Restore a :meth:`state_dict`."""
 
 
 class RandomSampler(Sampler):
     """Draws single steps uniformly, with replacement.
 
-    In recurrent mode each step of such a sample is a sequence of length one from its stored state: the buffer raises
-    ``"is_init"`` wherever a step doesn't directly continue the one before it.
+    In recurrent mode each step of such a sample is a sequence of length 1 from its stored state: the buffer sets
+    ``"is_init"`` wherever a step doesn't directly continue the previous one.
 
     Example:
         >>> from recurl.data import LazyTensorStorage, ReplayBuffer
@@ -112,16 +118,16 @@ class RandomSampler(Sampler):
 
 
 class SamplerWithoutReplacement(Sampler):
-    """Draws single steps in random order, each once per epoch. Iterating over the buffer gives one epoch.
+    """Draws single steps in random order, each once per epoch. Iterating over the buffer yields one epoch.
 
     Extending the buffer begins a new epoch.
 
     Args:
-        drop_last: leave out the last batch of an epoch when it is short.
-        shuffle: False takes the steps in the order in which they are stored, lane by lane.
+        drop_last: drop the last batch of an epoch if it is incomplete.
+        shuffle: draw in random order; if False, in the order of storage, lane by lane.
 
     Raises:
-        UsageError: when sampling with ``drop_last`` from fewer steps than a batch.
+        UsageError: (when sampling with ``drop_last``) there are fewer steps than a batch has.
 
     Example:
         >>> from recurl.data import LazyTensorStorage, ReplayBuffer
@@ -145,7 +151,9 @@ class SamplerWithoutReplacement(Sampler):
             if self.shuffle:
                 self._order = self._order[torch.randperm(self._order.size, generator=generator).numpy()]
         if self.drop_last and self._order.size < batch_size:
-            raise UsageError(f"A batch of {batch_size} needs as many steps, the buffer has {len(index)}.")
+            raise UsageError(
+                f"A batch needs {batch_size} stored steps with drop_last=True, but only {len(index)} are there."
+            )
         positions, self._order = np.split(self._order, [batch_size])
         return Draw(positions, last=self._order.size < (batch_size if self.drop_last else 1))
 

@@ -25,19 +25,20 @@ Floats = NDArray[np.float64]
 class PrioritizedSampler(Sampler):
     """Draws single steps with probability ``P(i) = p_i / sum_k p_k``, ``p = (priority + eps) ** alpha``.
 
-    Source: Schaul et al., "Prioritized experience replay" (2016), equation 1. The sample has ``"priority_weight"``,
-    float32 ``[N]``: ``(P(i) / min_k P(k)) ** -beta``, which is 1 at most. A new step has the largest priority ever
-    given (1 before any). Update with ``buffer.update_priority(sample["index"], priority)``.
+    Source: Schaul et al., "Prioritized experience replay" (2016), equation 1. A sample has ``"priority_weight"``,
+    float32 ``[N]``: ``(P(i) / min_k P(k)) ** -beta``, at most 1. A new step gets the largest priority set so far (1 at
+    first). Update priorities with ``buffer.update_priority(sample["index"], priority)``.
 
     Args:
-        max_capacity: at least the number of items that the storage has room for.
-        alpha: 0 draws uniformly.
-        beta: 1 makes up for the bias in full; may be assigned between samples.
-        eps: added to every priority, so that none is zero.
+        max_capacity: maximum number of items; at least the ``max_size`` of the storage.
+        alpha: exponent of the priorities, not negative; 0 draws uniformly.
+        beta: exponent of the importance weights, not negative; 1 fully compensates the bias. May be assigned between
+            samples.
+        eps: positive constant added to every priority, so that none is zero.
 
     Raises:
-        ArgumentError: an argument is out of range, or later ``max_capacity`` smaller than the storage; priorities that
-            are negative or not finite.
+        ArgumentError: an argument is out of range; ``max_capacity`` is smaller than the storage; or priorities are
+            negative or not finite.
 
     Example:
         >>> from recurl.data import LazyTensorStorage, ReplayBuffer
@@ -97,7 +98,7 @@ class PrioritizedSampler(Sampler):
         return float((self.max_priority + self.eps) ** self.alpha)
 
     def update_priority(self, index: TrajectoryIndex, positions: Ints, priority: Floats) -> None:
-        """See :meth:`Sampler.update_priority`; of several priorities for one step the largest counts."""
+        """See :meth:`Sampler.update_priority`; if a step occurs repeatedly, its largest priority counts."""
         if positions.size == 0:
             return
         if not (np.isfinite(priority).all() and priority.min() >= 0):
@@ -123,29 +124,30 @@ class PrioritizedSampler(Sampler):
 
 
 class PrioritizedSliceSampler(PrioritizedSampler):
-    """Draws slices by the priority of their first step, among the steps at which a slice can start.
+    """Draws slices in proportion to the priority of their first step, among the steps at which a slice can start.
 
     Slices and marks are those of :class:`SliceSampler`, priorities and weights those of :class:`PrioritizedSampler`;
-    all steps of a slice have the weight of its first. Give whole slices a priority with
-    :func:`~recurl.data.replay_buffers.slice_priorities`.
+    all steps of a slice have the weight of its first step. :func:`~recurl.data.replay_buffers.slice_priorities`
+    computes priorities of slices.
 
     Args:
-        max_capacity: at least the number of items that the storage has room for.
-        alpha: see :class:`PrioritizedSampler`.
-        beta: likewise.
-        eps: likewise.
-        num_slices: see :class:`SliceSampler`.
-        slice_len: likewise.
-        traj_key: likewise.
-        end_key: likewise.
-        truncated_key: likewise.
-        strict_length: likewise. If False a trajectory that is too short is drawn whole, by its first step's priority.
+        max_capacity: maximum number of items; at least the ``max_size`` of the storage.
+        alpha: exponent of the priorities, not negative; 0 draws uniformly.
+        beta: exponent of the importance weights, not negative; 1 fully compensates the bias.
+        eps: positive constant added to every priority, so that none is zero.
+        num_slices: number of slices per batch; exactly one of ``num_slices`` and ``slice_len``.
+        slice_len: number of steps per slice.
+        traj_key: entry that identifies the trajectory of a step; see :class:`SliceSampler`.
+        end_key: entry that is True at the last step of a trajectory; see :class:`SliceSampler`.
+        truncated_key: entry that is set at slice ends; None to leave the done flags unchanged.
+        strict_length: draw slices of full length only. If False, a trajectory that is too short is drawn as a whole,
+            by the priority of its first step.
 
     Raises:
-        ArgumentError: as both.
-        ArgumentTypeError: as :class:`SliceSampler`.
-        UsageError: likewise.
-        MissingKeyError: likewise.
+        ArgumentError: an argument is out of range, or ``traj_key`` and ``end_key`` are both given.
+        ArgumentTypeError: not exactly one of ``num_slices`` and ``slice_len`` is given.
+        UsageError: (when sampling) no trajectory is long enough, or the batch size is not a multiple of the slices.
+        MissingKeyError: (when extending or sampling) the data has no entry that identifies trajectories.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         self.truncated_key = truncated_key
         self.size = SliceSize(num_slices, slice_len)
         self.strict_length = strict_length
-        # The tree has the priorities of steps at which a slice can start now; here are those of all steps.
+        # Priorities of all steps; the tree has those of the steps at which a slice can currently start.
         self._priority = np.zeros(max_capacity)
         self._length = slice_len
 
@@ -199,7 +201,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
             self._place(index, index.positions(lane, first))
 
     def _place(self, index: TrajectoryIndex, positions: Ints) -> None:
-        """Bring the tree up to date at ``positions``; not before the length of slices is known."""
+        """Update the tree at ``positions``, once the length of slices is known."""
         if self._length is None:
             return
         steps = index.steps(positions)

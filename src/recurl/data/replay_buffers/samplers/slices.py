@@ -1,4 +1,4 @@
-"""Slices of trajectories."""
+"""Sampling of slices of trajectories."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ Span: TypeAlias = bool | int | tuple[bool | int, bool | int]
 
 
 class SliceSize:
-    """How a batch is divided into slices: by their number or by their length.
+    """Division of a batch into slices, by their number or by their length.
+
+    Args:
+        num_slices: number of slices per batch, or None.
+        slice_len: number of steps per slice, or None.
 
     Raises:
         ArgumentTypeError: not exactly one of the two is given.
-        ArgumentError: it is not positive.
+        ArgumentError: the number or length is not positive.
     """
 
     def __init__(self, num_slices: int | None, slice_len: int | None) -> None:
@@ -40,7 +44,7 @@ class SliceSize:
         """Return number and length of the slices of a batch.
 
         Raises:
-            UsageError: the batch size is no multiple of what was given.
+            UsageError: the batch size is not a multiple of ``num_slices`` or ``slice_len``.
         """
         part = self.num_slices or self.slice_len or 1
         if batch_size % part:
@@ -53,15 +57,15 @@ class SliceSize:
 
 
 def slices(index: TrajectoryIndex, lanes: Ints, first: Ints, lengths: Ints, pad_to: int | None = None) -> Draw:
-    """Return the draw of S slices, one after the other.
+    """Return the draw of S slices, one after another.
 
     Args:
-        index: where steps are stored.
-        lanes: int64 ``[S]``.
-        first: int64 ``[S]``, the step number at which each slice begins.
-        lengths: int64 ``[S]``, positive.
-        pad_to: repeat the last step of shorter slices up to this length, and give a mask. A padding step begins a
-            slice of its own, so that no segment runs on into padding.
+        index: index of the stored steps.
+        lanes: lane of each slice, int64 ``[S]``.
+        first: step number at which each slice begins, int64 ``[S]``.
+        lengths: length of each slice, int64 ``[S]``, positive.
+        pad_to: length to which shorter slices are padded with their last step, and a mask is returned; None for no
+            padding. Each padding step begins a slice of its own, so that no segment continues into padding.
     """
     if pad_to is None:
         begins = np.cumsum(lengths) - lengths
@@ -81,46 +85,48 @@ def no_slice(keys: TrajectoryKeys, index: TrajectoryIndex, length: int) -> Missi
     """Return the error for a buffer without a trajectory of ``length`` steps."""
     if keys.chosen is None:
         return MissingKeyError(
-            "Slices need an entry that tells trajectories apart, one value per step: ('collector', 'traj_ids') (as a "
+            "Slices need an entry that identifies trajectories, one value per step: ('collector', 'traj_ids') (as a "
             "Collector writes it), 'episode' or ('next', 'done'); the stored data has none of them. Name another with "
-            "traj_key= or end_key=. Where each item holds several steps, extend with data.reshape(-1), or use ndim=2."
+            "traj_key= or end_key=. If each item holds several steps, extend with data.reshape(-1), or use ndim=2."
         )
     return UsageError(
-        f"No stored trajectory has {length} steps, the longest has {index.longest()}. Collect more, sample shorter "
-        "slices, or take trajectories that are too short as they are with strict_length=False."
+        f"No stored trajectory has {length} steps, the longest has {index.longest()}. Collect more steps, sample "
+        "shorter slices, or allow slices of shorter trajectories with strict_length=False."
     )
 
 
 class SliceSampler(Sampler):
     """Draws slices: a trajectory uniformly (whatever its length), then a start within it uniformly.
 
-    A sample is flat, ``[N]``, slices one after the other; in recurrent mode each is one segment that starts from the
-    state stored at its first step. The buffer raises ``"is_init"`` at every slice start, and ``truncated_key`` (and
-    ``"done"`` beside it) at every slice end. No slice crosses a trajectory or the write cursor. What is stored is one
-    trajectory as long as it was added without a gap. The time per sample does not depend on the number of stored steps.
+    A sample is flat, ``[N]``, its slices one after another; in recurrent mode each is one segment that starts from the
+    state stored at its first step. The buffer sets ``"is_init"`` at every slice start, and ``truncated_key`` (and
+    ``"done"`` beside it) at every slice end. No slice crosses the end of a trajectory or the write cursor. Stored steps
+    form one trajectory only if they were added without a gap. The time per sample does not depend on the number of
+    stored steps.
 
     Args:
-        num_slices: slices per batch, or
-        slice_len: steps per slice; exactly one of the two, and the batch size must be a multiple of it.
-        traj_key: entry that says which trajectory a step belongs to, or
-        end_key: entry that says that a trajectory ends with a step. By default the first of
-            ``("collector", "traj_ids")``, ``"episode"`` and ``("next", "done")`` that the data has.
-        truncated_key: raised at slice ends; None leaves the done flags alone.
-        strict_length: draw from trajectories of at least ``slice_len`` steps only. If False shorter ones give shorter
+        num_slices: number of slices per batch. Exactly one of ``num_slices`` and ``slice_len`` must be given, and the
+            batch size must be a multiple of it.
+        slice_len: number of steps per slice.
+        traj_key: entry that identifies the trajectory of a step. If neither ``traj_key`` nor ``end_key`` is given, the
+            first of ``("collector", "traj_ids")``, ``"episode"`` and ``("next", "done")`` that the data has is used.
+        end_key: entry that is True at the last step of a trajectory.
+        truncated_key: entry that is set at slice ends; None to leave the done flags unchanged.
+        strict_length: draw only from trajectories of at least ``slice_len`` steps. If False, shorter ones give shorter
             slices, and a batch may have fewer steps than the batch size.
-        pad_output: (with ``strict_length=False``) repeat the last step of shorter slices, and always write
-            ``("collector", "mask")``, bool ``[N]``, false at padding; each padding step is a segment of its own.
-        span: let slices overlap the beginning and the end of a trajectory, where they are cut short, so that its first
-            and last steps come as often as others: True down to one step, an integer by so many steps at most, a pair
-            for (beginning, end).
-        replacement: if False, a trajectory gives at most one slice per epoch, and iterating over the buffer gives one
-            epoch; its last batch may be short. Extending the buffer begins a new epoch.
+        pad_output: (with ``strict_length=False``) pad shorter slices with their last step, and always write
+            ``("collector", "mask")``, bool ``[N]``, False at padding; each padding step is a segment of its own.
+        span: let slices extend beyond the beginning and the end of a trajectory, where they are cut off, so that its
+            first and last steps are drawn as often as others: True for any number of steps, an integer for at most that
+            many, or a pair (beginning, end).
+        replacement: if False, each trajectory gives at most one slice per epoch, and iterating over the buffer yields
+            one epoch, whose last batch may be incomplete. Extending the buffer begins a new epoch.
 
     Raises:
-        ArgumentTypeError: not exactly one of ``num_slices`` and ``slice_len``.
-        ArgumentError: ``pad_output`` with ``strict_length``, both keys, or a negative span.
-        UsageError: when sampling: no trajectory is long enough, or the batch size is no multiple.
-        MissingKeyError: when extending or sampling: the data has no entry that tells trajectories apart.
+        ArgumentTypeError: not exactly one of ``num_slices`` and ``slice_len`` is given.
+        ArgumentError: ``pad_output`` is set with ``strict_length``, both keys are given, or ``span`` is negative.
+        UsageError: (when sampling) no trajectory is long enough, or the batch size is not a multiple of the slices.
+        MissingKeyError: (when extending or sampling) the data has no entry that identifies trajectories.
 
     Example:
         >>> from tensordict import TensorDict
@@ -153,7 +159,7 @@ class SliceSampler(Sampler):
         self.size = SliceSize(num_slices, slice_len)
         if pad_output and strict_length:
             raise ArgumentError(
-                "With strict_length=True there is nothing to pad: pad_output needs strict_length=False."
+                "pad_output=True needs strict_length=False: with strict_length=True there is nothing to pad."
             )
         self.strict_length = strict_length
         self.pad_output = pad_output
@@ -210,7 +216,7 @@ class SliceSampler(Sampler):
 
 
 def _pair(span: Span) -> tuple[int, int]:
-    """Return by how many steps slices may overlap beginning and end; there is no limit for True."""
+    """Return the numbers of steps by which slices may extend beyond beginning and end; True means no limit."""
     first, last = span if isinstance(span, tuple) else (span, span)
     unlimited = int(np.iinfo(np.int64).max)
     before, after = (unlimited if side is True else int(side) for side in (first, last))

@@ -34,7 +34,7 @@ def test_sequences_that_start_from_zero(kind: type[own.OwnMemory], zeros: bool, 
     result = refused(policy_with(memory, zero(head) if zeros else head), memory.env(rows), "start")
     assert "of sequences that begin inside an episode, and of the full episodes, differ" in result.detail
     assert "start each sequence from the states stored at its first step, 'own'" in result.fix
-    assert "LSTMModule or GRUModule" in result.fix
+    assert "LSTMModule, GRUModule or CellModule" in result.fix
 
 
 MISTAKES = {

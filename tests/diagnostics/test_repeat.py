@@ -52,7 +52,7 @@ def test_dropout_between_layers(cell: str) -> None:
     module = CELLS[cell](4, 8, num_layers=2, dropout=0.3, in_key="observation", out_key="features")
     policy = actor_of(module, linear())
     result = refused(policy, wired(policy), "repeat")
-    assert f"the {cell.upper()}Module 'module.0.module.0' draws random numbers" in result.detail
+    assert f"the {type(module).__name__} 'module.0.module.0' draws random numbers" in result.detail
     assert EVAL in result.fix
 
 
@@ -182,7 +182,7 @@ def test_hidden_states(layer: type[nn.Module], with_memory: bool) -> None:
         assert float(hidden.count) == 1  # not the policy's own: it was put back
         assert failures(policy.eval(), wired(policy)) == []
     else:
-        assert "let an LSTMModule or GRUModule" in result.fix
+        assert "let an LSTMModule, GRUModule or CellModule" in result.fix
         assert "ObservationNorm" in result.fix
         assert hidden.state is None
 

@@ -6,6 +6,7 @@ A new release of torch can only break this file and its test.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -61,13 +62,18 @@ step (``benchmarks/bench_gradient_step.py``). Without the names: ``torch.optim.a
 ``get_total_norm`` and ``clip_grads_with_norm_``, with the same bits in 0.86.
 """
 
+edits_of: Callable[[Tensor], int] = attrgetter("_version")
+"""Number of in-place edits of a tensor, as counted by torch; raises RuntimeError for inference tensors.
+
+Alternative: compare the contents.
+"""
+
 scan: Callable[..., Any] = _scan
 """Scan over a dimension, which ``torch.compile`` keeps as one loop. Without it: ``torch.scan``, once torch has it."""
 
 Dropout: Any = cast(Any, nn.modules.dropout)._DropoutNd
 """Base class of all dropout modules. Without it: a tuple of these classes."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _has_global_hooks: Callable[[], bool] = cast(Any, nn.modules.module)._has_any_global_hook
 
 
@@ -81,8 +87,10 @@ def is_forward_mode() -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether ``module`` itself has hooks. Without the names: run every module through ``__call__``."""
-    values = vars(module)
-    return any(values.get(name) for name in _HOOKS)
+    own: dict[str, Any] = vars(module)
+    return bool(
+        own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    )
 
 
 def has_global_hooks() -> bool:
@@ -96,17 +104,6 @@ def tensors_of(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, T
     Used to swap tensors in and out. Without the names: ``torch.func.functional_call``.
     """
     return cast(Any, module)._parameters, cast(Any, module)._buffers
-
-
-def edits_of(tensor: Tensor) -> int:
-    """Return torch's version counter of ``tensor``: its number of in-place edits.
-
-    Without the name: compare contents.
-
-    Raises:
-        RuntimeError: ``tensor`` is an inference tensor, which has no counter.
-    """
-    return tensor._version
 
 
 def rnn_kernel(name: str) -> Callable[..., tuple[Tensor, ...]]:
@@ -142,4 +139,5 @@ def returns_other_entries(module: nn.Module) -> bool:
     Without the name: compare ``out_keys`` with ``out_keys_source`` only, which misses a selection of all outputs.
     """
     inner = cast(Any, module)
-    return getattr(module, "_select_before_return", False) or inner.out_keys != inner.out_keys_source
+    selects = hasattr(type(module), "_select_before_return") and inner._select_before_return  # only sequences do
+    return selects or inner.out_keys != inner.out_keys_source

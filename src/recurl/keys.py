@@ -48,6 +48,8 @@ def normalize_key(key: object) -> NestedKey:
     """
     if type(key) is str and key:  # the common case
         return key
+    if type(key) is tuple and len(key) == 2 and type(key[0]) is type(key[1]) is str and key[0] and key[1]:
+        return key  # pyright: ignore[reportUnknownVariableType] - likewise
     flat = tuple(_flatten(key))
     return flat[0] if len(flat) == 1 else flat
 

@@ -167,8 +167,8 @@ class RecurrentNet(nn.Module):
         remember(self.cell)
 
     def draw_masks(self, tokens: int) -> list[Tensor] | None:
-        """Dropout masks between layers for ``tokens`` rows; None outside training."""
-        if not self.training:
+        """Dropout masks between layers for ``tokens`` rows; None outside training and without dropout."""
+        if not self.dropout or not self.training:
             return None
         width = self.output_size * self.num_directions
         return dropout_masks(self.num_layers, (tokens, width), self.dropout, self.weight)

@@ -14,15 +14,7 @@ from torch import Tensor
 from recurl.archive import load_archive, save_archive
 from recurl.continuity import check_order
 from recurl.data.replay_buffers.folders import fresh_folder, readable
-from recurl.data.replay_buffers.marks import (
-    INDEX,
-    PRIORITY_WEIGHT,
-    WRITE_STEP,
-    fitting,
-    mark_ends,
-    mark_starts,
-    restore,
-)
+from recurl.data.replay_buffers.marks import ENTRIES, INDEX, WRITE_STEP, fitting, mark_ends, mark_starts, restore
 from recurl.data.replay_buffers.prefetch import Prefetcher
 from recurl.data.replay_buffers.samplers.base import RandomSampler, Sampler
 from recurl.data.replay_buffers.storages import ListStorage, Storage
@@ -35,12 +27,6 @@ __all__ = ["ReplayBuffer"]
 Transform: TypeAlias = Callable[[Any], Any]
 _FORMATS = (1, 2)  # since 2 only filled positions are saved
 _STATE = "buffer.pt"
-_ENTRIES: dict[str, NestedKey] = {
-    "index": INDEX,
-    "write_step": WRITE_STEP,
-    "mask": MASK,
-    "priority_weight": PRIORITY_WEIGHT,
-}
 
 
 class _Batch(NamedTuple):
@@ -245,7 +231,7 @@ class ReplayBuffer:
         if "ends" in info and self.sampler.truncated_key is not None:
             mark_ends(data, info["ends"], self.sampler.truncated_key)
         inner = (1,) * (data.batch_dims - 1)
-        for name, key in _ENTRIES.items():
+        for name, key in ENTRIES.items():
             if name in info:
                 data.set(key, info[name].reshape(-1, *inner).expand(data.batch_size))
 

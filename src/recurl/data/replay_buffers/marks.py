@@ -11,11 +11,18 @@ from torch import Tensor
 
 from recurl.keys import DONE, IS_INIT, MASK, STORED, TRAJ_STEPS, NestedKey
 
-__all__ = ["INDEX", "PRIORITY_WEIGHT", "WRITE_STEP", "fitting", "mark_ends", "mark_starts", "restore"]
+__all__ = ["ENTRIES", "INDEX", "PRIORITY_WEIGHT", "WRITE_STEP", "fitting", "mark_ends", "mark_starts", "restore"]
 
 INDEX = "index"
 PRIORITY_WEIGHT = "priority_weight"
 WRITE_STEP: NestedKey = ("collector", "write_step")
+ENTRIES: dict[str, NestedKey] = {
+    "index": INDEX,
+    "write_step": WRITE_STEP,
+    "mask": MASK,
+    "priority_weight": PRIORITY_WEIGHT,
+}
+"""Keys under which a sample holds what a sampler says of it."""
 
 
 def mark_starts(sample: TensorDictBase, starts: Tensor) -> None:

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from tensordict.nn import InteractionType as ExplorationType
-from tensordict.nn import interaction_type as exploration_type
 from tensordict.nn import set_interaction_type as set_exploration_type
+from tensordict.nn.probabilistic import interaction_type as exploration_type  # in tensordict.nn only since 0.15
 
 from recurl.errors import ArgumentError, ArgumentTypeError
 

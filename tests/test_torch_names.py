@@ -53,6 +53,17 @@ def test_is_forward_mode():
     assert seen == [False, True, True]
 
 
+def test_is_exporting():
+    class Note(nn.Module):
+        def forward(self, x):
+            return x + 1 if _torch.is_exporting() else x + 2
+
+    assert torch.compile(Note(), backend="eager", fullgraph=True)(torch.zeros(2)).tolist() == [2, 2]
+    for strict in (False, True):
+        assert torch.export.export(Note(), (torch.zeros(2),), strict=strict).module()(torch.zeros(2)).tolist() == [1, 1]
+    assert not _torch.is_exporting()
+
+
 def test_are_modes_active():
     assert not _torch.are_modes_active()
     with Modes():

@@ -25,6 +25,7 @@ __all__ = [
     "fused_adam_",
     "has_global_hooks",
     "has_hooks",
+    "is_exporting",
     "is_forward_mode",
     "is_functorch_active",
     "passes_keywords",
@@ -83,6 +84,14 @@ def is_forward_mode() -> bool:
     Tangents are also propagated under ``torch.no_grad``. Without the name: call ``unpack_dual`` on every tensor.
     """
     return cast(Any, forward_ad)._current_level >= 0
+
+
+def is_exporting() -> bool:
+    """Return whether ``torch.export`` is tracing the call.
+
+    In torch 2.11, ``torch.compiler.is_exporting()`` is also true under ``torch.compile``. Without the name: use that.
+    """
+    return cast(Any, torch.compiler)._is_exporting_flag
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -6,18 +6,18 @@ from collections.abc import Collection, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from recurl._torch import is_exporting
 from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import Cell, States
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """How a backend computes, where it has a choice.
 
     Attributes:
@@ -191,7 +191,7 @@ class Registry:
         """``pad`` or else ``loop`` in eager mode, ``scan`` under ``torch.compile``, ``loop`` for ``torch.export``."""
         if not support.compiling:
             return "loop" if _refused_cell(self._backends["pad"], support.cell) else "pad"
-        return "loop" if torch.compiler.is_exporting() else "scan"
+        return "loop" if is_exporting() else "scan"
 
 
 _PARTS = ("name", "cells", "missing", "unsupported", "run")

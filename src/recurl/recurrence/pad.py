@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recurl._torch import is_forward_mode, is_functorch_active, rnn_kernel
+from recurl._torch import is_exporting, is_forward_mode, is_functorch_active, rnn_kernel
 from recurl.errors import UnsupportedError
 from recurl.recurrence.backend import LayerCall, Support, record_run
 from recurl.recurrence.cells import States
@@ -26,7 +26,7 @@ class PadBackend:
 
     def unsupported(self, support: Support) -> str | None:
         """It reads segment lengths on the host, and keeps torch.nn's buffers for the backward pass."""
-        if torch.compiler.is_exporting():
+        if is_exporting():
             return "it reads segment lengths on the host, which can't be exported; use 'auto' or 'loop'"
         if support.options.recompute:
             return "torch.nn's kernels keep their own buffers, so recurrent_recompute must be 'none'"

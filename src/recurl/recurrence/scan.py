@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recurl._torch import scan, trace
+from recurl._torch import is_exporting, scan, trace
 from recurl.recurrence.backend import LayerCall, Options, Support
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import Cell, Derivatives, LayerWeights, States
@@ -41,9 +41,7 @@ class ScanKernels:
 
     def unsupported(self, support: Support) -> str | None:
         """It can't be exported: how long it is depends on the data."""
-        return (
-            "its length depends on the data; to export use 'loop' or 'auto'" if torch.compiler.is_exporting() else None
-        )
+        return "its length depends on the data; to export use 'loop' or 'auto'" if is_exporting() else None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
         """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves the input product."""

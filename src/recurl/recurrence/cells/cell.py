@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 from weakref import WeakValueDictionary
 
+import torch
 from torch import Tensor, nn
 
 from recurl.errors import ArgumentError, ArgumentTypeError
@@ -104,10 +105,12 @@ class Cell(ABC):
     @property
     def name(self) -> str:
         """What tells the cell from all others: a built-in one's name or ``module:Class``, and how it was made."""
-        options = vars(self)
-        if not options:
-            return self._base_name
-        return f"{self._base_name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
+        return self._full_name()
+
+    @torch.compiler.assume_constant_result  # torch 2.11 can't trace vars()
+    def _full_name(self) -> str:
+        options = ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
+        return f"{self._base_name}({options})" if options else self._base_name
 
     @abstractmethod
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:

@@ -182,7 +182,7 @@ class ClipPPOLoss(LossModule):
             Network(critic[shared:]),
             sampler,
             _action_key(sampler),
-            normalize_key(cast(Any, sampler).log_prob_key),
+            _log_prob_key(sampler),
             list(
                 dict.fromkeys(
                     normalize_key(k) for k in (*(k for n in networks for k in n.in_keys), TRAJ_IDS, TRAJ_STEPS)
@@ -292,6 +292,11 @@ def _action_key(sampler: TensorDictModuleBase) -> NestedKey:
             f"of this one {given}."
         )
     return normalize_key(actions[0])
+
+
+def _log_prob_key(sampler: TensorDictModuleBase) -> NestedKey:
+    (key,) = cast(Any, sampler).log_prob_keys  # log_prob_key of a sequence can't be read in tensordict 0.14
+    return normalize_key(key)
 
 
 def _check_states(actor: TensorDictModuleBase, critic: TensorDictModuleBase) -> None:

@@ -165,7 +165,7 @@ def test_saturated_gates_and_no_rows() -> None:
 def test_what_follows_operations_sees_them_all() -> None:
     assert not cpu_step.can_step()  # gradients are on
     case = Case("gru", shape=(2,))
-    run = lambda x: step_stack(CELLS["gru"], case.weights, x, None, shapes=[(7,)])[0]  # noqa: E731
+    run = lambda x: step_stack(CELLS["gru"], case.weights, x, None, shapes=[(7,)])[0]  # noqa: E731 - used thrice
     with torch.no_grad():
         with FlopCounterMode(display=False) as counter:
             run(case.x)

@@ -203,6 +203,7 @@ def test_same_input_twice_is_bitwise_equal(backend: str) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_float32_error_is_that_of_plain_float32(backend: str, cell: str) -> None:
     """Error against float64: at most 2x (features) and 3x (gradients) that of the float32 reference."""

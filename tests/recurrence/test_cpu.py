@@ -289,6 +289,7 @@ def test_low_precision_is_computed_in_float32(cell: str, dtype: torch.dtype) -> 
     assert_agree(found, exact.outputs_and_gradients("reference"), 4 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cell", "projection"), [("lstm", 0), ("lstm", 3), ("gru", 0)])
 def test_operator(cell: str, projection: int) -> None:
     case = Case(cell, shape=(6,), hidden=5, projection=projection, dtype=torch.float32)

@@ -82,6 +82,7 @@ BROKEN: dict[str, Callable[[list[TensorDict]], TensorDictBase]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep_ids", [False, True])
 @pytest.mark.parametrize("how", BROKEN)
 @pytest.mark.parametrize("cell", CELLS)

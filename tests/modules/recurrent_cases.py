@@ -5,15 +5,9 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
-from recurl.modules import (
-    GRUModule,
-    LSTMModule,
-    RecurrentModule,
-)
+from recurl.modules import GRUModule, LSTMModule, RecurrentModule
 
 CELLS = {"lstm": LSTMModule, "gru": GRUModule}
-
-
 INPUTS, HIDDEN = 3, 5
 
 

@@ -49,6 +49,7 @@ def test_projection_agrees_with_reference(backend: str, options: dict) -> None:
     assert_agree(case.outputs_and_gradients(backend), case.outputs_and_gradients("reference"), 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_layouts(backend: str, cell: str, shape: tuple[int, ...]) -> None:

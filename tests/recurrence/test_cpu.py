@@ -120,6 +120,7 @@ def test_agrees_with_reference(isa: str, options: dict, pattern: str) -> None:
         assert_agree(Case(**arguments).outputs_and_gradients("cpu"), reference(**arguments), 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS[:2] + OPTIONS[4:5], ids=lambda options: options["cell"])
 @pytest.mark.parametrize("hidden", [16, 23, 64])
 def test_float32_error_is_that_of_plain_float32(isa: str, options: dict, hidden: int) -> None:

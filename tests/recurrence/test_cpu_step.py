@@ -56,6 +56,7 @@ def both(case: Case, is_init: torch.Tensor | None = None) -> tuple[list[torch.Te
     return [features, *after], [expected, *expected_after]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
 def test_a_step_is_that_of_the_definition(isa: str, options: dict[str, object], rows: int) -> None:

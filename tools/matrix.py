@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "matrix"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TESTERS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml")
-NEED_EXTRAS = ("cli", "docs", "interop", "learning", "trainers")  # folders of tests
+NEED_EXTRAS = {"cli", "docs", "interop", "learning", "trainers"}  # folders of tests
 CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
@@ -130,8 +130,8 @@ def tests_of(wanted: Combination) -> list[Path]:
     tests = ROOT / "tests"
     if wanted.extras:
         return [tests]
-    folders = [folder for folder in tests.iterdir() if (folder / "__init__.py").exists()]
-    return [*sorted(folder for folder in folders if folder.name not in NEED_EXTRAS), *sorted(tests.glob("test_*.py"))]
+    files = (file for file in tests.rglob("test_*.py") if NEED_EXTRAS.isdisjoint(file.relative_to(tests).parts))
+    return sorted(files)
 
 
 def selection(wanted: Combination, options: list[str]) -> list[str]:

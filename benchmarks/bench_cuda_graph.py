@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from recurl import __version__, specs
 from recurl.lowering import Entries
 from recurl.objectives import ClipPPOLoss
 from recurl.trainers import PPO, ActorCritic, CudaGraphStep, GradientStep, PPOConfig
+from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "cuda_graph.csv"
 FEATURES, ACTIONS = 8, 4
@@ -73,7 +72,7 @@ def measure(cell: str, hidden: int, rows: int, length: int, options: argparse.Na
     medians = {name: statistics.median(values) for name, values in times.items()}
     row = {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": revision(),
+        "commit": commit(),
         "device": torch.cuda.get_device_name(),
         "recurl": __version__,
         "torch": torch.__version__,
@@ -89,12 +88,7 @@ def measure(cell: str, hidden: int, rows: int, length: int, options: argparse.Na
         "repeats": options.repeats,
     }
     print(*(f"{key}={value}" for key, value in list(row.items())[5:]), flush=True)
-    new = not options.csv.exists()
-    with options.csv.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    append(options.csv, row)
 
 
 def make_agent(config: PPOConfig) -> ActorCritic:
@@ -149,11 +143,6 @@ def wall(call: Callable[[], object]) -> float:
     call()
     torch.cuda.synchronize()
     return (time.perf_counter() - begin) * 1e3
-
-
-def revision() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from bench_rnn_cpu import machine
 from recurl import specs
 from recurl.trainers import PPO, GradientStep, PPOConfig
+from results_file import append
 
 RESULTS = Path(__file__).parent / "results" / "gradient_step.csv"
 RATE, NORM, EPS = 1e-3, 0.5, 1e-5
@@ -113,12 +113,7 @@ def write(case: dict[str, int], medians: list[float], ratio: float) -> None:
     """Append one row to the results and show it."""
     named = dict(zip(("gradient_step_us", "adam_and_clip_us"), (f"{value:.1f}" for value in medians), strict=True))
     row = {**machine(), **case, **named, "ratio": f"{ratio:.2f}"}
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    append(RESULTS, row)
     print(*(f"{name}={value}" for name, value in list(row.items())[5:]), flush=True)
 
 

@@ -29,6 +29,7 @@ import torch
 import recurl
 from recurl.envs.tasks import TASKS
 from recurl.trainers import RunFolder, evaluate_run
+from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "learning.csv"
 REPEAT = "--gamma 0.3 --learning-rate 3e-3"
@@ -109,7 +110,7 @@ def main() -> None:
     for experiment in EXPERIMENTS:
         if chosen.only in experiment.name:
             for row in run(experiment, chosen.cells or experiment.cells, chosen.seeds or experiment.seeds):
-                append(row)
+                report(row)
 
 
 def check_tests() -> None:
@@ -143,9 +144,8 @@ def run(experiment: Experiment, cells: tuple[str, ...], seeds: tuple[int, ...]) 
 
 def machine() -> dict[str, object]:
     """What the numbers depend on besides the options."""
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "commit": revision.stdout.strip(),
+        "commit": commit(),
         "device": f"{platform.machine()} CPU",
         "recurl": recurl.__version__,
         "torch": torch.__version__,
@@ -175,15 +175,9 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
     }
 
 
-def append(row: dict[str, object]) -> None:
+def report(row: dict[str, object]) -> None:
     """Add a row to the results and show it."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    append(RESULTS, row)
     print(json.dumps(row), flush=True)
 
 

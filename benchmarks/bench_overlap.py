@@ -9,11 +9,9 @@ take turns. Overlapping needs two free cores: on a busy machine it shows nothing
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import platform
 import statistics
-import subprocess
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +19,7 @@ from pathlib import Path
 import torch
 
 from recurl.trainers import PPO, PPOConfig
+from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "overlap.csv"
 
@@ -50,10 +49,9 @@ def learner(overlap: bool, num_envs: int) -> PPO:
 
 
 def write(options: argparse.Namespace, speeds: dict[bool, list[float]]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     row = {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit.strip(),
+        "commit": commit(),
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
         "torch": torch.__version__,
         "num_envs": options.num_envs,
@@ -63,12 +61,7 @@ def write(options: argparse.Namespace, speeds: dict[bool, list[float]]) -> None:
         "overlap_steps_per_s": round(statistics.median(speeds[True])),
         "ratio": round(statistics.median(b / a for a, b in zip(speeds[False], speeds[True], strict=True)), 2),
     }
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, row)
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    append(RESULTS, row)
     print(row)
 
 

@@ -39,7 +39,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-import recurl
+from results_file import append, commit
 
 HERE = Path(__file__).resolve().parent
 SPEED, SOLVED = HERE / "results" / "ppo.csv", HERE / "results" / "ppo_solved.csv"
@@ -80,10 +80,10 @@ def main() -> None:
     for rows in options.num_envs:
         if options.solve:
             for row in solve(rows, options):
-                append(SOLVED, row)
+                report(SOLVED, row)
         else:
             for row in speed(rows, options):
-                append(SPEED, row)
+                report(SPEED, row)
     if not options.solve:
         draw()
 
@@ -259,26 +259,9 @@ def about(name: str, words: dict[str, Any], options: argparse.Namespace) -> dict
 
 
 @functools.cache
-def commit() -> str:
-    """The commit of recurl, "-dirty" when the package has changes."""
-    folder = str(Path(recurl.__file__).parent)
-    asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", folder])
-    name, changes = (
-        subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=False).stdout.strip()
-        for words in asked
-    )
-    return f"{name}-dirty" if changes else name
-
-
-def append(path: Path, row: dict[str, object]) -> None:
+def report(path: Path, row: dict[str, object]) -> None:
     """Add a row to the results and show it."""
-    path.parent.mkdir(exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    append(path, row)
     print(json.dumps(row), flush=True)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import importlib
 import importlib.metadata
 import itertools
@@ -38,6 +37,7 @@ import recurl
 import recurl.modules
 from recurl.diagnostics import take_turns
 from recurl.recurrence.cpu import instruction_sets
+from results_file import append, commit
 
 ROW = 512
 EQUAL, RAGGED = "512", "512-ragged"
@@ -168,38 +168,29 @@ def peer() -> Any:
 def write(times: dict[str, list[float]], case: dict[str, object], options: argparse.Namespace) -> None:
     """Append one row per implementation to the results and show it."""
     medians = {name: statistics.median(values) for name, values in times.items()}
-    RESULTS.parent.mkdir(exist_ok=True)
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        for name, median in medians.items():
-            ratios = {
-                f"{other}_over_this": f"{medians[other] / median:.2f}" if other in medians else ""
-                for other in (PAD, NN)
-            }
-            row = {
-                **machine(),
-                "threads": options.threads,
-                "clock": "cpu" if options.threads == 1 else "wall",
-                **case,
-                "implementation": name,
-                "median_ms": f"{median * 1e3:.2f}",
-                "rounds": len(times[name]),
-                **ratios,
-            }
-            writer = csv.DictWriter(file, list(row))
-            if new:
-                writer.writeheader()
-                new = False
-            writer.writerow(row)
-            print(*case.values(), name, row["median_ms"], "ms", *ratios.values(), flush=True)
+    for name, median in medians.items():
+        ratios = {
+            f"{other}_over_this": f"{medians[other] / median:.2f}" if other in medians else "" for other in (PAD, NN)
+        }
+        row = {
+            **machine(),
+            "threads": options.threads,
+            "clock": "cpu" if options.threads == 1 else "wall",
+            **case,
+            "implementation": name,
+            "median_ms": f"{median * 1e3:.2f}",
+            "rounds": len(times[name]),
+            **ratios,
+        }
+        append(RESULTS, row)
+        print(*case.values(), name, row["median_ms"], "ms", *ratios.values(), flush=True)
 
 
 def machine() -> dict[str, object]:
     """What the numbers depend on besides the options."""
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": revision.stdout.strip(),
+        "commit": commit(),
         "device": f"{platform.machine()} CPU, {instruction_sets()[-1]}",
         "recurl": recurl.__version__,
         "torch": torch.__version__,

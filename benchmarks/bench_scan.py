@@ -11,7 +11,6 @@ not counted. torchrl is the extra ``peers`` and needs hoptorch for its scan; wit
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import statistics
 import sys
@@ -26,6 +25,7 @@ from torch import nn
 import recurl.modules
 from bench_rnn_cpu import EQUAL, NETS, TOLERANCE, gradients, machine, make_batch, module_of, peer
 from recurl.diagnostics import take_turns
+from results_file import append
 
 RESULTS = Path(__file__).parent / "results" / "scan.csv"
 COMPILED, EAGER, PEER = "scan compiled", "scan eager", "torchrl scan eager"
@@ -91,12 +91,7 @@ def write(times: dict[str, list[float]], case: dict[str, object]) -> None:
         "rounds": len(times[COMPILED]),
         "torchrl_over_compiled": f"{medians[PEER] / medians[COMPILED]:.2f}" if PEER in medians else "",
     }
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    append(RESULTS, row)
     print(*(f"{name}={value}" for name, value in list(row.items())[6:]), flush=True)
 
 

@@ -11,7 +11,6 @@ in turn with recurl. Usage::
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 import importlib.metadata
 import importlib.util
@@ -26,6 +25,8 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+
+from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "slice_sampling.csv"
 SLICES, LENGTH, APPEND, HIDDEN = 64, 32, 64, 16
@@ -67,7 +68,7 @@ def measure(case: str, libraries: list[str], sizes: list[int], repeats: int) -> 
             times[key].append((middle - begin, time.perf_counter() - middle))
     for (library, size), pairs in times.items():
         append_s, sample_s = zip(*pairs[5:], strict=True)
-        append(
+        report(
             {
                 "date": time.strftime("%Y-%m-%d"),
                 **machine(),
@@ -129,23 +130,17 @@ def steps(count: int, start: int) -> TensorDict:
 
 def machine() -> dict[str, object]:
     """What the numbers depend on."""
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "commit": revision.stdout.strip(),
+        "commit": commit(),
         "device": f"{platform.machine()} CPU, 1 thread",
         "torch": torch.__version__,
         "tensordict": importlib.metadata.version("tensordict"),
     }
 
 
-def append(row: dict[str, object]) -> None:
+def report(row: dict[str, object]) -> None:
     """Add a row to the results and show it."""
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    append(RESULTS, row)
     print(json.dumps(row), flush=True)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import itertools
 import statistics
 import subprocess
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 
 import recurl.modules
 from bench_rnn_cpu import NETS, machine, peer
+from results_file import append
 
 RESULTS = Path(__file__).parent / "results" / "step.csv"
 OURS, PEER, NN = "recurl", "torchrl", "torch.nn"
@@ -118,12 +118,7 @@ def write(medians: dict[str, float], case: dict[str, object]) -> None:
         **{f"{name}_us": f"{medians[name]:.1f}" if name in medians else "" for name in (OURS, PEER, NN)},
         **{f"{OURS}_over_{name}": f"{ours / medians[name]:.2f}" if name in medians else "" for name in (PEER, NN)},
     }
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    append(RESULTS, row)
     print(*(f"{name}={value}" for name, value in list(row.items())[6:]), flush=True)
 
 

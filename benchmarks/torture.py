@@ -21,7 +21,6 @@ import os
 import pkgutil
 import platform
 import shutil
-import subprocess
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -32,6 +31,7 @@ from typing import Any
 import torch
 
 import torture_kinds
+from results_file import commit
 from torture_kinds.forks import Broken
 
 RESULTS = Path(__file__).parent / "results" / "torture.csv"
@@ -101,14 +101,13 @@ def write(name: str, notes: list[dict[str, Any]]) -> None:
     if RESULTS.exists():
         with RESULTS.open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["kind"] != name]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     for what in sorted({note["what"] for note in notes}):
         mine = [note for note in notes if note["what"] == what]
         outcomes = Counter(note["outcome"].partition(":")[0] for note in mine)
         rows.append(
             {
                 "date": datetime.now(UTC).date().isoformat(),
-                "commit": commit.strip(),
+                "commit": commit(),
                 "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
                 "torch": torch.__version__,
                 "kind": name,

@@ -40,6 +40,7 @@ def test_what_was_saved_is_read(tmp_path):
         assert same(torch.load(tmp_path / name, weights_only=True), VALUE)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_changes_a_value(tmp_path):
     path, damaged = tmp_path / "good.pt", tmp_path / "damaged.pt"
     save_archive(VALUE, path)

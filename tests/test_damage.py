@@ -24,6 +24,7 @@ def same(found):
     return found["b"] == VALUE["b"] and all(torch.equal(found[key], VALUE[key]) for key in "ac")
 
 
+@pytest.mark.slow
 def test_a_flip_of_any_bit_is_found_or_changes_nothing(saved):
     assert damage(saved) is None
     assert damage(io.BytesIO(saved)) is None

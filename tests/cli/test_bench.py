@@ -66,6 +66,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, words):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [1.0, 1.1, 1.5, 2.0, 4.0, 8.0, 30.0, 100.0, 999.0, 1e4, 1e6])
 @pytest.mark.parametrize("start", [0.0123, 0.9, 7.5, 812.0])
 def test_labels_of_the_plot_do_not_overlap(start, spread):

@@ -70,6 +70,7 @@ def test_batches_go_to_the_buffer(ndim: int | None, shape: tuple[int, ...]) -> N
     assert len(buffer.batches) == 3
 
 
+@pytest.mark.tensordict_0_15
 @pytest.mark.parametrize("ndim", [1, 2])
 def test_slices_of_a_buffer_that_is_filled_in_the_background(ndim: int) -> None:
     policy = make_policy()
@@ -93,6 +94,7 @@ def test_postproc_comes_before_the_buffer() -> None:
     assert buffer.batches == [16]
 
 
+@pytest.mark.tensordict_0_15
 def test_background_collection_until_it_is_stopped() -> None:
     buffer, policy = Buffer(), make_policy()
     collector = make(policy, buffer)
@@ -113,6 +115,7 @@ def test_background_collection_until_it_is_stopped() -> None:
     assert torch.equal(ids[:, 1:] != ids[:, :-1], init[:, 1:])
 
 
+@pytest.mark.tensordict_0_15
 def test_background_collection_ends_with_the_frames() -> None:
     buffer = Buffer()
     collector = make(buffer=buffer, total_frames=32)
@@ -126,6 +129,7 @@ def test_background_collection_ends_with_the_frames() -> None:
     collector.shutdown()
 
 
+@pytest.mark.tensordict_0_15
 def test_the_background_has_modes_of_its_own() -> None:
     seen = []
 
@@ -147,6 +151,7 @@ def test_the_background_has_modes_of_its_own() -> None:
     assert set(seen) == {(False, ExplorationType.RANDOM, False, "recurl-collector")}
 
 
+@pytest.mark.tensordict_0_15
 def test_the_background_policy_changes_only_when_told() -> None:
     buffer, policy = Buffer(), make_policy()
     old, new = make_policy(), make_policy()
@@ -168,6 +173,7 @@ def test_the_background_policy_changes_only_when_told() -> None:
     assert all(replays(batch, old) != replays(batch, new) for batch in buffer.batches)
 
 
+@pytest.mark.tensordict_0_15
 def test_an_exception_in_the_background_surfaces_once_at_the_next_call() -> None:
     def policy(td: object) -> object:
         raise ZeroDivisionError("in the policy")
@@ -194,6 +200,7 @@ def test_an_exception_in_the_background_surfaces_once_at_the_next_call() -> None
         assert collector.env.is_closed
 
 
+@pytest.mark.tensordict_0_15
 def test_saving_and_seeding_between_batches_of_the_background() -> None:
     buffer = Buffer()
     env = GymEnv("recurl/RepeatPrevious-v0", num_envs=2)
@@ -211,6 +218,22 @@ def test_saving_and_seeding_between_batches_of_the_background() -> None:
     assert fresh.load_state_dict(state) is True
 
 
+def test_threads_with_one_exploration_type_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recurl.collectors.exploring._OF_THREAD", {})  # as with tensordict 0.14
+    buffer = Buffer()
+    collector = make(make_policy(), buffer)
+    with pytest.raises(
+        NotImplementedError,
+        match=r"needs an exploration type of its own, but tensordict [\d.]+ has one for all threads\. Install",
+    ):
+        collector.start()
+    assert not collector.running
+    assert collector.collect().shape == (2, 8)
+    assert exploration_type() is None
+    collector.shutdown()
+
+
+@pytest.mark.tensordict_0_15
 def test_misuse() -> None:
     with pytest.raises(TypeError, match="replay_buffer must have a method extend"):
         make(buffer=3)

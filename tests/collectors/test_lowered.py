@@ -148,12 +148,15 @@ def collect(case: str, lowered: bool, transforms: list[Transform], **options: ob
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"max_frames_per_traj": 7},
-        {"set_truncated": True},
-        {"reset_at_each_iter": True, "exploration_type": ExplorationType.DETERMINISTIC},
+        pytest.param({}, id="plain"),
+        pytest.param({"max_frames_per_traj": 7}, id="limit", marks=pytest.mark.slow),
+        pytest.param({"set_truncated": True}, id="truncated", marks=pytest.mark.slow),
+        pytest.param(
+            {"reset_at_each_iter": True, "exploration_type": ExplorationType.DETERMINISTIC},
+            id="reset",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["plain", "limit", "truncated", "reset"],
 )
 @pytest.mark.parametrize("case", CASES)
 def test_bits_are_those_of_the_tensordict_path(case: str, options: dict) -> None:

@@ -69,6 +69,7 @@ def contents(policy: nn.Module, holding: Holding) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_all_is_as_it_was(wrapped: bool, training: bool) -> None:

@@ -118,7 +118,7 @@ class Noisy(nn.Module):
 
 NOISE = {
     "torch": lambda x: x + torch.randn_like(x),
-    "numpy": lambda x: x + torch.as_tensor(np.random.normal(size=tuple(x.shape)), dtype=x.dtype),  # noqa: NPY002
+    "numpy": lambda x: x + torch.as_tensor(np.random.normal(size=tuple(x.shape)), dtype=x.dtype),  # noqa: NPY002 - the old one
     "functional": lambda x: F.dropout(x, 0.3),
     "own": Noisy(),
     "python": Skipping(),

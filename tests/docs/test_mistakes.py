@@ -34,6 +34,7 @@ def test_message(prepared: dict[str, Any], mistake: dict[str, str]) -> None:
     assert str(caught.value) == mistake["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", titles(lambda error: error == "printed"))
 def test_finding_of_the_doctor(
     prepared: dict[str, Any], mistake: dict[str, str], capsys: pytest.CaptureFixture[str]

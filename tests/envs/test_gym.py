@@ -93,6 +93,7 @@ def test_truncated_and_terminated_stay_apart(mode):
         assert after["truncated"].squeeze(-1).nonzero()[:, -1].unique().tolist() == [6, 13, 20]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_seed_gives_the_same_run(mode):
     runs = []

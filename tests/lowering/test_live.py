@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,103 +11,23 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torch.func import functional_call, stack_module_state
 from torch.nn.utils import parametrize
 
 from recurl.collectors import Collector
 from recurl.data import BurnIn, ZeroStart
 from recurl.envs import GymEnv
-from recurl.errors import ArgumentError, UnsupportedError
-from recurl.lowering import Entries, Network, network
+from recurl.errors import ArgumentError
+from recurl.lowering import Entries, Network
 from recurl.modules import MLP, QValueActor, ValueOperator
-from recurl.objectives import ClipPPOLoss, DQNLoss, HardUpdate, SoftUpdate
+from recurl.objectives import DQNLoss, HardUpdate, SoftUpdate
 from recurl.objectives.value import GAE
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.networks.agent import collecting
-from tests.objectives.simulate import ACTIONS, HIDDEN, OBS, Agent, collect, make_agent, recurrent
-
-Call = Callable[[Any, TensorDict], dict[str, torch.Tensor]]
-
-
-def losses_of(loss: Any, batch: TensorDict) -> dict[str, torch.Tensor]:
-    return dict(loss(batch.clone()).items())
+from tests.lowering.live import CASES, KINDS, assert_same, pickled, plain, prepared, saved, subject, total
+from tests.objectives.simulate import ACTIONS, OBS, recurrent
 
 
-def advantages_of(gae: Any, batch: TensorDict) -> dict[str, torch.Tensor]:
-    out = gae(batch.exclude("advantage", "value_target", "state_value"))
-    return {key: out[key] for key in ("advantage", "value_target", "state_value")}
-
-
-def actions_of(policy: Any, batch: TensorDict) -> dict[str, torch.Tensor]:
-    run, program = batch[:, 0].exclude("action", "next", "logits"), Network([policy])
-    out = program(Entries.of(run) if program.why_not_lowered() is None else run)
-    return {"logits": out["logits"]}
-
-
-def q_network(cell: str, backend: str) -> QValueActor:
-    memory = [recurrent(cell, "a", "features", backend)] if cell != "none" else []
-    head = TensorDictModule(
-        MLP(HIDDEN if memory else OBS, ACTIONS, num_cells=[4]),
-        in_keys=["features" if memory else "observation"],
-        out_keys=["action_value"],
-    )
-    return QValueActor(TensorDictSequential(*memory, head), action_space="categorical")
-
-
-def prepared(cell: str, shared: bool, backend: str) -> tuple[Agent, TensorDict]:
-    torch.manual_seed(0)
-    agent = make_agent(cell, shared, backend)
-    agent.step.float()
-    batch = collect(agent, 4, 12, 2, dtype=torch.float32)[1]
-    GAE(gamma=0.9, lmbda=0.8, value_network=agent.critic)(batch)
-    batch["action_log_prob"] = batch["action_log_prob"] + torch.linspace(-0.5, 0.5, 48).reshape(4, 12)
-    return agent, batch
-
-
-def subject(kind: str, cell: str = "lstm", backend: str = "loop") -> tuple[Any, Call, TensorDict]:
-    """An object with modules inside, how to call it, and a batch for it."""
-    agent, batch = prepared(cell, kind != "separate", backend)
-    if kind == "gae":
-        return GAE(gamma=0.9, lmbda=0.8, value_network=agent.critic, differentiable=True), advantages_of, batch
-    if kind == "policy":
-        return agent.actor, actions_of, batch
-    if kind == "dqn":
-        batch["action"] = torch.randint(ACTIONS, (4, 12))
-        return DQNLoss(q_network(cell, backend), gamma=0.9, double_dqn=True), losses_of, batch
-    return ClipPPOLoss(agent.actor, agent.critic), losses_of, batch
-
-
-KINDS = ["shared", "separate", "dqn", "gae", "policy"]
-CASES = [(kind, cell) for kind in KINDS for cell in ("lstm", "gru", "none")]
-
-
-def plain(call: Call, thing: Any, batch: TensorDict, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    """What module by module on TensorDicts gives."""
-    with monkeypatch.context() as patch:
-        patch.setattr(network, "links_of", lambda modules: "a test says so")
-        return call(thing, batch)
-
-
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [key for key in found if not torch.equal(found[key], expected[key])] == []
-
-
-def total(out: dict[str, torch.Tensor]) -> torch.Tensor:
-    return sum(value.sum() for value in out.values() if value.requires_grad)  # type: ignore[return-value]
-
-
-def pickled(thing: Any) -> Any:
-    return pickle.loads(pickle.dumps(thing))
-
-
-def saved(thing: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(thing, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled, saved])
 @pytest.mark.parametrize(("kind", "cell"), CASES)
 def test_a_copy_computes_with_its_own_weights(
@@ -176,90 +94,6 @@ def test_parametrized_weights_count(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert any(p.grad is not None and "original" in name for name, p in thing.named_parameters())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_functional_call(kind: str) -> None:
-    thing, call, batch = subject(kind)
-    other, _, _ = subject(kind)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.5)
-    before = call(thing, batch)
-    state = {name: value.detach().clone() for name, value in other.named_parameters()}
-    wrapped = _Called(thing, call)
-    # With tie_weights torch doesn't put back the weights of a module that the tree holds twice.
-    names = {f"thing.{name}": value for name, value in state.items()}
-    found = functional_call(wrapped, names, (batch,), tie_weights=False)
-    assert_same(found, call(other, batch))
-    assert_same(call(thing, batch), before)
-
-
-class _Called(nn.Module):
-    """``call(thing, batch)`` as a module, for torch.func."""
-
-    def __init__(self, thing: nn.Module, call: Call) -> None:
-        super().__init__()
-        self.thing, self._call = thing, call
-
-    def forward(self, batch: TensorDict) -> dict[str, torch.Tensor]:
-        return self._call(self.thing, batch)
-
-
-def ensemble(kind: str, cell: str, backend: str) -> tuple[list[Any], Call, TensorDict]:
-    """Three members with different weights."""
-    thing, call, batch = subject(kind, cell, backend)
-    members = [copy.deepcopy(thing) for _ in range(3)]
-    with torch.no_grad():
-        for index, member in enumerate(members):
-            for parameter in member.parameters():
-                parameter.mul_(1.0 + 0.2 * index)
-    return members, call, batch
-
-
-def objective(out: dict[str, torch.Tensor]) -> torch.Tensor:
-    return sum(value.sum() for key, value in out.items() if key.startswith(("loss", "adv", "logits")))  # type: ignore[return-value]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["reference", "loop", "scan", "cpu"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_an_ensemble_under_vmap(kind: str, cell: str, backend: str) -> None:
-    """torch.func's idiom: members' parameters stacked, a copy without memory of its own called under vmap."""
-    members, call, batch = ensemble(kind, cell, backend)
-    base = _Called(copy.deepcopy(members[0]).to("meta"), call)
-    params, buffers = stack_module_state([_Called(member, call) for member in members])
-    targets = {name: params.pop(name) for name in list(params) if "target" in name}
-
-    def one(params: Any, targets: Any, buffers: Any) -> dict[str, torch.Tensor]:
-        return functional_call(base, {**params, **targets, **buffers}, (batch,))
-
-    found = torch.vmap(one, randomness="different")(params, targets, buffers)
-    grads = torch.vmap(torch.func.grad(lambda *state: objective(one(*state))), randomness="different")(
-        params, targets, buffers
-    )
-    for index, member in enumerate(members):
-        out = call(member, batch)
-        for key, value in out.items():
-            torch.testing.assert_close(found[key][index], value, rtol=1e-4, atol=1e-5)
-        objective(out).backward()
-        for name, parameter in member.named_parameters():
-            if parameter.grad is not None:
-                torch.testing.assert_close(grads[f"thing.{name}"][index], parameter.grad, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_pad_refuses_an_ensemble(cell: str) -> None:
-    thing, call, batch = subject("shared", cell, "pad")
-    params, _ = stack_module_state([thing, copy.deepcopy(thing)])
-
-    def one(params: dict[str, torch.Tensor]) -> torch.Tensor:
-        state = {f"thing.{name}": value for name, value in params.items()}
-        return functional_call(_Called(thing, call), state, (batch,))["loss_critic"]
-
-    with pytest.raises(UnsupportedError, match=r"can't transform.*use recurrent_backend='loop'"):
-        torch.vmap(one)(params)
-
-
 # -- edits of the module tree
 
 
@@ -319,7 +153,7 @@ def test_a_module_replaced_anywhere_counts(kind: str, monkeypatch: pytest.Monkey
 
 def _holds_shared(thing: nn.Module, module: nn.Module) -> bool:
     """Whether ``module`` holds the trunk beside other things, so that its copy would have a trunk of its own."""
-    trunk = thing.actor_network.module[0]  # type: ignore[union-attr]
+    trunk = thing.actor_network.module[0]
     return module is not trunk and any(child is trunk for child in module.modules())
 
 
@@ -469,5 +303,5 @@ def test_burn_in_runs_the_policy_as_it_is(duplicate: Callable[[Any], Any] | None
     assert torch.equal(burn_in(sample)["a_h"], expected)
     assert not torch.equal(expected, before)
     policy.module[0] = recurrent("gru", "b", "features", "loop")
-    assert "b_h" in burn_in(sample.set("b_h", sample["a_h"])).keys()  # noqa: SIM118
+    assert "b_h" in burn_in(sample.set("b_h", sample["a_h"])).keys()  # noqa: SIM118 - a TensorDict has no `in`
     assert ZeroStart(policy)(sample)["b_h"][sample["is_init"].squeeze(-1)].eq(0).all()

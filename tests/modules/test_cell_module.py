@@ -95,6 +95,7 @@ def test_empty_sequences(cell: str, backend: str) -> None:
         assert all((value == 0).all() for value in found[len(module.out_keys) :])
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("backend", ["loop", "scan"])
 @pytest.mark.parametrize("cell", OWN)
@@ -111,6 +112,7 @@ def test_compiles_as_one_graph(cell: str, backend: str) -> None:
         torch.testing.assert_close([found[key] for key in module.out_keys], [expected[key] for key in module.out_keys])
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("cell", OWN)
 def test_compiled_steps(cell: str) -> None:
@@ -123,6 +125,7 @@ def test_compiled_steps(cell: str) -> None:
         torch.testing.assert_close(found[key], expected[key])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [True, False])
 @pytest.mark.parametrize("cell", OWN)
 def test_exports(cell: str, mode: bool) -> None:

@@ -211,7 +211,7 @@ def test_a_choice_among_nan_is_refused():
         Categorical(logits=torch.tensor([[0.0, 1.0], [0.0, torch.nan]])).sample()
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("kind", [Categorical, OneHotCategorical])
 def test_log_prob_and_entropy_together(kind, masked):
     logits = torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True)

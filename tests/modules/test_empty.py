@@ -33,6 +33,7 @@ def assert_zero_gradients(outputs: list[Tensor], inputs: list[Tensor]) -> None:
         assert value.grad.count_nonzero() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_states", [True, False])
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 @pytest.mark.parametrize("backend", ["pad", "loop", "cpu", "scan", "reference"])

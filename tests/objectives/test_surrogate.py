@@ -48,6 +48,7 @@ def test_second_derivatives(distance, clip_value):
     assert slope.requires_grad
 
 
+@pytest.mark.slow
 def test_torch_func_and_compile_derive_for_themselves():
     surrogate, data, log_prob, value = make("l2", 0.0, False)
 

@@ -26,6 +26,8 @@ OPTIONS = [
     {"directions": 2},
     {"layers": 2, "directions": 2, "dropout": 0.3},
 ]
+QUICK = [OPTIONS[0], OPTIONS[-1]]
+WHOLE = [pytest.param(options, marks=pytest.mark.slow) for options in OPTIONS[1:-1]]
 PROJECTED = [{"projection": 4}, {"projection": 3, "layers": 2, "directions": 2}]
 SHAPES = [(1,), (17,), (1, 1), (5, 1), (4, 9), (2, 3, 6)]
 
@@ -35,7 +37,7 @@ def option_id(options: dict[str, object]) -> str:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("options", OPTIONS, ids=option_id)
+@pytest.mark.parametrize("options", [*QUICK, *WHOLE], ids=option_id)
 @pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_agrees_with_reference(backend: str, cell: str, options: dict, pattern: str) -> None:
     case = Case(cell, pattern=pattern, **options)
@@ -49,6 +51,7 @@ def test_projection_agrees_with_reference(backend: str, options: dict) -> None:
     assert_agree(case.outputs_and_gradients(backend), case.outputs_and_gradients("reference"), 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_layouts(backend: str, cell: str, shape: tuple[int, ...]) -> None:
@@ -203,6 +206,7 @@ def test_same_input_twice_is_bitwise_equal(backend: str) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_float32_error_is_that_of_plain_float32(backend: str, cell: str) -> None:
     """Error against float64: at most 2x (features) and 3x (gradients) that of the float32 reference."""

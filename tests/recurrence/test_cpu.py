@@ -120,6 +120,7 @@ def test_agrees_with_reference(isa: str, options: dict, pattern: str) -> None:
         assert_agree(Case(**arguments).outputs_and_gradients("cpu"), reference(**arguments), 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS[:2] + OPTIONS[4:5], ids=lambda options: options["cell"])
 @pytest.mark.parametrize("hidden", [16, 23, 64])
 def test_float32_error_is_that_of_plain_float32(isa: str, options: dict, hidden: int) -> None:
@@ -289,6 +290,7 @@ def test_low_precision_is_computed_in_float32(cell: str, dtype: torch.dtype) -> 
     assert_agree(found, exact.outputs_and_gradients("reference"), 4 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cell", "projection"), [("lstm", 0), ("lstm", 3), ("gru", 0)])
 def test_operator(cell: str, projection: int) -> None:
     case = Case(cell, shape=(6,), hidden=5, projection=projection, dtype=torch.float32)

@@ -56,6 +56,7 @@ def both(case: Case, is_init: torch.Tensor | None = None) -> tuple[list[torch.Te
     return [features, *after], [expected, *expected_after]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
 def test_a_step_is_that_of_the_definition(isa: str, options: dict[str, object], rows: int) -> None:
@@ -165,7 +166,7 @@ def test_saturated_gates_and_no_rows() -> None:
 def test_what_follows_operations_sees_them_all() -> None:
     assert not cpu_step.can_step()  # gradients are on
     case = Case("gru", shape=(2,))
-    run = lambda x: step_stack(CELLS["gru"], case.weights, x, None, shapes=[(7,)])[0]  # noqa: E731
+    run = lambda x: step_stack(CELLS["gru"], case.weights, x, None, shapes=[(7,)])[0]  # noqa: E731 - used thrice
     with torch.no_grad():
         with FlopCounterMode(display=False) as counter:
             run(case.x)

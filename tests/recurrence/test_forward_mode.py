@@ -168,6 +168,7 @@ def test_cpu_refuses_tangents_of_incoming_gradients() -> None:
         torch.autograd.grad(output, x, forward_ad.make_dual(torch.ones(()), torch.ones(())).double())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["loop", "cpu", "scan"])
 def test_tracing_refuses(backend: str) -> None:

@@ -69,6 +69,7 @@ def strangers_reached(
     return reached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(

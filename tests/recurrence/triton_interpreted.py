@@ -1,4 +1,4 @@
-# ruff: noqa: T201
+# ruff: noqa: T201 - a program that prints
 """Run the plain Triton kernels in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
 
 Prints one line per check: ``name: error``. A process of its own, because a kernel is either compiled or interpreted,

@@ -1,4 +1,4 @@
-# ruff: noqa: T201
+# ruff: noqa: T201 - a program that prints
 """Compile the Triton kernels for a GPU that isn't here; arguments: capability, cases.
 
 Prints one line per kernel: ``name: registers spilled_bytes shared_bytes``. Runs in a process of its own, because the

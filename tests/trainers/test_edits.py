@@ -71,6 +71,7 @@ def other(value):
     return next(choice for choice in VALUES[len(repr(value)) % len(VALUES) :] + VALUES if choice != value)
 
 
+@pytest.mark.slow
 def test_every_change_of_a_checkpoint_is_found(run, tmp_path):
     whole = load_checkpoint(latest_checkpoint(run.checkpoints))
     del whole["format_version"]

@@ -16,6 +16,7 @@ SMALL = ["--env", "recurl/RepeatPrevious-v0", "--env-kwargs", "k=1", "episode_le
 SMALL += ["--num-envs", "4", "--rollout-steps", "16", "--eval-episodes", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "cell"), [("ppo", CELL), ("r2d2", "examples.mingru:MinGRU")])
 def test_trains_resumes_evaluates_and_exports(algorithm, cell, tmp_path):
     run, path = str(tmp_path / "run"), tmp_path / "run" / "config.json"

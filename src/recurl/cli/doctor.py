@@ -98,13 +98,13 @@ def _from_names(wanted: Doctor) -> tuple[Any, EnvBase]:
         rows = {} if wanted.num_envs is None else {"num_envs": wanted.num_envs}
         env = _call("--env", named, _find("--env", named), **rows, **options)
         if not isinstance(env, EnvBase):
-            raise ArgumentError(f"--env {named} must make an environment of recurl, got {type(env).__name__}.")
+            raise ArgumentError(f"--env {named} must return an environment of recurl, got {type(env).__name__}.")
     else:
         env = _call("--env", named, GymEnv, named, num_envs=wanted.num_envs, **options)
     make = _find("--policy", made_by)
     policy = _call("--policy", made_by, make, *([env] if _takes_env(make) else []))
     if not callable(policy):
-        raise ArgumentError(f"--policy {made_by} must make a policy, got {type(policy).__name__}.")
+        raise ArgumentError(f"--policy {made_by} must return a policy, got {type(policy).__name__}.")
     return policy, env
 
 

@@ -183,11 +183,12 @@ class CollectorBase(ABC):
     def start(self) -> None:
         """Start collecting into the replay buffer in a thread, until ``total_frames`` or :meth:`async_shutdown`.
 
-        The thread has its own recurrent mode and exploration type (the latter needs tensordict 0.15), and uses a copy
-        of the policy that only :meth:`update_policy_weights_` changes. An exception in the thread is raised by the next
-        method call.
+        The thread has its own recurrent mode and exploration type, and uses a copy of the policy that only
+        :meth:`update_policy_weights_` changes. An exception in the thread is raised by the next method call.
 
         Raises:
+            UnsupportedError: the policy runs in this process, and tensordict is 0.14, which has one exploration type
+                for all threads.
             UsageError: there is no replay buffer, the collector was shut down, or it was already started.
         """
         self._check_idle()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
-from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 from recurl.collectors.background import CollectorBase, Extendable, units_of
 from recurl.collectors.batch import BatchWriter
+from recurl.collectors.exploring import check_thread_explores_alone, exploring
 from recurl.collectors.weights import Weights, state_of
 from recurl.envs import Act, EnvBase, StepCounter, interact
 from recurl.envs.rollout import Policy
@@ -27,14 +26,11 @@ from recurl.envs.wiring import check_policy_wiring, policy_transforms
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WiringError
 from recurl.keys import ACTION, DONE, NEXT, RESET, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Entries, Network, Step
-from recurl.mode import ExplorationType, set_exploration_type
+from recurl.mode import ExplorationType
 from recurl.modules import recurrent_modules
 from recurl.modules.actors import explain_missing_scale
 from recurl.specs import OneHot
 from recurl.transforms import TensorDictPrimer
-
-# tensordict 0.14 has one exploration type for all threads.
-_OF_THREAD = {"thread_local": True} if "thread_local" in signature(set_exploration_type).parameters else {}
 
 
 class Collector(CollectorBase):
@@ -162,7 +158,7 @@ class Collector(CollectorBase):
         writer, frames = BatchWriter(self.env.batch_size, self.steps_per_batch, self.storing_device), self.frames
 
         self._trajectories.begin_batch(self.steps_per_batch)
-        with self._exploring():
+        with exploring(self.exploration_type):
             write = partial(self._record, writer)
             act, reason = self._prepared()
             root = self._plain(self._root) if reason is not None else Entries.of(self._root)
@@ -191,11 +187,8 @@ class Collector(CollectorBase):
 
     def why_not_lowered(self) -> str | None:
         """Return the reason why steps need TensorDicts, or None if they run on plain tensors."""
-        with self._exploring():
+        with exploring(self.exploration_type):
             return self._prepared()[1]
-
-    def _exploring(self) -> AbstractContextManager[Any]:
-        return set_exploration_type(self.exploration_type, **_OF_THREAD)
 
     def _prepared(self) -> tuple[Act | None, str | None]:
         """Return the policy of the next batch, and the reason why it needs TensorDicts, or None."""
@@ -234,6 +227,7 @@ class Collector(CollectorBase):
         return action
 
     def _prepare_background(self) -> None:
+        check_thread_explores_alone()
         if self.policy is self._original_policy and isinstance(self.policy, nn.Module):
             self.policy = copy.deepcopy(self.policy)
 

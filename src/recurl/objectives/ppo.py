@@ -294,10 +294,9 @@ def _action_key(sampler: TensorDictModuleBase) -> NestedKey:
     return normalize_key(actions[0])
 
 
-def _log_prob_key(sampler: Any) -> NestedKey:
-    while isinstance(sampler, ProbabilisticTensorDictSequential):  # which has no such key before tensordict 0.15
-        sampler = sampler.module[-1]
-    return normalize_key(sampler.log_prob_key)
+def _log_prob_key(sampler: TensorDictModuleBase) -> NestedKey:
+    (key,) = cast(Any, sampler).log_prob_keys  # log_prob_key of a sequence can't be read in tensordict 0.14
+    return normalize_key(key)
 
 
 def _check_states(actor: TensorDictModuleBase, critic: TensorDictModuleBase) -> None:

@@ -62,6 +62,7 @@ def test_features_on_every_sample(data, name, kind):
         check_features(policy, buffer.sample())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_features_from_rows(data, name):
     """Rows that go on from batch to batch, and rows laid end to end; in memory, on disk, as a list."""
@@ -78,6 +79,7 @@ def test_features_from_rows(data, name):
             check_features(policy, buffer.sample())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_features_after_reload(data, name, storage, tmp_path):

@@ -35,6 +35,7 @@ def filled(policy, sampler, batch_size=32, rows=None, max_size=1000, batches=4):
 RAGGED = {"strict_length": False, "slice_len": 16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cell", "backend"), [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in KNOWN)])
 @pytest.mark.parametrize(
     "sampler",

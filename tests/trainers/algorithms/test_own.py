@@ -48,6 +48,7 @@ def train(folder, *more):
     return main(["train", NAME, *OWN, "--run-dir", str(folder), *more])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", ["lstm", "gru", "none"])
 def test_trains_resumes_evaluates_and_exports(tmp_path, capsys, cell):
     folder = RunFolder(tmp_path / "run")
@@ -95,6 +96,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_a_new_process_finds_it(tmp_path):
     assert train(tmp_path / "run", "--total-steps", "64") == 0
     command = [sys.executable, "-m", "recurl", "evaluate", str(tmp_path / "run"), "--episodes", "2"]

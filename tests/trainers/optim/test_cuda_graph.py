@@ -14,6 +14,10 @@ from recurl.lowering import Entries, leaves
 from recurl.trainers import PPO, CudaGraphStep, PPOConfig
 from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
 
+pytestmark = (
+    pytest.mark.tensordict_0_15
+)  # the one of 0.14 warns that TensorDicts are in torch's PyTree, and takes them out
+
 
 class Net(nn.Module):
     """A parameter in a child and a buffer of its own."""

@@ -164,7 +164,7 @@ class MaskedCartPoleEnv(CartPoleEnv):
         return observation[0::2].copy(), info
 
     # CartPoleEnv is typed as never truncating, which its TimeLimit does; this one counts its steps itself.
-    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride] - so it differs
         self, action: Any
     ) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """Play one step.

@@ -1,6 +1,7 @@
 # pyright: basic, reportAssignmentType=false
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913
-# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
+# however long, with all its arguments.
 """Matrix products accurate to float32 on tensor cores."""
 
 from __future__ import annotations

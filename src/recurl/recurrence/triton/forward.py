@@ -1,6 +1,7 @@
 # pyright: basic, reportAssignmentType=false
 # ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915
-# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
+# however long, with all its arguments.
 """The forward recurrence in plain Triton: any hidden size, any sm_80 or newer, and the interpreter."""
 
 from __future__ import annotations

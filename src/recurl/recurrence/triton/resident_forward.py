@@ -1,7 +1,8 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915, SIM108
-# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
+# however long, with all its arguments.
 """The forward recurrence in Gluon for H <= 512: weights stay on the chip, in one program or shared by a group."""
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def weights(
             found = found + (value,)  # noqa: RUF005 - the language has no unpacking here
         else:
             page = gl.allocate_shared_memory(KIND, [unit.shape[0], column.shape[1]], PAGE, value)
-            found = found + (page,)  # noqa: RUF005
+            found = found + (page,)  # noqa: RUF005 - likewise
     return found
 
 

@@ -1,7 +1,8 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913, PLR0915
-# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
+# however long, with all its arguments.
 """The forward recurrence in Gluon for few rows and few units: one slot per program, float32 products."""
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201
-# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
+# however long, with all its arguments.
 """Pieces of the kernels with one slot per program: rings of shared memory, products by plain FMA."""
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def weight_chunks(
             found = found + (value,)  # noqa: RUF005 - the language has no unpacking here
         else:
             page = gl.allocate_shared_memory(gl.float32, [unit.shape[0], CHUNK], PAGE, value)
-            found = found + (page,)  # noqa: RUF005
+            found = found + (page,)  # noqa: RUF005 - likewise
     return found
 
 

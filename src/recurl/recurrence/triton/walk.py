@@ -1,6 +1,7 @@
 # pyright: basic, reportAssignmentType=false
 # ruff: noqa: ANN001, ANN201
-# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
+# however long, with all its arguments.
 """How segments are shared out, and pointwise kernels over all tokens.
 
 A *slot* is one row of a tile. Slot s of R walks, token by token, the segments that start in [s q, (s + 1) q), with

@@ -1,7 +1,8 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
 # ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913
-# Kernel bodies are a language of their own: Triton's types are known to its compiler, not to pyright.
+# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
+# however long, with all its arguments.
 """The product of one step of the wide kernels: both operands stream from the second-level cache."""
 
 from __future__ import annotations

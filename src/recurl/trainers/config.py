@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from recurl.errors import ArgumentError, UnsupportedError
+from recurl.nearest import nearest
 from recurl.ranges import (
     Count,
     Fraction,
@@ -99,7 +100,8 @@ class RunConfig:
 
     def _check_backend(self) -> None:
         if self.backend not in BACKENDS.names:
-            raise ArgumentError(f"--backend must be one of {', '.join(BACKENDS.names)}, got {self.backend!r}.")
+            near = nearest(self.backend, BACKENDS.names)
+            raise ArgumentError(f"--backend must be one of {', '.join(BACKENDS.names)}, got {self.backend!r}.{near}")
 
     def check(self) -> None:
         """Refuse options that don't fit together."""

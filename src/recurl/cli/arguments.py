@@ -9,11 +9,12 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
 from recurl.nearest import nearest
 from recurl.ranges import check_fields, fields_of, flag, whole_number
@@ -23,6 +24,20 @@ _BOX = re.compile(r"[│╭╮╰╯]|\x1b\[[0-9;]*m")
 _RULE = "──"
 _CHOICE = re.compile(r"invalid choice '(.*)' for argument .* Expected one of \((.*)\) ?\.")
 _OPTIONS = ConstructorRegistry()
+
+
+@_OPTIONS.primitive_rule
+def _env(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] | None:
+    """Read an id where Python also takes functions and environments."""
+    if EnvBase not in get_args(info.type):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="STR",
+        instance_from_str=lambda texts: texts[0],
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda value: [value],
+    )
 
 
 @_OPTIONS.primitive_rule

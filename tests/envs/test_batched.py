@@ -46,7 +46,7 @@ from recurl.errors import (
     WorkerError,
 )
 from recurl.modules import GRUModule, set_recurrent_mode
-from recurl.specs import Categorical, Composite, Unbounded
+from recurl.specs import Bounded, Categorical, Composite, Unbounded
 
 pytestmark = pytest.mark.slow
 

@@ -109,10 +109,13 @@ def test_ways_to_step_together():
 
 def test_workers_give_what_one_process_gives():
     options = {"env": "recurl/TMaze-v0", "num_envs": 4, "previous_action": True, "previous_reward": True}
-    batches = []
+    batches, weights = [], None
     for workers in (0, 2):
         config = PPOConfig(**options, env_workers=workers, rollout_steps=16, sequence_length=16)
         learner = PPO(config)
+        weights = weights or learner.agent.state_dict()
+        learner.agent.load_state_dict(weights)
+        torch.manual_seed(1)  # making the workers has drawn their seeds
         batches.append([learner.collect(), learner.collect()])
         assert learner.can_save_env
         learner.close()

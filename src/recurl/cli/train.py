@@ -73,7 +73,7 @@ def run(wanted: Any) -> int:
 
 
 def _train_anew(config: RunConfig, place: Place) -> int:
-    env, cell = (re.split("[/:]", text)[-1] for text in (config.env, config.cell))
+    env, cell = (re.split("[/:]", text)[-1] for text in (config.env_name, config.cell))
     name = f"{env}-{config.algorithm}-{cell}-seed{config.seed}"
     folder = RunFolder(place.run_dir or Path("runs") / name, notify)
     folder.check_free(overwrite=place.overwrite)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from typing import Any, cast
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ from recurl.envs import gym_state
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_spaces import ActionReader, ObservationReader, brief
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
+from recurl.envs.gym_wrappers import Wrap
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED
 from recurl.lowering import Step, like, takes_entries
@@ -221,12 +223,16 @@ class GymEnv(GymWrapper):
         num_envs: number of environments (batch size ``[num_envs]``); None for a single one with batch size ``[]``.
         device: device of all tensors; torch's default when None.
         vectorization_mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's
-            native vector implementation), or None: the native one if its autoreset can be disabled, else ``"sync"``.
+            native vector implementation), or None: the native one if its autoreset can be disabled and there are no
+            wrappers, else ``"sync"``.
+        wrappers: functions from a Gymnasium environment to one around it, such as ``gymnasium.Wrapper`` classes; the
+            first is innermost.
         categorical_action_encoding: see :class:`GymWrapper`.
         **kwargs: keyword arguments of ``gymnasium.make``, passed on to the environment's constructor.
 
     Raises:
-        ArgumentError: the id or mode is unknown, ``num_envs`` is below 1, or a mode is given without ``num_envs``.
+        ArgumentError: the id or mode is unknown, ``num_envs`` is below 1, a mode is given without ``num_envs``, or
+            wrappers with a native vector environment.
         MissingDependencyError: the environment needs a package that is not installed.
         UnsupportedError: a space can't be represented by tensors.
 
@@ -243,15 +249,16 @@ class GymEnv(GymWrapper):
         *,
         device: torch.device | str | None = None,
         vectorization_mode: str | None = None,
+        wrappers: Sequence[Wrap] = (),
         categorical_action_encoding: bool = False,
         **kwargs: Any,
     ) -> None:
         if num_envs is None and vectorization_mode is not None:
             raise ArgumentError(f"vectorization_mode={vectorization_mode!r} needs num_envs.")
         super().__init__(
-            make(env_name, **kwargs)
+            make(env_name, wrappers, **kwargs)
             if num_envs is None
-            else make_vector(env_name, num_envs, vectorization_mode, **kwargs),
+            else make_vector(env_name, num_envs, vectorization_mode, wrappers, **kwargs),
             device=device,
             categorical_action_encoding=categorical_action_encoding,
         )

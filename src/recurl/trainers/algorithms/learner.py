@@ -14,7 +14,7 @@ from torch import Tensor
 from recurl.collectors import Collector, OverlappedCollector
 from recurl.envs import EnvBase
 from recurl.specs import Composite, TensorSpec
-from recurl.trainers.algorithms.environment import make_env
+from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.seeding import seed_everything
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent, collecting
@@ -71,7 +71,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.config = config
         self.env_steps = 0
         self.fault: str | None = None
-        env = make_env(config, config.num_envs)
+        env = training_env(config)
         env.set_seed(config.seed)
         self.can_save_env = env.can_save_state
         self.agent = self.make_agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
@@ -127,8 +127,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     def _overlapped(self, env: EnvBase) -> OverlappedCollector:
         policy, config = collecting(self.agent.policy), self.config
         env.close()
-        create = partial(make_env, config, config.num_envs)
-        collector = OverlappedCollector(create, policy, frames_per_batch=config.frames_per_batch)
+        collector = OverlappedCollector(partial(training_env, config), policy, frames_per_batch=config.frames_per_batch)
         collector.set_seed(config.seed)
         return collector
 

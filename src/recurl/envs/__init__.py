@@ -6,6 +6,7 @@ from recurl.envs.batched import EnvCreator, ParallelEnv, SerialEnv
 from recurl.envs.gym import GymEnv, GymWrapper
 from recurl.envs.rollout import Act as Act
 from recurl.envs.rollout import interact
+from recurl.envs.tensor_env import TensorEnv
 from recurl.envs.transformed import TransformedEnv
 from recurl.envs.utils import (
     ExplorationType,
@@ -40,6 +41,7 @@ __all__ = [
     "SerialEnv",
     "StepCounter",
     "TensorDictPrimer",
+    "TensorEnv",
     "Transform",
     "TransformedEnv",
     "check_env_specs",

@@ -9,13 +9,16 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import SerialEnv
 from recurl.envs.gym import GymWrapper
 from recurl.envs.gym_vector import vector_of
 from recurl.envs.gym_wrappers import Wrap, wrapped
+from recurl.envs.tasks.base import TaskVectorEnv
+from recurl.envs.tasks.dynamics import Dynamics
+from recurl.envs.tensor_env import TensorEnv
 from recurl.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["env_from_function"]
@@ -34,12 +37,13 @@ def env_from_function(
 
     A function with a parameter ``num_envs`` is called once, with this number. Otherwise one that makes a single
     environment is called ``num_envs`` times; one that makes a batch is called once, and its batch may be of another
-    size.
+    size. A task's :class:`~recurl.envs.tasks.Dynamics` are stepped by NumPy, or on a device by torch.
 
     Args:
-        create: makes a ``gymnasium.Env``, a Gymnasium vector environment, or an environment of recurl.
+        create: makes a ``gymnasium.Env``, a Gymnasium vector environment, an environment of recurl, or ``Dynamics``.
         num_envs: environments side by side.
-        vectorization_mode: ``"sync"``, ``"async"`` or None; of single Gymnasium environments only.
+        vectorization_mode: ``"sync"``, ``"async"`` or None for single Gymnasium environments; for ``Dynamics``
+            ``"vector_entry_point"`` (NumPy), ``"device"`` (torch), or None, which is NumPy on the CPU.
         wrappers: wrappers of single Gymnasium environments, the first innermost.
         device: device of the tensors; an environment of recurl has its own.
         **kwargs: further arguments of ``create``.
@@ -58,6 +62,8 @@ def env_from_function(
     if isinstance(first, gym.Env):
         env = _vector(first, make, num_envs, vectorization_mode, wrappers)
         return GymWrapper(env, device=device, categorical_action_encoding=True)
+    if isinstance(first, Dynamics) and not wrappers and vectorization_mode in (None, "vector_entry_point", "device"):
+        return _of_dynamics(first, num_envs, vectorization_mode, device)
     if wrappers or vectorization_mode is not None:
         raise ArgumentError(
             "Wrappers and vectorization are for single Gymnasium environments, but the function makes "
@@ -67,19 +73,28 @@ def env_from_function(
         return GymWrapper(first, device=device, categorical_action_encoding=True)
     if not isinstance(first, EnvBase):
         raise ArgumentTypeError(
-            f"The function must make a gymnasium.Env, a gymnasium.vector.VectorEnv or an environment of recurl "
-            f"(EnvBase), got {_kind(first)}."
+            f"The function must make a gymnasium.Env, a gymnasium.vector.VectorEnv, an environment of recurl (EnvBase) "
+            f"or a task's Dynamics, got {_kind(first)}."
         )
     return first if first.batch_size else _serial(first, make, num_envs)
+
+
+def _of_dynamics(
+    dynamics: Dynamics, num_envs: int, mode: str | None, device: torch.device | str | None
+) -> TensorEnv | GymWrapper:
+    if mode == "device" or (mode is None and torch.device(device or "cpu").type != "cpu"):
+        return TensorEnv(dynamics, num_envs, device=device, categorical_action_encoding=True)
+    rows = TaskVectorEnv(dynamics, num_envs, AutoresetMode.DISABLED)
+    return GymWrapper(rows, device=device, categorical_action_encoding=True)
 
 
 def _vector(
     first: gym.Env[Any, Any], make: Callable[[], Any], num_envs: int, mode: str | None, wrappers: Sequence[Wrap]
 ) -> VectorEnv[Any, Any, Any]:
-    if mode == "vector_entry_point":
+    if mode not in (None, "sync", "async"):
         raise ArgumentError(
-            "A native vector environment needs a Gymnasium id, or a function that makes a "
-            "gymnasium.vector.VectorEnv; this one makes single environments: take sync or async."
+            "A native vector environment needs a Gymnasium id, or a function that makes a gymnasium.vector.VectorEnv "
+            "or Dynamics, and one on the device Dynamics; this one makes single environments: take sync or async."
         )
 
     def again() -> gym.Env[Any, Any]:

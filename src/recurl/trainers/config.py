@@ -60,9 +60,10 @@ class RunConfig:
     wrapper: tuple[str, ...] = ()
     """Gymnasium wrappers of each environment, module:Class or module:Class(name=value), the first innermost, such as
     --wrapper gymnasium.wrappers:FlattenObservation --wrapper my_file:Mine."""
-    vectorization: Literal["auto", "native", "sync", "async"] = "auto"
-    """How environments are stepped together: the environment's own vector implementation, one after the other, or each
-    in a process; auto takes native where it can begin episodes of single rows and there is no wrapper, else sync."""
+    vectorization: Literal["auto", "native", "sync", "async", "device"] = "auto"
+    """How environments are stepped together: the environment's own vector implementation, one after the other, each in
+    a process, or (tasks only) as tensors on the device; auto takes native where it can begin episodes of single rows
+    and there is no wrapper, else sync, and on a GPU device for tasks."""
     env_workers: Whole = 0
     """Processes that share the environments of the training, which must be a multiple; 0 for none."""
     previous_action: bool = False
@@ -132,6 +133,11 @@ class RunConfig:
             fitting = [str(count) for count in range(1, self.num_envs + 1) if self.num_envs % count == 0]
             raise ArgumentError(
                 f"--env-workers must divide --num-envs, got {workers} and {self.num_envs}: take {', '.join(fitting)}."
+            )
+        if self.vectorization == "device" and (workers or self.wrapper):
+            raise ArgumentError(
+                "--vectorization device steps a task as tensors, without --env-workers and --wrapper: leave them out, "
+                "or take another vectorization."
             )
         given = isinstance(source_of(self.env), EnvBase)
         if given and (workers or self.wrapper or self.env_kwargs or self.vectorization != "auto"):

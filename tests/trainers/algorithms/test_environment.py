@@ -4,10 +4,11 @@ import gymnasium as gym
 import pytest
 import torch
 
-from recurl.envs import GymEnv
+from recurl.envs import GymEnv, TensorEnv
+from recurl.envs.tasks import RepeatPrevious, TMaze
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.trainers import PPO, DQNConfig, PPOConfig, make_env
-from recurl.trainers.algorithms.environment import _checked, training_env
+from recurl.trainers.algorithms.environment import _checked, _dynamics_on_device, training_env
 
 MODES = ("auto", "native", "sync")
 
@@ -122,3 +123,46 @@ def test_workers_give_what_one_process_gives():
     for alone, shared in zip(*batches, strict=True):
         for key in ("observation", "action", "previous_action", "previous_reward", ("next", "reward")):
             assert torch.equal(alone[key], shared[key]), key
+
+
+def test_tasks_are_stepped_on_the_device():
+    env = make_env(PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=2",), vectorization="device"), 3)
+    assert isinstance(env, TensorEnv)
+    assert (env.batch_size, env.dynamics.k) == ((3,), 2)
+    assert isinstance(make_env(PPOConfig(env=TMaze, vectorization="device"), 3), TensorEnv)
+    for mode in ("auto", "native"):
+        assert type(make_env(PPOConfig(env=TMaze, vectorization=mode), 3).gym_env).__name__ == "TaskVectorEnv"
+
+
+@pytest.mark.parametrize(
+    ("options", "on_device"),
+    [
+        ({}, True),
+        ({"vectorization": "native"}, False),
+        ({"vectorization": "sync"}, False),
+        ({"wrapper": ("gymnasium.wrappers:TimeLimit(max_episode_steps=3)",)}, False),
+        ({"env_workers": 2}, False),
+        ({"env": "CartPole-v1"}, False),
+        ({"device": "cpu"}, False),
+        ({"device": "cpu", "vectorization": "device"}, True),
+    ],
+)
+def test_which_tasks_are_stepped_on_the_device(options, on_device):
+    config = replace(PPOConfig(env="recurl/RepeatPrevious-v0"), **{"device": "cuda", **options})
+    assert isinstance(_dynamics_on_device(config), RepeatPrevious) == on_device
+
+
+def test_what_is_no_task_can_not_be_stepped_on_the_device():
+    with pytest.raises(ArgumentError, match=r"steps tasks that are written as Dynamics, and CartPole-v1 is not one"):
+        make_env(PPOConfig(env="CartPole-v1", vectorization="device"), 2)
+    with pytest.raises(ArgumentError, match=r"does not take --env-kwargs colour=1"):
+        make_env(PPOConfig(env="recurl/TMaze-v0", env_kwargs=("colour=1",), vectorization="device"), 2)
+    with pytest.raises(ArgumentError, match="k must be"):
+        make_env(PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=0",), vectorization="device"), 2)
+    with pytest.raises(ArgumentError, match="one on the device Dynamics; this one makes single environments"):
+        make_env(PPOConfig(env=cartpole, vectorization="device"), 2)
+    for options in ({"env_workers": 2}, {"wrapper": ("a:B",)}):
+        with pytest.raises(
+            ArgumentError, match="--vectorization device steps a task as tensors, without --env-workers"
+        ):
+            PPOConfig(env="recurl/TMaze-v0", vectorization="device", **options)

@@ -134,6 +134,11 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             name: np.zeros((*value.shape[:-1], num_envs), value.dtype) for name, value in begun.items()
         }
 
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Steps that each row has made in its episode."""
+        return self._steps
+
     def draw(self, row: int) -> Frame:
         """Return a picture of a row, uint8 `[height, width, 3]`.
 

@@ -166,10 +166,11 @@ def _check_rows(dynamics: Dynamics, function: str, state: State, rows: int) -> N
 
 
 def _check(dynamics: Dynamics, function: str, what: str, value: Any, kind: str, shape: tuple[int, ...]) -> None:
-    if not _kind(value).startswith(kind) or tuple(value.shape) != shape:
+    came = tuple(getattr(value, "shape", ()))
+    if not _kind(value).startswith(kind) or came != shape:
         raise ArgumentError(
             f"{what} of {_name(dynamics)}.{function} must be {kind} of shape {shape}; got {_kind(value)} of shape "
-            f"{tuple(getattr(value, 'shape', ()))}"
+            f"{came}"
         )
 
 

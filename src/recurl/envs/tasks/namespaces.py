@@ -193,16 +193,23 @@ def tensors_on(device: torch.device | str) -> Namespace:
     def arange(*arguments: Any, dtype: torch.dtype | None = None) -> Tensor:
         return torch.arange(*arguments, dtype=dtype, device=device)
 
+    def full(shape: Any, value: Any, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.full(shape, value, dtype=_dtype_of(value) if dtype is None else dtype, device=device)
+
     def where(condition: Tensor, one: Any, other: Any) -> Tensor:
-        if not isinstance(one, Tensor) and not isinstance(other, Tensor):  # torch would return float32
-            both = np.result_type(type(one), type(other))
-            one = torch.full((), one, dtype=torch.from_numpy(np.empty(0, both)).dtype, device=device)
+        if not isinstance(one, Tensor) and not isinstance(other, Tensor):
+            one = full((), one, _dtype_of(one, other))
         return torch.where(condition, one, other)
 
-    own: dict[str, Any] = {name: new(getattr(torch, name)) for name in ("empty", "eye", "full", "ones", "zeros")}
-    own |= {"arange": arange, "asarray": asarray, "where": where}
+    own: dict[str, Any] = {name: new(getattr(torch, name)) for name in ("empty", "eye", "ones", "zeros")}
+    own |= {"arange": arange, "asarray": asarray, "full": full, "where": where}
     own |= {"astype": _tensor_astype, "pick": _tensor_pick, "stack": _tensor_stack, "take": _tensor_take}
     return Namespace(torch, own)
+
+
+def _dtype_of(*numbers: float) -> torch.dtype:
+    """Return NumPy's dtype of numbers: torch's, of real ones, is float32."""
+    return torch.from_numpy(np.empty(0, np.result_type(*map(type, numbers)))).dtype
 
 
 def _tensor_astype(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from recurl.envs import EnvBase, GymEnv, ParallelEnv
+from recurl.envs import EnvBase, GymEnv, ParallelEnv, TensorEnv
 from recurl.envs.from_function import env_from_function
 from recurl.envs.gym_wrappers import NamedWrapper
+from recurl.envs.tasks import Dynamics
+from recurl.envs.tensor_env import dynamics_of
 from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentError, RecurlError, UnsupportedError
 from recurl.hardware import check_device
@@ -20,8 +22,9 @@ from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import is_name_only, source_of
 from recurl.transforms import PreviousAction, PreviousReward
 
-_MODES = {"auto": None, "native": "vector_entry_point", "sync": "sync", "async": "async"}
+_MODES = {"auto": None, "native": "vector_entry_point", "sync": "sync", "async": "async", "device": "device"}
 _WORKER_SECONDS = 60.0
+_T = TypeVar("_T")
 
 
 def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = None) -> EnvBase:
@@ -97,11 +100,29 @@ def _single_process(config: RunConfig, num_envs: int) -> EnvBase:
     options["wrappers"] = [NamedWrapper(text) for text in config.wrapper]
     if source is not None:
         return _checked(config, _clearly(config, partial(env_from_function, source, num_envs, **options)))
+    dynamics = _dynamics_on_device(config)
+    if dynamics is not None:
+        return TensorEnv(dynamics, num_envs, device=config.device, categorical_action_encoding=True)
     create = partial(GymEnv, config.env_name, num_envs, categorical_action_encoding=True, **options)
     return _clearly(config, create)
 
 
-def _clearly(config: RunConfig, create: Callable[..., EnvBase]) -> EnvBase:
+def _dynamics_on_device(config: RunConfig) -> Dynamics | None:
+    """Return the dynamics of a task that is stepped on the device of the run, or None to step it on the host."""
+    on_gpu = config.vectorization == "auto" and torch.device(config.device).type != "cpu"
+    if config.vectorization != "device" and (not on_gpu or config.wrapper or config.env_workers):
+        return None
+    dynamics = _clearly(config, partial(dynamics_of, config.env_name))
+    if dynamics is None and config.vectorization == "device":
+        _clearly(config, partial(GymEnv, config.env_name)).close()  # a wrong argument is named first
+        raise ArgumentError(
+            f"--vectorization device steps tasks that are written as Dynamics, and {config.env_name} is not one: take "
+            "auto, or write it so (register_dynamics)."
+        )
+    return dynamics
+
+
+def _clearly(config: RunConfig, create: Callable[..., _T]) -> _T:
     """Call ``create`` with the environment's own arguments, and name the options in errors."""
     asked = " ".join((config.env_name, *config.env_kwargs))
     try:

@@ -23,7 +23,7 @@ X = torch.arange(4.0)
 )
 def test_reads_are_refused_with_their_line(read):
     with (
-        pytest.raises(UnsupportedError, match=r"read back to the host, but .*test_readback\.py:\d+ does: "),
+        pytest.raises(UnsupportedError, match=r"read back to the host, but .*test_readback\.py:\d+ does "),
         refuse_read_back(),
     ):
         read()

@@ -11,6 +11,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from recurl.collectors import Collector
 from recurl.envs import (
+    ExplorationType,
     GymEnv,
     GymWrapper,
     InitTracker,
@@ -279,6 +280,27 @@ def test_a_collector_goes_on_exactly_from_a_saved_state():
     assert (after != root).all(-1, keepdim=True).equal(done)
     assert done.any()
     assert batches[0]["is_init"][:, 1:].equal(done)
+
+
+def test_a_collector_reads_nothing_back():
+    plain = TensorEnv(MaskedCartPole(20), 4, categorical_action_encoding=True)
+    policies = [None, recurrent_policy(plain), TensorDictSequential(*recurrent_policy(plain))]
+    policies[2].register_forward_hook(lambda *_: None)
+    for policy, lowered in zip(policies, (True, True, False), strict=True):
+        env = TensorEnv(MaskedCartPole(20), 4, categorical_action_encoding=True)
+        # On the CPU, and only there, samples are looked through for NaN.
+        collector = Collector(env, policy, frames_per_batch=200, exploration_type=ExplorationType.DETERMINISTIC)
+        assert (collector.why_not_lowered() is None) == lowered
+        with refuse_read_back():
+            batches = [next(iter(collector)) for _ in range(2)]
+        ids, steps = (
+            torch.cat([batch["collector", key] for batch in batches], 1) for key in ("traj_ids", "traj_steps")
+        )
+        done = torch.cat([batch["next", "done"] for batch in batches], 1)[:, :-1, 0]
+        assert done.any()
+        assert (ids[:, 1:] != ids[:, :-1]).equal(done)
+        assert (steps[:, 1:] == 0).equal(done)
+        assert len(set(ids.flatten().tolist())) == 4 + int(done.sum())
 
 
 def test_evaluation():

@@ -63,5 +63,5 @@ def _check(operation: Any, arguments: tuple[Any, ...]) -> None:
 def _line() -> str:
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith(_LIBRARIES) and not frame.filename.endswith("recurl/_torch.py"):
-            return f"{frame.filename}:{frame.lineno} does: {frame.line}"
+            return f"{frame.filename}:{frame.lineno} does `{frame.line}`"
     return "an operation does"

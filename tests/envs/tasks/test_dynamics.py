@@ -116,7 +116,7 @@ def test_functions_that_read_back_are_refused_with_their_line():
             raise AssertionError
         return Walk().advance(xp, state, steps, actions)
 
-    with pytest.raises(UnsupportedError, match=r"test_dynamics\.py:\d+ does: if xp\.any\(state"):
+    with pytest.raises(UnsupportedError, match=r"test_dynamics\.py:\d+ does `if xp\.any\(state"):
         check_dynamics(Walk(advance=advance))
 
 

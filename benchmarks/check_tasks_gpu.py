@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -56,11 +57,11 @@ def main() -> None:
 
 
 def outcome(check: Callable[[], None]) -> str:
-    """``ok``, or the error, whose first line is printed."""
+    """``ok``; else the error and where it comes from are printed."""
     try:
         check()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the table goes on
-        print(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    except Exception:  # noqa: BLE001 - whatever it is, the table goes on
+        traceback.print_exc(limit=-6)
         return "FAILED"
     return "ok"
 

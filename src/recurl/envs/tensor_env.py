@@ -38,6 +38,10 @@ class TensorEnv(EnvBase):
         categorical_action_encoding: use the spec ``Categorical`` for a discrete action instead of ``OneHot``. Integers
             ``[num_envs]`` and one-hot vectors ``[num_envs, n]`` are accepted in either case.
 
+    Attributes:
+        dynamics: the task.
+        generator: the random generator on the device; a CUDA graph that captures a reset must register it.
+
     Raises:
         ArgumentTypeError: ``dynamics`` is no :class:`~recurl.envs.tasks.Dynamics`.
         ArgumentError: ``num_envs`` is below 1, or a function of the dynamics returns something else than it should; or,
@@ -73,11 +77,11 @@ class TensorEnv(EnvBase):
         )
         self.dynamics = dynamics
         self._xp = tensors_on(device)
-        self._generator = torch.Generator(device)
-        self._draw = TensorDraw(self._generator, num_envs)
+        self.generator = torch.Generator(device)
+        self._draw = TensorDraw(self.generator, num_envs)
         begun = check_step(dynamics, self._xp, self._draw, num_envs)
         self._shapes = {name: tuple(value.shape) for name, value in begun.items()} | {"steps": (num_envs,)}
-        self._generator.seed()
+        self.generator.seed()
         self._seed: int | None = None
         self._tensors: State | None = None
         self._steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
@@ -90,7 +94,7 @@ class TensorEnv(EnvBase):
         mask = None if tensordict is None else tensordict.get(RESET, None)
         if mask is None:
             if self._seed is not None:
-                self._generator.manual_seed(self._seed)
+                self.generator.manual_seed(self._seed)
                 self._seed = None
             self._tensors = dict(self.dynamics.begin(self._xp, self._draw))
             self._steps = torch.zeros_like(self._steps)
@@ -155,7 +159,7 @@ class TensorEnv(EnvBase):
             UsageError: called before the first reset.
         """
         state = {name: value.clone() for name, value in self._started().items()}
-        generator = self._generator.get_state()
+        generator = self.generator.get_state()
         return {"tensors": state, "steps": self._steps.clone(), "generator": generator, "seed": self._seed}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -168,14 +172,14 @@ class TensorEnv(EnvBase):
         if state.keys() != {"tensors", "steps", "generator", "seed"}:
             raise ArgumentError(f"A TensorEnv restores only states that a TensorEnv has saved; got {sorted(state)}.")
         check_state({**state["tensors"], "steps": state["steps"]}, self._shapes)
-        if state["generator"].shape != self._generator.get_state().shape:
+        if state["generator"].shape != self.generator.get_state().shape:
             raise ArgumentError(
                 f"The state was saved on a device of another kind than {self.device}, whose random generator differs: "
                 "restore it there, or begin with a reset."
             )
         self._tensors = {name: value.to(self.device, copy=True) for name, value in state["tensors"].items()}
         self._steps = state["steps"].to(self.device, copy=True)
-        self._generator.set_state(state["generator"].cpu())
+        self.generator.set_state(state["generator"].cpu())
         self._seed = state["seed"]
 
     def __repr__(self) -> str:

@@ -5,32 +5,29 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from recurl.collectors.background import CollectorBase, Extendable, units_of
 from recurl.collectors.batch import BatchWriter
+from recurl.collectors.captured import CapturedSteps, why_not_captured
 from recurl.collectors.exploring import check_thread_explores_alone, exploring
+from recurl.collectors.policy_checks import check_policy
 from recurl.collectors.weights import Weights, state_of
 from recurl.envs import Act, EnvBase, StepCounter, interact
 from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
-from recurl.envs.transformed import TransformedEnv
-from recurl.envs.wiring import check_policy_wiring, policy_transforms
-from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WiringError
+from recurl.envs.wiring import policy_transforms
+from recurl.errors import ArgumentTypeError, UnsupportedError, UsageError
 from recurl.keys import ACTION, DONE, NEXT, RESET, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType
-from recurl.modules import recurrent_modules
 from recurl.modules.actors import explain_missing_scale
 from recurl.specs import OneHot
-from recurl.transforms import TensorDictPrimer
 
 
 class Collector(CollectorBase):
@@ -76,6 +73,9 @@ class Collector(CollectorBase):
             policy's own device when None.
         storing_device: device of the batches; that of the environment when None.
         exploration_type: exploration of stochastic policies.
+        cuda_graph: launch all steps of a batch at once, as a CUDA graph, with the same bits; the first two batches are
+            launched step by step, the third is recorded. Environment (a :class:`~recurl.envs.TensorEnv` with any
+            transforms) and policy must be on one CUDA device, and must not wait for it.
 
     Raises:
         ArgumentError: a number is out of range, or random frames would contradict recorded log-probabilities.
@@ -83,6 +83,8 @@ class Collector(CollectorBase):
             ``extend``.
         WiringError: a state of the policy would not be fed back, or would not start from zero.
         MissingKeyError: the policy reads ``is_init``, and the environment does not write it.
+        UnsupportedError: ``cuda_graph`` where steps can't be a CUDA graph; the message says why.
+        UsageError: (at the third batch) something in the steps waits for the GPU; the message names the line.
 
     Example:
         >>> from recurl.envs import GymEnv
@@ -109,6 +111,7 @@ class Collector(CollectorBase):
         device: torch.device | str | None = None,
         storing_device: torch.device | str | None = None,
         exploration_type: ExplorationType = ExplorationType.RANDOM,
+        cuda_graph: bool = False,
     ) -> None:
         given: Any = create_env_fn
         env: Any = given() if callable(given) and not isinstance(given, EnvBase) else given
@@ -126,7 +129,7 @@ class Collector(CollectorBase):
         self._original_policy = policy
         self._policy_device = None if device is None else torch.device(device)
         self.policy = policy if policy is None else _on_device(policy, self._policy_device)
-        _check_policy(policy, env, init_random_frames)
+        check_policy(policy, env, init_random_frames)
         rows = env.batch_size.numel()
         self.steps_per_batch = units_of("frames_per_batch", frames_per_batch, rows, f"the environment's {rows} rows")
         super().__init__(self.steps_per_batch * rows, total_frames, postproc, replay_buffer)
@@ -139,6 +142,10 @@ class Collector(CollectorBase):
         self._root: Step | None = None
         self._resets = 0
         self._trajectories = Trajectories(env.batch_size, env.device)
+        reason = why_not_captured(env, self.policy, init_random_frames=init_random_frames) if cuda_graph else None
+        if reason is not None:
+            raise UnsupportedError(f"Steps can't be a CUDA graph: {reason}. Collect without cuda_graph.")
+        self._captured = CapturedSteps(env, self.policy, self._steps) if cuda_graph else None
 
     def _collect(self) -> TensorDict:
         pending, self._pending_weights = self._pending_weights, None
@@ -155,15 +162,14 @@ class Collector(CollectorBase):
                 "its episodes can't continue: use another environment there, or reset_at_each_iter=True here."
             )
         self._resets = self.env.full_resets
-        writer, frames = BatchWriter(self.env.batch_size, self.steps_per_batch, self.storing_device), self.frames
-
-        self._trajectories.begin_batch(self.steps_per_batch)
+        frames = self.frames
         with exploring(self.exploration_type):
-            write = partial(self._record, writer)
-            act, reason = self._prepared()
-            root = self._plain(self._root) if reason is not None else Entries.of(self._root)
             try:
-                self._root = interact(self.env, act, root, self.steps_per_batch, write=write)
+                if self._captured is None:
+                    batch, done, self._root = self._steps(self._root, self.storing_device)
+                else:
+                    batch, done, self._root = self._captured(self._root, self.exploration_type)
+                    batch = batch if self.storing_device == self.env.device else batch.to(self.storing_device)
             except BaseException as error:
                 # The environment has advanced past the old root, and these steps are lost.
                 self._root, self.frames = None, frames
@@ -171,19 +177,32 @@ class Collector(CollectorBase):
                 if isinstance(error, RuntimeError):
                     explain_missing_scale(error)
                 raise
-        batch = writer.finish()
-        for key, value in zip((TRAJ_IDS, TRAJ_STEPS), self._trajectories.end_batch(), strict=True):
+        self.frames = frames + self.frames_per_batch
+        numbered = self._trajectories.advance(done)
+        for key, value in zip((TRAJ_IDS, TRAJ_STEPS), numbered, strict=True):
             batch.set(key, value.to(self.storing_device or "cpu"))
         if self.set_truncated:
             _truncate_last(batch.get(NEXT))
             self._trajectories.renew()
         return batch
 
+    def _steps(self, root: Step, storing_device: torch.device | None = None) -> tuple[TensorDict, Tensor, Step]:
+        """Return a batch of steps from ``root``, ``done`` of each on the environment's device, and the next root."""
+        act, reason = self._prepared()
+        root = self._plain(root) if reason is not None else Entries.of(root)
+        writer = BatchWriter(self.env.batch_size, self.steps_per_batch, storing_device)
+        done: list[Tensor] = []
+
+        def write(step: int, tensordict: Step) -> None:
+            self._record(writer, step, tensordict)
+            done.append(tensordict.get(NEXT).get(DONE))
+
+        root = interact(self.env, act, root, self.steps_per_batch, write=write)
+        return writer.finish(), torch.cat(done, -1), root
+
     def _record(self, writer: BatchWriter, step: int, tensordict: Step) -> None:
         writer.write(step, tensordict)
-        done = tensordict.get(NEXT).get(DONE)
-        self._trajectories.end_step(done.squeeze(-1))
-        self.frames += done.numel()
+        self.frames += self.env.batch_size.numel()
 
     def why_not_lowered(self) -> str | None:
         """Return the reason why steps need TensorDicts, or None if they run on plain tensors."""
@@ -230,6 +249,8 @@ class Collector(CollectorBase):
         check_thread_explores_alone()
         if self.policy is self._original_policy and isinstance(self.policy, nn.Module):
             self.policy = copy.deepcopy(self.policy)
+            if self._captured is not None:
+                self._captured = CapturedSteps(self.env, self.policy, self._steps)
 
     def update_policy_weights_(self, weights: Weights | None = None) -> None:
         """Update the weights of the collecting policy; in the background, from its next batch on.
@@ -287,7 +308,7 @@ class Collector(CollectorBase):
         return {
             "frames": self.frames,
             **self._trajectories.state_dict(),
-            "root": self._plain(self._root).to_dict() if saves and self._root is not None else None,
+            "root": self._plain(self._root).clone().to_dict() if saves and self._root is not None else None,
             "env": self.env.get_state() if saves else None,
         }
 
@@ -348,40 +369,3 @@ def _on_device(policy: Policy, device: torch.device | None) -> Policy:
     if all(tensor.device.type == device.type and device.index in (None, tensor.device.index) for tensor in tensors):
         return policy
     return copy.deepcopy(policy).to(device)
-
-
-def _takes_tensors(policy: nn.Module) -> bool:
-    """Return whether ``policy`` is a network of torch.nn without TensorDict modules in it."""
-    plain = type(policy).forward.__module__.startswith("torch.nn.modules")
-    return plain and not any(isinstance(module, TensorDictModuleBase) for module in policy.modules())
-
-
-def _check_policy(policy: Policy | None, env: EnvBase, init_random_frames: int) -> None:
-    if policy is None:
-        return
-    modules = recurrent_modules(policy) if isinstance(policy, nn.Module) else []
-    if isinstance(policy, nn.Module) and _takes_tensors(policy):
-        raise ArgumentTypeError(
-            f"A policy must read and write a TensorDict, but a {type(policy).__name__} takes tensors: wrap it, "
-            "TensorDictModule(net, in_keys=['observation'], out_keys=['action'])."
-        )
-    if any(module.net.bidirectional for module in modules):
-        raise WiringError("A bidirectional module can't step in an environment: use it on whole sequences only.")
-    check_policy_wiring(policy, env)
-    states = {key for module in modules for key in module.state_keys}
-    for transform in env.transform if isinstance(env, TransformedEnv) else ():
-        if isinstance(transform, TensorDictPrimer) and (transform.random or transform.default_value != 0.0):
-            wrong = sorted(str(key) for key in states & set(transform.primers.keys(True, True)))
-            if wrong:
-                raise WiringError(
-                    f"The primer of {', '.join(wrong)} must give zeros: a step with is_init starts from zero, while a "
-                    "replay starts from the stored state. Use make_tensordict_primer()."
-                )
-    if init_random_frames < 0:
-        raise ArgumentError(f"init_random_frames must not be negative, got {init_random_frames}.")
-    written = [str(key) for key in getattr(policy, "out_keys", ()) if str(key).endswith("log_prob")]
-    if init_random_frames and written:
-        raise ArgumentError(
-            f"init_random_frames={init_random_frames} would pair random actions with the policy's {written[0]!r}: "
-            "build the policy with return_log_prob=False."
-        )

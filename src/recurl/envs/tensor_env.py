@@ -128,6 +128,23 @@ class TensorEnv(EnvBase):
             raise UsageError("A TensorEnv has no state before the first reset of all rows: call env.reset() first.")
         return self._tensors
 
+    @property
+    def running(self) -> State:
+        """The tensors of the running episodes by name, the number of the step (``"steps"``) among them: no copies.
+
+        Every step replaces them by new ones. Setting it goes on from other tensors of the same shapes.
+
+        Raises:
+            UsageError: called before the first reset.
+        """
+        return {**self._started(), "steps": self._steps}
+
+    @running.setter
+    def running(self, tensors: State) -> None:
+        tensors = dict(tensors)
+        self._steps = tensors.pop("steps")
+        self._tensors = tensors
+
     def _read(self, action: Tensor) -> Tensor:
         shape, space = tuple(action.shape), self._actions
         if isinstance(space, gym.spaces.Discrete):

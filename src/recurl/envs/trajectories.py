@@ -74,10 +74,7 @@ class Trajectories:
 
     Example:
         >>> rows = Trajectories(torch.Size([2]), None)
-        >>> rows.begin_batch(3)
-        >>> for done in ([False, False], [True, False], [False, False]):
-        ...     rows.end_step(torch.tensor(done))
-        >>> ids, numbers = rows.end_batch()
+        >>> ids, numbers = rows.advance(torch.tensor([[False, True, False], [False, False, False]]))
         >>> numbers
         tensor([[0, 1, 0],
                 [0, 1, 2]])
@@ -100,18 +97,16 @@ class Trajectories:
         self.ids = torch.where(rows, TRAJECTORY_IDS.take(self._batch_size, self._device), self.ids)
         self._steps = self._steps.masked_fill(rows, 0)
 
-    def begin_batch(self, steps: int) -> None:
-        """Begin a batch of ``steps`` steps."""
-        self._ended = torch.zeros((steps, *self._batch_size), dtype=torch.bool, device=self._device)
-        self._unwritten = iter(self._ended.unbind())
+    def advance(self, done: Tensor) -> tuple[Tensor, Tensor]:
+        """Go on by a batch of steps.
 
-    def end_step(self, done: Tensor) -> None:
-        """Note in which rows the trajectory ends with this step, bool ``[*B]``; nothing is read from the device."""
-        next(self._unwritten).copy_(done)
+        Args:
+            done: whether a trajectory ended with the step, bool ``[*B, T]``; nothing is read from the device.
 
-    def end_batch(self) -> tuple[Tensor, Tensor]:
-        """Return the trajectory id of each step, and its number in the trajectory, both int64 ``[*B, T]``."""
-        ended = self._ended
+        Returns:
+            The trajectory id of each step, and its number in the trajectory, both int64 ``[*B, T]``.
+        """
+        ended = done.movedim(-1, 0)
         begins = torch.zeros_like(ended)
         begins[1:] = ended[:-1]
         numbers = step_numbers(begins.movedim(0, -1), self._steps)

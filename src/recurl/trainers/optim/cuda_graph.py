@@ -11,8 +11,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 
-from recurl._torch import tensors_of
 from recurl.errors import ArgumentError, UsageError
+from recurl.kept_tensors import KeptTensors
 from recurl.lowering import Entries, leaves
 from recurl.quiet import quiet
 
@@ -77,7 +77,7 @@ class CudaGraphStep:
     def reset(self) -> None:
         """Forget the graph: the next calls record it anew, with the current parameters and batch."""
         self._signature: _Signature = {}
-        self._watched: list[tuple[dict[str, Any], str, Tensor, int]] = []
+        self._kept: KeptTensors | None = None
         self._steered: list[Any] = []
         self._graph: CudaGraphModule | None = None
 
@@ -104,13 +104,7 @@ class CudaGraphStep:
 
     def _begin(self, batch: Batch, signature: _Signature) -> CudaGraphModule:
         self._signature = signature
-        self._watched = [
-            (owned, name, tensor, tensor.data_ptr())
-            for module in self._module.modules()
-            for owned in tensors_of(module)
-            for name, tensor in owned.items()
-            if tensor is not None
-        ]
+        self._kept = KeptTensors(self._module)
         self._steered = self._steering()
         kind, size, device = type(batch), batch.batch_size, batch.device
 
@@ -130,12 +124,8 @@ class CudaGraphStep:
         return [self._optimizer.state, *(group["lr"] for group in self._optimizer.param_groups)]
 
     def _check_unchanged(self) -> None:
-        for owned, name, tensor, pointer in self._watched:
-            if owned.get(name) is not tensor or tensor.data_ptr() != pointer:
-                raise UsageError(
-                    f"{name} was replaced since the first step, but a CUDA graph goes on with the old one: change it "
-                    "in place, or call reset() to record the graph anew."
-                )
+        if self._kept is not None:
+            self._kept.check()
         for now, then in zip(self._steering(), self._steered, strict=True):
             if now is not then:
                 raise UsageError(

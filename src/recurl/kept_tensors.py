@@ -1,0 +1,51 @@
+"""Parameters and buffers that must stay where they are, as a CUDA graph goes on with what it was recorded with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from recurl._torch import tensors_of
+from recurl.errors import UsageError
+
+__all__ = ["KeptTensors"]
+
+
+class KeptTensors:
+    """The parameters and buffers of a module, to be changed in place only.
+
+    Args:
+        module: whose.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> kept = KeptTensors(net)
+        >>> kept.check()
+        >>> net.weight = nn.Parameter(net.weight.clone())
+        >>> kept.check()
+        Traceback (most recent call last):
+        recurl.errors.UsageError: weight was replaced since the first step, but a CUDA graph goes on with the old ...
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._watched: list[tuple[dict[str, Any], str, Tensor, int]] = [
+            (owned, name, tensor, tensor.data_ptr())
+            for part in module.modules()
+            for owned in tensors_of(part)
+            for name, tensor in owned.items()
+            if tensor is not None
+        ]
+
+    def check(self) -> None:
+        """Refuse tensors that were replaced.
+
+        Raises:
+            UsageError: one was; the message names it.
+        """
+        for owned, name, tensor, pointer in self._watched:
+            if owned.get(name) is not tensor or tensor.data_ptr() != pointer:
+                raise UsageError(
+                    f"{name} was replaced since the first step, but a CUDA graph goes on with the old one: change it "
+                    "in place, or call reset() to record the graph anew."
+                )

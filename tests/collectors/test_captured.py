@@ -1,0 +1,218 @@
+"""Steps recorded and replayed: the bookkeeping around a CUDA graph, with a recording that launches everything again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+
+from recurl.collectors import Collector, captured
+from recurl.envs import ExplorationType, GymEnv, InitTracker, PreviousAction, RewardSum, StepCounter, TensorEnv
+from recurl.envs.tasks import Dynamics, MaskedCartPole, RepeatPrevious, TMaze
+from recurl.errors import UnsupportedError, UsageError
+from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
+
+TASKS = [MaskedCartPole(12), RepeatPrevious(2, 3, 7), TMaze(2)]
+
+
+def record_again(steps, generator):
+    """Record as a graph does: nothing has happened afterwards, and a replay writes to the memory of the results."""
+    before = generator.get_state()
+    with torch.random.fork_rng():
+        kept = tuple(part.clone() for part in steps())
+    generator.set_state(before)
+
+    def replay():
+        for memory, part in zip(kept, steps(), strict=True):
+            memory.copy_(part)
+
+    return replay, kept
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch):
+    """Count recordings; the CPU is taken for a device that has graphs."""
+    count = []
+
+    def record(steps, generator):
+        count.append(1)
+        return record_again(steps, generator)
+
+    monkeypatch.setattr(captured, "record", record)
+    monkeypatch.setattr(captured, "_DEVICE", "cpu")
+    return count
+
+
+def make(dynamics, *, lowered=True, **options) -> Collector:
+    env = TensorEnv(dynamics, 5, device="cpu")
+    for transform in (InitTracker(), StepCounter(), RewardSum(), PreviousAction(env.action_spec_unbatched)):
+        env = env.append_transform(transform)
+    torch.manual_seed(0)
+    width = env.observation_spec["observation"].shape[-1]
+    memory = LSTMModule(width, 8, in_key="observation", out_key="features")
+    head = TensorDictModule(nn.Linear(8, env.action_spec.shape[-1]), ["features"], ["logits"])
+    actor = ProbabilisticActor(head, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
+    policy = TensorDictSequential(memory, actor)
+    if not lowered:
+        policy = Plain(policy)
+    env.set_seed(3)
+    return Collector(env, policy, frames_per_batch=5 * 6, **options)
+
+
+class Plain(TensorDictSequential):
+    """A policy that can't be lowered."""
+
+    def forward(self, tensordict):
+        return super().forward(tensordict)
+
+
+def batches(collector, count):
+    return [collector.collect() for _ in range(count)]
+
+
+def assert_same(left, right):
+    for a, b in zip(left, right, strict=True):
+        a, b = (batch.exclude(("collector", "traj_ids")) for batch in (a, b))
+        assert (a == b).all()
+        assert a.names == b.names
+
+
+@pytest.mark.parametrize("dynamics", TASKS, ids=lambda made: type(made).__name__)
+@pytest.mark.parametrize("lowered", [True, False])
+def test_batches_are_those_of_single_launches(dynamics, lowered, recorded):
+    torch.manual_seed(1)
+    expected = batches(make(dynamics, lowered=lowered), 6)
+    torch.manual_seed(1)
+    collector = make(dynamics, lowered=lowered, cuda_graph=True)
+    assert (collector.why_not_lowered() is None) == lowered
+    found = batches(collector, 6)
+    assert_same(found, expected)
+    assert recorded == [1]
+    assert collector.frames == 6 * 30
+    ids = torch.stack([batch["collector", "traj_ids"] for batch in found])
+    steps = torch.stack([batch["collector", "traj_steps"] for batch in found])
+    ids, steps = (part.movedim(0, 1).flatten(1) for part in (ids, steps))
+    goes_on = steps[:, 1:] > 0
+    assert torch.equal(ids[:, 1:] == ids[:, :-1], goes_on)
+    assert len(ids.unique()) == int((~goes_on).sum()) + 5
+
+
+def test_batches_keep_their_memory():
+    collector = make(TMaze(2), cuda_graph=True)
+    batches(collector, 2)
+    first = collector.collect()
+    before = first.clone()
+    batches(collector, 2)
+    assert (first == before).all()
+
+
+def changed(collector):
+    """Everything that may happen between two batches."""
+    found = batches(collector, 4)
+    collector.reset_rows(torch.tensor([True, False, False, True, False]))
+    found += batches(collector, 1)
+    with torch.no_grad():
+        for parameter in collector.policy.parameters():
+            parameter.mul_(1.5)
+    found += batches(collector, 2)
+    state = collector.state_dict()
+    draws = torch.get_rng_state()
+    found += batches(collector, 2)
+    collector.load_state_dict(state)
+    torch.set_rng_state(draws)
+    found += batches(collector, 2)
+    assert_same(found[-4:-2], found[-2:])
+    collector.exploration_type = ExplorationType.MODE
+    return found + batches(collector, 2)
+
+
+def test_what_happens_between_batches(recorded):
+    torch.manual_seed(1)
+    expected = changed(make(RepeatPrevious(2, 3, 7)))
+    torch.manual_seed(1)
+    found = changed(make(RepeatPrevious(2, 3, 7), cuda_graph=True))
+    assert_same(found, expected)
+    assert recorded == [1, 1]  # again with the other exploration
+
+
+@pytest.mark.parametrize("option", ["reset_at_each_iter", "set_truncated"])
+def test_options(option):
+    torch.manual_seed(1)
+    expected = batches(make(TMaze(2), **{option: True}), 5)
+    torch.manual_seed(1)
+    assert_same(batches(make(TMaze(2), cuda_graph=True, **{option: True}), 5), expected)
+
+
+def test_random_actions():
+    def collector(**options):
+        env = TensorEnv(TMaze(2), 5, device="cpu")
+        env.set_seed(0)
+        return Collector(env, frames_per_batch=20, **options)
+
+    torch.manual_seed(1)
+    expected = batches(collector(), 4)
+    torch.manual_seed(1)
+    assert_same(batches(collector(cuda_graph=True), 4), expected)
+
+
+def test_replaced_weights_are_refused():
+    collector = make(TMaze(2), cuda_graph=True)
+    batches(collector, 3)
+    head = collector.policy[1][0].module
+    head.bias = nn.Parameter(head.bias.clone())
+    with pytest.raises(UsageError, match=r"bias was replaced since the first step, but a CUDA graph goes on with"):
+        collector.collect()
+
+
+def test_what_cannot_be_captured(monkeypatch):
+    with pytest.raises(UnsupportedError, match=r"can't be a CUDA graph: GymEnv steps on the host"):
+        Collector(GymEnv("CartPole-v1"), frames_per_batch=10, cuda_graph=True)
+    with pytest.raises(UnsupportedError, match=r"the first 10 frames have random actions"):
+        Collector(TensorEnv(TMaze(2), 5, device="cpu"), frames_per_batch=10, init_random_frames=10, cuda_graph=True)
+    monkeypatch.setattr(captured, "_DEVICE", "cuda")
+    with pytest.raises(UnsupportedError, match=r"the environment is on cpu\. Collect without cuda_graph"):
+        make(TMaze(2), cuda_graph=True)
+
+
+def test_a_step_that_waits_is_named(monkeypatch):
+    def refuse(steps, generator):
+        raise_at_item()
+
+    def raise_at_item():
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    collector = make(TMaze(2), cuda_graph=True)
+    batches(collector, 2)
+    monkeypatch.setattr(captured, "record", refuse)
+    with pytest.raises(UsageError, match=r"test_captured\.py:\d+ does `raise RuntimeError.*nothing may wait for the"):
+        collector.collect()
+
+
+class Shifting(Dynamics):
+    """Two numbers that change places at every step: what is new is the memory of what was."""
+
+    def __init__(self):
+        super().__init__(observation_space=Box(0, 9, (2,), np.float32), actions=2, step_limit=100)
+
+    def begin(self, xp, draw):
+        return {"left": draw.integers(5), "right": 4 + draw.integers(5)}
+
+    def advance(self, xp, state, steps, actions):
+        swapped = {"left": state["right"], "right": state["left"]}
+        return swapped, xp.astype(state["left"], xp.float64), steps < 0
+
+    def observe(self, xp, state, steps):
+        return xp.astype(xp.stack([state["left"], state["right"]], axis=-1), xp.float32)
+
+
+def test_states_that_change_places():
+    def collected(**options):
+        env = TensorEnv(Shifting(), 4, device="cpu")
+        env.set_seed(0)
+        torch.manual_seed(1)
+        return batches(Collector(env, frames_per_batch=4, **options), 6)
+
+    assert_same(collected(cuda_graph=True), collected())

@@ -1,0 +1,183 @@
+"""Training on a GPU from end to end: whole updates of recurrent PPO on masked CartPole, tasks stepped on the device.
+
+Before anything is timed, batches of the captured collector are compared bit for bit with those of single launches.
+Then the medians of whole updates (collection, advantages, all epochs, statistics), with their split, and the same work
+in an all-JAX program (peers/jax_ppo.py, best of three unrollings of its scans), where JAX is installed. Appends to
+results/gpu_training.csv. Usage::
+
+    python benchmarks/bench_gpu_training.py                      # all cases
+    python benchmarks/bench_gpu_training.py --only 0 1 --no-jax  # some
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from recurl import __version__
+from recurl.collectors import Collector
+from recurl.trainers import PPO, PPOConfig
+from recurl.trainers.networks.agent import collecting
+from results_file import append, commit
+
+RESULTS = Path(__file__).parent / "results" / "gpu_training.csv"
+JAX = Path(__file__).parent / "peers" / "jax_ppo.py"
+
+
+class Case(NamedTuple):
+    """Environments, steps of each, width of the memory, epochs, minibatches."""
+
+    envs: int
+    steps: int
+    hidden: int
+    epochs: int
+    minibatches: int
+
+
+CASES = [
+    Case(4096, 64, 128, 4, 4),
+    Case(1024, 128, 64, 4, 4),
+    Case(4096, 32, 256, 4, 4),
+    Case(16384, 32, 128, 2, 8),
+]
+
+
+def main() -> None:
+    """Check, then measure every case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=int, nargs="*", default=range(len(CASES)), help="numbers of cases")
+    parser.add_argument("--cells", nargs="*", default=["lstm", "gru"])
+    parser.add_argument("--jax", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--unroll", type=int, nargs="*", default=[1, 4, 16])
+    parser.add_argument("--updates", type=int, default=10)
+    parser.add_argument("--csv", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    check()
+    for case in (CASES[index] for index in options.only):
+        peer = jax_rate(case, options.unroll) if options.jax else None
+        for cell in options.cells:
+            measure(case, cell, peer if cell == "lstm" else None, options)
+
+
+def config_of(case: Case, cell: str, **changes: Any) -> PPOConfig:
+    options: dict[str, Any] = {
+        "env": "recurl/MaskedCartPole-v0",
+        "vectorization": "device",
+        "device": "cuda",
+        "cell": cell,
+        "hidden_size": case.hidden,
+        "num_envs": case.envs,
+        "rollout_steps": case.steps,
+        "sequence_length": case.steps,
+        "epochs": case.epochs,
+        "minibatches": case.minibatches,
+        "total_steps": 10**12,
+        "cuda_graph": True,
+        **changes,
+    }
+    return PPOConfig(**options)
+
+
+def check() -> None:
+    """Compare captured batches with single launches."""
+    case = Case(256, 16, 64, 1, 1)
+    batches = []
+    for captured in (False, True):
+        learner = PPO(config_of(case, "lstm", cuda_graph=False))
+        policy = collecting(learner.agent.policy)
+        collector = Collector(
+            learner.collector.env, policy, frames_per_batch=case.envs * case.steps, device="cuda", cuda_graph=captured
+        )
+        torch.manual_seed(0)
+        batches.append([collector.collect().exclude(("collector", "traj_ids")) for _ in range(6)])
+    for index, (alone, together) in enumerate(zip(*batches, strict=True)):
+        wrong = [key for key in alone.keys(True, True) if not torch.equal(alone[key], together[key])]
+        if wrong:
+            sys.exit(f"Batch {index}: a captured collector gives other bits than single launches in {wrong}.")
+    print("captured batches have the bits of single launches")
+
+
+def measure(case: Case, cell: str, peer: float | None, options: argparse.Namespace) -> None:
+    began = time.perf_counter()
+    learner = PPO(config_of(case, cell))
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(5):
+        learner.learn(learner.collect())
+    torch.cuda.synchronize()
+    setup = time.perf_counter() - began
+    times: dict[str, list[float]] = {"update": [], "collect": [], "learn": []}
+    batch: Any = None
+
+    def collect() -> None:
+        nonlocal batch
+        batch = learner.collect()
+
+    for _ in range(options.updates):
+        times["update"].append(wall(lambda: learner.learn(learner.collect())))
+    for _ in range(options.updates):
+        times["collect"].append(wall(collect))
+        times["learn"].append(wall(lambda: learner.learn(batch)))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    rate = case.envs * case.steps / medians["update"] / 1e6
+    row = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "device": torch.cuda.get_device_name(),
+        "recurl": __version__,
+        "torch": torch.__version__,
+        "cell": cell,
+        **case._asdict(),
+        "update_ms": round(medians["update"] * 1e3, 2),
+        "collect_ms": round(medians["collect"] * 1e3, 2),
+        "learn_ms": round(medians["learn"] * 1e3, 2),
+        "M_steps_per_s": round(rate, 3),
+        "jax_M_steps_per_s": "" if peer is None else round(peer, 3),
+        "ratio": "" if peer is None else round(rate / peer, 2),
+        "peak_GB": round(torch.cuda.max_memory_allocated() / 1e9, 2),
+        "setup_s": round(setup, 1),
+    }
+    append(options.csv, row)
+    print(
+        f"{cell:5s} {tuple(case)!s:28s} update {row['update_ms']:8.2f} ms (collect {row['collect_ms']:.2f}, learn "
+        f"{row['learn_ms']:.2f}) {rate:6.2f} M steps/s, JAX {row['jax_M_steps_per_s']} x {row['ratio']}, "
+        f"{row['peak_GB']} GB, set-up {setup:.1f} s",
+        flush=True,
+    )
+    learner.close()
+
+
+def wall(run: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def jax_rate(case: Case, unrolls: list[int]) -> float | None:
+    """Return the best rate of the all-JAX program in million steps per second, or None where JAX is missing."""
+    rates = []
+    for unroll in unrolls:
+        command = [sys.executable, str(JAX), *map(str, case), "20", str(unroll)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = re.search(r"= ([\d.]+) M steps/s; collection", done.stdout)
+        if found is None:
+            print(f"jax_ppo.py {case}: {done.stderr.strip().splitlines()[-1:]}", flush=True)
+            continue
+        rates.append(float(found[1]))
+        print(done.stdout.strip().splitlines()[-1], flush=True)
+    return max(rates, default=None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,13 +1,14 @@
 """All-JAX recurrent PPO on masked CartPole, in PureJaxRL's structure: one compiled update, environments included.
 
-JAX alone. Arguments: environments, steps, width of the LSTM, epochs, minibatches, updates, unrolling of the scans. Prints
-the median rate of whole updates and of collection alone, and the learning curve.
+JAX alone. Arguments: environments, steps, width of the LSTM, epochs, minibatches, updates, unrolling of the scans.
+Prints the median rate of whole updates and of collection alone, and the learning curve.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,11 @@ import jax.numpy as jnp
 ENVS, STEPS, WIDTH, EPOCHS, MINIBATCHES, UPDATES, UNROLL = map(int, sys.argv[1:8])
 
 
-def begin(key, count):
+def begin(key: Any, count: Any) -> Any:
     return jax.random.uniform(key, (count, 4), minval=-0.05, maxval=0.05)
 
 
-def advance(key, state, clock, action):
+def advance(key: Any, state: Any, clock: Any, action: Any) -> Any:
     """CartPole's step; rows that end begin anew."""
     x, x_dot, theta, theta_dot = state.T
     force = jnp.where(action == 1, 10.0, -10.0)
@@ -34,13 +35,13 @@ def advance(key, state, clock, action):
     return state, jnp.where(done, 0, clock), done, clock
 
 
-def parameters(key):
+def parameters(key: Any) -> Any:
     keys = jax.random.split(key, 5)
 
-    def orthogonal(key, rows, columns, scale):
+    def orthogonal(key: Any, rows: Any, columns: Any, scale: Any) -> Any:
         return scale * jax.random.orthogonal(key, max(rows, columns))[:rows, :columns]
 
-    def uniform(key):
+    def uniform(key: Any) -> Any:
         return jax.random.uniform(key, (WIDTH, 4 * WIDTH), minval=-(WIDTH**-0.5), maxval=WIDTH**-0.5)
 
     return {
@@ -54,12 +55,12 @@ def parameters(key):
     }
 
 
-def run(params, states, observations, resets):
+def run(params: Any, states: Any, observations: Any, resets: Any) -> Any:
     """Sequences [T, N, 2] through the network: last states, logits, values."""
     encoded = jnp.tanh(observations @ params["encoder"] + params["encoder_bias"])
     projected = encoded @ params["w_ih"] + params["bias"]
 
-    def step(states, inputs):
+    def step(states: Any, inputs: Any) -> Any:
         gates, reset = inputs
         h, c = (jnp.where(reset[:, None], 0.0, state) for state in states)
         i, f, g, o = jnp.split(gates + h @ params["w_hh"], 4, -1)
@@ -71,7 +72,7 @@ def run(params, states, observations, resets):
     return states, features @ params["actor"], (features @ params["critic"])[..., 0]
 
 
-def act(carry, _):
+def act(carry: Any, _: Any) -> Any:
     params, state, clock, reset, states, key, stats = carry
     key, draw, begin_key = jax.random.split(key, 3)
     seen = state[:, ::2]
@@ -83,7 +84,7 @@ def act(carry, _):
     return (params, state, clock, done, states, key, stats), (seen, reset, action, log_prob, value[0], done)
 
 
-def loss(params, states, batch):
+def loss(params: Any, states: Any, batch: Any) -> Any:
     seen, resets, action, old_log_prob, advantage, target = batch
     _, logits, value = run(params, states, seen, resets)
     log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], -1)[..., 0]
@@ -93,7 +94,7 @@ def loss(params, states, batch):
     return -gain.mean() + 0.5 * ((value - target) ** 2).mean()
 
 
-def adam(learner, gradient):
+def adam(learner: Any, gradient: Any) -> Any:
     """Clip the gradient's norm to 0.5 and step."""
     params, mean, square, count = learner
     norm = jnp.sqrt(sum((part**2).sum() for part in jax.tree.leaves(gradient)))
@@ -102,26 +103,26 @@ def adam(learner, gradient):
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
     square = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, square, gradient)
 
-    def step(p, m, v):
+    def step(p: Any, m: Any, v: Any) -> Any:
         return p - 1e-3 * (m / (1 - 0.9**count)) / (jnp.sqrt(v / (1 - 0.999**count)) + 1e-5)
 
     return jax.tree.map(step, params, mean, square), mean, square, count
 
 
-def collect(params, state, clock, reset, states, key):
+def collect(params: Any, state: Any, clock: Any, reset: Any, states: Any, key: Any) -> Any:
     zero = jnp.zeros(())
     return jax.lax.scan(act, (params, state, clock, reset, states, key, (zero, zero)), None, STEPS, unroll=UNROLL)
 
 
 @jax.jit
-def update(carry):
+def update(carry: Any) -> Any:
     learner, state, clock, reset, first_states, key = carry
     collected, batch = collect(learner[0], state, clock, reset, first_states, key)
     _, state, clock, reset, states, key, stats = collected
     seen, resets, action, log_prob, value, done = batch
     last = run(learner[0], states, state[None, :, ::2], reset[None])[2][0]
 
-    def gae(carry, inputs):
+    def gae(carry: Any, inputs: Any) -> Any:
         advantage, next_value = carry
         value, done = inputs
         delta = 0.02 + 0.99 * next_value * (1 - done) - value
@@ -131,12 +132,12 @@ def update(carry):
     _, advantage = jax.lax.scan(gae, (jnp.zeros(ENVS), last), (value, done.astype(jnp.float32)), reverse=True)
     data = (seen, resets, action, log_prob, advantage, advantage + value)
 
-    def epoch(carry, _):
+    def epoch(carry: Any, _: Any) -> Any:
         learner, key = carry
         key, shuffle = jax.random.split(key)
         rows = jax.random.permutation(shuffle, ENVS).reshape(MINIBATCHES, -1)
 
-        def step(learner, index):
+        def step(learner: Any, index: Any) -> Any:
             minibatch = tuple(part[:, index] for part in data)
             gradient = jax.grad(loss)(learner[0], tuple(part[index] for part in first_states), minibatch)
             return adam(learner, gradient), None
@@ -149,7 +150,7 @@ def update(carry):
 
 
 @jax.jit
-def collect_alone(carry):
+def collect_alone(carry: Any) -> Any:
     learner, *rest = carry
     return collect(learner[0], *rest)[1][3].sum()
 
@@ -181,7 +182,8 @@ def main() -> None:
     rates = [ENVS * STEPS / seconds / 1e6 for seconds in (whole, part)]
     print(
         f"jax {jax.__version__} unroll {UNROLL}: update {whole * 1e3:.2f} ms = {rates[0]:.2f} M steps/s; collection "
-        f"{part * 1e3:.2f} ms = {rates[1]:.2f} M steps/s; compiled in {compiled:.1f} s; returns {returns[:: max(1, UPDATES // 6)]}"
+        f"{part * 1e3:.2f} ms = {rates[1]:.2f} M steps/s; compiled in "
+        f"{compiled:.1f} s; returns {returns[:: max(1, UPDATES // 6)]}"
     )
 
 

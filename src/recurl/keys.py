@@ -62,6 +62,16 @@ def _flatten(key: object) -> list[str]:
     raise ArgumentTypeError(f"A key must be a non-empty string or a tuple of non-empty strings, got {key!r}.")
 
 
+def dotted(key: NestedKey) -> str:
+    """Return a key as it is written on the command line: the parts of a nested one are joined by dots.
+
+    Example:
+        >>> dotted(("agents", "observation")), dotted("observation")
+        ('agents.observation', 'observation')
+    """
+    return key if isinstance(key, str) else ".".join(key)
+
+
 def next_key(key: NestedKey) -> tuple[str, ...]:
     """Return ``key`` under ``"next"``.
 

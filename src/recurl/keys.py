@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from recurl.errors import ArgumentTypeError
@@ -9,6 +10,8 @@ from recurl.errors import ArgumentTypeError
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 ACTION = "action"
+ACTION_MASK = "action_mask"
+"""Which actions are allowed: an entry at the root and under ``next``, bool; encoders don't read it."""
 ADVANTAGE = "advantage"
 COLLECTOR = "collector"
 """Metadata of steps, written by collectors, buffers and rollouts, is nested under this key."""
@@ -70,6 +73,21 @@ def dotted(key: NestedKey) -> str:
         ('agents.observation', 'observation')
     """
     return key if isinstance(key, str) else ".".join(key)
+
+
+def is_within(key: NestedKey, names: Iterable[NestedKey]) -> bool:
+    """Return whether one of ``names`` is ``key`` or an entry that ``key`` is nested in.
+
+    Args:
+        key: the key.
+        names: keys, in which the parts of nested ones may be joined by dots.
+
+    Example:
+        >>> is_within(("agents", "observation"), ["agents"]), is_within("agent", ["agents.observation"])
+        (True, False)
+    """
+    path = dotted(key)
+    return any(path == name or path.startswith(f"{name}.") for name in map(dotted, names))
 
 
 def next_key(key: NestedKey) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import torch
 
 from recurl.envs.gym_spaces import box_spec, brief, numpy_dtype
 from recurl.errors import ArgumentError, UnsupportedError
-from recurl.keys import OBSERVATION, NestedKey, dotted, normalize_key
+from recurl.keys import OBSERVATION, NestedKey, dotted, is_within, normalize_key
 from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 
 __all__ = ["ObservationReader"]
@@ -57,7 +57,7 @@ class ObservationReader:
         self._owner = owner
         self._leaves: list[_Leaf] = []
         self.spec = Composite()
-        for path, leaf in _kept(space, [dotted(name) for name in drop]):
+        for path, leaf in _kept(space, drop):
             key = normalize_key(tuple(map(str, path))) if path else OBSERVATION
             spec = _spec(leaf, key)
             self.spec.set(key, spec)
@@ -101,25 +101,22 @@ def _leaves(space: gym.Space[Any], path: _Path = ()) -> Iterator[tuple[_Path, gy
         yield path, space
 
 
-def _kept(space: gym.Space[Any], drop: list[str]) -> list[tuple[_Path, gym.Space[Any]]]:
+def _kept(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path, gym.Space[Any]]]:
     """Return the leaves of ``space`` without those that ``drop`` names."""
     named = {".".join(map(str, path)): (path, leaf) for path, leaf in _leaves(space)}
-    for name in drop:
-        if not any(_below(key, name) for key in named):
+    for name in map(dotted, drop):
+        if not any(is_within(key, [name]) for key in named):
             near = get_close_matches(name, named, 1)
             has = f"which has {', '.join(named)}" if any(named) else f"which is {brief(space)}"
             raise ArgumentError(
                 f"There is no observation {name!r} to drop (--drop-observations) in the observation space, {has}"
                 f"{f': did you mean {near[0]}?' if near else '.'}"
             )
-    kept = [found for key, found in named.items() if not any(_below(key, name) for name in drop)]
+    kept = [found for key, found in named.items() if not is_within(key, drop)]
     if not kept:
-        raise ArgumentError(f"An observation must be left, but {', '.join(drop) or 'nothing'} of {space} was dropped.")
+        dropped = ", ".join(map(dotted, drop)) or "nothing"
+        raise ArgumentError(f"An observation must be left, but {dropped} of {space} was dropped.")
     return kept
-
-
-def _below(key: str, name: str) -> bool:
-    return key == name or key.startswith(f"{name}.")
 
 
 def _spec(space: gym.Space[Any], key: NestedKey) -> TensorSpec:

@@ -144,6 +144,11 @@ class RunConfig:
         return keyword_arguments("--env-kwargs", self.env_kwargs)
 
     @property
+    def gradient_steps_per_batch(self) -> int:
+        """Into how many gradient steps a batch is divided; 0 where they learn from something else."""
+        return 0
+
+    @property
     def replay_steps(self) -> int:
         """Environment steps kept for replay."""
         return 0

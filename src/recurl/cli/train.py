@@ -20,7 +20,7 @@ from recurl.errors import ArgumentError, NonFiniteError, StorageError
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
-from recurl.trainers.report.model import describe_agent
+from recurl.trainers.networks.description import describe_agent
 
 _DESCRIPTION = "Train a policy by one of these algorithms. Continue a run that was stopped: recurl train --resume RUN"
 _REMEDY = "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip). "

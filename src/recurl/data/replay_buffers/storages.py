@@ -160,7 +160,7 @@ class LazyTensorStorage(Storage):
         batch = [index.shape[0], *self._data.batch_size[1:]]
         if self._leaves.keys() == {_PLAIN}:
             return self._leaves[_PLAIN].index_select(0, there)
-        data = self._data.apply(lambda leaf: leaf.index_select(0, there), batch_size=batch)
+        data: Any = self._data.apply(lambda leaf: leaf.index_select(0, there), batch_size=batch)
         for key, images in self._next.items():
             data.set(key, images.get(index))
         return data

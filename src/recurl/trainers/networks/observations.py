@@ -160,8 +160,8 @@ class FlatObservation(nn.Module):
     Example:
         >>> a, b = (Entry(key, specs.Unbounded(size), torch.Size([size])) for key, size in (("a", 2), ("b", 1)))
         >>> flat = FlatObservation([a, b])
-        >>> flat.keys, flat(torch.ones(1, 2), torch.zeros(1, 1))
-        (['a', 'b'], tensor([[1., 1., 0.]]))
+        >>> flat(torch.ones(1, 2), torch.zeros(1, 1))
+        tensor([[1., 1., 0.]])
     """
 
     def __init__(self, entries: list[Entry]) -> None:

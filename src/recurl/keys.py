@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from recurl.errors import ArgumentTypeError
@@ -9,6 +10,8 @@ from recurl.errors import ArgumentTypeError
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 ACTION = "action"
+ACTION_MASK = "action_mask"
+"""Which actions are allowed: an entry at the root and under ``next``, bool; encoders don't read it."""
 ADVANTAGE = "advantage"
 COLLECTOR = "collector"
 """Metadata of steps, written by collectors, buffers and rollouts, is nested under this key."""
@@ -60,6 +63,31 @@ def _flatten(key: object) -> list[str]:
     if isinstance(key, tuple) and key:
         return [part for item in key for part in _flatten(item)]  # pyright: ignore[reportUnknownVariableType] - narrowing object to tuple
     raise ArgumentTypeError(f"A key must be a non-empty string or a tuple of non-empty strings, got {key!r}.")
+
+
+def dotted(key: NestedKey) -> str:
+    """Return a key as it is written on the command line: the parts of a nested one are joined by dots.
+
+    Example:
+        >>> dotted(("agents", "observation")), dotted("observation")
+        ('agents.observation', 'observation')
+    """
+    return key if isinstance(key, str) else ".".join(key)
+
+
+def is_within(key: NestedKey, names: Iterable[NestedKey]) -> bool:
+    """Return whether one of ``names`` is ``key`` or an entry that ``key`` is nested in.
+
+    Args:
+        key: the key.
+        names: keys, in which the parts of nested ones may be joined by dots.
+
+    Example:
+        >>> is_within(("agents", "observation"), ["agents"]), is_within("agent", ["agents.observation"])
+        (True, False)
+    """
+    path = dotted(key)
+    return any(path == name or path.startswith(f"{name}.") for name in map(dotted, names))
 
 
 def next_key(key: NestedKey) -> tuple[str, ...]:

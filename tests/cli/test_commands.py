@@ -13,9 +13,25 @@ from torture_kinds.forks import MOST_LINES
 
 pytestmark = pytest.mark.slow
 
-LEFT = {"env_kwargs", "total_steps", "device", "run_dir", "overwrite", "cuda_graph", "overlap", "stop_return"}
+LEFT = {
+    "drop_observations",
+    "encoder",
+    "image_layout",
+    "print_model",
+    "env_kwargs",
+    "total_steps",
+    "device",
+    "run_dir",
+    "overwrite",
+    "cuda_graph",
+    "overlap",
+    "stop_return",
+}
 SMALL = {
     "env": ["recurl/TMaze-v0", "recurl/RepeatPrevious-v0", "CartPole-v1"],
+    "encoder_width": [1, 8],
+    "encoder_layers": [1, 3],
+    "head_width": [0, 4],
     "hidden_size": [1, 2, 8],
     "num_layers": [1, 2],
     "backend": ["fastest", "auto", "loop", "pad"],

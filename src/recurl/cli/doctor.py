@@ -40,6 +40,8 @@ class Doctor:
     """Rows of the environment; by default a single one without batch dimension."""
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment as name=value, such as k=8."""
+    drop_observations: tuple[str, ...] = ()
+    """Observations of a gymnasium id to leave out; the parts of a nested name are joined by dots."""
     policy: str | None = None
     """Function that makes the policy, as module:function; called without arguments, or with the environment."""
     steps: Count = 64
@@ -100,7 +102,8 @@ def _from_names(wanted: Doctor) -> tuple[Any, EnvBase]:
         if not isinstance(env, EnvBase):
             raise ArgumentError(f"--env {named} must return an environment of recurl, got {type(env).__name__}.")
     else:
-        env = _call("--env", named, GymEnv, named, num_envs=wanted.num_envs, **options)
+        options |= {"num_envs": wanted.num_envs, "drop_observations": wanted.drop_observations}
+        env = _call("--env", named, GymEnv, named, **options)
     make = _find("--policy", made_by)
     policy = _call("--policy", made_by, make, *([env] if _takes_env(make) else []))
     if not callable(policy):

@@ -17,8 +17,10 @@ from recurl.cli.arguments import parse_arguments, parse_subcommand
 from recurl.cli.notices import notify
 from recurl.cli.signals import StopOnSignal
 from recurl.errors import ArgumentError, NonFiniteError, StorageError
-from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm
+from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
+from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
+from recurl.trainers.networks.description import describe_agent
 
 _DESCRIPTION = "Train a policy by one of these algorithms. Continue a run that was stopped: recurl train --resume RUN"
 _REMEDY = "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip). "
@@ -33,6 +35,8 @@ class Place:
     """Folder of the run; by default runs/<environment>-<algorithm>-<cell>-seed<seed>."""
     overwrite: bool = False
     """Replace a run that is in the folder already."""
+    print_model: bool = False
+    """Show what is observed and the networks, and train nothing."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,10 @@ def run(wanted: Any) -> int:
 
 
 def _train_anew(config: RunConfig, place: Place) -> int:
+    if place.print_model:
+        with make_env(config, 1) as env:
+            _say(Console(), describe_agent(make_agent(config, env)))
+        return 0
     env, cell = (re.split("[/:]", text)[-1] for text in (config.env, config.cell))
     name = f"{env}-{config.algorithm}-{cell}-seed{config.seed}"
     folder = RunFolder(place.run_dir or Path("runs") / name, notify)

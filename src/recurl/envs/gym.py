@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from typing import Any, cast
 
 import gymnasium as gym
@@ -12,10 +13,11 @@ from gymnasium.vector import VectorEnv
 
 from recurl.envs import gym_state
 from recurl.envs.base import EnvBase
-from recurl.envs.gym_spaces import ActionReader, ObservationReader, brief
+from recurl.envs.gym_observations import ObservationReader
+from recurl.envs.gym_spaces import ActionReader, brief
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
-from recurl.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED
+from recurl.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
 from recurl.lowering import Step, like, takes_entries
 from recurl.transforms import makes_memory
 
@@ -49,16 +51,19 @@ class GymWrapper(EnvBase):
     Every counted step executes an action: a vector environment must have its autoreset disabled, or must reset within
     the step (``AutoresetMode.SAME_STEP``). ``next`` always holds the true final observation.
 
-    Entries: ``"observation"``, or those of a ``Dict`` space under their own (nested) names; ``reward``, float32
-    ``[*B, 1]``; ``done``, ``terminated`` and ``truncated``, bool ``[*B, 1]``. A ``Box`` keeps its dtype (but float64
-    becomes float32; uint8 images stay uint8), a ``Discrete`` observation becomes a float32 one-hot vector. ``info`` is
-    dropped.
+    Entries: ``"observation"``, or those of a ``Dict`` or ``Tuple`` space under their own (nested) names, a tuple's
+    being ``"0"``, ``"1"`` and so on; ``reward``, float32 ``[*B, 1]``; ``done``, ``terminated`` and ``truncated``, bool
+    ``[*B, 1]``. A ``Box`` keeps its dtype (but float64 becomes float32; uint8 images stay uint8), a ``Discrete``
+    observation becomes a float32 one-hot vector (above 512 values an int64 index), a ``MultiDiscrete`` one int64
+    indices from 0. ``info`` is dropped.
 
     Args:
         env: the environment; a vector environment has the batch size ``[num_envs]``.
         device: device of all tensors; torch's default when None.
         categorical_action_encoding: use the spec ``Categorical`` for a discrete action instead of ``OneHot``. Integers
             ``[*B]`` and one-hot vectors ``[*B, n]`` are accepted in either case.
+        drop_observations: entries to leave out, such as texts, which have no tensor equivalent; the parts of a nested
+            name are joined by dots.
 
     Raises:
         ArgumentTypeError: ``env`` is not a Gymnasium environment.
@@ -80,6 +85,7 @@ class GymWrapper(EnvBase):
         *,
         device: torch.device | str | None = None,
         categorical_action_encoding: bool = False,
+        drop_observations: Sequence[NestedKey] = (),
     ) -> None:
         if isinstance(env, VectorEnv):
             env = autoreset_disabled(env)
@@ -90,7 +96,7 @@ class GymWrapper(EnvBase):
         else:
             raise ArgumentTypeError(f"A gymnasium.Env or gymnasium.vector.VectorEnv is needed, got {type(env)}.")
         self._env: Any = env
-        self._observations = ObservationReader(observation_space, batch_size, env)
+        self._observations = ObservationReader(observation_space, batch_size, env, drop_observations)
         self._actions = ActionReader(action_space, batch_size, categorical_action_encoding)
         self._closed_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
         self._any_closed = False
@@ -223,6 +229,7 @@ class GymEnv(GymWrapper):
         vectorization_mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's
             native vector implementation), or None: the native one if its autoreset can be disabled, else ``"sync"``.
         categorical_action_encoding: see :class:`GymWrapper`.
+        drop_observations: see :class:`GymWrapper`.
         **kwargs: keyword arguments of ``gymnasium.make``, passed on to the environment's constructor.
 
     Raises:
@@ -244,6 +251,7 @@ class GymEnv(GymWrapper):
         device: torch.device | str | None = None,
         vectorization_mode: str | None = None,
         categorical_action_encoding: bool = False,
+        drop_observations: Sequence[NestedKey] = (),
         **kwargs: Any,
     ) -> None:
         if num_envs is None and vectorization_mode is not None:
@@ -251,7 +259,8 @@ class GymEnv(GymWrapper):
         super().__init__(
             make(env_name, **kwargs)
             if num_envs is None
-            else make_vector(env_name, num_envs, vectorization_mode, **kwargs),
+            else make_vector(env_name, num_envs, vectorization_mode, not drop_observations, **kwargs),
             device=device,
             categorical_action_encoding=categorical_action_encoding,
+            drop_observations=drop_observations,
         )

@@ -34,7 +34,9 @@ def make(name: str, **kwargs: Any) -> gym.Env[Any, Any]:
     return _with_clear_errors(name, lambda: gym.make(name, **kwargs))
 
 
-def make_vector(name: str, num_envs: int, mode: str | None, **kwargs: Any) -> VectorEnv[Any, Any, Any]:
+def make_vector(
+    name: str, num_envs: int, mode: str | None, shared_memory: bool = True, /, **kwargs: Any
+) -> VectorEnv[Any, Any, Any]:
     """Return ``num_envs`` environments that step together, with autoreset disabled.
 
     Args:
@@ -42,6 +44,8 @@ def make_vector(name: str, num_envs: int, mode: str | None, **kwargs: Any) -> Ve
         num_envs: number of environments, at least 1.
         mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's native vector
             implementation) or None: the native one if its autoreset can be disabled, else ``"sync"``.
+        shared_memory: with ``"async"``, send observations through shared memory, which all entries must fit into,
+            rather than through pipes, which take graphs and sequences too.
         **kwargs: keyword arguments of the environment's constructor.
 
     Raises:
@@ -55,7 +59,7 @@ def make_vector(name: str, num_envs: int, mode: str | None, **kwargs: Any) -> Ve
         raise ArgumentError(f"num_envs must be at least 1, or None for one unbatched environment, got {num_envs}.")
     if mode not in _MODES:
         raise ArgumentError(f"vectorization_mode must be one of {_MODES}, got {mode!r}.")
-    return _with_clear_errors(name, lambda: _make_vector(name, num_envs, mode, kwargs))
+    return _with_clear_errors(name, lambda: _make_vector(name, num_envs, mode, shared_memory, kwargs))
 
 
 def _check_id(name: object) -> None:
@@ -65,7 +69,9 @@ def _check_id(name: object) -> None:
     raise ArgumentTypeError(f"GymEnv takes the id of an environment, such as 'CartPole-v1', got {name!r}.{hint}")
 
 
-def _make_vector(name: str, num_envs: int, mode: str | None, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any]:
+def _make_vector(
+    name: str, num_envs: int, mode: str | None, shared_memory: bool, kwargs: dict[str, Any]
+) -> VectorEnv[Any, Any, Any]:
     spec = _spec(name)
     if mode is None:
         native = _native(name, num_envs, AutoresetMode.DISABLED, kwargs) if spec.vector_entry_point else None
@@ -76,7 +82,7 @@ def _make_vector(name: str, num_envs: int, mode: str | None, kwargs: dict[str, A
         return _make_native(name, num_envs, kwargs)
     settings: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
     if mode == "async":
-        settings["context"] = "spawn"
+        settings |= {"context": "spawn", "shared_memory": shared_memory}
     return gym.make_vec(name, num_envs, mode, vector_kwargs=settings, **kwargs)
 
 
@@ -188,15 +194,18 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
         if self._done.any():
             rows = list(iterate(self.observation_space, observations))
             for index in np.flatnonzero(self._done).tolist():
-                rows[index] = _row(info["final_obs"], index)
+                rows[index] = _row(self.single_observation_space, info["final_obs"], index)
             out = create_empty_array(self.single_observation_space, self.num_envs)
             observations = concatenate(self.single_observation_space, rows, out)
         return observations, rewards, terminated, truncated, info
 
 
-def _row(batched: Any, index: int) -> Any:
-    if isinstance(batched, dict):
-        return {name: _row(value, index) for name, value in batched.items()}
+def _row(space: gym.Space[Any], batched: Any, index: int) -> Any:
+    """Return the observation of one environment; a Gymnasium ``info`` may hold whole tuples in an array of objects."""
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _row(child, batched[name], index) for name, child in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple) and isinstance(batched, tuple):
+        return tuple(_row(child, value, index) for child, value in zip(space.spaces, batched, strict=True))
     return batched[index]
 
 

@@ -11,6 +11,7 @@ from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueO
 from recurl.modules.cell_module import CellModule
 from recurl.modules.distributions import Categorical, NormalParamExtractor, OneHotCategorical, TanhNormal
 from recurl.modules.exploration import EGreedyModule
+from recurl.modules.images import ImageEncoder, ImageScale
 from recurl.modules.lstm_gru import GRUModule, LSTMModule
 from recurl.modules.networks import MLP
 from recurl.modules.normalization import ObservationNorm, RewardScaler
@@ -31,6 +32,8 @@ __all__ = [
     "ExplorationType",
     "GRUCell",
     "GRUModule",
+    "ImageEncoder",
+    "ImageScale",
     "LSTMCell",
     "LSTMModule",
     "NormalParamExtractor",

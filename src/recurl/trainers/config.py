@@ -17,7 +17,9 @@ from recurl.ranges import (
     Seed,
     Steps,
     Threads,
+    Whole,
     check_fields,
+    fields_of,
 )
 from recurl.recurrence import BACKENDS, load_cell
 
@@ -36,17 +38,31 @@ class RunConfig:
 
     algorithm: ClassVar[str]
     """Name on the command line."""
-    fixed: ClassVar[tuple[str, ...]] = ("env", "env_kwargs", "num_envs")
+    fixed: ClassVar[tuple[str, ...]] = ("env", "env_kwargs", "num_envs", "drop_observations")
     """Options that a run can't change when it is resumed."""
     env: str
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1."""
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment as name=value, such as k=8 (a Python literal, otherwise text)."""
 
+    drop_observations: tuple[str, ...] = ()
+    """Observations to leave out, such as MiniGrid's mission, a text; the parts of a nested name are joined by dots."""
+    encoder: Literal["auto", "mlp", "nature", "impala"] = "auto"
+    """What comes before the memory: auto takes convolutions for images (uint8 of 2 or 3 dimensions), Nature DQN's from
+    36x36 on, and a multilayer perceptron for vectors; mlp takes images as vectors."""
+    encoder_width: Count | None = None
+    """Width of each encoder's fully connected layers; by default that of the hidden state."""
+    encoder_layers: Count = 1
+    """Fully connected layers of each encoder, after the convolutions of an image."""
+    image_layout: Literal["auto", "hwc", "chw", "hw"] = "auto"
+    """Order of an image's dimensions; auto takes the smaller one of first and last as the channels."""
+    head_width: Whole = 0
+    """Width of a hidden layer between the memory and each output; 0 for none."""
+
     cell: str = "lstm"
     """The memory: lstm, gru, module:Class for a cell of your own, or none for a feed-forward control."""
     hidden_size: Count = 64
-    """Width of the encoder and of the hidden state."""
+    """Width of the hidden state, and of the encoder where none is given."""
     num_layers: Count = 1
     """Stacked recurrent layers."""
     backend: str = "fastest"
@@ -128,6 +144,11 @@ class RunConfig:
         return keyword_arguments("--env-kwargs", self.env_kwargs)
 
     @property
+    def gradient_steps_per_batch(self) -> int:
+        """Into how many gradient steps a batch is divided; 0 where they learn from something else."""
+        return 0
+
+    @property
     def replay_steps(self) -> int:
         """Environment steps kept for replay."""
         return 0
@@ -144,7 +165,8 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain values, ready for JSON."""
-        return {"algorithm": self.algorithm_name(), **asdict(self), "env_kwargs": list(self.env_kwargs)}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {"algorithm": self.algorithm_name(), **plain}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -158,7 +180,8 @@ class RunConfig:
         if unknown:
             raise ArgumentError(f"Unknown options {unknown}: this run was written by another version of recurl.")
         try:
-            options: dict[str, Any] = {**values, "env_kwargs": tuple(values.get("env_kwargs", ()))}
+            many = {field.name for field in fields_of(cls) if field.many and field.name in values}
+            options: dict[str, Any] = {**values, **{name: tuple(values[name]) for name in many}}
             return cls(**options)
         except TypeError as error:
             raise ArgumentError(f"The options can't be read: {error}.") from error

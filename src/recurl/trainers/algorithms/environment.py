@@ -29,6 +29,7 @@ def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = Non
             num_envs=num_envs,
             device=config.device,
             categorical_action_encoding=True,
+            drop_observations=config.drop_observations,
             policy=policy,
             **config.env_arguments,
         )

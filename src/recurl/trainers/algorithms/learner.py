@@ -15,6 +15,7 @@ from recurl.collectors import Collector, OverlappedCollector
 from recurl.envs import EnvBase
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.environment import make_env
+from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.seeding import seed_everything
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent, collecting
@@ -72,6 +73,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.env_steps = 0
         self.fault: str | None = None
         env = make_env(config, config.num_envs)
+        check_machine(config, env.observation_spec)
         env.set_seed(config.seed)
         self.can_save_env = env.can_save_state
         self.agent = self.make_agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)

@@ -55,6 +55,11 @@ class PPOConfig(RunConfig):
     overlap: bool = False
     """Collect in a second process while this one learns: faster on two cores; batches are one update old."""
 
+    @property
+    def gradient_steps_per_batch(self) -> int:
+        """Into how many gradient steps a batch is divided."""
+        return self.minibatches
+
     def check(self) -> None:
         """Refuse more minibatches than sequences, and a CUDA graph or overlap where it can't work."""
         pieces = -(-self.rollout_steps // self.sequence_length)

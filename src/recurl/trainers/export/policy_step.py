@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictSequential
 from torch import Tensor, nn
 
-from recurl.keys import ACTION, IS_INIT, NestedKey, next_key
+from recurl.keys import ACTION, IS_INIT, NestedKey, dotted, next_key
 from recurl.mode import ExplorationType, set_exploration_type, set_recurrent_mode
 from recurl.modules.recurrent import RecurrentModule
 
@@ -38,8 +38,8 @@ class PolicyStep(nn.Module):
         self.states: list[NestedKey] = [key for module in modules for key in module.state_keys]
         known = (IS_INIT, *self.states)
         self.observations = [key for key in cast(list[NestedKey], actor.in_keys) if key not in known]
-        self.inputs = [_name(key) for key in (*self.observations, *known)]
-        self.outputs = [_name(ACTION), *(_name(next_key(key)) for key in self.states)]
+        self.inputs = [dotted(key) for key in (*self.observations, *known)]
+        self.outputs = [dotted(ACTION), *(dotted(next_key(key)) for key in self.states)]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the action and the states after, for the arguments named by ``inputs``."""
@@ -57,7 +57,3 @@ class PolicyStep(nn.Module):
     def results(self, step: TensorDictBase) -> tuple[Tensor, ...]:
         """Return the action and the states after from a step that the policy has taken."""
         return (step.get(ACTION), *(step.get(next_key(key)) for key in self.states))
-
-
-def _name(key: NestedKey) -> str:
-    return key if isinstance(key, str) else ".".join(key)

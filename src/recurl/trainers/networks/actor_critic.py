@@ -15,7 +15,7 @@ from recurl.mode import ExplorationType
 from recurl.modules import Categorical, NormalParamExtractor, ProbabilisticActor, TanhNormal, ValueOperator
 from recurl.trainers.config import NO_CELL, RunConfig
 from recurl.trainers.networks.agent import Agent
-from recurl.trainers.networks.trunk import initialised
+from recurl.trainers.networks.layers import make_head
 
 
 class Choices(Categorical):
@@ -64,9 +64,8 @@ class ActorCritic(Agent):
         super().__init__(config, observation_spec)
         actor_trunk = self.trunk(config, "" if shared_trunk else "actor_")
         critic_trunk = actor_trunk if shared_trunk else self.trunk(config, "critic_")
-        head, distribution = _actor_head(config.hidden_size, actor_trunk[-1].out_keys[0], action_spec)
-        value = initialised(nn.Linear(config.hidden_size, 1), 1.0)
-        value_head = ValueOperator(value, in_keys=[critic_trunk[-1].out_keys[0]])
+        head, distribution = _actor_head(config, actor_trunk[-1].out_keys[0], action_spec)
+        value_head = ValueOperator(make_head(config, 1, 1.0), in_keys=[critic_trunk[-1].out_keys[0]])
         self.actor = ProbabilisticActor(
             TensorDictSequential(*actor_trunk, head),
             **distribution,
@@ -79,9 +78,11 @@ class ActorCritic(Agent):
         self.policy = TensorDictSequential(*carried, self.actor)
 
 
-def _actor_head(size: int, memory: NestedKey, spec: specs.TensorSpec) -> tuple[TensorDictModule, dict[str, Any]]:
+def _actor_head(
+    config: RunConfig, memory: NestedKey, spec: specs.TensorSpec
+) -> tuple[TensorDictModule, dict[str, Any]]:
     if isinstance(spec, specs.Categorical) and not spec.shape:
-        head = TensorDictModule(initialised(nn.Linear(size, spec.n), 0.01), in_keys=[memory], out_keys=["logits"])
+        head = TensorDictModule(make_head(config, spec.n, 0.01), in_keys=[memory], out_keys=["logits"])
         return head, {"in_keys": ["logits"], "distribution_class": Choices}
     if (
         isinstance(spec, specs.Bounded)
@@ -89,7 +90,7 @@ def _actor_head(size: int, memory: NestedKey, spec: specs.TensorSpec) -> tuple[T
         and spec.low.isfinite().all()
         and spec.high.isfinite().all()
     ):
-        net = nn.Sequential(initialised(nn.Linear(size, 2 * spec.shape[0]), 0.01), NormalParamExtractor())
+        net = nn.Sequential(make_head(config, 2 * spec.shape[0], 0.01), NormalParamExtractor())
         head = TensorDictModule(net, in_keys=[memory], out_keys=["loc", "scale"])
         bounds = {"low": spec.low, "high": spec.high}
         return head, {"in_keys": ["loc", "scale"], "distribution_class": TanhNormal, "distribution_kwargs": bounds}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tensordict.nn import TensorDictModule, TensorDictSequential
-from torch import nn
 
 from recurl import specs
 from recurl.errors import UnsupportedError
 from recurl.modules import EGreedyModule, QValueActor
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent
+from recurl.trainers.networks.layers import make_head
 
 
 class QNetwork(Agent):
@@ -47,7 +47,7 @@ class QNetwork(Agent):
         super().__init__(config, observation_spec)
         trunk = self.trunk(config)
         head = TensorDictModule(
-            nn.Linear(config.hidden_size, action_spec.n), in_keys=[trunk[-1].out_keys[0]], out_keys=["action_value"]
+            make_head(config, action_spec.n), in_keys=[trunk[-1].out_keys[0]], out_keys=["action_value"]
         )
         self.actor = QValueActor(TensorDictSequential(*trunk, head), spec=action_spec)
         self.explore = EGreedyModule(action_spec, eps_init, eps_end, annealing_num_steps=eps_steps)

@@ -9,6 +9,9 @@ from recurl.errors import ArgumentTypeError
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 ACTION = "action"
+"""The action: one tensor, or nested entries, one for each part of a Dict or Tuple of actions."""
+ACTION_MASK = "action_mask"
+"""Bool, True where a choice is allowed, ``[*B, n]``: n choices of a discrete action, or those of all its parts."""
 ADVANTAGE = "advantage"
 COLLECTOR = "collector"
 """Metadata of steps, written by collectors, buffers and rollouts, is nested under this key."""
@@ -60,6 +63,16 @@ def _flatten(key: object) -> list[str]:
     if isinstance(key, tuple) and key:
         return [part for item in key for part in _flatten(item)]  # pyright: ignore[reportUnknownVariableType] - narrowing object to tuple
     raise ArgumentTypeError(f"A key must be a non-empty string or a tuple of non-empty strings, got {key!r}.")
+
+
+def is_action(key: NestedKey) -> bool:
+    """Return whether ``key`` is the action or a part of it.
+
+    Example:
+        >>> is_action("action"), is_action(("action", "move")), is_action("action_mask")
+        (True, True, False)
+    """
+    return (key if isinstance(key, str) else key[0]) == ACTION
 
 
 def next_key(key: NestedKey) -> tuple[str, ...]:

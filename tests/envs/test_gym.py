@@ -187,7 +187,7 @@ def test_spaces_without_tensor_form_are_refused(space):
     with pytest.raises(UnsupportedError, match="An observation space must be"):
         wrap(observation_space=space)
     with pytest.raises(UnsupportedError, match="The action space must be"):
-        wrap(action_space=space)
+        wrap(action_space=spaces.Dict({"text": spaces.Text(3)}))
 
 
 class TestDiscreteActions:

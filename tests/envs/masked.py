@@ -1,0 +1,96 @@
+"""Small Gymnasium environments with action masks."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+spaces = gym.spaces
+
+
+def counting_mask(time, n, first=0):
+    """Allow the choice that follows from the time, and the next one."""
+    return np.array([(choice - time - first) % n < 2 for choice in range(n)])
+
+
+class MaskedEnv(gym.Env):
+    """Allows two of ``n`` choices at every step, others at each, and refuses the rest; ends after ``length`` steps.
+
+    The mask is in the observation, in ``info``, or in both (then that of ``info`` is wrong); at the end it is empty.
+    """
+
+    def __init__(
+        self, where="observation", name="action_mask", n=4, length=5, dtype=np.int8, truncates=False, empty_at=None
+    ):
+        self.where, self.name, self.n, self.length, self.dtype = where, name, n, length, dtype
+        self.truncates, self.empty_at = truncates, empty_at
+        self.action_space = spaces.Discrete(n)
+        box = spaces.Box(0, np.inf, (1,), np.float32)
+        mask = spaces.Box(0, 1, (n,), np.int8) if dtype is np.int8 else spaces.MultiBinary(n)
+        self.observation_space = spaces.Dict({"time": box, name: mask}) if where != "info" else box
+        self.resets = 0
+
+    def mask(self):
+        allowed = counting_mask(self.time, self.n)
+        over = self.time >= self.length and not self.truncates
+        return (allowed & (not over) & (self.time != self.empty_at)).astype(self.dtype)
+
+    def _out(self):
+        time = np.array([self.time], np.float32)
+        observation = {"time": time, self.name: self.mask()} if self.where != "info" else time
+        wrong = 1 - self.mask() if self.where == "both" else self.mask()
+        return observation, {} if self.where == "observation" else {self.name: wrong}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        self.resets += 1
+        return self._out()
+
+    def step(self, action):
+        if not counting_mask(self.time, self.n)[action]:
+            raise RuntimeError(f"choice {action} is not allowed at {self.time}")
+        self.time += 1
+        over = self.time >= self.length
+        observation, info = self._out()
+        return observation, 1.0, over and not self.truncates, over and self.truncates, info
+
+
+class MaskedRows(VectorEnv):
+    """The same, natively: row i ends after ``i + 2`` steps."""
+
+    def __init__(self, num_envs, mode=AutoresetMode.SAME_STEP, n=4, final=True):
+        self.num_envs, self.mode, self.n, self.final = num_envs, mode, n, final
+        self.metadata = {"autoreset_mode": mode}
+        self.single_action_space = spaces.Discrete(n)
+        self.single_observation_space = spaces.Box(0, np.inf, (1,), np.float32)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.time = np.zeros(num_envs, int)
+
+    def _info(self):
+        return {"action_mask": np.stack([counting_mask(time, self.n) for time in self.time]).astype(np.int8)}
+
+    def _observe(self):
+        return self.time[:, None].astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        mask = np.ones(self.num_envs, bool) if options is None else options["reset_mask"]
+        self.time[mask] = 0
+        return self._observe(), self._info()
+
+    def step(self, actions):
+        assert self._info()["action_mask"][np.arange(self.num_envs), actions].all()
+        self.time += 1
+        done = self.time >= np.arange(self.num_envs) + 2
+        last, info = self._observe(), self._info()
+        if self.mode is AutoresetMode.SAME_STEP and done.any():
+            final = {"final_info": info} if self.final else {}
+            self.time[done] = 0
+            info = {**self._info(), "final_obs": last, "_final_obs": done, **final}
+        return self._observe(), np.ones(self.num_envs), np.zeros_like(done), done, info
+
+
+gym.register("RecurlTest/Masked-v0", MaskedEnv)

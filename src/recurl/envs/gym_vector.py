@@ -22,7 +22,7 @@ __all__ = ["SameStepVectorEnv", "SingleRowsVectorEnv", "autoreset_disabled", "ma
 _MODES = (None, "sync", "async", "vector_entry_point")
 
 
-def make(name: str, **kwargs: Any) -> gym.Env[Any, Any]:
+def make(name: str, /, **kwargs: Any) -> gym.Env[Any, Any]:
     """Return ``gymnasium.make(name, **kwargs)``.
 
     Raises:
@@ -34,7 +34,7 @@ def make(name: str, **kwargs: Any) -> gym.Env[Any, Any]:
     return _with_clear_errors(name, lambda: gym.make(name, **kwargs))
 
 
-def make_vector(name: str, num_envs: int, mode: str | None, **kwargs: Any) -> VectorEnv[Any, Any, Any]:
+def make_vector(name: str, num_envs: int, mode: str | None, /, **kwargs: Any) -> VectorEnv[Any, Any, Any]:
     """Return ``num_envs`` environments that step together, with autoreset disabled.
 
     Args:

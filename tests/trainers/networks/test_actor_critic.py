@@ -7,7 +7,7 @@ from recurl.errors import UnsupportedError
 from recurl.mode import set_recurrent_mode
 from recurl.modules import Categorical
 from recurl.trainers import PPO, PPOConfig
-from recurl.trainers.networks.actor_critic import Choices
+from recurl.trainers.networks.action_head import Choices
 
 BOX = specs.Composite({"observation": specs.Unbounded(2, 3)}, shape=(2,))
 DISCRETE = specs.Categorical(3)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
 from recurl import specs
-from recurl.keys import ACTION, NEXT, normalize_key
+from recurl.keys import ACTION, ACTION_MASK, NEXT, is_action, normalize_key
 from recurl.modules import ObservationNorm
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.trunk import FlatObservation, make_trunk
@@ -35,7 +36,7 @@ class Agent(nn.Module):
 
     def __init__(self, config: RunConfig, observation_spec: specs.Composite) -> None:
         super().__init__()
-        self.flat = FlatObservation(observation_spec)
+        self.flat = FlatObservation(seen(observation_spec))
         self.norm = ObservationNorm((self.flat.features,)) if config.normalize_observations else None
 
     def trunk(self, config: RunConfig, prefix: str = "") -> list[TensorDictModuleBase]:
@@ -48,8 +49,17 @@ class Agent(nn.Module):
             self.norm.update(self.flat(*(batch[key] for key in self.flat.keys)))
 
 
+def seen(observation_spec: specs.Composite) -> specs.Composite:
+    """Return the observations that the networks see: all but an action mask, which acts on their outputs."""
+    mask = observation_spec.get(ACTION_MASK)
+    if not isinstance(mask, specs.Binary) or mask.dtype is not torch.bool:
+        return observation_spec
+    rest = {name: spec for name, spec in observation_spec.items() if name != ACTION_MASK}
+    return specs.Composite(rest, shape=observation_spec.shape, device=observation_spec.device)
+
+
 def collecting(policy: TensorDictModuleBase) -> TensorDictSequential:
     """Return ``policy``, restricted to the outputs that a batch needs: actions, log-probabilities, new states."""
     written = [normalize_key(key) for key in policy.out_keys]
-    kept = [key for key in written if key in (ACTION, f"{ACTION}_log_prob") or key[0] == NEXT]
+    kept = [key for key in written if is_action(key) or key == f"{ACTION}_log_prob" or key[0] == NEXT]
     return TensorDictSequential(policy, selected_out_keys=cast(Any, kept))

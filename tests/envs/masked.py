@@ -22,14 +22,14 @@ class MaskedEnv(gym.Env):
     """
 
     def __init__(
-        self, where="observation", name="action_mask", n=4, length=5, dtype=np.int8, truncates=False, empty_at=None
+        self, where="observation", entry="action_mask", n=4, length=5, dtype=np.int8, truncates=False, empty_at=None
     ):
-        self.where, self.name, self.n, self.length, self.dtype = where, name, n, length, dtype
+        self.where, self.entry, self.n, self.length, self.dtype = where, entry, n, length, dtype
         self.truncates, self.empty_at = truncates, empty_at
         self.action_space = spaces.Discrete(n)
         box = spaces.Box(0, np.inf, (1,), np.float32)
         mask = spaces.Box(0, 1, (n,), np.int8) if dtype is np.int8 else spaces.MultiBinary(n)
-        self.observation_space = spaces.Dict({"time": box, name: mask}) if where != "info" else box
+        self.observation_space = spaces.Dict({"time": box, entry: mask}) if where != "info" else box
         self.resets = 0
 
     def mask(self):
@@ -39,9 +39,9 @@ class MaskedEnv(gym.Env):
 
     def _out(self):
         time = np.array([self.time], np.float32)
-        observation = {"time": time, self.name: self.mask()} if self.where != "info" else time
+        observation = {"time": time, self.entry: self.mask()} if self.where != "info" else time
         wrong = 1 - self.mask() if self.where == "both" else self.mask()
-        return observation, {} if self.where == "observation" else {self.name: wrong}
+        return observation, {} if self.where == "observation" else {self.entry: wrong}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -94,3 +94,51 @@ class MaskedRows(VectorEnv):
 
 
 gym.register("RecurlTest/Masked-v0", MaskedEnv)
+
+
+ACTION_SPACES = {
+    "start": spaces.Discrete(3, start=5),
+    "multi": spaces.MultiDiscrete([2, 3, 4]),
+    "matrix of integers": spaces.MultiDiscrete([[2, 3], [4, 4]]),
+    "multi with start": spaces.MultiDiscrete([2, 2], start=[1, -3]),
+    "binary": spaces.MultiBinary(3),
+    "matrix of bits": spaces.MultiBinary([2, 2]),
+    "scalar": spaces.Box(-2.0, 1.0, (), np.float32),
+    "matrix": spaces.Box(-2.0, 1.0, (2, 3), np.float64),
+    "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "dict": spaces.Dict({"move": spaces.Discrete(4), "aim": spaces.Box(-1.0, 1.0, (2,), np.float32)}),
+    "tuple": spaces.Tuple([spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(2), spaces.Discrete(2, start=1)]),
+    "nested": spaces.Dict(
+        {
+            "arm": spaces.Tuple([spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (), np.float32)]),
+            "leg": spaces.MultiBinary(1),
+        }
+    ),
+}
+"""Every kind of action."""
+
+
+class AnyActionEnv(gym.Env):
+    """Shows three random numbers; refuses actions outside the space ``kind``; ends after ``length`` steps."""
+
+    def __init__(self, kind, length=6):
+        self.kind, self.length = kind, length
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = ACTION_SPACES[kind]
+
+    def _observe(self):
+        return self.np_random.normal(size=3).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        if not self.action_space.contains(action):
+            raise RuntimeError(f"{action!r} is not in {self.action_space}")
+        self.time += 1
+        return self._observe(), 1.0, self.time >= self.length, False, {}
+
+
+gym.register("RecurlTest/AnyAction-v0", AnyActionEnv)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from recurl.diagnostics.parts import keys_of, submodules
 from recurl.diagnostics.preserve import preserved
-from recurl.keys import ACTION, NestedKey, normalize_key
+from recurl.keys import ACTION, NestedKey, is_action, normalize_key
 from recurl.mode import ExplorationType, set_recurrent_mode
 
 _CHOSEN_VALUE = "chosen_action_value"
@@ -58,8 +58,9 @@ def _chooses(module: nn.Module) -> bool:
     if isinstance(module, ProbabilisticTensorDictModule):
         return True
     written = set(keys_of(module, "out_keys"))
-    others = written - {ACTION, _CHOSEN_VALUE, *keys_of(module, "in_keys")}
-    return ACTION in written and not others and not isinstance(module, TensorDictSequential)
+    chosen = {key for key in written if is_action(key)}
+    others = written - {*chosen, _CHOSEN_VALUE, *keys_of(module, "in_keys")}
+    return bool(chosen) and not others and not isinstance(module, TensorDictSequential)
 
 
 def _leave(tensordict: TensorDictBase, *_: Any, **__: Any) -> TensorDictBase:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,7 +100,16 @@ def _tensor(name: str, value: Tensor) -> dict[str, Any]:
 
 
 def _action(spec: specs.TensorSpec) -> dict[str, Any]:
-    if isinstance(spec, specs.Categorical):
-        return {"kind": "categorical", "n": spec.n}
-    bounded = cast(specs.Bounded, spec)
-    return {"kind": "box", "low": bounded.low.tolist(), "high": bounded.high.tolist()}
+    match spec:
+        case specs.Composite():
+            return {"kind": "parts", "parts": {str(name): _action(part) for name, part in spec.items()}}
+        case specs.Categorical():
+            return {"kind": "categorical", "n": spec.n}
+        case specs.MultiCategorical():
+            return {"kind": "multi_categorical", "nvec": spec.nvec}
+        case specs.Binary():
+            return {"kind": "binary", "shape": list(spec.shape)}
+        case specs.Bounded():
+            return {"kind": "box", "low": spec.low.tolist(), "high": spec.high.tolist()}
+        case _:
+            return {"kind": "unbounded", "shape": list(spec.shape)}

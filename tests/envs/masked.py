@@ -118,6 +118,15 @@ ACTION_SPACES = {
 """Every kind of action."""
 
 
+def _arrays(action):
+    """Return the action with arrays instead of NumPy's numbers, which ``Box.contains`` warns of."""
+    if isinstance(action, dict):
+        return {name: _arrays(part) for name, part in action.items()}
+    if isinstance(action, tuple):
+        return tuple(map(_arrays, action))
+    return np.asarray(action) if isinstance(action, np.floating) else action
+
+
 class AnyActionEnv(gym.Env):
     """Shows three random numbers; refuses actions outside the space ``kind``; ends after ``length`` steps."""
 
@@ -135,7 +144,7 @@ class AnyActionEnv(gym.Env):
         return self._observe(), {}
 
     def step(self, action):
-        if not self.action_space.contains(action):
+        if not self.action_space.contains(_arrays(action)):
             raise RuntimeError(f"{action!r} is not in {self.action_space}")
         self.time += 1
         return self._observe(), 1.0, self.time >= self.length, False, {}

@@ -68,7 +68,7 @@ class MaskReader:
             )
         if value is None:
             return torch.zeros(self._shape, dtype=torch.bool)
-        return torch.from_numpy(self._flat(value, there))
+        return torch.from_numpy(self._flat(value))
 
     def _rows_with_mask(self, source: Any) -> np.ndarray[Any, Any]:
         """Return which rows have a mask: in Gymnasium's ``info`` a second array, of the name with ``_``, says so."""
@@ -79,13 +79,8 @@ class MaskReader:
             return np.ones(self._shape[:-1], np.bool_)
         return np.asarray(flags, np.bool_).reshape(self._shape[:-1])
 
-    def _flat(self, value: Any, there: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _flat(self, value: Any) -> np.ndarray[Any, Any]:
         try:
-            if isinstance(value, np.ndarray) and value.dtype == object:  # one value per row of a vector environment
-                out = np.zeros(self._shape, np.bool_)
-                for row in np.flatnonzero(there):
-                    out[row] = self._checked(self._joined(value[row], self._action, 0)).reshape(self._shape[1:])
-                return out
             return self._checked(self._joined(value, self._action, len(self._shape) - 1)).reshape(self._shape)
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
@@ -97,6 +92,9 @@ class MaskReader:
 
     def _joined(self, value: Any, action: TensorSpec, batch_dims: int) -> np.ndarray[Any, Any]:
         """Return a mask, in one piece or in parts, as one array ``[*B, n]``."""
+        if batch_dims and isinstance(value, np.ndarray) and value.dtype == object:  # one object per environment
+            none = np.zeros(sum(choice_counts(action)), np.bool_)
+            return np.stack([none if row is None else self._joined(row, action, 0) for row in value])
         if isinstance(action, Composite) and isinstance(value, Mapping | tuple):
             named = cast("Mapping[str, Any]", value if isinstance(value, Mapping) else dict(_numbered(value)))
             children = [(str(name), child) for name, child in action.items() if choice_counts(child)]

@@ -99,7 +99,7 @@ class IndependentCategorical(d.Distribution):
         return log_prob.sum(-1), entropy.sum(-1)
 
     def _shaped(self, flat: Tensor) -> Tensor:
-        return flat.reshape(*flat.shape[:-1], *self.event_shape)
+        return flat.reshape((*flat.shape[:-1], *self.event_shape))
 
     def _flat(self, value: Tensor) -> Tensor:
         batch = value.shape[: value.ndim - len(self.event_shape)]
@@ -192,7 +192,7 @@ class ActionPart:
             return IndependentCategorical(logits, (2,) * shape.numel(), shape=shape, kind=self.kind)
         if self.counts:
             return IndependentCategorical(outputs, self.counts, mask, shape=shape, kind=self.kind)
-        loc, scale = (value.reshape(*value.shape[:-1], *shape) for value in _NORMAL(outputs))
+        loc, scale = (value.reshape((*value.shape[:-1], *shape)) for value in _NORMAL(outputs))
         if isinstance(self.spec, Bounded):
             return TanhNormal(loc, scale, low=self.spec.low, high=self.spec.high, event_dims=len(shape))
         return IndependentNormal(loc, scale, len(shape))

@@ -130,5 +130,5 @@ def masked_rand(spec: TensorSpec, mask: Tensor) -> Any:
     allowed = split_choices(mask, counts, False)
     index = torch.rand(allowed.shape, device=mask.device).masked_fill(~allowed, -1.0).argmax(-1)
     if isinstance(spec, OneHot):
-        return F.one_hot(index, spec.n).to(spec.dtype).reshape(*batch, *spec.shape)
-    return index.to(spec.dtype).reshape(*batch, *spec.shape)
+        return F.one_hot(index, spec.n).to(spec.dtype).reshape((*batch, *spec.shape))
+    return index.to(spec.dtype).reshape((*batch, *spec.shape))

@@ -89,7 +89,9 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
         "env_arguments": config.env_arguments,
         "inputs": [_tensor(name, value) for name, value in zip(policy.inputs, arguments, strict=True)],
         "outputs": [_tensor(name, value) for name, value in zip(policy.outputs, results, strict=True)],
-        "states": dict(zip(policy.inputs[len(policy.observations) + 1 :], policy.outputs[1:], strict=True)),
+        "states": dict(
+            zip(policy.inputs[len(policy.observations) + 1 :], policy.outputs[len(policy.actions) :], strict=True)
+        ),
         "action": _action(env.action_spec_unbatched),
         "verified_steps": VERIFIED_STEPS,
     }

@@ -57,6 +57,12 @@ class MaskedEnv(gym.Env):
         observation, info = self._out()
         return observation, 1.0, over and not self.truncates, over and self.truncates, info
 
+    def get_state(self):
+        return {"time": self.time}
+
+    def set_state(self, state):
+        self.time = state["time"]
+
 
 class MaskedRows(VectorEnv):
     """The same, natively: row i ends after ``i + 2`` steps."""
@@ -148,6 +154,13 @@ class AnyActionEnv(gym.Env):
             raise RuntimeError(f"{action!r} is not in {self.action_space}")
         self.time += 1
         return self._observe(), 1.0, self.time >= self.length, False, {}
+
+    def get_state(self):
+        return {"time": self.time, "rng": self.np_random.bit_generator.state}
+
+    def set_state(self, state):
+        self.time = state["time"]
+        self.np_random.bit_generator.state = state["rng"]
 
 
 gym.register("RecurlTest/AnyAction-v0", AnyActionEnv)

@@ -69,7 +69,7 @@ def run(config, path, stop_after=None, resume=False):
 
 
 def weights(folder):
-    return load_checkpoint(latest_checkpoint(folder.checkpoints))["learner"]["agent"]
+    return load_checkpoint(latest_checkpoint(folder.checkpoints))["algorithm"]["agent"]
 
 
 MASKS = {

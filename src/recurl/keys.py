@@ -10,8 +10,9 @@ from recurl.errors import ArgumentTypeError
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 ACTION = "action"
+"""The action: one tensor, or nested entries, one for each part of a Dict or Tuple of actions."""
 ACTION_MASK = "action_mask"
-"""Which actions are allowed: an entry at the root and under ``next``, bool; encoders don't read it."""
+"""Bool, True where a choice is allowed, ``[*B, n]``: n choices of a discrete action, or those of all its parts."""
 ADVANTAGE = "advantage"
 COLLECTOR = "collector"
 """Metadata of steps, written by collectors, buffers and rollouts, is nested under this key."""
@@ -88,6 +89,16 @@ def is_within(key: NestedKey, names: Iterable[NestedKey]) -> bool:
     """
     path = dotted(key)
     return any(path == name or path.startswith(f"{name}.") for name in map(dotted, names))
+
+
+def is_action(key: NestedKey) -> bool:
+    """Return whether ``key`` is the action or a part of it.
+
+    Example:
+        >>> is_action("action"), is_action(("action", "move")), is_action("action_mask")
+        (True, True, False)
+    """
+    return (key if isinstance(key, str) else key[0]) == ACTION
 
 
 def next_key(key: NestedKey) -> tuple[str, ...]:

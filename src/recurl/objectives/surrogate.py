@@ -17,9 +17,8 @@ DISTANCES = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
 
 
 class Data(NamedTuple):
-    """Inputs of the losses besides those of the networks, ``[*B, T]`` each except the action."""
+    """Inputs of the losses besides those of the networks and the action, ``[*B, T]`` each."""
 
-    action: Tensor
     log_prob: Tensor
     advantage: Tensor
     target: Tensor
@@ -41,7 +40,7 @@ class Surrogate(NamedTuple):
 
     Example:
         >>> zeros = torch.zeros(3)
-        >>> data = Data(zeros, log_prob=zeros, advantage=zeros + 2, target=zeros, old_value=None, mask=None)
+        >>> data = Data(log_prob=zeros, advantage=zeros + 2, target=zeros, old_value=None, mask=None)
         >>> terms = Surrogate(clip_epsilon=0.2, clip_value=0.0, distance="l2")(zeros + 1, zeros + 3, data)
         >>> terms.gain, terms.distance
         (tensor(2.4000), tensor(9.))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from recurl.errors import ArgumentError, UnsupportedError
+from recurl.keys import ACTION_MASK
 from recurl.ranges import (
     Count,
     Fraction,
@@ -23,6 +24,8 @@ from recurl.ranges import (
 )
 from recurl.recurrence import BACKENDS, load_cell
 
+NO_MASK = "none"
+"""The action mask of a run without one."""
 NO_CELL = "none"
 """The cell of a feed-forward control."""
 
@@ -38,12 +41,14 @@ class RunConfig:
 
     algorithm: ClassVar[str]
     """Name on the command line."""
-    fixed: ClassVar[tuple[str, ...]] = ("env", "env_kwargs", "num_envs", "drop_observations")
+    fixed: ClassVar[tuple[str, ...]] = ("env", "env_kwargs", "num_envs", "drop_observations", "action_mask")
     """Options that a run can't change when it is resumed."""
     env: str
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1."""
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment as name=value, such as k=8 (a Python literal, otherwise text)."""
+    action_mask: str = ACTION_MASK
+    """Mask of allowed actions: its name in the observation or in info; none for no mask."""
 
     drop_observations: tuple[str, ...] = ()
     """Observations to leave out, such as MiniGrid's mission, a text; the parts of a nested name are joined by dots."""

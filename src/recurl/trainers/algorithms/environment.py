@@ -7,7 +7,7 @@ from torch import nn
 from recurl.envs import EnvBase, GymEnv
 from recurl.errors import ArgumentError, RecurlError
 from recurl.hardware import check_device
-from recurl.trainers.config import RunConfig
+from recurl.trainers.config import NO_MASK, RunConfig
 
 
 def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = None) -> EnvBase:
@@ -30,6 +30,7 @@ def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = Non
             device=config.device,
             categorical_action_encoding=True,
             drop_observations=config.drop_observations,
+            action_mask=None if config.action_mask == NO_MASK else config.action_mask,
             policy=policy,
             **config.env_arguments,
         )

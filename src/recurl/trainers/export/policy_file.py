@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,7 +89,9 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
         "env_arguments": config.env_arguments,
         "inputs": [_tensor(name, value) for name, value in zip(policy.inputs, arguments, strict=True)],
         "outputs": [_tensor(name, value) for name, value in zip(policy.outputs, results, strict=True)],
-        "states": dict(zip(policy.inputs[len(policy.observations) + 1 :], policy.outputs[1:], strict=True)),
+        "states": dict(
+            zip(policy.inputs[len(policy.observations) + 1 :], policy.outputs[len(policy.actions) :], strict=True)
+        ),
         "action": _action(env.action_spec_unbatched),
         "verified_steps": VERIFIED_STEPS,
     }
@@ -100,7 +102,16 @@ def _tensor(name: str, value: Tensor) -> dict[str, Any]:
 
 
 def _action(spec: specs.TensorSpec) -> dict[str, Any]:
-    if isinstance(spec, specs.Categorical):
-        return {"kind": "categorical", "n": spec.n}
-    bounded = cast(specs.Bounded, spec)
-    return {"kind": "box", "low": bounded.low.tolist(), "high": bounded.high.tolist()}
+    match spec:
+        case specs.Composite():
+            return {"kind": "parts", "parts": {str(name): _action(part) for name, part in spec.items()}}
+        case specs.Categorical():
+            return {"kind": "categorical", "n": spec.n}
+        case specs.MultiCategorical():
+            return {"kind": "multi_categorical", "nvec": spec.nvec}
+        case specs.Binary():
+            return {"kind": "binary", "shape": list(spec.shape)}
+        case specs.Bounded():
+            return {"kind": "box", "low": spec.low.tolist(), "high": spec.high.tolist()}
+        case _:
+            return {"kind": "unbounded", "shape": list(spec.shape)}

@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
 from recurl import specs
-from recurl.keys import ACTION, NEXT, normalize_key
+from recurl.keys import ACTION, NEXT, is_action, normalize_key
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.observations import Observations
 from recurl.trainers.networks.trunk import make_trunk
@@ -52,5 +52,5 @@ class Agent(nn.Module):
 def collecting(policy: TensorDictModuleBase) -> TensorDictSequential:
     """Return ``policy``, restricted to the outputs that a batch needs: actions, log-probabilities, new states."""
     written = [normalize_key(key) for key in policy.out_keys]
-    kept = [key for key in written if key in (ACTION, f"{ACTION}_log_prob") or key[0] == NEXT]
+    kept = [key for key in written if is_action(key) or key == f"{ACTION}_log_prob" or key[0] == NEXT]
     return TensorDictSequential(policy, selected_out_keys=cast(Any, kept))

@@ -19,7 +19,6 @@ from recurl.trainers.config import RunConfig
 
 __all__ = ["Codes", "Entry", "FlatObservation", "ImageEntry", "Observations"]
 
-_NO_OBSERVATION = (ACTION_MASK, IS_INIT)
 _NUMBERS = (specs.Bounded, specs.Unbounded)
 _CODES = (specs.Categorical, specs.MultiCategorical)
 _ONE_HOT_MOST = 512  # values; more are embedded
@@ -90,7 +89,8 @@ class Observations:
 def _entries(config: RunConfig, spec: specs.Composite) -> list[Entry]:
     lead = len(spec.shape)
     leaves = dict(spec.items(include_nested=True, leaves_only=True))
-    kept = [key for key in leaves if key not in _NO_OBSERVATION and not is_within(key, config.drop_observations)]
+    masks = [key for key, leaf in leaves.items() if key == ACTION_MASK and leaf.dtype is torch.bool]
+    kept = [key for key in leaves if key not in (IS_INIT, *masks) and not is_within(key, config.drop_observations)]
     if not kept:
         has, dropped = ", ".join(map(dotted, leaves)), " ".join(config.drop_observations)
         raise ArgumentError(

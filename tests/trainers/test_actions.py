@@ -87,7 +87,7 @@ def test_masked_runs(tmp_path, kind, masks):
     folder = run(config, tmp_path)
     assert evaluate_run(folder, episodes=6).mean_return == 5.0
     agent = (PPO if kind is PPOConfig else DQN)(config).agent
-    assert "action_mask" not in agent.flat.keys
+    assert "action_mask" not in agent.observations.keys
     with make_env(config, 2, policy=agent.policy) as env:
         results = check_wiring(agent.policy, env, 16)
     assert [result for result in results if not result.passed] == []
@@ -127,7 +127,7 @@ def test_exports(tmp_path, config, kind, action):
 
 def test_without_masks_the_entry_is_an_observation():
     learner = PPO(options(PPOConfig, env="RecurlTest/Masked-v0", action_mask="none"))
-    assert learner.agent.flat.keys == ["action_mask", "time"]
+    assert learner.agent.observations.keys == ["action_mask", "time"]
     assert "action_mask" not in str(learner.agent.actor[-1].in_keys)
     learner.close()
 

@@ -47,6 +47,8 @@ class RunConfig:
     """Arguments of the environment as name=value, such as k=8 (a Python literal, otherwise text)."""
     action_mask: str = ACTION_MASK
     """Mask of allowed actions: its name in the observation or in info; none for no mask."""
+    show_action_mask: bool = False
+    """Let the networks see the mask too."""
 
     cell: str = "lstm"
     """The memory: lstm, gru, module:Class for a cell of your own, or none for a feed-forward control."""

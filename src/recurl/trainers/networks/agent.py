@@ -36,7 +36,7 @@ class Agent(nn.Module):
 
     def __init__(self, config: RunConfig, observation_spec: specs.Composite) -> None:
         super().__init__()
-        self.flat = FlatObservation(seen(observation_spec))
+        self.flat = FlatObservation(observation_spec if config.show_action_mask else without_mask(observation_spec))
         self.norm = ObservationNorm((self.flat.features,)) if config.normalize_observations else None
 
     def trunk(self, config: RunConfig, prefix: str = "") -> list[TensorDictModuleBase]:
@@ -49,8 +49,8 @@ class Agent(nn.Module):
             self.norm.update(self.flat(*(batch[key] for key in self.flat.keys)))
 
 
-def seen(observation_spec: specs.Composite) -> specs.Composite:
-    """Return the observations that the networks see: all but an action mask, which acts on their outputs."""
+def without_mask(observation_spec: specs.Composite) -> specs.Composite:
+    """Return the observations but for an action mask, which acts on the outputs of the networks."""
     mask = observation_spec.get(ACTION_MASK)
     if not isinstance(mask, specs.Binary) or mask.dtype is not torch.bool:
         return observation_spec

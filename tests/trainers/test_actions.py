@@ -132,6 +132,14 @@ def test_without_masks_the_entry_is_an_observation():
     learner.close()
 
 
+def test_a_network_may_see_the_mask():
+    learner = PPO(options(PPOConfig, env="RecurlTest/Masked-v0", show_action_mask=True))
+    assert learner.agent.observations.keys == ["action_mask", "time"]
+    assert "action_mask" in learner.agent.actor[-1].in_keys
+    learner.learn(learner.collect())
+    learner.close()
+
+
 def test_what_is_refused():
     with pytest.raises(ArgumentError, match="--env RecurlTest/Masked-v0 can't be used: The mask 'legal'"):
         PPO(options(PPOConfig, env=MASKED, action_mask="legal"))

@@ -271,11 +271,10 @@ class EnvBase(metaclass=_EnvMeta):
         Raises:
             MissingKeyError: the environment has action masks, and ``tensordict`` holds none.
         """
-        if tensordict is None:
-            tensordict = TensorDict({}, self.batch_size, device=self.device)
-        action = random_action(self._action_unbatched, tensordict) if self._masked else self.action_spec.rand()
-        nested = isinstance(action, TensorDict) and isinstance(tensordict, Entries)
-        return tensordict.set(ACTION, Entries.of(action) if nested else action)
+        root = TensorDict({}, self.batch_size, device=self.device) if tensordict is None else tensordict
+        action = random_action(self._action_unbatched, root) if self._masked else self.action_spec.rand()
+        nested = isinstance(action, TensorDict) and isinstance(root, Entries)
+        return root.set(ACTION, Entries.of(action) if nested else action)
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Step with a random action, from ``tensordict`` or from a reset."""

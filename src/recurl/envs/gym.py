@@ -207,7 +207,9 @@ class GymWrapper(EnvBase):
         np.logical_or(flags[0], flags[1], out=flags[2])
         flags = flags.reshape(3, *shape)
         self._close_rows(flags[2].copy())
-        entries: dict[Any, torch.Tensor] = self._read(observation, info, ~flags[0, ..., 0])
+        entries: dict[Any, torch.Tensor] = self._read(
+            observation, info, None if self._mask is None else ~flags[0, ..., 0]
+        )
         rewards = self._one_per_row("reward", reward, "fiub")
         entries[REWARD] = torch.from_numpy(np.array(rewards, dtype=np.float32).reshape(shape))
         entries[TERMINATED], entries[TRUNCATED], entries[DONE] = torch.from_numpy(flags).unbind()

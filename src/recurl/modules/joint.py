@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -122,7 +123,7 @@ class IndependentNormal(d.Independent):
         torch.Size([5])
     """
 
-    def __init__(self, loc: Tensor, scale: Tensor | None, event_dims: int = 1) -> None:
+    def __init__(self, loc: Tensor, scale: Tensor | None, *, event_dims: int = 1) -> None:
         if scale is None:
             raise ArgumentError(
                 "IndependentNormal needs a scale; end the network with a NormalParamExtractor to make one."
@@ -194,8 +195,14 @@ class ActionPart:
             return IndependentCategorical(outputs, self.counts, mask, shape=shape, kind=self.kind)
         loc, scale = (value.reshape((*value.shape[:-1], *shape)) for value in _NORMAL(outputs))
         if isinstance(self.spec, Bounded):
-            return TanhNormal(loc, scale, low=self.spec.low, high=self.spec.high, event_dims=len(shape))
-        return IndependentNormal(loc, scale, len(shape))
+            low, high = self._bounds
+            return TanhNormal(loc, scale, low=low, high=high, event_dims=len(shape))
+        return IndependentNormal(loc, scale, event_dims=len(shape))
+
+    @cached_property
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.spec, Bounded)
+        return self.spec.low, self.spec.high  # on their device, where a CUDA graph may need them
 
     def encoded(self, value: Tensor) -> Tensor:
         """Return a sample in the dtype of the spec."""

@@ -49,6 +49,8 @@ class RunConfig:
     """Arguments of the environment as name=value, such as k=8 (a Python literal, otherwise text)."""
     action_mask: str = ACTION_MASK
     """Mask of allowed actions: its name in the observation or in info; none for no mask."""
+    show_action_mask: bool = False
+    """Let the networks see the mask too."""
 
     drop_observations: tuple[str, ...] = ()
     """Observations to leave out, such as MiniGrid's mission, a text; the parts of a nested name are joined by dots."""

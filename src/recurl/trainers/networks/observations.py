@@ -89,8 +89,9 @@ class Observations:
 def _entries(config: RunConfig, spec: specs.Composite) -> list[Entry]:
     lead = len(spec.shape)
     leaves = dict(spec.items(include_nested=True, leaves_only=True))
-    masks = [key for key, leaf in leaves.items() if key == ACTION_MASK and leaf.dtype is torch.bool]
-    kept = [key for key in leaves if key not in (IS_INIT, *masks) and not is_within(key, config.drop_observations)]
+    hidden = [key for key, leaf in leaves.items() if key == ACTION_MASK and leaf.dtype is torch.bool]
+    left_out = (IS_INIT, *([] if config.show_action_mask else hidden))
+    kept = [key for key in leaves if key not in left_out and not is_within(key, config.drop_observations)]
     if not kept:
         has, dropped = ", ".join(map(dotted, leaves)), " ".join(config.drop_observations)
         raise ArgumentError(

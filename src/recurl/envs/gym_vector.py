@@ -197,7 +197,7 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
             rows = list(iterate(self.observation_space, observations))
             final = self._started[1]["final_obs"]
             for index in np.flatnonzero(self._done).tolist():
-                rows[index] = _row(final, index)
+                rows[index] = _row(self.single_observation_space, final, index)
             out = create_empty_array(self.single_observation_space, self.num_envs)
             observations = concatenate(self.single_observation_space, rows, out)
         return observations, rewards, terminated, truncated, info
@@ -212,15 +212,15 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
         return _final_info({name: value for name, value in info.items() if name not in own}, final, self._done)
 
 
-def _row(batched: Any, index: Any) -> Any:
-    """Return a row (a slice: several rows) of a batched observation or action.
+def _row(space: gym.Space[Any], batched: Any, index: Any) -> Any:
+    """Return a row (a slice: several rows) of batched observations or actions of ``space``.
 
     A Gymnasium ``info`` may hold whole tuples in an array of objects.
     """
-    if isinstance(batched, dict):
-        return {name: _row(value, index) for name, value in batched.items()}
-    if isinstance(batched, tuple):
-        return tuple(_row(value, index) for value in batched)
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _row(child, batched[name], index) for name, child in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple) and isinstance(batched, tuple):
+        return tuple(_row(child, value, index) for child, value in zip(space.spaces, batched, strict=True))
     return batched[index]
 
 
@@ -294,7 +294,7 @@ class SingleRowsVectorEnv(VectorEnv[Any, Any, Any]):
         """Step every row."""
         results, info = np.zeros((3, self.num_envs)), dict[str, Any]()
         for index, row in enumerate(self.rows):
-            observation, *result, row_info = row.step(_row(actions, slice(index, index + 1)))
+            observation, *result, row_info = row.step(_row(self.single_action_space, actions, slice(index, index + 1)))
             info = self._with_info(info, row_info, index)
             self._observations[index] = next(iterate(row.observation_space, observation))
             results[:, index] = [part[0] for part in result]

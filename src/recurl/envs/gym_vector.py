@@ -215,9 +215,9 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
 def _row(space: gym.Space[Any], batched: Any, index: Any) -> Any:
     """Return a row (a slice: several rows) of batched observations or actions of ``space``.
 
-    A Gymnasium ``info`` may hold whole tuples in an array of objects.
+    A Gymnasium ``info`` may hold whole dicts and tuples in an array of objects.
     """
-    if isinstance(space, gym.spaces.Dict):
+    if isinstance(space, gym.spaces.Dict) and isinstance(batched, dict):
         return {name: _row(child, batched[name], index) for name, child in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple) and isinstance(batched, tuple):
         return tuple(_row(child, value, index) for child, value in zip(space.spaces, batched, strict=True))

@@ -155,6 +155,11 @@ def test_names_and_actions_that_do_not_fit_are_refused():
         ArgumentError, match=r"The mask 'legal' must be in the observation or in the info .*'action_mask'"
     ):
         GymWrapper(MaskedEnv("info"), action_mask="legal")
+    for where in ("info", "observation"):
+        with pytest.raises(ArgumentError, match=r"did you mean 'legal_moves'\?"):
+            GymWrapper(MaskedEnv(where, entry="legal_moves"), action_mask="legal_move")
+    nested = GymWrapper(Forms({"legal": np.ones(5)}, PAIR), action_mask="action_mask.legal")
+    assert nested.reset()["action_mask"].all()
     space = spaces.Dict({"action_mask": spaces.MultiBinary(2)})
     box = CountEnv(observation_space=space, action_space=spaces.Box(-1, 1, (2,)))
     with pytest.raises(ArgumentError, match="Masks are for Discrete and MultiDiscrete actions"):

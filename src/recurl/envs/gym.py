@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 from recurl.envs import gym_state
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_actions import ActionReader
-from recurl.envs.gym_masks import MaskReader, path_in, value_at, without
+from recurl.envs.gym_masks import MaskReader, no_mask, path_in, paths_of, value_at, without
 from recurl.envs.gym_observations import ObservationReader
 from recurl.envs.gym_spaces import brief
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
@@ -144,16 +144,12 @@ class GymWrapper(EnvBase):
         if discrete:
             self._begun = _parts(self._call("reset"), "reset", _RESET)
             info = self._begun[1]
-            path = (key,) if isinstance(key, str) else key
-            if value_at(info, path) is not None:
+            path = next((path for path in paths_of(key) if value_at(info, path) is not None), None)
+            if path is not None:
                 return MaskReader(path, "info", action, batch_size, self._env)
         if key == ACTION_MASK:
             return None
-        raise ArgumentError(
-            f"The mask {name!r} must be in the observation or in the info of {self._env} with discrete actions; the "
-            f"action is {action}, the observation space {space}, and info has {sorted(map(str, info))}: name another "
-            "entry."
-        )
+        raise no_mask(key, space, info, action, self._env)
 
     @property
     def gym_env(self) -> Any:

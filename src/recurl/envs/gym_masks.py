@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, cast
 
 import gymnasium as gym
@@ -14,7 +15,7 @@ from recurl.errors import ArgumentError
 from recurl.keys import NestedKey, normalize_key
 from recurl.specs import Binary, Composite, TensorSpec, choice_counts
 
-__all__ = ["MaskReader", "path_in", "value_at", "without"]
+__all__ = ["MaskReader", "no_mask", "path_in", "paths_of", "value_at", "without"]
 
 spaces = gym.spaces
 
@@ -129,9 +130,24 @@ def path_in(space: gym.Space[Any], key: NestedKey) -> tuple[str, ...] | None:
         >>> path_in(spaces.Dict({"game": spaces.Dict({"legal": spaces.MultiBinary(2)})}), "game.legal")
         ('game', 'legal')
     """
+    return next((path for path in paths_of(key) if _space_at(space, path) is not None), None)
+
+
+def paths_of(key: NestedKey) -> list[tuple[str, ...]]:
+    """Return the paths that ``key`` may mean."""
     key = normalize_key(key)
-    paths = [(key,), tuple(key.split("."))] if isinstance(key, str) else [key]
-    return next((path for path in paths if _space_at(space, path) is not None), None)
+    return [(key,), tuple(key.split("."))] if isinstance(key, str) else [key]
+
+
+def no_mask(key: NestedKey, space: gym.Space[Any], info: Any, action: TensorSpec, owner: object) -> ArgumentError:
+    """Return the error about a mask that is neither in the observation nor in ``info``."""
+    names = [*(space.spaces if isinstance(space, spaces.Dict) else ()), *map(str, info)]
+    close = get_close_matches(str(key), [name for name in names if not name.startswith("_")], 1)
+    return ArgumentError(
+        f"The mask {key!r} must be in the observation or in the info of {owner}, whose actions must be discrete; the "
+        f"action is {action}, the observation space {space}, and info has {sorted(map(str, info))}"
+        f"{f': did you mean {close[0]!r}?' if close else ': name another entry, or none.'}"
+    )
 
 
 def _space_at(space: Any, path: tuple[str, ...]) -> Any:

@@ -13,9 +13,21 @@ from torture_kinds.forks import MOST_LINES
 
 pytestmark = pytest.mark.slow
 
-LEFT = {"env_kwargs", "total_steps", "device", "run_dir", "overwrite", "cuda_graph", "overlap", "stop_return"}
+LEFT = {
+    "env_kwargs",
+    "wrapper",
+    "env_workers",
+    "total_steps",
+    "device",
+    "run_dir",
+    "overwrite",
+    "cuda_graph",
+    "overlap",
+    "stop_return",
+}
 SMALL = {
     "env": ["recurl/TMaze-v0", "recurl/RepeatPrevious-v0", "CartPole-v1"],
+    "vectorization": ["auto", "native", "sync"],
     "hidden_size": [1, 2, 8],
     "num_layers": [1, 2],
     "backend": ["fastest", "auto", "loop", "pad"],

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from recurl.envs import GymEnv
-from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
 from recurl.trainers import PPO, DQNConfig, PPOConfig, make_env
 from recurl.trainers.algorithms.environment import _checked, training_env
 
@@ -24,6 +24,12 @@ def test_rows_device_and_arguments(kind):
     [
         ({"env": "NoSuchEnv-v0"}, "--env NoSuchEnv-v0 .*can't be used: .*NoSuchEnv"),
         ({"env": "no-such-module:Env-v0"}, "--env no-such-module:Env-v0 .*no-such-module"),
+        ({"env": "Zzqxw-v0"}, "Zzqxw.* doesn't exist.* is written module:id, such as ale_py:ALE/Pong-v5"),
+        ({"env": "CartPoel-v1"}, r"Did you mean: `CartPole`\?$"),
+        (
+            {"env": "no_such:Env-v0"},
+            r"there is no module 'no_such': install it \(pip install no_such\), or name a file",
+        ),
         ({"env_kwargs": ("colour=1",)}, r"does not take --env-kwargs .*colour"),
         ({"env_kwargs": ("k=0",)}, "k must be"),
     ],
@@ -31,6 +37,23 @@ def test_rows_device_and_arguments(kind):
 def test_environments_that_cannot_be_made(options, message):
     with pytest.raises(ArgumentError, match=message):
         make_env(PPOConfig(**{"env": "recurl/RepeatPrevious-v0", **options}), 2)
+
+
+class Written(gym.Env):
+    observation_space = gym.spaces.Text(5)
+    action_space = gym.spaces.Discrete(2)
+
+
+def test_spaces_that_cannot_be_used():
+    with pytest.raises(UnsupportedError, match=r"--env .*Written\(\) can't be used: .*Text"):
+        make_env(PPOConfig(env=Written), 1)
+
+
+def test_a_package_that_an_environment_needs_is_named():
+    gym.register("recurl-test/Lacking-v0", "no_such_package.envs:Thing")
+    with pytest.raises(MissingDependencyError, match=r"needs the module 'no_such_package', .* pip install no_such_pac"):
+        make_env(PPOConfig(env="recurl-test/Lacking-v0"), 1)
+    del gym.registry["recurl-test/Lacking-v0"]
 
 
 def cartpole():

@@ -6,7 +6,19 @@ from typing import Literal
 import pytest
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction, Inside, NoBound, Number, Positive, Seed, Whole, check_fields, fields_of
+from recurl.ranges import (
+    Count,
+    Fraction,
+    Inside,
+    NoBound,
+    Number,
+    Positive,
+    Seed,
+    Whole,
+    check_fields,
+    fields_of,
+    whole_number,
+)
 
 
 @dataclass(frozen=True)
@@ -93,3 +105,47 @@ def test_fields_tell_what_they_are():
     assert (fields["sizes"].many, fields["sizes"].kind) == (True, int)
     assert fields["kind"].choices == ("a", "b")
     assert fields["path"].default == Path()
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        ("5000", 5000),
+        ("1_000_000", 10**6),
+        ("1e6", 10**6),
+        ("1.5k", 1500),
+        ("10K", 10**4),
+        ("2M", 2 * 10**6),
+        (" -3 ", -3),
+        (1e6, 10**6),
+        (7, 7),
+        ("1e18", 10**18),
+        ("9007199254740993", 2**53 + 1),
+    ],
+)
+def test_whole_numbers(written, number):
+    assert whole_number(written) == number
+
+
+@pytest.mark.parametrize(
+    "written", ["1.5", "1e-3", "1.0001k", "k", "", "10 k m", "nan", "inf", "1e999999999", "2m", 2.5]
+)
+def test_what_is_no_whole_number(written):
+    with pytest.raises(ArgumentError, match="must be a whole number, such as 5000, 10k, 2M or 1e6, got"):
+        whole_number(written)
+
+
+def test_values_of_files_are_read():
+    read = {field.name: field.read for field in fields_of(Options)}
+    assert (read["count"](1e6), read["seed"]("10k"), read["sizes"](["1k", 2])) == (10**6, 10**4, (1000, 2))
+    assert (read["count"](2.5), read["text"]("10k"), read["number"](1.0), read["level"]("1")) == (2.5, "10k", 1.0, "1")
+    assert read["on"](True) is True
+
+
+def test_the_nearest_choice_is_suggested():
+    @dataclass
+    class Choice:
+        format: Literal["torch", "onnx"]
+
+    with pytest.raises(ArgumentError, match=r"--format must be one of torch, onnx, got 'onx'. Did you mean onnx\?"):
+        check_fields(Choice("onx"))

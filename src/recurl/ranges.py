@@ -7,12 +7,14 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
+from decimal import Decimal, InvalidOperation
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from recurl.errors import ArgumentError
+from recurl.nearest import nearest
 
 __all__ = [
     "Count",
@@ -33,6 +35,7 @@ __all__ = [
     "checked_seed",
     "fields_of",
     "flag",
+    "whole_number",
 ]
 
 _SHOWN = 60
@@ -125,7 +128,34 @@ class Field:
         for part in parts:
             rule = self._rule(part)
             if rule is not None:
-                raise ArgumentError(f"{flag(self.name)} {rule}, got {_shown(part)}.")
+                near = nearest(str(part), map(str, self.choices)) if self.choices else ""
+                raise ArgumentError(f"{flag(self.name)} {rule}, got {_shown(part)}.{near}")
+
+    def read(self, value: Any) -> Any:
+        """Return a value of a command line or a file of options, where numbers may be written as text or in floats.
+
+        What can't be a whole number where one is needed is returned unchanged, and :meth:`check` refuses it.
+
+        Example:
+            >>> @dataclass
+            ... class Options:
+            ...     size: Count = 3
+            ...     steps: tuple[Count, ...] = ()
+            >>> size, steps = fields_of(Options)
+            >>> size.read("10k"), size.read(1e6), size.read(2.5), steps.read(["2M", 3])
+            (10000, 1000000, 2.5, (2000000, 3))
+        """
+        if self.many and isinstance(value, list | tuple):
+            return tuple(self._read(part) for part in cast("list[Any]", value))
+        return self._read(value)
+
+    def _read(self, value: Any) -> Any:
+        if self.kind is not int or self.choices or not isinstance(value, str | float):
+            return value
+        try:
+            return whole_number(value)
+        except ArgumentError:
+            return value
 
     def _rule(self, value: Any) -> str | None:
         if self.choices:
@@ -222,6 +252,40 @@ def check_fields(options: Any) -> None:
 def flag(name: str) -> str:
     """Return the command-line option of a field: ``"batch_size"`` is ``"--batch-size"``."""
     return "--" + name.replace("_", "-")
+
+
+def whole_number(value: str | float) -> int:
+    """Return the whole number that is written as ``1e6``, ``10k``, ``2M``, ``1.5k`` or ``1_000_000``.
+
+    Args:
+        value: text, or a number (a file of options may hold the float ``1e6``).
+
+    Raises:
+        ArgumentError: it is none.
+
+    Example:
+        >>> whole_number("1e6"), whole_number("10k"), whole_number("2M"), whole_number(1e3)
+        (1000000, 10000, 2000000, 1000)
+    """
+    text = str(value).strip()
+    try:
+        return int(text)
+    except ValueError:
+        number = _decimal(text)
+    if number is None or not number.is_finite() or abs(number.adjusted()) > _SHOWN or number != int(number):
+        raise ArgumentError(f"must be a whole number, such as 5000, 10k, 2M or 1e6, got {_shown(value)}")
+    return int(number)
+
+
+def _decimal(text: str) -> Decimal | None:
+    factor = _SUFFIXES.get(text[-1:])
+    try:
+        return Decimal(text) if factor is None else Decimal(text[:-1]) * factor
+    except InvalidOperation:
+        return None
+
+
+_SUFFIXES = {"k": 1_000, "K": 1_000, "M": 1_000_000}
 
 
 def _shown(value: Any) -> str:

@@ -43,7 +43,7 @@ def test_help_is_printed_to_stdout(capsys):
         ("", "Missing from demo: --size INT How many. (required) (see demo --help)"),
         (
             "--size x",
-            "Error parsing --size: invalid literal for int() with base 10: 'x' (see demo --help)",
+            "Error parsing --size: must be a whole number, such as 5000, 10k, 2M or 1e6, got 'x' (see demo --help)",
         ),
         ("--size", "Missing value for argument '--size'. Expected 1 values. (see demo --help)"),
         ("--size 1 --sise 2", "Unrecognized options: --sise, 2: did you mean --size? (see demo --help)"),
@@ -51,7 +51,16 @@ def test_help_is_printed_to_stdout(capsys):
         ("--size 1 stray", "Unrecognized options: stray (see demo --help)"),
         (
             "--size 1 --kind odd",
-            "invalid choice 'odd' for argument '--kind'. Expected one of ('new', 'old'). (see demo --help)",
+            "invalid choice 'odd' for argument '--kind'. Expected one of ('new', 'old'). Did you mean old? (see demo "
+            "--help)",
+        ),
+        (
+            "--size 1 --kind red",
+            "invalid choice 'red' for argument '--kind'. Expected one of ('new', 'old'). (see demo --help)",
+        ),
+        (
+            "--size 1.5",
+            "Error parsing --size: must be a whole number, such as 5000, 10k, 2M or 1e6, got '1.5' (see demo --help)",
         ),
     ],
 )
@@ -61,6 +70,18 @@ def test_mistakes_become_one_line(arguments, message, capsys):
         parse_arguments(Options, arguments.split(), prog="demo")
     assert str(error.value) == message
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("text", "size"), [("1e3", 1000), ("10k", 10_000), ("1_000", 1000), ("2M", 2_000_000)])
+def test_whole_numbers_may_be_written_shorter(text, size):
+    assert parse_arguments(Options, ["--size", text], prog="demo").size == size
+
+
+def test_an_option_of_several_values_may_come_several_times():
+    words = "--env a/B-v0 --env-kwargs k=8 --seed 3 --env-kwargs=n=2 --total-steps 1e6 --env-kwargs m=1 l=2"
+    config = train.read(["ppo", *words.split()]).config
+    assert config.env_arguments == {"k": 8, "n": 2, "m": 1, "l": 2}
+    assert (config.seed, config.total_steps) == (3, 1_000_000)
 
 
 def test_subcommands(capsys):

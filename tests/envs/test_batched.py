@@ -46,7 +46,7 @@ from recurl.errors import (
     WorkerError,
 )
 from recurl.modules import GRUModule, set_recurrent_mode
-from recurl.specs import Categorical, Composite, Unbounded
+from recurl.specs import Bounded, Categorical, Composite, Unbounded
 
 pytestmark = pytest.mark.slow
 
@@ -398,3 +398,33 @@ def test_dropping_the_environment_stops_the_workers():
     gc.collect()
     assert wait_until_gone(pids, 1)
     assert descriptors() == before
+
+
+def test_rows_of_workers_in_one_dimension():
+    """They are those of a batch of workers, flattened, and those of one environment with as many rows."""
+
+    def create():
+        return GymEnv("CartPole-v1", num_envs=2)
+
+    actions = torch.nn.functional.one_hot(torch.randint(2, (40, 4)), 2)
+    with ParallelEnv(2, create, concatenate=True) as env, GymEnv("CartPole-v1", num_envs=4) as plain:
+        assert env.batch_size == (4,)
+        assert env.observation_spec == plain.observation_spec
+        assert (env.reward_spec, env.done_spec, env.action_spec) == (
+            plain.reward_spec,
+            plain.done_spec,
+            plain.action_spec,
+        )
+        check_env_specs(env)
+        roots = [each.reset(seed=3) for each in (env, plain)]
+        for action in actions:
+            steps = [each.step(root.set("action", action)) for each, root in zip((env, plain), roots, strict=True)]
+            assert (steps[0] == steps[1]).all()
+            roots = [each.maybe_reset(each.carry(td)) for each, td in zip((env, plain), steps, strict=True)]
+
+
+def test_bounds_of_flattened_specs():
+    spec = Bounded(torch.tensor([[0.0, 1.0], [2.0, 3.0]]), torch.tensor(9.0), (2, 2))
+    assert spec.flatten(2).low.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert spec.expand(3, 2, 2).flatten(2).low.tolist() == [[0.0, 1.0], [2.0, 3.0]] * 3
+    assert Composite({"a": spec}, shape=[2, 2]).flatten(2)["a"].shape == (4,)

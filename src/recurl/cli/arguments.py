@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
-from recurl.ranges import check_fields
+from recurl.nearest import nearest
+from recurl.ranges import check_fields, fields_of, flag, whole_number
 
 _T = TypeVar("_T")
 _BOX = re.compile(r"[│╭╮╰╯]|\x1b\[[0-9;]*m")
 _RULE = "──"
+_CHOICE = re.compile(r"invalid choice '(.*)' for argument .* Expected one of \((.*)\) ?\.")
+_OPTIONS = ConstructorRegistry()
+
+
+@_OPTIONS.primitive_rule
+def _env(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] | None:
+    """Read an id where Python also takes functions and environments."""
+    if EnvBase not in get_args(info.type):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="STR",
+        instance_from_str=lambda texts: texts[0],
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda value: [value],
+    )
+
+
+@_OPTIONS.primitive_rule
+def _whole(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """Read whole numbers as :func:`whole_number` does."""
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda texts: whole_number(texts[0]),
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _T:
@@ -32,11 +66,12 @@ def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _
         ArgumentError: the arguments don't fit, or a value is out of its field's range.
         SystemExit: help was asked for and has been printed.
     """
+    arguments = _gathered(arguments, {flag(name) for name in _many(kind)})
     # tyro draws its boxes, which _one_line reads, with what the encoding of the stream offers.
     said, complaint = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
-            wanted = tyro.cli(kind, args=list(arguments), prog=prog)
+            wanted = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS)
     except SystemExit as end:
         if end.code:
             raise ArgumentError(_one_line(_text(complaint) or _text(said), prog)) from None
@@ -73,6 +108,38 @@ def parse_subcommand(
     )
 
 
+def _many(kind: type) -> Iterator[str]:
+    """Yield the names of the fields that take several values, those of nested dataclasses included."""
+    for field in fields_of(kind):
+        if dataclasses.is_dataclass(field.kind):
+            yield from _many(field.kind)
+        elif field.many:
+            yield field.name
+
+
+def _gathered(arguments: Sequence[str], flags: set[str]) -> list[str]:
+    """Return the arguments, with all values of an option of ``flags`` that comes several times at its first place.
+
+    tyro would take the last ones alone.
+
+    Example:
+        >>> _gathered(["--wrapper", "a", "--seed", "1", "--wrapper=b"], {"--wrapper"})
+        ['--wrapper', 'a', 'b', '--seed', '1']
+    """
+    groups: dict[str, list[str]] = {"": []}
+    current = groups[""]
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in flags:
+            current = groups.setdefault(name, [name])
+            current += [value] if equals else []
+            continue
+        if argument.startswith("--"):
+            current = groups[str(place)] = []
+        current.append(argument)
+    return [argument for group in groups.values() for argument in group]
+
+
 def _text(stream: io.TextIOWrapper) -> str:
     stream.seek(0)
     return stream.read()
@@ -82,6 +149,9 @@ def _one_line(box: str, prog: str) -> str:
     """Return the complaint in a box of tyro's, with the option that it suggests."""
     complaint, *more = _sections(box)
     text = complaint.removeprefix("Error parsing config: ")
+    choice = _CHOICE.fullmatch(text)
+    if choice:
+        text += nearest(choice[1], re.findall("'([^']*)'", choice[2]))
     near = [option for section in more for option in re.findall(r"^Perhaps you meant: (--[\w-]+)", section)]
     return f"{text}{f': did you mean {near[0]}?' if near else ''} (see {prog} --help)"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from recurl.cli.notices import notify
 from recurl.diagnostics import CheckResult, check_wiring, machine_report
 from recurl.envs import EnvBase, GymEnv
 from recurl.errors import ArgumentError, RecurlError
+from recurl.importing import load_object
 from recurl.ranges import Count
 from recurl.trainers import RunFolder, load_agent, make_env
 from recurl.trainers.config import keyword_arguments
@@ -113,13 +113,7 @@ def _from_names(wanted: Doctor) -> tuple[Any, EnvBase]:
 
 def _find(option: str, name: str) -> Callable[..., Any]:
     """Import ``module:function``."""
-    module, colon, function = name.partition(":")
-    if not (module and colon and function):
-        raise ArgumentError(f"{option} takes module:function, got {name!r}.")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise ArgumentError(f"{option} {name} can't be imported: {error}") from error
+    found = load_object(option, name, "function")
     if not callable(found):
         raise ArgumentError(f"{option} {name} must be a function, got {type(found).__name__}.")
     return found

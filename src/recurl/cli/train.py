@@ -81,7 +81,7 @@ def _train_anew(config: RunConfig, place: Place) -> int:
         with make_env(config, 1) as env:
             _say(Console(), describe_agent(make_agent(config, env)))
         return 0
-    env, cell = (re.split("[/:]", text)[-1] for text in (config.env, config.cell))
+    env, cell = (re.split("[/:]", text)[-1] for text in (config.env_name, config.cell))
     name = f"{env}-{config.algorithm}-{cell}-seed{config.seed}"
     folder = RunFolder(place.run_dir or Path("runs") / name, notify)
     folder.check_free(overwrite=place.overwrite)

@@ -47,8 +47,8 @@ class MultiCollector(CollectorBase):
     Each worker has its own environment, policy and recurrent states, and runs a :class:`~recurl.collectors.Collector`.
     If a worker raises, dies or hangs, the call raises with the worker's traceback as its cause, and all workers are
     stopped (unless ``restart_workers``). They also end when this object is closed or garbage-collected, and when this
-    process dies. The main script needs no ``if __name__ == "__main__"`` guard, but environments that it registers with
-    ``gymnasium.register`` are unknown to the workers. Requires a POSIX system: Linux, macOS.
+    process dies. The main script needs no ``if __name__ == "__main__"`` guard, and environments that it has registered
+    with ``gymnasium.register`` are registered in the workers too. Requires a POSIX system: Linux, macOS.
 
     Args:
         create_env_fn: one function per worker, each of which creates an environment of the same batch size ``[*B]``.

@@ -68,9 +68,10 @@ class _BatchedEnv(EnvBase):
 
     Args:
         infos: properties of each environment.
+        concatenate: stack the environments along their first dimension instead, ``[n * B]``.
     """
 
-    def __init__(self, infos: Sequence[EnvInfo]) -> None:
+    def __init__(self, infos: Sequence[EnvInfo], *, concatenate: bool = False) -> None:
         first = infos[0]
         for index, info in enumerate(infos):
             for name, given, wanted in zip(EnvInfo._fields, info, first, strict=True):
@@ -80,18 +81,22 @@ class _BatchedEnv(EnvBase):
                         f"number 0 is {wanted}."
                     )
         self.num_workers = len(infos)
+        stacked_size = torch.Size([len(infos), *first.batch_size])
+        specs = (first.observation_spec, first.state_spec, first.reward_spec, first.done_spec)
+        stacked = [spec.expand(len(infos), *spec.shape) for spec in specs]
+        if concatenate:
+            stacked = [spec.flatten(len(stacked_size)) for spec in stacked]
         super().__init__(
             observation_spec=Composite(),
             action_spec=first.action_spec_unbatched,
-            batch_size=[len(infos), *first.batch_size],
+            batch_size=[stacked_size.numel()] if concatenate else stacked_size,
             device=first.device,
         )
-        specs = (first.observation_spec, first.state_spec, first.reward_spec, first.done_spec)
-        stacked = [spec.expand(len(infos), *spec.shape) for spec in specs]
         self._observation, self._state, self._reward, self._done = stacked
         self._plan_carry()
         self._root_keys, self._step_keys = written_keys(first)
         self._can_save_state = first.can_save_state
+        self._each = first.batch_size
         self._rows = first.batch_size.numel()
 
     def _envs_to_reset(self, tensordict: TensorDictBase | None) -> list[int]:
@@ -175,10 +180,10 @@ class ParallelEnv(_BatchedEnv):
     """Environments stepped in parallel, each in a worker process of its own.
 
     Workers are new interpreters (never forked); data is exchanged through anonymous shared memory. The main script
-    needs no ``if __name__ == "__main__"`` guard. Environments that it registers with ``gymnasium.register`` are unknown
-    to the workers: register them in ``create_env_fn``, or in a module named in the id, ``"module:id"``. If a worker
-    raises, dies or hangs, the call raises with the worker's traceback as its cause, and all workers are stopped. They
-    also end when this object is closed or garbage-collected, and when this process dies.
+    needs no ``if __name__ == "__main__"`` guard. Environments that this process has registered with
+    ``gymnasium.register`` are registered in the workers too, those of the main script included. If a worker raises,
+    dies or hangs, the call raises with the worker's traceback as its cause, and all workers are stopped. They also end
+    when this object is closed or garbage-collected, and when this process dies.
 
     Transforms may be inside (in the workers) or outside (around the batch); recurrent states declared by primers inside
     are exchanged like any other entry. Requires a POSIX system: Linux, macOS.
@@ -188,6 +193,7 @@ class ParallelEnv(_BatchedEnv):
         create_env_fn: function that creates an environment, or a list of ``num_workers`` such functions. All
             environments must have the same specs. Functions are pickled like :class:`EnvCreator`.
         timeout: seconds after which a reset or step raises because the worker hangs; None for no limit.
+        concatenate: join the rows of all workers in one dimension, ``[num_workers * B]``.
 
     Raises:
         ArgumentError: an argument is out of range, ``num_workers`` differs from the number of functions, or the specs
@@ -205,14 +211,19 @@ class ParallelEnv(_BatchedEnv):
     """
 
     def __init__(
-        self, num_workers: int, create_env_fn: CreateEnv | Sequence[CreateEnv], *, timeout: float | None = 9.0
+        self,
+        num_workers: int,
+        create_env_fn: CreateEnv | Sequence[CreateEnv],
+        *,
+        timeout: float | None = 9.0,
+        concatenate: bool = False,
     ) -> None:
         functions = creators(num_workers, create_env_fn)
         self._group = WorkerGroup(
             [Task(serve_env, (function, index)) for index, function in enumerate(functions)], timeout
         )
         try:
-            super().__init__(self._group.greetings)
+            super().__init__(self._group.greetings, concatenate=concatenate)
         except ArgumentError:
             self._group.close()
             raise
@@ -224,8 +235,13 @@ class ParallelEnv(_BatchedEnv):
                 self._group.send_memory(index, shared)
             shared.close()
         self._action_bytes = given.tensors.pop(ACTION, None)
-        self._given, self._result = given.tensors, result.tensors
+        self._given, self._result = (self._in_batch(shared.tensors) for shared in (given, result))
         self._messages: dict[Plan, bytes] = {}
+
+    def _in_batch(self, tensors: dict[NestedKey, Tensor]) -> dict[NestedKey, Tensor]:
+        """Return views of ``[num_workers, *B, ...]`` that begin with the batch size."""
+        lead = 1 + len(self._each)
+        return {key: value.view(*self.batch_size, *value.shape[lead:]) for key, value in tensors.items()}
 
     @makes_memory
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
@@ -279,7 +295,7 @@ class ParallelEnv(_BatchedEnv):
 
     def _write_action(self, action: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
         """Write the action, in any encoding, to shared memory and return dtype and shape of one worker's action."""
-        shape = action.shape[1:]
+        shape = torch.Size([*self._each, *action.shape[len(self.batch_size) :]])
         used = shape.numel() * action.dtype.itemsize
         if self._action_bytes is None or used > self._action_bytes.shape[1]:
             raise ArgumentError(f"The action must fit {self.action_spec}, got {action.dtype} {list(action.shape)}.")

@@ -18,6 +18,7 @@ from recurl.envs.gym_masks import MaskReader, no_mask, path_in, paths_of, value_
 from recurl.envs.gym_observations import ObservationReader
 from recurl.envs.gym_spaces import brief
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
+from recurl.envs.gym_wrappers import Wrap
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.keys import ACTION, ACTION_MASK, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey, normalize_key
 from recurl.lowering import Step, like, takes_entries
@@ -289,14 +290,18 @@ class GymEnv(GymWrapper):
         num_envs: number of environments (batch size ``[num_envs]``); None for a single one with batch size ``[]``.
         device: device of all tensors; torch's default when None.
         vectorization_mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's
-            native vector implementation), or None: the native one if its autoreset can be disabled, else ``"sync"``.
+            native vector implementation), or None: the native one if its autoreset can be disabled and there are no
+            wrappers, else ``"sync"``.
+        wrappers: functions from a Gymnasium environment to one around it, such as ``gymnasium.Wrapper`` classes; the
+            first is innermost.
         categorical_action_encoding: see :class:`GymWrapper`.
         drop_observations: see :class:`GymWrapper`.
         action_mask: see :class:`GymWrapper`.
         **kwargs: keyword arguments of ``gymnasium.make``, passed on to the environment's constructor.
 
     Raises:
-        ArgumentError: the id or mode is unknown, ``num_envs`` is below 1, or a mode is given without ``num_envs``.
+        ArgumentError: the id or mode is unknown, ``num_envs`` is below 1, a mode is given without ``num_envs``, or
+            wrappers with a native vector environment.
         MissingDependencyError: the environment needs a package that is not installed.
         UnsupportedError: a space can't be represented by tensors.
 
@@ -313,6 +318,7 @@ class GymEnv(GymWrapper):
         *,
         device: torch.device | str | None = None,
         vectorization_mode: str | None = None,
+        wrappers: Sequence[Wrap] = (),
         categorical_action_encoding: bool = False,
         drop_observations: Sequence[NestedKey] = (),
         action_mask: NestedKey | None = ACTION_MASK,
@@ -321,9 +327,9 @@ class GymEnv(GymWrapper):
         if num_envs is None and vectorization_mode is not None:
             raise ArgumentError(f"vectorization_mode={vectorization_mode!r} needs num_envs.")
         super().__init__(
-            make(env_name, **kwargs)
+            make(env_name, wrappers, **kwargs)
             if num_envs is None
-            else make_vector(env_name, num_envs, vectorization_mode, not drop_observations, **kwargs),
+            else make_vector(env_name, num_envs, vectorization_mode, wrappers, not drop_observations, **kwargs),
             device=device,
             categorical_action_encoding=categorical_action_encoding,
             drop_observations=drop_observations,

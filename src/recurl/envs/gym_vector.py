@@ -7,7 +7,8 @@ done row keeps its true final observation until it is reset with ``reset(options
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -15,27 +16,30 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from recurl.envs.gym_wrappers import Wrap, wrapped
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UsageError
+from recurl.importing import pip_line
 
-__all__ = ["SameStepVectorEnv", "SingleRowsVectorEnv", "autoreset_disabled", "make", "make_vector"]
+__all__ = ["SameStepVectorEnv", "SingleRowsVectorEnv", "autoreset_disabled", "make", "make_vector", "vector_of"]
 
 _MODES = (None, "sync", "async", "vector_entry_point")
 
 
-def make(name: str, /, **kwargs: Any) -> gym.Env[Any, Any]:
-    """Return ``gymnasium.make(name, **kwargs)``.
+def make(name: str, wrappers: Sequence[Wrap], /, **kwargs: Any) -> gym.Env[Any, Any]:
+    """Return ``gymnasium.make(name, **kwargs)`` in ``wrappers``, the first innermost.
 
     Raises:
-        ArgumentTypeError: ``name`` is an environment, or anything else that is not an id.
+        ArgumentTypeError: ``name`` is an environment, or anything else that is not an id; or a wrapper returns no
+            environment.
         ArgumentError: the environment is unknown to Gymnasium.
         MissingDependencyError: the environment needs a package that is not installed.
     """
     _check_id(name)
-    return _with_clear_errors(name, lambda: gym.make(name, **kwargs))
+    return wrapped(_with_clear_errors(name, lambda: gym.make(name, **kwargs)), wrappers)
 
 
 def make_vector(
-    name: str, num_envs: int, mode: str | None, shared_memory: bool = True, /, **kwargs: Any
+    name: str, num_envs: int, mode: str | None, wrappers: Sequence[Wrap], shared_memory: bool = True, /, **kwargs: Any
 ) -> VectorEnv[Any, Any, Any]:
     """Return ``num_envs`` environments that step together, with autoreset disabled.
 
@@ -43,15 +47,17 @@ def make_vector(
         name: a Gymnasium id.
         num_envs: number of environments, at least 1.
         mode: ``"sync"``, ``"async"`` (spawned processes), ``"vector_entry_point"`` (the environment's native vector
-            implementation) or None: the native one if its autoreset can be disabled, else ``"sync"``.
+            implementation) or None: the native one if its autoreset can be disabled and there are no wrappers, else
+            ``"sync"``.
+        wrappers: wrappers of each environment, the first innermost.
         shared_memory: with ``"async"``, send observations through shared memory, which all entries must fit into,
             rather than through pipes, which take graphs and sequences too.
         **kwargs: keyword arguments of the environment's constructor.
 
     Raises:
         ArgumentTypeError: ``name`` is an environment, or anything else that is not an id.
-        ArgumentError: ``num_envs`` is below 1, ``mode`` or the id is unknown, or the environment has no native vector
-            implementation but ``mode`` requires one.
+        ArgumentError: ``num_envs`` is below 1, ``mode`` or the id is unknown, or ``mode`` requires a native vector
+            implementation, which the environment lacks or ``wrappers`` exclude.
         MissingDependencyError: the environment needs a package that is not installed.
     """
     _check_id(name)
@@ -59,7 +65,12 @@ def make_vector(
         raise ArgumentError(f"num_envs must be at least 1, or None for one unbatched environment, got {num_envs}.")
     if mode not in _MODES:
         raise ArgumentError(f"vectorization_mode must be one of {_MODES}, got {mode!r}.")
-    return _with_clear_errors(name, lambda: _make_vector(name, num_envs, mode, shared_memory, kwargs))
+    if wrappers and mode == "vector_entry_point":
+        raise ArgumentError(
+            f"Wrappers need single environments, which the native vector environment of {name!r} has not: take "
+            'vectorization_mode="sync" or "async".'
+        )
+    return _with_clear_errors(name, lambda: _make_vector(name, num_envs, mode, wrappers, shared_memory, kwargs))
 
 
 def _check_id(name: object) -> None:
@@ -70,20 +81,45 @@ def _check_id(name: object) -> None:
 
 
 def _make_vector(
-    name: str, num_envs: int, mode: str | None, shared_memory: bool, kwargs: dict[str, Any]
+    name: str, num_envs: int, mode: str | None, wrappers: Sequence[Wrap], shared_memory: bool, kwargs: dict[str, Any]
 ) -> VectorEnv[Any, Any, Any]:
     spec = _spec(name)
     if mode is None:
-        native = _native(name, num_envs, AutoresetMode.DISABLED, kwargs) if spec.vector_entry_point else None
+        has_native = spec.vector_entry_point and not wrappers
+        native = _native(name, num_envs, AutoresetMode.DISABLED, kwargs) if has_native else None
         if native is not None:
             return native
         mode = "sync" if spec.entry_point else "vector_entry_point"
     if mode == "vector_entry_point":
         return _make_native(name, num_envs, kwargs)
+    settings = _settings(mode, shared_memory)
+    return gym.make_vec(name, num_envs, mode, vector_kwargs=settings, wrappers=cast(Any, wrappers), **kwargs)
+
+
+def _settings(mode: str, shared_memory: bool = True) -> dict[str, Any]:
     settings: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+    return {**settings, "context": "spawn", "shared_memory": shared_memory} if mode == "async" else settings
+
+
+def vector_of(
+    creators: Sequence[Callable[[], gym.Env[Any, Any]]], mode: str | None, shared_memory: bool = True
+) -> VectorEnv[Any, Any, Any]:
+    """Return environments that step together, each made by a function, with autoreset disabled.
+
+    Args:
+        creators: the functions.
+        mode: ``"async"`` for spawned processes, ``"sync"`` or None for this one.
+        shared_memory: see :func:`make_vector`.
+
+    Raises:
+        ArgumentError: two functions return the same environment.
+    """
     if mode == "async":
-        settings |= {"context": "spawn", "shared_memory": shared_memory}
-    return gym.make_vec(name, num_envs, mode, vector_kwargs=settings, **kwargs)
+        return gym.vector.AsyncVectorEnv(creators, **_settings(mode, shared_memory))
+    env = gym.vector.SyncVectorEnv(creators, **_settings("sync"))
+    if len({id(single.unwrapped) for single in env.envs}) < len(creators):
+        raise ArgumentError("A function that makes an environment must make a new one at every call.")
+    return env
 
 
 def _make_native(name: str, num_envs: int, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any]:
@@ -131,8 +167,30 @@ def _with_clear_errors(name: str, build: Any) -> Any:
         return build()
     except gym.error.DependencyNotInstalled as error:
         raise MissingDependencyError(f"The environment {name!r} needs a package that is missing: {error}") from error
+    except ModuleNotFoundError as error:
+        raise _lacking(name, error) from error
+    except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
+        hint = "" if "Did you mean" in str(error) else _MODULE_HINT
+        raise ArgumentError(f"Gymnasium can't create {name!r}: {error}{hint}") from error
     except (gym.error.Error, ImportError) as error:
         raise ArgumentError(f"Gymnasium can't create {name!r}: {error}") from error
+
+
+def _lacking(name: str, error: ModuleNotFoundError) -> Exception:
+    module = name.rpartition(":")[0]
+    if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
+        return MissingDependencyError(
+            f"The environment {name!r} needs the module {error.name!r}, which is not installed: {pip_line(error.name)}"
+        )
+    return ArgumentError(
+        f"Gymnasium can't create {name!r}: there is no module {module!r}: install it ({pip_line(module)}), or name a "
+        "file in the working directory or in a folder on PYTHONPATH."
+    )
+
+
+_MODULE_HINT = (
+    " An environment that a module registers is written module:id, such as ale_py:ALE/Pong-v5 or my_module:My-v0."
+)
 
 
 def autoreset_disabled(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:

@@ -27,6 +27,7 @@ import cloudpickle
 import torch
 
 from recurl import errors
+from recurl.envs.registrations import Registration, registrations
 from recurl.envs.workers_child import FAILED, STATUS_SIZE, VALUE
 from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file
 from recurl.envs.workers_posix import check_posix
@@ -224,7 +225,8 @@ class WorkerGroup:
             raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
         self.timeout = timeout
         self._tasks = list(tasks)
-        messages = [self._first_message(task) for task in tasks]
+        registered = registrations()
+        messages = [self._first_message(task, registered) for task in tasks]
         self.workers: list[Worker] = []
         self._stop = weakref.finalize(self, _stop_all, self.workers, os.getpid())
         self._poller = select.poll()
@@ -241,10 +243,10 @@ class WorkerGroup:
             raise
 
     @staticmethod
-    def _first_message(task: Task) -> bytes:
+    def _first_message(task: Task, registered: list[Registration]) -> bytes:
         seed = int(torch.randint(2**62, ()))  # different for each worker, and determined by the parent's seed
         try:
-            return cloudpickle.dumps((*task, seed))
+            return cloudpickle.dumps((registered, seed, *task))
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             raise ArgumentTypeError(
                 f"Objects that are sent to a worker process must be picklable: {error}. Create objects that can't be "
@@ -306,7 +308,7 @@ class WorkerGroup:
 
     def restart(self, index: int) -> None:
         """Replace a worker by a new process, without waiting for its first answer."""
-        message, old = self._first_message(self._tasks[index]), self.workers[index]
+        message, old = self._first_message(self._tasks[index], registrations()), self.workers[index]
         self._poller.unregister(old.connection.fileno())
         del self._by_descriptor[old.connection.fileno()]
         old.stop(0)

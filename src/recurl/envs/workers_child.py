@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import cloudpickle
 import torch
 
+from recurl.envs.registrations import register_all
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.errors import RecurlError
 
@@ -98,7 +99,8 @@ class Channel:
 def main(connection: int, status: int, parent: int) -> NoReturn:
     """Serve the parent until it closes the connection, then end the process.
 
-    The first message is ``(serve, arguments, seed)``: ``serve(channel, *arguments)`` runs with torch seeded.
+    The first message is ``(registered, seed, serve, arguments)``: ``serve(channel, *arguments)`` runs with the parent's
+    environments registered and torch seeded.
 
     Args:
         connection: file descriptor of the socket to the parent.
@@ -115,7 +117,8 @@ def main(connection: int, status: int, parent: int) -> NoReturn:
     channel = Channel(Connection(connection), status)
     code = 0
     try:
-        serve, arguments, seed = cloudpickle.loads(channel.receive_bytes())
+        registered, seed, serve, arguments = cloudpickle.loads(channel.receive_bytes())
+        register_all(registered)
         torch.manual_seed(seed)
         serve(channel, *arguments)
     except Closed:

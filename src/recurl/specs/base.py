@@ -62,6 +62,18 @@ class TensorSpec(ABC):
         out.shape = target
         return out
 
+    def flatten(self: _S, dims: int) -> _S:
+        """Return this spec with its first ``dims`` dimensions as one.
+
+        Example:
+            >>> from recurl.specs import Unbounded
+            >>> Unbounded(2, 4, 3).flatten(2).shape
+            torch.Size([8, 3])
+        """
+        out = self.clone()
+        out.shape = torch.Size([self.shape[:dims].numel(), *self.shape[dims:]])
+        return out
+
     def to(self: _S, device: Device) -> _S:
         """Return this spec for tensors on ``device``."""
         out = self.clone()

@@ -116,6 +116,12 @@ class Composite(TensorSpec):
         out._specs = {name: spec.expand(*out.shape, *spec.shape[kept:]) for name, spec in self._specs.items()}
         return out
 
+    def flatten(self, dims: int) -> Composite:
+        """Return this spec with its first ``dims`` batch dimensions as one."""
+        out = super().flatten(dims)
+        out._specs = {name: spec.flatten(dims) for name, spec in self._specs.items()}
+        return out
+
     def to(self, device: Device) -> Composite:
         """Return this spec for TensorDicts on ``device``."""
         out = super().to(device)

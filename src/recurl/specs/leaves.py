@@ -90,6 +90,12 @@ class Bounded(TensorSpec):
             raise ArgumentError(f"Every low must be <= its high, got low={low} and high={high}.")
         super().__init__(size, dtype, device)
 
+    def flatten(self, dims: int) -> Bounded:
+        """Return this spec with its first ``dims`` dimensions as one."""
+        out = super().flatten(dims)
+        out._low, out._high = (bound.expand(self.shape).reshape(out.shape) for bound in (self._low, self._high))
+        return out
+
     @property
     def low(self) -> torch.Tensor:
         """Lower bounds, of the spec's shape, on its device."""

@@ -9,6 +9,7 @@ from recurl.trainers.algorithms.ppo_config import PPOConfig
 from recurl.trainers.algorithms.r2d2_config import R2D2Config
 from recurl.trainers.algorithms.table import ALGORITHMS, OPTIONS, Algorithm, find_algorithm, read_options, register
 from recurl.trainers.config import RunConfig
+from recurl.trainers.env_name import EnvSource
 from recurl.trainers.export.checksum import check_export
 from recurl.trainers.export.policy_file import export_run
 from recurl.trainers.networks.actor_critic import ActorCritic
@@ -33,6 +34,7 @@ __all__ = [
     "Algorithm",
     "CudaGraphStep",
     "DQNConfig",
+    "EnvSource",
     "Evaluation",
     "GradientStep",
     "Learner",

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
+from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.keys import ACTION_MASK
+from recurl.nearest import nearest
 from recurl.ranges import (
     Count,
     Fraction,
@@ -23,6 +25,7 @@ from recurl.ranges import (
     fields_of,
 )
 from recurl.recurrence import BACKENDS, load_cell
+from recurl.trainers.env_name import EnvSource, named, source_of
 
 NO_MASK = "none"
 """The action mask of a run without one."""
@@ -41,12 +44,36 @@ class RunConfig:
 
     algorithm: ClassVar[str]
     """Name on the command line."""
-    fixed: ClassVar[tuple[str, ...]] = ("env", "env_kwargs", "num_envs", "drop_observations", "action_mask")
+    fixed: ClassVar[tuple[str, ...]] = (
+        "env",
+        "env_kwargs",
+        "num_envs",
+        "drop_observations",
+        "action_mask",
+        "wrapper",
+        "vectorization",
+        "env_workers",
+        "previous_action",
+        "previous_reward",
+    )
     """Options that a run can't change when it is resumed."""
-    env: str
-    """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1."""
+    env: EnvSource
+    """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1, or module:id where a module registers it, such
+    as ale_py:ALE/Pong-v5 or my_file:My-v0 (the working directory is searched too)."""
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment as name=value, such as k=8 (a Python literal, otherwise text)."""
+    wrapper: tuple[str, ...] = ()
+    """Gymnasium wrappers of each environment, module:Class or module:Class(name=value), the first innermost, such as
+    --wrapper gymnasium.wrappers:FlattenObservation --wrapper my_file:Mine."""
+    vectorization: Literal["auto", "native", "sync", "async"] = "auto"
+    """How environments are stepped together: the environment's own vector implementation, one after the other, or each
+    in a process; auto takes native where it can begin episodes of single rows and there is no wrapper, else sync."""
+    env_workers: Whole = 0
+    """Processes that share the environments of the training, which must be a multiple; 0 for none."""
+    previous_action: bool = False
+    """Show the policy the action of the step before too (zeros when an episode begins)."""
+    previous_reward: bool = False
+    """Show the policy the reward of the step before too (zero when an episode begins)."""
     action_mask: str = ACTION_MASK
     """Mask of allowed actions: its name in the observation or in info; none for no mask."""
     show_action_mask: bool = False
@@ -108,7 +135,9 @@ class RunConfig:
     """Reaction to a NaN or infinite reward, observation, loss or gradient: stop, or skip the batch or step."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "env", named(self.env))
         check_fields(self)
+        self._check_env()
         self._check_backend()
         if self.cell != NO_CELL:
             self._check_cell()
@@ -120,9 +149,24 @@ class RunConfig:
             )
         _ = self.env_arguments
 
+    def _check_env(self) -> None:
+        workers = self.env_workers
+        if workers and self.num_envs % workers:
+            fitting = [str(count) for count in range(1, self.num_envs + 1) if self.num_envs % count == 0]
+            raise ArgumentError(
+                f"--env-workers must divide --num-envs, got {workers} and {self.num_envs}: take {', '.join(fitting)}."
+            )
+        given = isinstance(source_of(self.env), EnvBase)
+        if given and (workers or self.wrapper or self.env_kwargs or self.vectorization != "auto"):
+            raise ArgumentError(
+                "An environment that is given as an object is used as it is, without wrapper, vectorization, "
+                "env_workers and env_kwargs: give a function that makes it, env=lambda: ..."
+            )
+
     def _check_backend(self) -> None:
         if self.backend not in BACKENDS.names:
-            raise ArgumentError(f"--backend must be one of {', '.join(BACKENDS.names)}, got {self.backend!r}.")
+            near = nearest(self.backend, BACKENDS.names)
+            raise ArgumentError(f"--backend must be one of {', '.join(BACKENDS.names)}, got {self.backend!r}.{near}")
 
     def check(self) -> None:
         """Refuse options that don't fit together."""
@@ -134,6 +178,11 @@ class RunConfig:
             raise ArgumentError(f"--cell: {error} For a feed-forward control write none.") from error
         except UnsupportedError as error:
             raise ArgumentError(f"--backend: {error}.") from error
+
+    @property
+    def env_name(self) -> str:
+        """Gymnasium id of the environment, or the name of what was given in its place."""
+        return str(self.env)
 
     @property
     def frames_per_batch(self) -> int:
@@ -170,9 +219,18 @@ class RunConfig:
         """Return the options of the same run on the CPU, with the backend that is best there."""
         return replace(self, device="cpu", backend="fastest")
 
+    def with_env(self, env: EnvSource) -> Self:
+        """Return the options with another environment; a function or an object keeps the name in these options.
+
+        Args:
+            env: see ``env``.
+        """
+        return replace(self, env=named(env, self.env_name))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain values, ready for JSON."""
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        values = {**asdict(self), "env": self.env_name}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return {"algorithm": self.algorithm_name(), **plain}
 
     @classmethod
@@ -187,8 +245,8 @@ class RunConfig:
         if unknown:
             raise ArgumentError(f"Unknown options {unknown}: this run was written by another version of recurl.")
         try:
-            many = {field.name for field in fields_of(cls) if field.many and field.name in values}
-            options: dict[str, Any] = {**values, **{name: tuple(values[name]) for name in many}}
+            many = {field.name for field in fields_of(cls) if field.many}
+            options: dict[str, Any] = {name: tuple(value) if name in many else value for name, value in values.items()}
             return cls(**options)
         except TypeError as error:
             raise ArgumentError(f"The options can't be read: {error}.") from error

@@ -1,7 +1,15 @@
-import pytest
+from dataclasses import replace
 
-from recurl.errors import ArgumentError
-from recurl.trainers import DQNConfig, PPOConfig, make_env
+import gymnasium as gym
+import pytest
+import torch
+
+from recurl.envs import GymEnv
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
+from recurl.trainers import PPO, DQNConfig, PPOConfig, make_env
+from recurl.trainers.algorithms.environment import _checked, training_env
+
+MODES = ("auto", "native", "sync")
 
 
 @pytest.mark.parametrize("kind", [PPOConfig, DQNConfig])
@@ -16,6 +24,12 @@ def test_rows_device_and_arguments(kind):
     [
         ({"env": "NoSuchEnv-v0"}, "--env NoSuchEnv-v0 .*can't be used: .*NoSuchEnv"),
         ({"env": "no-such-module:Env-v0"}, "--env no-such-module:Env-v0 .*no-such-module"),
+        ({"env": "Zzqxw-v0"}, "Zzqxw.* doesn't exist.* is written module:id, such as ale_py:ALE/Pong-v5"),
+        ({"env": "CartPoel-v1"}, r"Did you mean: `CartPole`\?$"),
+        (
+            {"env": "no_such:Env-v0"},
+            r"there is no module 'no_such': install it \(pip install no_such\), or name a file",
+        ),
         ({"env_kwargs": ("colour=1",)}, r"does not take --env-kwargs .*colour"),
         ({"env_kwargs": ("k=0",)}, "k must be"),
     ],
@@ -23,3 +37,111 @@ def test_rows_device_and_arguments(kind):
 def test_environments_that_cannot_be_made(options, message):
     with pytest.raises(ArgumentError, match=message):
         make_env(PPOConfig(**{"env": "recurl/RepeatPrevious-v0", **options}), 2)
+
+
+class Written(gym.Env):
+    observation_space = gym.spaces.Text(5)
+    action_space = gym.spaces.Discrete(2)
+
+
+def test_spaces_that_cannot_be_used():
+    with pytest.raises(UnsupportedError, match=r"--env .*Written\(\) can't be used: .*Text"):
+        make_env(PPOConfig(env=Written), 1)
+
+
+def test_a_package_that_an_environment_needs_is_named():
+    gym.register("recurl-test/Lacking-v0", "no_such_package.envs:Thing")
+    with pytest.raises(MissingDependencyError, match=r"needs the module 'no_such_package', .* pip install no_such_pac"):
+        make_env(PPOConfig(env="recurl-test/Lacking-v0"), 1)
+    del gym.registry["recurl-test/Lacking-v0"]
+
+
+def cartpole():
+    return gym.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    "source", [cartpole, lambda: GymEnv("CartPole-v1"), lambda num_envs: GymEnv("CartPole-v1", num_envs)]
+)
+def test_functions_make_as_many_rows_as_asked_for(source):
+    assert make_env(PPOConfig(env=source), 3).batch_size == (3,)
+    assert training_env(PPOConfig(env=source, num_envs=5)).batch_size == (5,)
+
+
+def test_an_object_is_trained_in_and_not_made_anew():
+    env = GymEnv("CartPole-v1", 2)
+    config = PPOConfig(env=env, num_envs=2, minibatches=2)
+    assert training_env(config) is env
+    with pytest.raises(ArgumentError, match=r"fresh environment is needed here, .*GymEnv\(\) was given as an object"):
+        make_env(config, 2)
+    with pytest.raises(ArgumentError, match=r"\[num_envs\], \[4\], got \[2\]: set --num-envs to 2, or give a function"):
+        training_env(PPOConfig(env=env, num_envs=4))
+    with pytest.raises(ArgumentError, match=r"GymEnv\(\) is closed: give a new one"):
+        training_env(config)
+
+
+def test_objects_are_used_as_they_are():
+    env = GymEnv("CartPole-v1", 8)
+    for options in ({"env_workers": 2}, {"wrapper": ("a:B",)}, {"env_kwargs": ("k=1",)}, {"vectorization": "sync"}):
+        with pytest.raises(ArgumentError, match="given as an object is used as it is"):
+            PPOConfig(env=env, **options)
+    with pytest.raises(ArgumentError, match="--overlap makes the environment in a second process: give a function"):
+        PPOConfig(env=env, overlap=True)
+    with pytest.raises(ArgumentTypeError, match="give a function that makes one, env=lambda"):
+        PPOConfig(env=cartpole())  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="must be on --device cuda, but it is on cpu"):
+        _checked(replace(PPOConfig(env=env), device="cuda"), env)
+
+
+def test_a_name_alone_asks_for_the_environment():
+    config = PPOConfig.from_dict(PPOConfig(env=cartpole).to_dict())
+    assert config.env == f"{__name__}.cartpole()"
+    with pytest.raises(ArgumentError, match=r"given in Python, as .*\.cartpole\(\): give it again with env=, as in"):
+        make_env(config, 1)
+    again = config.with_env(lambda: cartpole())
+    assert again == config
+    assert make_env(again, 2).batch_size == (2,)
+    assert make_env(config.with_env("Acrobot-v1"), 1).batch_size == (1,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_envs": 8, "env_workers": 3}, "--env-workers must divide --num-envs, got 3 and 8: take 1, 2, 4, 8"),
+        (
+            {"vectorization": "sinc"},
+            r"--vectorization must be one of auto, native, sync, async, .* Did you mean sync\?",
+        ),
+    ],
+)
+def test_options_that_cannot_be_used(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        PPOConfig(env="CartPole-v1", **options)
+
+
+def test_ways_to_step_together():
+    tasks = {mode: make_env(PPOConfig(env="recurl/TMaze-v0", vectorization=mode), 2) for mode in MODES}
+    kinds = {mode: type(env.gym_env).__name__ for mode, env in tasks.items() if isinstance(env, GymEnv)}
+    assert kinds == {"auto": "TMazeVectorEnv", "native": "TMazeVectorEnv", "sync": "SyncVectorEnv"}
+    wrapper = ("gymnasium.wrappers:TimeLimit(max_episode_steps=3)",)
+    wrapped = make_env(PPOConfig(env="recurl/TMaze-v0", wrapper=wrapper), 2)
+    assert wrapped.rollout(9).shape == (2, 3)
+    with pytest.raises(ArgumentError, match=r"--env recurl/TMaze-v0 can't be used: Wrappers need single"):
+        make_env(PPOConfig(env="recurl/TMaze-v0", wrapper=wrapper, vectorization="native"), 2)
+
+
+def test_workers_give_what_one_process_gives():
+    options = {"env": "recurl/TMaze-v0", "num_envs": 4, "previous_action": True, "previous_reward": True}
+    batches, weights = [], None
+    for workers in (0, 2):
+        config = PPOConfig(**options, env_workers=workers, rollout_steps=16, sequence_length=16)
+        learner = PPO(config)
+        weights = weights or learner.agent.state_dict()
+        learner.agent.load_state_dict(weights)
+        torch.manual_seed(1)  # making the workers has drawn their seeds
+        batches.append([learner.collect(), learner.collect()])
+        assert learner.can_save_env
+        learner.close()
+    for alone, shared in zip(*batches, strict=True):
+        for key in ("observation", "action", "previous_action", "previous_reward", ("next", "reward")):
+            assert torch.equal(alone[key], shared[key]), key

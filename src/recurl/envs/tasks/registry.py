@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import gymnasium
 
+from recurl.envs.tasks.bandit import BanditEnv, BanditVectorEnv
 from recurl.envs.tasks.base import TaskVectorEnv
 from recurl.envs.tasks.masked_cartpole import MaskedCartPoleEnv, MaskedCartPoleVectorEnv
 from recurl.envs.tasks.masked_pendulum import MaskedPendulumEnv, MaskedPendulumVectorEnv
@@ -43,6 +44,13 @@ class Task:
 TASKS = {
     task.id: task
     for task in (
+        Task(
+            "recurl/Bandit-v0",
+            BanditEnv,
+            BanditVectorEnv,
+            BanditVectorEnv.optimal_return,
+            BanditVectorEnv.memoryless_return,
+        ),
         Task(
             "recurl/MaskedCartPole-v1",
             MaskedCartPoleEnv,

@@ -2,45 +2,131 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
 from torch import nn
 
-from recurl.envs import EnvBase, GymEnv
-from recurl.errors import ArgumentError, RecurlError
+from recurl.envs import EnvBase, GymEnv, ParallelEnv
+from recurl.envs.from_function import env_from_function
+from recurl.envs.gym_wrappers import NamedWrapper
+from recurl.envs.wiring import policy_transforms
+from recurl.errors import ArgumentError, RecurlError, UnsupportedError
 from recurl.hardware import check_device
 from recurl.trainers.config import NO_MASK, RunConfig
+from recurl.trainers.env_name import is_name_only, source_of
+from recurl.transforms import PreviousAction, PreviousReward
+
+_MODES = {"auto": None, "native": "vector_entry_point", "sync": "sync", "async": "async"}
+_WORKER_SECONDS = 60.0
 
 
 def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = None) -> EnvBase:
-    """Build the environments of a run.
+    """Build environments as those of a run, all in this process unless ``config.vectorization`` says otherwise.
 
     Args:
-        config: id and arguments of the environment, device.
-        num_envs: environments side by side.
+        config: the environment, its arguments, wrappers and inputs of the step before, device.
+        num_envs: environments side by side; a function that makes a batch of its own size decides it instead.
         policy: policy whose hidden states the environment declares, so that it can be run there.
 
     Raises:
-        ArgumentError: there is no such device or environment, or it can't be made of these arguments.
+        ArgumentError: there is no such device or environment, or it can't be made of these arguments; or the
+            environment is an object, which can't be made anew.
     """
     check_device(config.device)
-    asked = " ".join((config.env, *config.env_kwargs))
-    try:
-        return GymEnv(
-            config.env,
-            num_envs=num_envs,
-            device=config.device,
-            categorical_action_encoding=True,
-            drop_observations=config.drop_observations,
-            action_mask=None if config.action_mask == NO_MASK else config.action_mask,
-            policy=policy,
-            **config.env_arguments,
+    env = _with_past(config, _single_process(config, num_envs))
+    for transform in () if policy is None else policy_transforms(policy, env):
+        env = env.append_transform(transform)
+    return env
+
+
+def training_env(config: RunConfig) -> EnvBase:
+    """Build the environments that a run learns in, ``[num_envs]``, in worker processes where ``env_workers`` says so.
+
+    Raises:
+        ArgumentError: see :func:`make_env`; or a batch of another size.
+    """
+    check_device(config.device)
+    env = _with_past(config, _of_training(config))
+    if tuple(env.batch_size) != (config.num_envs,):
+        env.close()
+        raise ArgumentError(
+            f"The environment of a run must have the batch size [num_envs], [{config.num_envs}], got "
+            f"{list(env.batch_size)}: set --num-envs to {max(math.prod(env.batch_size), 1)}, or give a function that "
+            "makes one environment, or takes num_envs."
         )
+    return env
+
+
+def _of_training(config: RunConfig) -> EnvBase:
+    source = source_of(config.env)
+    if isinstance(source, EnvBase):
+        return _checked(config, source)
+    if not config.env_workers:
+        return _single_process(config, config.num_envs)
+    create = partial(_single_process, config, config.num_envs // config.env_workers)
+    return ParallelEnv(config.env_workers, create, timeout=_WORKER_SECONDS, concatenate=True)
+
+
+def _with_past(config: RunConfig, env: EnvBase) -> EnvBase:
+    """Return ``env`` with the inputs of the step before that the options ask for."""
+    if config.previous_action:
+        env = env.append_transform(PreviousAction(env.action_spec_unbatched))
+    if config.previous_reward:
+        env = env.append_transform(PreviousReward())
+    return env
+
+
+def _single_process(config: RunConfig, num_envs: int) -> EnvBase:
+    source = source_of(config.env)
+    if isinstance(source, EnvBase):
+        raise ArgumentError(
+            f"A fresh environment is needed here, and {config.env_name} was given as an object, which training uses: "
+            "give a function that makes it instead, env=lambda: ..."
+        )
+    if is_name_only(config.env):
+        raise ArgumentError(
+            f"The environment of this run was given in Python, as {config.env_name}: give it again with env=, as in "
+            "evaluate_run(folder, env=make), or folder.read_config(env=make) to resume. The command line takes "
+            "Gymnasium ids only."
+        )
+    options: dict[str, Any] = {"vectorization_mode": _MODES[config.vectorization], "device": config.device}
+    options["wrappers"] = [NamedWrapper(text) for text in config.wrapper]
+    options["drop_observations"] = config.drop_observations
+    options["action_mask"] = None if config.action_mask == NO_MASK else config.action_mask
+    if source is not None:
+        return _checked(config, _clearly(config, partial(env_from_function, source, num_envs, **options)))
+    create = partial(GymEnv, config.env_name, num_envs, categorical_action_encoding=True, **options)
+    return _clearly(config, create)
+
+
+def _clearly(config: RunConfig, create: Callable[..., EnvBase]) -> EnvBase:
+    """Call ``create`` with the environment's own arguments, and name the options in errors."""
+    asked = " ".join((config.env_name, *config.env_kwargs))
+    try:
+        return create(**config.env_arguments)
     except ArgumentError as error:
         raise ArgumentError(f"--env {asked} can't be used: {error}") from error
+    except UnsupportedError as error:
+        raise UnsupportedError(f"--env {asked} can't be used: {error}") from error
     except RecurlError:
         raise
     except Exception as error:  # the environment is somebody else's code
         if isinstance(error, TypeError) and config.env_kwargs:
             raise ArgumentError(
-                f"--env {config.env} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"
+                f"--env {config.env_name} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"
             ) from error
         raise ArgumentError(f"--env {asked} can't be made, {type(error).__name__}: {error}") from error
+
+
+def _checked(config: RunConfig, env: EnvBase) -> EnvBase:
+    """Refuse an environment of recurl that is closed, or on another device than the networks."""
+    if env.is_closed:
+        raise ArgumentError(f"The environment {config.env_name} is closed: give a new one.")
+    wanted, own = torch.device(config.device).type, "cpu" if env.device is None else env.device.type
+    if wanted != own:
+        raise ArgumentError(f"The environment {config.env_name} must be on --device {wanted}, but it is on {own}.")
+    return env

@@ -14,7 +14,7 @@ from torch import Tensor
 from recurl.collectors import Collector, OverlappedCollector
 from recurl.envs import EnvBase
 from recurl.specs import Composite, TensorSpec
-from recurl.trainers.algorithms.environment import make_env
+from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.seeding import seed_everything
 from recurl.trainers.config import RunConfig
@@ -72,7 +72,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.config = config
         self.env_steps = 0
         self.fault: str | None = None
-        env = make_env(config, config.num_envs)
+        env = training_env(config)
         check_machine(config, env.observation_spec)
         env.set_seed(config.seed)
         self.can_save_env = env.can_save_state
@@ -129,8 +129,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     def _overlapped(self, env: EnvBase) -> OverlappedCollector:
         policy, config = collecting(self.agent.policy), self.config
         env.close()
-        create = partial(make_env, config, config.num_envs)
-        collector = OverlappedCollector(create, policy, frames_per_batch=config.frames_per_batch)
+        collector = OverlappedCollector(partial(training_env, config), policy, frames_per_batch=config.frames_per_batch)
         collector.set_seed(config.seed)
         return collector
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
 from recurl.ranges import Count, Fraction, Inside, NotNegative
 from recurl.trainers.config import NO_CELL, RunConfig
+from recurl.trainers.env_name import source_of
 
 _CAPTURABLE = ("fastest", "triton")
 
@@ -71,6 +73,8 @@ class PPOConfig(RunConfig):
             )
         if self.cuda_graph:
             self._check_cuda_graph(self.num_envs * pieces)
+        if self.overlap and isinstance(source_of(self.env), EnvBase):
+            raise ArgumentError("--overlap makes the environment in a second process: give a function, env=lambda: ...")
         if self.overlap and self.device != "cpu":
             raise ArgumentError(
                 f"--overlap needs --device cpu, as the second process collects there, got {self.device}."

@@ -15,6 +15,7 @@ from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, StorageError
 from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.config import RunConfig
+from recurl.trainers.env_name import EnvSource
 from recurl.trainers.export.checksum import check_export, description_of, sha256
 from recurl.trainers.export.formats import FORMATS
 from recurl.trainers.export.policy_step import PolicyStep
@@ -27,7 +28,13 @@ _ROWS = 4
 _SEED = 2_000_003
 
 
-def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path:  # noqa: A002 - as on the command line
+def export_run(
+    folder: RunFolder,
+    format: str,  # noqa: A002 - as on the command line
+    path: Path | None = None,
+    *,
+    env: EnvSource | None = None,
+) -> Path:
     """Write the greedy policy of a run's newest checkpoint as a file, checked against the policy.
 
     Beside it goes ``<file>.json``: names, shapes and dtypes of inputs and outputs, which output feeds which state, the
@@ -38,6 +45,7 @@ def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path
         folder: the run.
         format: ``"torch"``, a ``torch.export`` program, which ``torch.export.load`` reads; or ``"onnx"``.
         path: the file; by default ``policy.pt2`` or ``policy.onnx`` in the run's folder.
+        env: see :func:`load_agent`.
 
     Returns:
         The file.
@@ -56,15 +64,15 @@ def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path
     path = folder.path / f"policy{kind.suffix}" if path is None else path
     if path.suffix != kind.suffix:
         raise ArgumentError(f"A file of format {format} must end with {kind.suffix}, got {path}: name another (--out).")
-    config, agent = load_agent(folder, on_cpu=True)
+    config, agent = load_agent(folder, on_cpu=True, env=env)
     policy = PolicyStep(agent.actor).eval().requires_grad_(False)
-    with make_env(config, _ROWS, policy=agent.actor) as env, TemporaryDirectory() as place:
-        env.set_seed(_SEED)
+    with make_env(config, _ROWS, policy=agent.actor) as envs, TemporaryDirectory() as place:
+        envs.set_seed(_SEED)
         trial = Path(place) / path.name
-        kind.write(policy, policy.arguments(env.reset()), trial)
-        verify(kind.read(trial), policy, env)
+        kind.write(policy, policy.arguments(envs.reset()), trial)
+        verify(kind.read(trial), policy, envs)
         data = trial.read_bytes()
-        about = {"format": format, "file": path.name, "sha256": sha256(data), **describe(config, policy, env)}
+        about = {"format": format, "file": path.name, "sha256": sha256(data), **describe(config, policy, envs)}
         try:
             make_folder(path.parent)
             write_whole(path, data)
@@ -85,7 +93,7 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
         "torch": torch.__version__,
         "algorithm": config.algorithm,
         "cell": config.cell,
-        "env": config.env,
+        "env": config.env_name,
         "env_arguments": config.env_arguments,
         "inputs": [_tensor(name, value) for name, value in zip(policy.inputs, arguments, strict=True)],
         "outputs": [_tensor(name, value) for name, value in zip(policy.outputs, results, strict=True)],

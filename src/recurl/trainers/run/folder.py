@@ -14,6 +14,7 @@ from typing import Any, cast
 from recurl.errors import ArgumentError, StorageError
 from recurl.trainers.algorithms.table import read_options
 from recurl.trainers.config import RunConfig
+from recurl.trainers.env_name import EnvSource
 from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_whole, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 
@@ -142,12 +143,20 @@ class RunFolder:
         remove_partials(self.path, self.metrics.name)
         sync_folder(self.path)
 
-    def read_config(self) -> RunConfig:
+    def read_config(self, env: EnvSource | None = None) -> RunConfig:
         """Return the options of the run in this folder.
+
+        Args:
+            env: environment to take instead, see ``RunConfig.env``; needed where the run was given a function or an
+                object, of which the folder holds the name only.
 
         Raises:
             ArgumentError: there is no run here, or its options can't be read.
         """
+        config = self._read_config()
+        return config if env is None else config.with_env(env)
+
+    def _read_config(self) -> RunConfig:
         try:
             values = json.loads(self.config.read_text())
         except OSError as error:

@@ -10,6 +10,7 @@ import torch
 from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.config import RunConfig
+from recurl.trainers.env_name import EnvSource
 from recurl.trainers.files.checkpoints import fitting, load_newest
 from recurl.trainers.networks.agent import Agent
 from recurl.trainers.optim.finite import check_finite
@@ -24,18 +25,19 @@ _SIDE_BY_SIDE = 50
 _FRESH = 1_000_003
 
 
-def load_agent(folder: RunFolder, *, on_cpu: bool = False) -> tuple[RunConfig, Agent]:
+def load_agent(folder: RunFolder, *, on_cpu: bool = False, env: EnvSource | None = None) -> tuple[RunConfig, Agent]:
     """Return the options of a run, and its networks as of the newest checkpoint.
 
     Args:
         folder: the run.
         on_cpu: put them on the CPU, wherever they were trained.
+        env: see :meth:`RunFolder.read_config`; a function or an id, as new environments are made of it.
 
     Raises:
         ArgumentError: the run has no checkpoint, or it can't be read or doesn't fit.
         NonFiniteError: the policy isn't finite.
     """
-    config = folder.read_config()
+    config = folder.read_config(env)
     config = config.on_cpu() if on_cpu else config
     path, state = load_newest(folder.checkpoints, folder.notify)
     with make_env(config, 1) as plain:
@@ -52,6 +54,7 @@ def evaluate_run(
     episodes: int,
     seed: int | None = None,
     max_steps: int | None = None,
+    env: EnvSource | None = None,
     console: Console | None = None,
 ) -> Evaluation:
     """Play greedy episodes with the newest checkpoint of a run.
@@ -61,6 +64,7 @@ def evaluate_run(
         episodes: how many episodes.
         seed: of the environments; by default one that training did not use.
         max_steps: an episode that goes on after so many is cut; by default the run's ``eval_max_steps``.
+        env: see :func:`load_agent`.
         console: where progress is shown, if it takes seconds.
 
     Raises:
@@ -68,12 +72,12 @@ def evaluate_run(
         NonFiniteError: the policy, a reward or an observation isn't finite.
     """
     check_bounds(episodes, 1 if max_steps is None else max_steps)
-    config, agent = load_agent(folder)
+    config, agent = load_agent(folder, env=env)
     torch.set_num_threads(config.threads)
     with (
-        make_env(config, min(episodes, _SIDE_BY_SIDE), policy=agent.actor) as env,
+        make_env(config, min(episodes, _SIDE_BY_SIDE), policy=agent.actor) as envs,
         closing(EvaluationDisplay(console, episodes)) as display,
     ):
-        env.set_seed(config.seed + _FRESH if seed is None else seed)
+        envs.set_seed(config.seed + _FRESH if seed is None else seed)
         most = config.eval_max_steps if max_steps is None else max_steps
-        return evaluate_policy(agent.actor, env, episodes=episodes, max_steps=most, progress=display.update)
+        return evaluate_policy(agent.actor, envs, episodes=episodes, max_steps=most, progress=display.update)

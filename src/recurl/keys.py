@@ -9,6 +9,8 @@ from recurl.errors import ArgumentTypeError
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 ACTION = "action"
+ACTION_MASK = "action_mask"
+"""Actions that are allowed, bool, true where an action may be taken."""
 ADVANTAGE = "advantage"
 COLLECTOR = "collector"
 """Metadata of steps, written by collectors, buffers and rollouts, is nested under this key."""
@@ -17,6 +19,8 @@ IS_INIT = "is_init"
 MASK = ("collector", "mask")
 NEXT = "next"
 OBSERVATION = "observation"
+PREVIOUS_ACTION = "previous_action"
+PREVIOUS_REWARD = "previous_reward"
 RESET = "_reset"
 REWARD = "reward"
 STATE_VALUE = "state_value"

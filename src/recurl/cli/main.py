@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, Protocol, cast
 
-from recurl import __version__
+from recurl._version import __version__
 from recurl.errors import ArgumentError, MissingDependencyError, RecurlError, RemoteTraceback
 
 _LONGEST = 600  # characters of a message

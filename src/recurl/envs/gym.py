@@ -107,6 +107,11 @@ class GymWrapper(EnvBase):
         """The wrapped Gymnasium environment."""
         return self._env
 
+    @property
+    def readers(self) -> tuple[ObservationReader, ActionReader]:
+        """What converts observations to tensors, and action tensors to Gymnasium's actions."""
+        return self._observations, self._actions
+
     @takes_entries
     @makes_memory
     def _reset(self, tensordict: Step | None) -> Step:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 import torch
 
+from recurl.envs.space_json import space_from_json, space_to_json
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.keys import OBSERVATION, NestedKey, normalize_key
 from recurl.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
@@ -30,11 +31,16 @@ class ObservationReader:
         batch_size: ``[]`` or ``[n]``.
         owner: the environment, for error messages.
 
+    Attributes:
+        space: the space.
+        spec: specs of the entries of one environment.
+
     Raises:
         UnsupportedError: the space is a ``Tuple``, ``Text``, ``Graph`` or another space without a tensor equivalent.
     """
 
     def __init__(self, space: gym.Space[Any], batch_size: Sequence[int], owner: object) -> None:
+        self.space = space
         self._owner = owner
         self._leaves: list[tuple[NestedKey, tuple[str, ...], tuple[int, ...], Callable[[Any], torch.Tensor]]] = []
         self.spec = Composite()
@@ -43,6 +49,19 @@ class ObservationReader:
             spec = _observation_spec(leaf)
             self.spec.set(key, spec)
             self._leaves.append((key, path, (*batch_size, *spec.shape), _observation_read(leaf)))
+
+    def rebatched(self, batch_size: Sequence[int]) -> ObservationReader:
+        """Return the same reader for another batch size."""
+        return ObservationReader(self.space, batch_size, self._owner)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` builds an equal reader of, as plain values."""
+        return {"space": space_to_json(self.space)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], batch_size: Sequence[int], owner: object) -> ObservationReader:
+        """Build a reader of what :meth:`to_json` returned."""
+        return cls(space_from_json(values["space"]), batch_size, owner)
 
     def read(self, observation: Any) -> dict[NestedKey, torch.Tensor]:
         """Return the entries of ``observation``, from one environment or batched along the first dimension.
@@ -82,12 +101,18 @@ class ActionReader:
         batch_size: ``[]`` or ``[n]``.
         categorical: use the spec :class:`Categorical` for a ``Discrete`` space instead of :class:`OneHot`.
 
+    Attributes:
+        space: the space.
+        spec: spec of the action of one environment.
+
     Raises:
         UnsupportedError: the space is a ``Dict``, a ``Tuple`` or another unsupported space.
     """
 
     def __init__(self, space: gym.Space[Any], batch_size: Sequence[int], categorical: bool) -> None:
+        self.space = space
         self._batch = tuple(batch_size)
+        self._categorical = categorical
         self.read = self._box
         if isinstance(space, spaces.Discrete):
             self._n, self._start = int(space.n), int(space.start)
@@ -111,6 +136,19 @@ class ActionReader:
             )
         self._shape = (*self._batch, *self.spec.shape)
         self._dtype = space.dtype
+
+    def rebatched(self, batch_size: Sequence[int]) -> ActionReader:
+        """Return the same reader for another batch size."""
+        return ActionReader(self.space, batch_size, self._categorical)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` builds an equal reader of, as plain values."""
+        return {"space": space_to_json(self.space), "categorical": self._categorical}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], batch_size: Sequence[int]) -> ActionReader:
+        """Build a reader of what :meth:`to_json` returned."""
+        return cls(space_from_json(values["space"]), batch_size, values["categorical"])
 
     def _discrete(self, action: torch.Tensor) -> Any:
         values = _numpy(action)

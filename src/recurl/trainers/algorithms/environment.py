@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from recurl.envs import EnvBase, GymEnv
+from recurl.envs import ActionReader, EnvBase, GymEnv, GymWrapper, ObservationReader
 from recurl.errors import ArgumentError, RecurlError
 from recurl.hardware import check_device
 from recurl.trainers.config import RunConfig
@@ -42,3 +42,11 @@ def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = Non
                 f"--env {config.env} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"
             ) from error
         raise ArgumentError(f"--env {asked} can't be made, {type(error).__name__}: {error}") from error
+
+
+def readers_of(env: EnvBase) -> tuple[ObservationReader, ActionReader] | None:
+    """Return what converts observations and actions of an environment, or None where Gymnasium isn't below it."""
+    inner: object = env
+    while inner is not None and not isinstance(inner, GymWrapper):
+        inner = getattr(inner, "base_env", None)
+    return None if inner is None else inner.readers

@@ -10,10 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recurl import __version__, specs
+from recurl import specs
+from recurl._version import __version__
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, StorageError
-from recurl.trainers.algorithms.environment import make_env
+from recurl.trainers.algorithms.environment import make_env, readers_of
 from recurl.trainers.config import RunConfig
 from recurl.trainers.export.checksum import check_export, description_of, sha256
 from recurl.trainers.export.formats import FORMATS
@@ -27,8 +28,14 @@ _ROWS = 4
 _SEED = 2_000_003
 
 
-def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path:  # noqa: A002 - as on the command line
-    """Write the greedy policy of a run's newest checkpoint as a file, checked against the policy.
+def export_run(
+    folder: RunFolder,
+    format: str,  # noqa: A002 - as on the command line
+    path: Path | None = None,
+    *,
+    checkpoint: str = "newest",
+) -> Path:
+    """Write the greedy policy of a run as a file, checked against the policy.
 
     Beside it goes ``<file>.json``: names, shapes and dtypes of inputs and outputs, which output feeds which state, the
     actions, the environment, and the SHA-256 of the file, for :func:`check_export`. The file computes on the CPU
@@ -38,6 +45,7 @@ def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path
         folder: the run.
         format: ``"torch"``, a ``torch.export`` program, which ``torch.export.load`` reads; or ``"onnx"``.
         path: the file; by default ``policy.pt2`` or ``policy.onnx`` in the run's folder.
+        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
 
     Returns:
         The file.
@@ -56,7 +64,7 @@ def export_run(folder: RunFolder, format: str, path: Path | None = None) -> Path
     path = folder.path / f"policy{kind.suffix}" if path is None else path
     if path.suffix != kind.suffix:
         raise ArgumentError(f"A file of format {format} must end with {kind.suffix}, got {path}: name another (--out).")
-    config, agent = load_agent(folder, on_cpu=True)
+    config, agent = load_agent(folder, on_cpu=True, checkpoint=checkpoint)
     policy = PolicyStep(agent.actor).eval().requires_grad_(False)
     with make_env(config, _ROWS, policy=agent.actor) as env, TemporaryDirectory() as place:
         env.set_seed(_SEED)
@@ -80,6 +88,7 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
     arguments = policy.arguments(env.reset())
     with torch.no_grad():
         results = policy(*arguments)
+    readers = readers_of(env)
     return {
         "recurl": __version__,
         "torch": torch.__version__,
@@ -91,6 +100,7 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
         "outputs": [_tensor(name, value) for name, value in zip(policy.outputs, results, strict=True)],
         "states": dict(zip(policy.inputs[len(policy.observations) + 1 :], policy.outputs[1:], strict=True)),
         "action": _action(env.action_spec_unbatched),
+        **({} if readers is None else {"observations": readers[0].to_json(), "actions": readers[1].to_json()}),
         "verified_steps": VERIFIED_STEPS,
     }
 

@@ -10,7 +10,7 @@ import torch
 from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.config import RunConfig
-from recurl.trainers.files.checkpoints import fitting, load_newest
+from recurl.trainers.files.checkpoints import fitting
 from recurl.trainers.networks.agent import Agent
 from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.evaluation_display import EvaluationDisplay
@@ -24,20 +24,21 @@ _SIDE_BY_SIDE = 50
 _FRESH = 1_000_003
 
 
-def load_agent(folder: RunFolder, *, on_cpu: bool = False) -> tuple[RunConfig, Agent]:
-    """Return the options of a run, and its networks as of the newest checkpoint.
+def load_agent(folder: RunFolder, *, on_cpu: bool = False, checkpoint: str = "newest") -> tuple[RunConfig, Agent]:
+    """Return the options of a run, and its networks as of a checkpoint.
 
     Args:
         folder: the run.
         on_cpu: put them on the CPU, wherever they were trained.
+        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
 
     Raises:
-        ArgumentError: the run has no checkpoint, or it can't be read or doesn't fit.
+        ArgumentError: the run has no such checkpoint, or it can't be read or doesn't fit.
         NonFiniteError: the policy isn't finite.
     """
     config = folder.read_config()
     config = config.on_cpu() if on_cpu else config
-    path, state = load_newest(folder.checkpoints, folder.notify)
+    path, state = folder.read_checkpoint(checkpoint)
     with make_env(config, 1) as plain:
         agent = make_agent(config, plain)
     with fitting(path):

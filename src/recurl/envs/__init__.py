@@ -16,7 +16,16 @@ from recurl.envs.utils import (
     set_exploration_type,
     step_mdp,
 )
-from recurl.transforms import Compose, InitTracker, RewardSum, StepCounter, TensorDictPrimer, Transform
+from recurl.transforms import (
+    Compose,
+    InitTracker,
+    PreviousAction,
+    PreviousReward,
+    RewardSum,
+    StepCounter,
+    TensorDictPrimer,
+    Transform,
+)
 
 __all__ = [
     "Compose",
@@ -27,6 +36,8 @@ __all__ = [
     "GymWrapper",
     "InitTracker",
     "ParallelEnv",
+    "PreviousAction",
+    "PreviousReward",
     "RewardSum",
     "SerialEnv",
     "StepCounter",

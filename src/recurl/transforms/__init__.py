@@ -2,8 +2,19 @@
 
 from recurl.transforms.base import Compose, Transform, makes_memory
 from recurl.transforms.init_tracker import InitTracker
+from recurl.transforms.previous import PreviousAction, PreviousReward
 from recurl.transforms.primer import TensorDictPrimer
 from recurl.transforms.reward import RewardSum
 from recurl.transforms.step_counter import StepCounter
 
-__all__ = ["Compose", "InitTracker", "RewardSum", "StepCounter", "TensorDictPrimer", "Transform", "makes_memory"]
+__all__ = [
+    "Compose",
+    "InitTracker",
+    "PreviousAction",
+    "PreviousReward",
+    "RewardSum",
+    "StepCounter",
+    "TensorDictPrimer",
+    "Transform",
+    "makes_memory",
+]

@@ -1,0 +1,196 @@
+"""Transforms that show a policy the action and the reward of the step before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
+from recurl.keys import ACTION, PREVIOUS_ACTION, PREVIOUS_REWARD, REWARD, NestedKey
+from recurl.lowering import Step, takes_entries
+from recurl.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
+from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
+
+_Encode: TypeAlias = Callable[[Tensor, int], Tensor]
+"""From values of a leaf and their number of batch dimensions to ``[*B, width]``."""
+
+
+class PreviousAction(Transform):
+    """Writes the action of the step before as an observation, ``"previous_action"``; zeros at the start of an episode.
+
+    Integers become one-hot vectors, one after the other, and bits stay bits: int8 ``[*B, width]`` in {0, 1}. If there
+    are real numbers among the actions, everything is float32. The leaves of a nested action follow each other in the
+    order of the spec. All zeros is no action of a discrete kind, so it marks the start.
+
+    TorchRL has no such transform.
+
+    Args:
+        action_spec: actions of one environment, ``env.action_spec_unbatched``.
+        out_key: name of the entry.
+
+    Attributes:
+        width: how many numbers encode an action.
+        dtype: their dtype.
+
+    Raises:
+        ArgumentTypeError: ``action_spec`` is no spec of actions.
+        ArgumentError: the environment has an entry of this name already.
+
+    Example:
+        >>> from recurl.envs import GymEnv
+        >>> env = GymEnv("CartPole-v1")
+        >>> env = env.append_transform(PreviousAction(env.action_spec_unbatched))
+        >>> env.reset()["previous_action"]
+        tensor([0, 0], dtype=torch.int8)
+        >>> step = env.rand_step()
+        >>> bool((step["next", "previous_action"] == step["action"]).all())
+        True
+    """
+
+    def __init__(self, action_spec: TensorSpec, out_key: str = PREVIOUS_ACTION) -> None:
+        if not isinstance(action_spec, TensorSpec):  # type: ignore[reportUnnecessaryIsInstance] # users
+            raise ArgumentTypeError(
+                f"PreviousAction takes the spec of one environment's actions, env.action_spec_unbatched, got "
+                f"{type(action_spec).__name__}."
+            )
+        self.out_key = out_key
+        leaves = action_spec.items(True, True) if isinstance(action_spec, Composite) else [(None, action_spec)]
+        encoders = [(key, *_encoder(spec)) for key, spec in leaves]
+        self._leaves: list[tuple[NestedKey | None, _Encode]] = [(key, encode) for key, encode, _, _ in encoders]
+        self.width = sum(width for _, _, width, _ in encoders)
+        self.dtype = torch.float32 if any(real for *_, real in encoders) else torch.int8
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Return the spec with the encoded action: ``Binary``, or ``Unbounded`` where there are real numbers."""
+        shape, device = (*observation_spec.shape, self.width), observation_spec.device
+        if self.dtype == torch.int8:
+            return _with(observation_spec, self.out_key, Binary(shape, device, self.dtype))
+        return _with(observation_spec, self.out_key, Unbounded(*shape, device=device, dtype=self.dtype))
+
+    def encode(self, action: Any, batch_size: Sequence[int]) -> Tensor:
+        """Return an action as the next observation shows it, ``[*B, width]``.
+
+        Args:
+            action: ``[*B, ...]``, in any encoding that the environment takes; a TensorDict where it is nested.
+            batch_size: ``[*B]``.
+
+        Example:
+            >>> PreviousAction(MultiCategorical([2, 3])).encode(torch.tensor([[0, 1], [1, 2]]), [2])
+            tensor([[1, 0, 0, 1, 0],
+                    [0, 1, 0, 0, 1]], dtype=torch.int8)
+        """
+        dims = len(batch_size)
+        found = [encode(action if key is None else action[key], dims) for key, encode in self._leaves]
+        return (found[0] if len(found) == 1 else torch.cat(found, -1)).to(self.dtype, copy=True)
+
+    @takes_entries
+    @makes_memory
+    def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
+        mask = reset_mask(tensordict)
+        value = fill_reset(mask, 0, tensordict_reset, self.out_key, (self.width,), self.dtype)
+        return tensordict_reset.set(self.out_key, value)
+
+    @takes_entries
+    @makes_memory
+    def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
+        return next_tensordict.set(self.out_key, self.encode(tensordict[ACTION], tensordict.batch_size))
+
+    def __repr__(self) -> str:
+        return f"PreviousAction(width={self.width}, dtype={self.dtype})"
+
+
+class PreviousReward(Transform):
+    """Writes the reward of the step before as an observation, ``"previous_reward"``; 0 at the start of an episode.
+
+    float32 ``[*B, 1]``: the reward as the environment gave it, whatever a trainer scales it to later.
+
+    TorchRL has no such transform.
+
+    Args:
+        out_key: name of the entry.
+
+    Raises:
+        ArgumentError: the environment has an entry of this name already.
+
+    Example:
+        >>> from recurl.envs import GymEnv
+        >>> env = GymEnv("CartPole-v1").append_transform(PreviousReward())
+        >>> env.rollout(3)["previous_reward"].squeeze(-1)
+        tensor([0., 1., 1.])
+    """
+
+    def __init__(self, out_key: str = PREVIOUS_REWARD) -> None:
+        self.out_key = out_key
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Return the spec with the reward."""
+        spec = Unbounded(*observation_spec.shape, 1, device=observation_spec.device, dtype=torch.float32)
+        return _with(observation_spec, self.out_key, spec)
+
+    @takes_entries
+    @makes_memory
+    def _reset(self, tensordict: Step | None, tensordict_reset: Step) -> Step:
+        mask = reset_mask(tensordict)
+        value = fill_reset(mask, 0.0, tensordict_reset, self.out_key, (1,), torch.float32)
+        return tensordict_reset.set(self.out_key, value)
+
+    @takes_entries
+    @makes_memory
+    def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
+        reward = next_tensordict.get(REWARD, None)
+        if reward is None:
+            raise MissingKeyError("PreviousReward needs the reward of the step, which the environment did not return.")
+        return next_tensordict.set(self.out_key, reward.to(torch.float32, copy=True))
+
+
+def _with(observation_spec: Composite, key: str, entry: TensorSpec) -> Composite:
+    if key in observation_spec:
+        raise ArgumentError(f"The environment has an entry {key!r} already: name this one otherwise, out_key=...")
+    spec = observation_spec.clone()
+    spec.set(key, entry)
+    return spec
+
+
+def _encoder(spec: TensorSpec) -> tuple[_Encode, int, bool]:
+    """Return the encoding of a leaf, its width, and whether it has real numbers."""
+    if isinstance(spec, OneHot):
+        return _one_hot([spec.n] * spec.shape[:-1].numel(), len(spec.shape) - 1), spec.shape.numel(), False
+    if isinstance(spec, Categorical):
+        return _one_hot([spec.n] * spec.shape.numel(), len(spec.shape)), spec.shape.numel() * spec.n, False
+    if isinstance(spec, MultiCategorical):
+        sizes = list(spec.nvec) * spec.shape[:-1].numel()
+        return _one_hot(sizes, len(spec.shape)), sum(sizes), False
+    if isinstance(spec, Binary | Bounded | Unbounded):
+        return _flat, spec.shape.numel(), not isinstance(spec, Binary)
+    raise ArgumentTypeError(f"PreviousAction can't encode actions of {spec}: give the actions another spec.")
+
+
+def _flat(value: Tensor, dims: int) -> Tensor:
+    return value.flatten(dims) if value.ndim > dims else value.unsqueeze(-1)
+
+
+def _one_hot(sizes: Sequence[int], ndim: int) -> _Encode:
+    """Return the encoding of integers of ``ndim`` dimensions, the i-th below ``sizes[i]``; one-hot vectors pass."""
+    counts = torch.tensor(sizes)
+    which = torch.arange(len(sizes)).repeat_interleave(counts)
+    numbers = torch.cat([torch.arange(size) for size in sizes])
+
+    def encode(value: Tensor, dims: int) -> Tensor:
+        if value.ndim != dims + ndim:  # one-hot already
+            return _flat(value, dims)
+        repeated = _flat(value, dims).index_select(-1, which.to(value.device))
+        return repeated == numbers.to(value.device)
+
+    return encode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from typing import Any, cast
 
 import gymnasium as gym
@@ -106,6 +107,14 @@ class GymWrapper(EnvBase):
     def gym_env(self) -> Any:
         """The wrapped Gymnasium environment."""
         return self._env
+
+    def wrap_gym(self, wrapper: Callable[[Any], Any]) -> None:
+        """Put a Gymnasium wrapper around the wrapped environment, one that leaves its spaces as they are.
+
+        Args:
+            wrapper: from the environment to the one around it, such as a recorder.
+        """
+        self._env = wrapper(self._env)
 
     @property
     def readers(self) -> tuple[ObservationReader, ActionReader]:

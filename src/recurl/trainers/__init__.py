@@ -17,6 +17,7 @@ from recurl.trainers.networks.q_network import QNetwork
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.policies.load import load
+from recurl.trainers.policies.play import play_run
 from recurl.trainers.policies.policy import Policy, PolicyState
 from recurl.trainers.report.logger import Logger
 from recurl.trainers.run.evaluate import Evaluation, evaluate_policy
@@ -56,6 +57,7 @@ __all__ = [
     "load",
     "load_agent",
     "make_env",
+    "play_run",
     "read_options",
     "register",
 ]

@@ -200,8 +200,10 @@ def test_vector_environments_of_gymnasium(lstm, mode):
     assert totals.tolist() == pytest.approx(evaluate_run(lstm, episodes=2, seed=5).returns)
 
 
-@pytest.mark.parametrize("kind", ["onnx", "torch"])
-@pytest.mark.parametrize("case", ["ppo-lstm-2", "ppo-gru-continuous", "ppo-none", "r2d2-gru"])
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [("ppo-lstm-2", "onnx"), ("ppo-gru-continuous", "torch"), ("ppo-none", "torch"), ("r2d2-gru", "onnx")],
+)
 def test_an_exported_file_acts_as_the_run(tmp_path, monkeypatch, case, kind):
     monkeypatch.setattr("recurl.trainers.export.policy_file.verify", lambda *_: None)
     folder = trained(tmp_path / "run", *CASES[case])

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from torch import nn
 
-from recurl.envs import ActionReader, EnvBase, GymEnv, GymWrapper, ObservationReader
+from recurl.envs import EnvBase, GymEnv, GymWrapper
 from recurl.errors import ArgumentError, RecurlError
 from recurl.hardware import check_device
 from recurl.trainers.config import RunConfig
 
 
-def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = None) -> EnvBase:
+def make_env(
+    config: RunConfig, num_envs: int | None, *, policy: nn.Module | None = None, render_mode: str | None = None
+) -> EnvBase:
     """Build the environments of a run.
 
     Args:
         config: id and arguments of the environment, device.
-        num_envs: environments side by side.
+        num_envs: environments side by side; None for a single one, with batch size ``[]``.
         policy: policy whose hidden states the environment declares, so that it can be run there.
+        render_mode: how the environment shows itself, such as ``"rgb_array"``; it doesn't when None.
 
     Raises:
         ArgumentError: there is no such device or environment, or it can't be made of these arguments.
     """
     check_device(config.device)
+    shown = {} if render_mode is None else {"render_mode": render_mode}
     asked = " ".join((config.env, *config.env_kwargs))
     try:
         return GymEnv(
@@ -30,7 +34,7 @@ def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = Non
             device=config.device,
             categorical_action_encoding=True,
             policy=policy,
-            **config.env_arguments,
+            **{**config.env_arguments, **shown},
         )
     except ArgumentError as error:
         raise ArgumentError(f"--env {asked} can't be used: {error}") from error
@@ -44,9 +48,9 @@ def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = Non
         raise ArgumentError(f"--env {asked} can't be made, {type(error).__name__}: {error}") from error
 
 
-def readers_of(env: EnvBase) -> tuple[ObservationReader, ActionReader] | None:
-    """Return what converts observations and actions of an environment, or None where Gymnasium isn't below it."""
+def gym_of(env: EnvBase) -> GymWrapper | None:
+    """Return the environment of Gymnasium that is below all transforms, or None where there is none."""
     inner: object = env
     while inner is not None and not isinstance(inner, GymWrapper):
         inner = getattr(inner, "base_env", None)
-    return None if inner is None else inner.readers
+    return inner

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from recurl import specs
 from recurl._version import __version__
-from recurl.envs import EnvBase
+from recurl.envs import EnvBase, GymWrapper
 from recurl.errors import ArgumentError, StorageError
-from recurl.trainers.algorithms.environment import make_env, readers_of
+from recurl.trainers.algorithms.environment import gym_of, make_env
 from recurl.trainers.config import RunConfig
 from recurl.trainers.export.checksum import check_export, description_of, sha256
 from recurl.trainers.export.formats import FORMATS
@@ -88,7 +88,7 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
     arguments = policy.arguments(env.reset())
     with torch.no_grad():
         results = policy(*arguments)
-    readers = readers_of(env)
+    inner = gym_of(env)
     return {
         "recurl": __version__,
         "torch": torch.__version__,
@@ -100,9 +100,14 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
         "outputs": [_tensor(name, value) for name, value in zip(policy.outputs, results, strict=True)],
         "states": dict(zip(policy.inputs[len(policy.observations) + 1 :], policy.outputs[1:], strict=True)),
         "action": _action(env.action_spec_unbatched),
-        **({} if readers is None else {"observations": readers[0].to_json(), "actions": readers[1].to_json()}),
+        **({} if inner is None else _spaces(inner)),
         "verified_steps": VERIFIED_STEPS,
     }
+
+
+def _spaces(env: GymWrapper) -> dict[str, Any]:
+    observations, actions = env.readers
+    return {"observations": observations.to_json(), "actions": actions.to_json()}
 
 
 def _tensor(name: str, value: Tensor) -> dict[str, Any]:

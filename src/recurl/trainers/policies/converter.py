@@ -26,11 +26,13 @@ class Converter:
     Attributes:
         observation_space: observations of one environment.
         action_space: actions of one environment.
+        action_spec: likewise, of the tensors.
     """
 
     def __init__(self, observations: ObservationReader, actions: ActionReader) -> None:
         self.observation_space = observations.space
         self.action_space = actions.space
+        self.action_spec = actions.spec
         self._readers = {(): (observations.rebatched(()), actions.rebatched(()))}
 
     def observe(self, observation: Any) -> tuple[Batch, dict[NestedKey, Tensor]]:

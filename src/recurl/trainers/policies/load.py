@@ -10,7 +10,7 @@ import torch
 
 from recurl.envs import ActionReader, ObservationReader
 from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from recurl.trainers.algorithms.environment import make_env, readers_of
+from recurl.trainers.algorithms.environment import gym_of, make_env
 from recurl.trainers.export.checksum import check_export
 from recurl.trainers.export.formats import FORMATS
 from recurl.trainers.policies.converter import Converter
@@ -68,12 +68,12 @@ def _of_run(folder: RunFolder, checkpoint: str) -> Policy:
         config, agent = load_agent(folder, on_cpu=True, checkpoint=checkpoint)
         with make_env(config, 1, policy=agent.actor) as env:
             step = AgentStep(agent.eval().requires_grad_(False), env)
-            readers = readers_of(env)
-    if readers is None:
+            inner = gym_of(env)
+    if inner is None:
         raise UnsupportedError(
             f"A policy is loaded for environments of gymnasium, but {config.env} is another: use load_agent."
         )
-    return Policy(step, Converter(*readers), f"the policy in {folder.path}")
+    return Policy(step, Converter(*inner.readers), f"the policy in {folder.path}")
 
 
 def _of_file(path: Path, checkpoint: str) -> Policy:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
+from recurl.envs import PreviousAction
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingArgumentError, NonFiniteError, UsageError
 from recurl.keys import ACTION_MASK, IS_INIT, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurl.ranges import checked_seed
@@ -48,6 +48,7 @@ class Policy:
         self._converter = converter
         self._name = name
         self._random: Tensor | None = None
+        self._previous = PreviousAction(converter.action_spec)
         carried = [*step.states, *(key for key in (PREVIOUS_ACTION,) if key in step.reads)]
         self._carried = {key if isinstance(key, str) else ".".join(key): (key, step.reads[key]) for key in carried}
 
@@ -103,7 +104,7 @@ class Policy:
         with self._drawing(deterministic):
             action, after = self._step(entries, rows, deterministic=deterministic)
         if PREVIOUS_ACTION in self._step.reads:
-            after[PREVIOUS_ACTION] = _encoded(action, self._step.reads[PREVIOUS_ACTION])
+            after[PREVIOUS_ACTION] = self._previous.encode(action, [rows])
         return self._converter.act(action, batch), {
             name: np.array(after[key].numpy() if batch else after[key][0].numpy())
             for name, (key, _) in self._carried.items()
@@ -160,10 +161,8 @@ class Policy:
             return torch.zeros(len(start), *entry.shape, dtype=entry.dtype)
         found = np.asarray(reward)
         if found.shape != batch or found.dtype.kind not in "fiub":
-            raise ArgumentError(
-                f"reward must be {f'numbers of shape {list(batch)}' if batch else 'a number'}, got {found.dtype} of shape "
-                f"{list(found.shape)}."
-            )
+            wanted = f"numbers of shape {list(batch)}" if batch else "a number"
+            raise ArgumentError(f"reward must be {wanted}, got {found.dtype} of shape {list(found.shape)}.")
         found = np.where(start, 0, found)
         if not np.isfinite(found).all():
             raise NonFiniteError(f"reward must be finite, got {found}.")
@@ -222,10 +221,3 @@ def _tensor(value: Any, batch: Batch, entry: Entry, name: str) -> Tensor:
         )
     tensor = torch.from_numpy(np.array(found)).to(entry.dtype)
     return tensor if batch else tensor.unsqueeze(0)
-
-
-def _encoded(action: Tensor, entry: Entry) -> Tensor:
-    """Return an action as the policy reads it at the next step: one-hot, or the values."""
-    if not action.is_floating_point() and action.ndim == len(entry.shape):
-        action = F.one_hot(action, entry.shape[-1])
-    return action.to(entry.dtype).reshape(-1, *entry.shape)

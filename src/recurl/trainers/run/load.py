@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SIDE_BY_SIDE = 50
-_FRESH = 1_000_003
+FRESH = 1_000_003
+"""What is added to the seed of a run for episodes that training did not play."""
 
 
 def load_agent(folder: RunFolder, *, on_cpu: bool = False, checkpoint: str = "newest") -> tuple[RunConfig, Agent]:
@@ -54,27 +55,42 @@ def evaluate_run(
     seed: int | None = None,
     max_steps: int | None = None,
     console: Console | None = None,
+    checkpoint: str = "newest",
+    deterministic: bool = True,
 ) -> Evaluation:
-    """Play greedy episodes with the newest checkpoint of a run.
+    """Play episodes with the policy of a run.
 
     Args:
         folder: the run.
         episodes: how many episodes.
-        seed: of the environments; by default one that training did not use.
+        seed: of the environments, and of the actions that are drawn; by default one that training did not use.
         max_steps: an episode that goes on after so many is cut; by default the run's ``eval_max_steps``.
         console: where progress is shown, if it takes seconds.
+        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
+        deterministic: take the best actions; otherwise act as in training: draw from the distribution, or explore.
 
     Raises:
-        ArgumentError: the run has no checkpoint, it can't be read or doesn't fit, or a number is not positive.
+        ArgumentError: the run has no such checkpoint, it can't be read or doesn't fit, or a number is not positive.
         NonFiniteError: the policy, a reward or an observation isn't finite.
     """
     check_bounds(episodes, 1 if max_steps is None else max_steps)
-    config, agent = load_agent(folder)
+    config, agent = load_agent(folder, checkpoint=checkpoint)
     torch.set_num_threads(config.threads)
+    seed = config.seed + FRESH if seed is None else seed
+    policy = agent.actor if deterministic else agent.policy
     with (
-        make_env(config, min(episodes, _SIDE_BY_SIDE), policy=agent.actor) as env,
+        make_env(config, min(episodes, _SIDE_BY_SIDE), policy=policy) as env,
         closing(EvaluationDisplay(console, episodes)) as display,
+        torch.random.fork_rng(enabled=not deterministic),
     ):
-        env.set_seed(config.seed + _FRESH if seed is None else seed)
-        most = config.eval_max_steps if max_steps is None else max_steps
-        return evaluate_policy(agent.actor, env, episodes=episodes, max_steps=most, progress=display.update)
+        env.set_seed(seed)
+        if not deterministic:
+            torch.manual_seed(seed)
+        return evaluate_policy(
+            policy,
+            env,
+            episodes=episodes,
+            max_steps=config.eval_max_steps if max_steps is None else max_steps,
+            progress=display.update,
+            deterministic=deterministic,
+        )

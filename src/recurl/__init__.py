@@ -37,6 +37,22 @@ _HOMES = {
     "load": "trainers",
 }
 
+__all__ = [
+    "GAE",
+    "ActorValueOperator",
+    "Categorical",
+    "ClipPPOLoss",
+    "Collector",
+    "GymEnv",
+    "LSTMModule",
+    "Policy",
+    "ProbabilisticActor",
+    "SequenceMinibatches",
+    "ValueOperator",
+    "__version__",
+    "load",
+]
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:

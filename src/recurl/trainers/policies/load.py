@@ -6,8 +6,6 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 
-import torch
-
 from recurl.envs import ActionReader, ObservationReader
 from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.trainers.algorithms.environment import gym_of, make_env
@@ -64,11 +62,10 @@ def _endings() -> str:
 
 
 def _of_run(folder: RunFolder, checkpoint: str) -> Policy:
-    with torch.random.fork_rng(devices=[]):  # networks are drawn before they are filled
-        config, agent = load_agent(folder, on_cpu=True, checkpoint=checkpoint)
-        with make_env(config, 1, policy=agent.actor) as env:
-            step = AgentStep(agent.eval().requires_grad_(False), env)
-            inner = gym_of(env)
+    config, agent = load_agent(folder, on_cpu=True, checkpoint=checkpoint)
+    with make_env(config, 1, policy=agent.actor) as env:
+        step = AgentStep(agent.eval().requires_grad_(False), env)
+        inner = gym_of(env)
     if inner is None:
         raise UnsupportedError(
             f"A policy is loaded for environments of gymnasium, but {config.env} is another: use load_agent."

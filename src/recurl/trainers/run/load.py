@@ -40,8 +40,8 @@ def load_agent(folder: RunFolder, *, on_cpu: bool = False, checkpoint: str = "ne
     config = folder.read_config()
     config = config.on_cpu() if on_cpu else config
     path, state = folder.read_checkpoint(checkpoint)
-    with make_env(config, 1) as plain:
-        agent = make_agent(config, plain)
+    with torch.random.fork_rng(devices=[]), make_env(config, 1) as plain:
+        agent = make_agent(config, plain)  # drawn, and then filled
     with fitting(path):
         agent.load_state_dict(state["algorithm"]["agent"])
     check_finite(agent.state_dict(), f"the policy in {path}")

@@ -2,6 +2,9 @@
 
 import copy
 import pickle
+import runpy
+import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -14,6 +17,8 @@ from recurl.envs.gym_vector import make_vector
 from recurl.errors import ArgumentError, ArgumentTypeError, NonFiniteError, UnsupportedError
 from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, evaluate_run, export_run, load_agent, make_env
 from recurl.trainers.networks.agent import collecting
+from recurl.trainers.policies.policy import Policy
+from recurl.trainers.policies.steps import AgentStep
 from tests.trainers.small_runs import trained
 
 pytestmark = pytest.mark.slow
@@ -142,6 +147,26 @@ def test_a_state_is_the_programs_own(lstm):
     assert policy.predict(observation, kept)[0] == expected[0]
 
 
+def test_networks_that_need_tensordicts_act_alike(lstm):
+    config, agent = load_agent(lstm, on_cpu=True)
+    fast = recurl.load(lstm)
+    agent.actor[0].register_forward_hook(lambda *_: None)  # which only TensorDicts pass
+    with make_env(config, 1, policy=agent.actor) as env:
+        slow = Policy(AgentStep(agent, env), fast._converter, "the policy")
+    assert "hooks" in slow._step._networks[True].why_not_lowered()
+    assert fast._step._networks[True].why_not_lowered() is None
+    observations = np.tile(np.eye(4, dtype=np.float32), (10, 1))
+    for deterministic in (True, False):
+        state = other = None
+        for policy in (fast, slow):
+            policy.set_seed(0)
+        for _ in range(3):
+            action, state = fast.predict(observations, state, deterministic=deterministic)
+            found, other = slow.predict(observations, other, deterministic=deterministic)
+            assert np.array_equal(action, found)
+            assert all(np.array_equal(state[name], other[name]) for name in state)
+
+
 def test_draws_are_reproduced_by_a_seed_of_their_own(lstm):
     policy = recurl.load(lstm)
     observations = np.tile(np.eye(4, dtype=np.float32), (20, 1))
@@ -230,6 +255,14 @@ def test_an_exported_file_acts_as_the_run(tmp_path, monkeypatch, case, kind):
     }
     with pytest.raises(UnsupportedError, match=r"holds the greedy policy only: deterministic=False needs the run"):
         exported.predict(observation, deterministic=False)
+
+
+def test_the_example_plays_an_episode(tmp_path, monkeypatch, capsys):
+    folder = trained(tmp_path, *CASES["ppo-lstm-2"])
+    example = Path(__file__).parents[3] / "examples" / "act.py"
+    monkeypatch.setattr(sys, "argv", [str(example), str(folder.path)])
+    runpy.run_path(str(example))
+    assert capsys.readouterr().out == f"return {evaluate_run(folder, episodes=1, seed=0).returns[0]:g}\n"
 
 
 class Parts(gym.Env):

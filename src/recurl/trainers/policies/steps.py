@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase
 from torch import Tensor
 
 from recurl.envs import EnvBase
@@ -77,7 +78,16 @@ def _acting(policy: TensorDictModuleBase, states: list[NestedKey]) -> list[Tenso
     """Return the modules of a policy that its actions and states depend on."""
     written = [normalize_key(key) for key in policy.out_keys]
     actions = [key for key in written if key == ACTION or key[0] == ACTION]
-    return modules_leading_to(policy, [*actions, *map(next_key, states)])
+    modules = modules_leading_to(policy, [*actions, *map(next_key, states)])
+    return [_without_log_prob(module) for module in modules]
+
+
+def _without_log_prob(module: TensorDictModuleBase) -> TensorDictModuleBase:
+    """Return a sampler that leaves the log-probability out, which nobody asks for here; any other module as it is."""
+    if isinstance(module, ProbabilisticTensorDictModule) and module.return_log_prob:
+        module = copy.copy(module)
+        module.return_log_prob = False
+    return module
 
 
 def _kind(deterministic: bool) -> ExplorationType:

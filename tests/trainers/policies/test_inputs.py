@@ -179,6 +179,8 @@ def test_a_mask_restricts_the_actions(masked, dtype, deterministic):
     mask[np.arange(40), np.arange(40) % 4] = True
     action, state = masked.predict(observations, deterministic=deterministic, action_mask=mask.astype(dtype))
     assert mask[np.arange(40), action].all()
+    in_parts, _ = masked.predict(observations, action_mask=(mask[:, :2], mask[:, 2:]))
+    assert mask[np.arange(40), in_parts].all()
     one, _ = masked.predict(observations[0], deterministic=deterministic, action_mask=mask[0].astype(dtype))
     assert mask[0, one]
     assert list(state) == ["recurrent_state_h", "recurrent_state_c"]

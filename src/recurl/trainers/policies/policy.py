@@ -34,11 +34,6 @@ class Policy:
     Attributes:
         observation_space: observations of one environment.
         action_space: actions of one environment.
-
-    Example:
-        >>> import recurl
-        >>> policy = recurl.load("runs/x")  # doctest: +SKIP
-        >>> action, state = policy.predict(observation)  # doctest: +SKIP
     """
 
     def __init__(self, step: Step, converter: Converter, name: str) -> None:
@@ -48,7 +43,7 @@ class Policy:
         self._converter = converter
         self._name = name
         self._random: Tensor | None = None
-        self._previous = PreviousAction(converter.action_spec)
+        self._previous = PreviousAction(converter.action_spec) if PREVIOUS_ACTION in step.reads else None
         carried = [*step.states, *(key for key in (PREVIOUS_ACTION,) if key in step.reads)]
         self._carried = {key if isinstance(key, str) else ".".join(key): (key, step.reads[key]) for key in carried}
 
@@ -103,7 +98,7 @@ class Policy:
             raise ArgumentError(f"action_mask= is for a policy that was trained with masks, and {self._name} was not.")
         with self._drawing(deterministic):
             action, after = self._step(entries, rows, deterministic=deterministic)
-        if PREVIOUS_ACTION in self._step.reads:
+        if self._previous is not None:
             after[PREVIOUS_ACTION] = self._previous.encode(action, [rows])
         return self._converter.act(action, batch), {
             name: np.array(after[key].numpy() if batch else after[key][0].numpy())

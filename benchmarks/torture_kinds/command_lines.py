@@ -13,6 +13,7 @@ from recurl.cli.doctor import Doctor
 from recurl.cli.evaluate import Evaluate
 from recurl.cli.export import Export
 from recurl.cli.main import check_text, complaint, load
+from recurl.cli.play import Play
 from recurl.ranges import Field, Range, fields_of, flag
 from recurl.trainers.algorithms.footprint import check_machine
 
@@ -20,6 +21,7 @@ KINDS: dict[tuple[str, ...], Any] = {
     **{("train", name): kind for name, kind in train.kinds().items()},
     ("train",): train.Resume,
     ("evaluate",): Evaluate,
+    ("play",): Play,
     ("export",): Export,
     **{("bench", name): kind for name, kind in bench.KINDS.items()},
 }

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
-ELSEWHERE = {"ppo", "onnx_inference", "mingru", "reinforce"}  # run by test_readme.py, export and the recipes
+ELSEWHERE = {"act", "ppo", "onnx_inference", "mingru", "reinforce"}  # run by test_readme.py, trainers and the recipes
 SMALL = {  # how long, and a line of what is printed
     "action_masks": (1024, r"^--action-mask none: greedy return \d\.\d\d of 1$"),
     "continuous_control": (1600, r"^  1600 steps: mean return of 200 steps -\d+$"),

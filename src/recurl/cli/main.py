@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, Protocol, cast
 
-from recurl import __version__
+from recurl._version import __version__
 from recurl.errors import ArgumentError, MissingDependencyError, RecurlError, RemoteTraceback
 
 _LONGEST = 600  # characters of a message
@@ -20,7 +20,8 @@ COMMANDS = {
         "ALGORITHM --env ID ...": "train a policy; `recurl train --help` lists the algorithms",
         "--resume RUN": "continue a run that was stopped",
     },
-    "evaluate": {"RUN": "play greedy episodes with a trained policy"},
+    "evaluate": {"RUN": "play episodes with a trained policy, and print statistics of their returns"},
+    "play": {"RUN": "show episodes of a trained policy on the screen, or in a video: --video out.mp4"},
     "export": {"RUN": "write a trained policy as a torch or ONNX file that runs without recurl"},
     "bench": {"rnn": "time every recurrent backend on this machine, on your own shapes"},
     "doctor": {"": "what runs on this machine; with a policy or a run: is its memory wired right?"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import gymnasium as gym
@@ -156,6 +156,24 @@ class GymWrapper(EnvBase):
     def gym_env(self) -> Any:
         """The wrapped Gymnasium environment."""
         return self._env
+
+    def wrap_gym(self, wrapper: Callable[[Any], Any]) -> None:
+        """Put a Gymnasium wrapper around the wrapped environment, one that leaves its spaces as they are.
+
+        Args:
+            wrapper: from the environment to the one around it, such as a recorder.
+        """
+        self._env = wrapper(self._env)
+
+    @property
+    def readers(self) -> tuple[ObservationReader, ActionReader]:
+        """What converts observations to tensors, and action tensors to Gymnasium's actions."""
+        return self._observations, self._actions
+
+    @property
+    def mask_path(self) -> tuple[str, ...] | None:
+        """Where the action mask is in the observation or in ``info``, or None if there is none."""
+        return None if self._mask is None else self._mask.path
 
     @takes_entries
     @makes_memory

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from recurl.envs.gym_spaces import box_spec
+from recurl.envs.space_json import space_from_json, space_to_json
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.keys import ACTION, NestedKey
 from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
@@ -33,6 +34,10 @@ class ActionReader:
         categorical: use the spec :class:`Categorical` for a ``Discrete`` space instead of :class:`OneHot`.
         key: entry of the action, for error messages.
 
+    Attributes:
+        space: the space.
+        spec: spec of the action of one environment.
+
     Raises:
         UnsupportedError: the space has no tensor equivalent (``Text``, ``Graph``, ``Sequence``), or is empty.
     """
@@ -40,7 +45,9 @@ class ActionReader:
     def __init__(
         self, space: gym.Space[Any], batch_size: Sequence[int], categorical: bool, key: NestedKey = ACTION
     ) -> None:
+        self.space = space
         self._batch = tuple(batch_size)
+        self._categorical = categorical
         self._key = key
         self.spec: TensorSpec
         self.read = self._box
@@ -69,6 +76,19 @@ class ActionReader:
             )
         self._shape = (*self._batch, *self.spec.shape)
         self._dtype = space.dtype
+
+    def rebatched(self, batch_size: Sequence[int]) -> ActionReader:
+        """Return the same reader for another batch size."""
+        return ActionReader(self.space, batch_size, self._categorical, self._key)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` builds an equal reader of, as plain values."""
+        return {"space": space_to_json(self.space), "categorical": self._categorical}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], batch_size: Sequence[int]) -> ActionReader:
+        """Build a reader of what :meth:`to_json` returned."""
+        return cls(space_from_json(values["space"]), batch_size, values["categorical"])
 
     def _parts(self, space: spaces.Dict | spaces.Tuple, categorical: bool) -> None:
         named = isinstance(space, spaces.Dict)

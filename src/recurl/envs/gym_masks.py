@@ -69,7 +69,15 @@ class MaskReader:
             )
         if value is None:
             return torch.zeros(self._shape, dtype=torch.bool)
-        return torch.from_numpy(self._flat(value))
+        return self.convert(value)
+
+    def convert(self, mask: Any) -> torch.Tensor:
+        """Return masks as a new tensor.
+
+        Raises:
+            ArgumentError: they have another form.
+        """
+        return torch.from_numpy(self._flat(mask))
 
     def _rows_with_mask(self, source: Any) -> np.ndarray[Any, Any]:
         """Return which rows have a mask: in Gymnasium's ``info`` a second array, of the name with ``_``, says so."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple, cast
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from recurl.envs.gym_spaces import box_spec, brief, numpy_dtype
+from recurl.envs.space_json import space_from_json, space_to_json
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.keys import OBSERVATION, NestedKey, dotted, is_within, normalize_key
 from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
@@ -45,6 +46,10 @@ class ObservationReader:
         owner: the environment, for error messages.
         drop: entries to leave out: keys, or nested ones joined by dots; a name leaves out all that is below it.
 
+    Attributes:
+        space: the space.
+        spec: specs of the entries of one environment.
+
     Raises:
         UnsupportedError: an entry that is not left out is a ``Text``, ``Graph``, ``Sequence`` or another space without
             a tensor equivalent.
@@ -54,7 +59,9 @@ class ObservationReader:
     def __init__(
         self, space: gym.Space[Any], batch_size: Sequence[int], owner: object, drop: Sequence[NestedKey] = ()
     ) -> None:
+        self.space = space
         self._owner = owner
+        self._drop = list(map(dotted, drop))
         self._leaves: list[_Leaf] = []
         self.spec = Composite()
         for path, leaf in _kept(space, drop):
@@ -62,6 +69,19 @@ class ObservationReader:
             spec = _spec(leaf, key)
             self.spec.set(key, spec)
             self._leaves.append(_Leaf(key, path, (*batch_size, *spec.shape), _reader(leaf, len(batch_size))))
+
+    def rebatched(self, batch_size: Sequence[int]) -> ObservationReader:
+        """Return the same reader for another batch size."""
+        return ObservationReader(self.space, batch_size, self._owner, self._drop)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` builds an equal reader of, as plain values."""
+        return {"space": space_to_json(self.space), "drop": self._drop}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], batch_size: Sequence[int], owner: object) -> ObservationReader:
+        """Build a reader of what :meth:`to_json` returned."""
+        return cls(space_from_json(values["space"]), batch_size, owner, values["drop"])
 
     def read(self, observation: Any) -> dict[NestedKey, torch.Tensor]:
         """Return the entries of ``observation``, from one environment or batched along the first dimension.

@@ -20,7 +20,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from recurl.errors import ArgumentError, UsageError
+from recurl.envs.tasks.drawing import Frame
+from recurl.errors import ArgumentError, UnsupportedError, UsageError
 
 Observations = NDArray[np.float32]
 Actions = NDArray[np.int64]
@@ -161,6 +162,14 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def _observe(self) -> Observations:
         """Return the current observations of all rows, as a new array."""
 
+    def draw(self, row: int) -> Frame:
+        """Return a picture of a row, uint8 `[height, width, 3]`.
+
+        Raises:
+            UnsupportedError: the task has none.
+        """
+        raise UnsupportedError(f"{type(self).__name__} can't be drawn: define draw(row).")
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
@@ -296,11 +305,18 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
 
     Args:
         rows: a vector environment of one row with autoreset DISABLED.
+        render_mode: `"rgb_array"`: `render()` returns a picture; None: it returns None.
+
+    Raises:
+        ArgumentError: `render_mode` is another.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium declares it so
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 - gymnasium declares it so
 
-    def __init__(self, rows: TaskVectorEnv) -> None:
+    def __init__(self, rows: TaskVectorEnv, render_mode: str | None = None) -> None:
+        if render_mode not in (None, "rgb_array"):
+            raise ArgumentError(f"render_mode must be 'rgb_array' or None; got {render_mode!r}")
+        self.render_mode = render_mode
         self._rows = rows
         self.observation_space = rows.single_observation_space
         self.action_space = rows.single_action_space
@@ -326,6 +342,10 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
         actions = actions.reshape(1, *(self._rows.single_action_space.shape or ()))
         observations, reward, terminated, truncated, info = self._rows.step(actions)
         return observations[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+
+    def render(self) -> Frame | None:  # pyright: ignore[reportIncompatibleMethodOverride] - gymnasium allows more
+        """Return a picture, uint8 `[height, width, 3]`; None where no `render_mode` was given."""
+        return None if self.render_mode is None else self._rows.draw(0)
 
     def get_state(self) -> dict[str, Any]:
         """Return the complete state; see `TaskVectorEnv.get_state`."""

@@ -12,12 +12,24 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from recurl.envs.tasks.base import Actions, Observations, TaskVectorEnv, check_actions, check_count, check_state
+from recurl.envs.tasks.drawing import BLACK, BLUE, BROWN, Canvas, Frame
 from recurl.errors import UsageError
 
 
 def _positions_space(physics: CartPoleEnv) -> Box:
     high = np.array([physics.x_threshold * 2, physics.theta_threshold_radians * 2], dtype=np.float32)
     return Box(-high, high, dtype=np.float32)
+
+
+def _draw(x: float, angle: float, physics: CartPoleEnv) -> Frame:
+    canvas = Canvas(300, 200)
+    scale = 150 / physics.x_threshold
+    at, length = 150 + x * scale, physics.length * 2 * scale
+    canvas.line((0, 150), (300, 150), 1, BLACK)
+    canvas.rectangle((at - 12, 142), (at + 12, 158), BLACK)
+    canvas.line((at, 145), (at + length * float(np.sin(angle)), 145 - length * float(np.cos(angle))), 5, BROWN)
+    canvas.circle((at, 145), 3, BLUE)
+    return canvas.pixels
 
 
 class MaskedCartPoleVectorEnv(TaskVectorEnv):
@@ -107,6 +119,10 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
     def _observe(self) -> Observations:
         return self._physical[0::2].T.astype(np.float32, order="C")
 
+    def draw(self, row: int) -> Frame:
+        """Return a picture of cart and pole."""
+        return _draw(float(self._physical[0, row]), float(self._physical[2, row]), self._physics)
+
     @staticmethod
     def optimal_return(max_episode_steps: int = 500) -> float:
         """Return the return of an agent that infers the velocities from its memory: the reward of every step.
@@ -137,7 +153,7 @@ class MaskedCartPoleEnv(CartPoleEnv):
     Args:
         max_episode_steps: number of steps after which an episode is truncated; at least 1. `gymnasium.make` does not
             pass an argument of this name on but wraps the environment in a `TimeLimit`, which can only lower the limit.
-        render_mode: see CartPoleEnv.
+        render_mode: see CartPoleEnv; `"rgb_array"` is drawn without pygame.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -178,6 +194,13 @@ class MaskedCartPoleEnv(CartPoleEnv):
         observation, reward, terminated, _, info = super().step(push)
         self._steps += 1
         return observation[0::2].copy(), reward, terminated, self._steps >= self._step_limit, info
+
+    def render(self) -> Any:
+        """Return a picture, uint8 `[height, width, 3]`; the other modes are CartPoleEnv's."""
+        if self.render_mode != "rgb_array":
+            return super().render()
+        x, _, angle, _ = self._check_started().tolist()
+        return _draw(x, angle, self)
 
     def get_state(self) -> dict[str, Any]:
         """Return the complete state, as plain containers and arrays.

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from recurl.envs.tasks.base import Observations, TaskEnv, TaskVectorEnv, check_count
+from recurl.envs.tasks.drawing import BLACK, RED, Canvas, Frame
 
 _START = np.array([DEFAULT_X, DEFAULT_Y])
 _OPTIMAL_RETURN = -138.0
@@ -94,6 +95,16 @@ class MaskedPendulumVectorEnv(TaskVectorEnv):
         angle = self._physical[0]
         return np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
 
+    def draw(self, row: int) -> Frame:
+        """Return a picture of the pendulum."""
+        canvas = Canvas(200, 200)
+        angle = float(self._physical[0, row])
+        end = (100 - 75 * float(np.sin(angle)), 100 - 75 * float(np.cos(angle)))
+        canvas.line((100, 100), end, 14, RED)
+        canvas.circle(end, 7, RED)
+        canvas.circle((100, 100), 5, BLACK)
+        return canvas.pixels
+
     @staticmethod
     def optimal_return(max_episode_steps: int = 200) -> float:
         """Return the mean return of an agent that knows the velocity, rounded; scaled to other lengths, as an estimate.
@@ -131,5 +142,5 @@ class MaskedPendulumEnv(TaskEnv):
         1.0
     """
 
-    def __init__(self, max_episode_steps: int = 200) -> None:
-        super().__init__(MaskedPendulumVectorEnv(1, max_episode_steps, AutoresetMode.DISABLED))
+    def __init__(self, max_episode_steps: int = 200, render_mode: str | None = None) -> None:
+        super().__init__(MaskedPendulumVectorEnv(1, max_episode_steps, AutoresetMode.DISABLED), render_mode)

@@ -10,7 +10,11 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from recurl.envs.tasks.base import Actions, Observations, TaskEnv, TaskVectorEnv, check_count
+from recurl.envs.tasks.drawing import BLUE, GREEN, GREY, LIGHT, Canvas, Frame
 from recurl.errors import ArgumentError
+
+_DRAWN = 40
+"""Most symbols of a picture."""
 
 
 class RepeatPreviousVectorEnv(TaskVectorEnv):
@@ -93,6 +97,20 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
         shown = self._symbols.take(self._offsets + self._steps + self._k)
         return self._one_hot.take(shown, axis=0)
 
+    def draw(self, row: int) -> Frame:
+        """Return a picture: the symbols of the last k steps, the present one at the right, the one to name in green."""
+        canvas = Canvas(300, 100)
+        step, shown = int(self._steps[row]), min(self._k + 1, _DRAWN)
+        cell, height = 280 / shown, 80 / len(self._one_hot)
+        for age in range(shown):
+            symbol = int(self._symbols[row, step + self._k - age])
+            left = 290 - (age + 1) * cell
+            canvas.rectangle((left, 10), (left + cell - 2, 90), LIGHT)
+            if symbol >= 0:
+                color = GREEN if age == self._k else BLUE if age == 0 else GREY
+                canvas.rectangle((left, 10 + symbol * height), (left + cell - 2, 10 + (symbol + 1) * height), color)
+        return canvas.pixels
+
     @staticmethod
     def optimal_return(k: int = 4, num_symbols: int = 4, episode_length: int = 64) -> float:
         """Return the return of an agent that remembers k steps: 1, for all arguments.
@@ -124,6 +142,7 @@ class RepeatPreviousEnv(TaskEnv):
         k: age of the symbol to repeat, in steps; at least 1.
         num_symbols: number of symbols; at least 2.
         episode_length: number of steps of an episode; more than k.
+        render_mode: see `TaskEnv`.
 
     Example:
         >>> env = RepeatPreviousEnv(k=2)
@@ -138,5 +157,8 @@ class RepeatPreviousEnv(TaskEnv):
         1.0
     """
 
-    def __init__(self, k: int = 4, num_symbols: int = 4, episode_length: int = 64) -> None:
-        super().__init__(RepeatPreviousVectorEnv(1, k, num_symbols, episode_length, AutoresetMode.DISABLED))
+    def __init__(
+        self, k: int = 4, num_symbols: int = 4, episode_length: int = 64, render_mode: str | None = None
+    ) -> None:
+        rows = RepeatPreviousVectorEnv(1, k, num_symbols, episode_length, AutoresetMode.DISABLED)
+        super().__init__(rows, render_mode)

@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from recurl.envs.tasks.base import Actions, Observations, TaskEnv, TaskVectorEnv, check_count
+from recurl.envs.tasks.drawing import BLUE, GREEN, LIGHT, Canvas, Frame
 
 FORWARD, LEFT, RIGHT = 0, 1, 2
 
@@ -110,6 +111,23 @@ class TMazeVectorEnv(TaskVectorEnv):
         kind = np.where(self._place == self._junction, _JUNCTION, _CORRIDOR)
         return _SHOWN.take(np.where(self._steps == 0, self._cue, kind), axis=0)
 
+    def draw(self, row: int) -> Frame:
+        """Return a picture of the maze: the way that the cue shows is green as long as it is shown."""
+        canvas = Canvas(300, 120)
+        cell = 270 / (self._junction + 1)
+        half = min(cell, 40) / 2
+
+        def place(number: int) -> float:
+            return 15 + (number + 0.5) * cell
+
+        canvas.rectangle((15, 60 - half), (285, 60 + half), LIGHT)
+        canvas.rectangle((285 - 2 * half, 10), (285, 110), LIGHT)
+        if self._steps[row] == 0:
+            top = 10 if self._cue[row] == 0 else 70
+            canvas.rectangle((285 - 2 * half, top), (285, top + 40), GREEN)
+        canvas.circle((place(int(self._place[row])), 60), 0.8 * half, BLUE)
+        return canvas.pixels
+
     @staticmethod
     def optimal_return(corridor_length: int = 20, max_episode_steps: int | None = None) -> float:
         """Return the return of an agent that remembers the cue: 1, or 0 if the step limit ends episodes too early.
@@ -141,6 +159,7 @@ class TMazeEnv(TaskEnv):
         max_episode_steps: number of steps after which an episode is truncated; at least 1; None for
             `4 (corridor_length + 1)`. `gymnasium.make` does not pass an argument of this name on but wraps the
             environment in a `TimeLimit`, which can only lower the limit.
+        render_mode: see `TaskEnv`.
 
     Example:
         >>> env = TMazeEnv(corridor_length=2)
@@ -150,5 +169,7 @@ class TMazeEnv(TaskEnv):
         [0.0, -0.1, 0.0, 1.0]
     """
 
-    def __init__(self, corridor_length: int = 20, max_episode_steps: int | None = None) -> None:
-        super().__init__(TMazeVectorEnv(1, corridor_length, max_episode_steps, AutoresetMode.DISABLED))
+    def __init__(
+        self, corridor_length: int = 20, max_episode_steps: int | None = None, render_mode: str | None = None
+    ) -> None:
+        super().__init__(TMazeVectorEnv(1, corridor_length, max_episode_steps, AutoresetMode.DISABLED), render_mode)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +16,12 @@ from recurl.errors import ArgumentError, StorageError
 from recurl.trainers.algorithms.table import read_options
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
+from recurl.trainers.files.checkpoints import load_newest
 from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_whole, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
+
+CHECKPOINTS = ("newest", "best")
+"""Names of the checkpoints that :meth:`RunFolder.read_checkpoint` reads."""
 
 
 def _warn(text: str) -> None:
@@ -78,6 +83,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def best(self) -> Path:
+        """Folder of the checkpoint of the best evaluation."""
+        return self.path / "best"
+
+    @property
     def tensorboard(self) -> Path:
         """Folder of the TensorBoard events."""
         return self.path / "tensorboard"
@@ -134,7 +144,7 @@ class RunFolder:
     def _clear(self) -> None:
         """Remove the files of another run; its options stay until the next ones replace them."""
         with writing(self.path):
-            for folder in (self.checkpoints, self.tensorboard):
+            for folder in (self.checkpoints, self.best, self.tensorboard):
                 if folder.exists():
                     shutil.rmtree(folder)
             for file in (self.metrics, self.curve):
@@ -172,6 +182,30 @@ class RunFolder:
             return read_options(cast(dict[str, Any], values))
         except ArgumentError as error:
             raise ArgumentError(f"{self.config} can't be used: {error}") from error
+
+    def read_checkpoint(self, name: str = "newest") -> tuple[Path, dict[str, Any]]:
+        """Return a checkpoint, its path and what it holds.
+
+        Args:
+            name: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
+
+        Raises:
+            ArgumentError: there is no such checkpoint, or it can't be read.
+        """
+        if name not in CHECKPOINTS:
+            near = get_close_matches(str(name), CHECKPOINTS, 1)
+            raise ArgumentError(
+                f"--checkpoint must be one of {', '.join(CHECKPOINTS)}, got {name!r}"
+                f"{f': did you mean {near[0]}?' if near else '.'}"
+            )
+        if name == "newest":
+            return load_newest(self.checkpoints, self.notify)
+        if not self.best.is_dir():
+            raise ArgumentError(
+                f"The run {self.path} has no best checkpoint, which recurl train --eval-every STEPS --keep-best "
+                "writes: take the newest (--checkpoint newest)."
+            )
+        return load_newest(self.best, self.notify)
 
 
 @contextmanager

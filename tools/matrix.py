@@ -38,7 +38,7 @@ class Combination:
     name: str
     python: str
     pins: tuple[str, ...] = ()
-    extras: str = "train,triton,export"
+    extras: str = "train,wandb,triton,export"
 
 
 def combinations() -> list[Combination]:

@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from recurl.errors import ArgumentError
+from recurl.nearest import nearest
 
 __all__ = [
     "Count",
@@ -125,7 +126,8 @@ class Field:
         for part in parts:
             rule = self._rule(part)
             if rule is not None:
-                raise ArgumentError(f"{flag(self.name)} {rule}, got {_shown(part)}.")
+                near = nearest(str(part), map(str, self.choices))
+                raise ArgumentError(f"{flag(self.name)} {rule}, got {_shown(part)}.{near}")
 
     def _rule(self, value: Any) -> str | None:
         if self.choices:

@@ -214,7 +214,7 @@ def test_an_error_in_a_worker_is_two_lines_and_a_file(tmp_path, capsys, monkeypa
     assert main([*words.split(), "--run-dir", str(tmp_path / "run")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"recurl: Worker 0 \(process \d+\) raised KeyError: 'the wheel\\ncame off'", first)
-    name = re.fullmatch(rf"recurl: its traceback is in ({tmp_path}/recurl-worker-\w+\.txt)", second)[1]
+    name = re.fullmatch(rf"recurl: its traceback is in ({tmp_path}/recurl-traceback-\w+\.txt)", second)[1]
     trace = Path(name).read_text()
     assert trace.startswith("Traceback (most recent call last):\n")
     assert trace.endswith("KeyError: 'the wheel\\ncame off'\n")

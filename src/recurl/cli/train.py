@@ -16,7 +16,7 @@ from rich.console import Console
 from recurl.cli.arguments import parse_arguments, parse_subcommand
 from recurl.cli.notices import notify
 from recurl.cli.signals import StopOnSignal
-from recurl.errors import ArgumentError, NonFiniteError, StorageError
+from recurl.errors import ArgumentError, CallbackError, NonFiniteError, StorageError
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm
 from recurl.trainers.checkpoint import latest_checkpoint
 
@@ -110,7 +110,7 @@ def _saying_how_to_go_on(folder: RunFolder) -> Generator[None]:
     """Add to an error that ends a run how to continue."""
     try:
         yield
-    except (NonFiniteError, StorageError) as error:
+    except (CallbackError, NonFiniteError, StorageError) as error:
         try:
             newest = latest_checkpoint(folder.checkpoints)
         except ArgumentError:

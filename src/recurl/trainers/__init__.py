@@ -16,7 +16,7 @@ from recurl.trainers.networks.agent import Agent
 from recurl.trainers.networks.q_network import QNetwork
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
-from recurl.trainers.report.logger import Logger
+from recurl.trainers.run.callbacks import Callback
 from recurl.trainers.run.evaluate import Evaluation, evaluate_policy
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.load import evaluate_run, load_agent
@@ -31,12 +31,12 @@ __all__ = [
     "ActorCritic",
     "Agent",
     "Algorithm",
+    "Callback",
     "CudaGraphStep",
     "DQNConfig",
     "Evaluation",
     "GradientStep",
     "Learner",
-    "Logger",
     "Outcome",
     "PPOConfig",
     "QNetwork",

@@ -18,6 +18,8 @@ from recurl.ranges import (
     Steps,
     Threads,
     check_fields,
+    fields_of,
+    flag,
 )
 from recurl.recurrence import BACKENDS, load_cell
 
@@ -76,13 +78,27 @@ class RunConfig:
     checkpoint_every: Count = 50
     """Updates between two checkpoints."""
     stop_return: Number | None = None
-    """Mean return of the last 20 episodes that ends the run."""
+    """Mean return of the last 20 training episodes that ends the run."""
+    stop_eval_return: Number | None = None
+    """Mean return of an evaluation during training that ends the run (needs --eval-every)."""
+    eval_every: Steps | None = None
+    """Environment steps between evaluations during training, which have environments and seeds of their own."""
     eval_episodes: Count = 100
-    """Greedy episodes played at the end."""
+    """Greedy episodes of each evaluation, during training and at the end."""
+    eval_env: str | None = None
+    """Environment of the evaluations; by default that of the training."""
+    eval_env_kwargs: tuple[str, ...] = ()
+    """Arguments of that environment as name=value; those of --env-kwargs hold besides where it is the same one."""
+    keep_best: bool = False
+    """Keep the policy of the best evaluation during training (needs --eval-every)."""
     eval_max_steps: Count = 27_000
     """Step limit of these episodes; the evaluation says how many were cut there."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """Reaction to a NaN or infinite reward, observation, loss or gradient: stop, or skip the batch or step."""
+    logger: Literal["tensorboard", "wandb", "none"] = "tensorboard"
+    """Where the numbers go besides metrics.csv and the terminal."""
+    callback: tuple[str, ...] = ()
+    """Callbacks of your own, module:Class each."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -95,7 +111,14 @@ class RunConfig:
                 f"--total-steps must cover one batch of {self.frames_per_batch} steps ({self.num_envs} environments x "
                 f"{self.rollout_steps}), got {self.total_steps}: raise it, or lower --rollout-steps."
             )
+        self._check_evaluation()
         _ = self.env_arguments
+
+    def _check_evaluation(self) -> None:
+        for name in ("keep_best", "stop_eval_return"):
+            if self.eval_every is None and getattr(self, name) not in (None, False):
+                raise ArgumentError(f"{flag(name)} needs evaluations during training: add --eval-every STEPS.")
+        _ = self.for_evaluation().env_arguments
 
     def _check_backend(self) -> None:
         if self.backend not in BACKENDS.names:
@@ -127,6 +150,16 @@ class RunConfig:
         """Keyword arguments of the environment, from ``env_kwargs``."""
         return keyword_arguments("--env-kwargs", self.env_kwargs)
 
+    def for_evaluation(self) -> Self:
+        """Return the options of the same run with the environment of its evaluations."""
+        if self.eval_env is None and not self.eval_env_kwargs:
+            return self
+        texts = {text.partition("=")[0]: text for text in self.env_kwargs if self.eval_env is None}
+        texts.update({text.partition("=")[0]: text for text in self.eval_env_kwargs})
+        keyword_arguments("--eval-env-kwargs", self.eval_env_kwargs)
+        env = self.env if self.eval_env is None else self.eval_env
+        return replace(self, env=env, env_kwargs=tuple(texts.values()), eval_env=None, eval_env_kwargs=())
+
     @property
     def replay_steps(self) -> int:
         """Environment steps kept for replay."""
@@ -144,7 +177,8 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain values, ready for JSON."""
-        return {"algorithm": self.algorithm_name(), **asdict(self), "env_kwargs": list(self.env_kwargs)}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {"algorithm": self.algorithm_name(), **values}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -158,7 +192,8 @@ class RunConfig:
         if unknown:
             raise ArgumentError(f"Unknown options {unknown}: this run was written by another version of recurl.")
         try:
-            options: dict[str, Any] = {**values, "env_kwargs": tuple(values.get("env_kwargs", ()))}
+            many = [field.name for field in fields_of(cls) if field.many and field.name in values]
+            options: dict[str, Any] = {**values, **{name: tuple(values[name]) for name in many}}
             return cls(**options)
         except TypeError as error:
             raise ArgumentError(f"The options can't be read: {error}.") from error

@@ -77,6 +77,16 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def best(self) -> Path:
+        """Folder of the policy of the best evaluation during training."""
+        return self.path / "best"
+
+    @property
+    def evaluations(self) -> Path:
+        """File of the evaluations during training, one row each."""
+        return self.path / "evaluations.csv"
+
+    @property
     def tensorboard(self) -> Path:
         """Folder of the TensorBoard events."""
         return self.path / "tensorboard"
@@ -133,13 +143,13 @@ class RunFolder:
     def _clear(self) -> None:
         """Remove the files of another run; its options stay until the next ones replace them."""
         with writing(self.path):
-            for folder in (self.checkpoints, self.tensorboard):
+            for folder in (self.checkpoints, self.best, self.tensorboard, self.path / "wandb"):
                 if folder.exists():
                     shutil.rmtree(folder)
-            for file in (self.metrics, self.curve):
+            for file in (self.metrics, self.evaluations, self.curve):
                 file.unlink(missing_ok=True)
-        remove_partials(self.path, self.config.name)
-        remove_partials(self.path, self.metrics.name)
+        for file in (self.config, self.metrics, self.evaluations):
+            remove_partials(self.path, file.name)
         sync_folder(self.path)
 
     def read_config(self) -> RunConfig:

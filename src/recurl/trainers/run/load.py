@@ -16,11 +16,11 @@ from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.evaluation_display import EvaluationDisplay
 from recurl.trainers.run.evaluate import Evaluation, check_bounds, evaluate_policy
 from recurl.trainers.run.folder import RunFolder
+from recurl.trainers.run.periodic import SIDE_BY_SIDE
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SIDE_BY_SIDE = 50
 _FRESH = 1_000_003
 
 
@@ -71,7 +71,7 @@ def evaluate_run(
     config, agent = load_agent(folder)
     torch.set_num_threads(config.threads)
     with (
-        make_env(config, min(episodes, _SIDE_BY_SIDE), policy=agent.actor) as env,
+        make_env(config.for_evaluation(), min(episodes, SIDE_BY_SIDE), policy=agent.actor) as env,
         closing(EvaluationDisplay(console, episodes)) as display,
     ):
         env.set_seed(config.seed + _FRESH if seed is None else seed)

@@ -17,6 +17,7 @@ from recurl.cli.arguments import parse_arguments, parse_subcommand
 from recurl.cli.notices import notify
 from recurl.cli.signals import StopOnSignal
 from recurl.errors import ArgumentError, CallbackError, NonFiniteError, StorageError
+from recurl.ranges import Steps
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm
 from recurl.trainers.checkpoint import latest_checkpoint
 
@@ -41,6 +42,8 @@ class Resume:
 
     resume: Path
     """Folder of the run."""
+    total_steps: Steps | None = None
+    """Extend it to so many environment steps in all; schedules go on over these."""
 
 
 def kinds() -> dict[str, Any]:
@@ -84,8 +87,11 @@ def _train_anew(config: RunConfig, place: Place) -> int:
 
 def _resume(wanted: Resume) -> int:
     folder = RunFolder(wanted.resume, notify)
-    with closing(Trainer(folder.read_config(), folder, console=Console())) as trainer:
+    config = folder.read_config() if wanted.total_steps is None else folder.extend(wanted.total_steps)
+    with closing(Trainer(config, folder, console=Console())) as trainer:
         trainer.resume()
+        if wanted.total_steps is not None:
+            folder.rewrite(config)
         return _train(trainer)
 
 

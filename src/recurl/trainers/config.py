@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.ranges import (
@@ -23,6 +23,8 @@ from recurl.ranges import (
 )
 from recurl.recurrence import BACKENDS, load_cell
 
+Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
+"""How an option falls from its value to zero over the run: not at all, on a line, on half a cosine."""
 NO_CELL = "none"
 """The cell of a feed-forward control."""
 
@@ -63,7 +65,9 @@ class RunConfig:
     rollout_steps: Count = 128
     """Steps of each environment between two updates."""
     learning_rate: Positive = 1e-3
-    """Step size of Adam."""
+    """Step size of Adam, at the start."""
+    learning_rate_schedule: Schedule = "constant"
+    """How it falls to zero over --total-steps."""
     gamma: Fraction = 0.99
     """Discount per step."""
     max_grad_norm: NoBound = 0.5
@@ -144,6 +148,13 @@ class RunConfig:
     def updates(self) -> int:
         """Whole batches that fit into ``total_steps``."""
         return self.total_steps // self.frames_per_batch
+
+    @property
+    def scheduled(self) -> dict[str, Schedule]:
+        """Schedules of the options that have one, such as ``learning_rate_schedule``, by the option's name."""
+        ending = "_schedule"
+        names = [field.name for field in fields(self) if field.name.endswith(ending)]
+        return {name.removesuffix(ending): getattr(self, name) for name in names}
 
     @property
     def env_arguments(self) -> dict[str, Any]:

@@ -7,13 +7,14 @@ import shutil
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from recurl.errors import ArgumentError, StorageError
 from recurl.trainers.algorithms.table import read_options
 from recurl.trainers.config import RunConfig
+from recurl.trainers.files.checkpoints import latest_checkpoint
 from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_whole, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 
@@ -134,6 +135,34 @@ class RunFolder:
         with self.hold(), _naming_another():
             self.check_free(overwrite=overwrite)
             self._clear()
+            self.rewrite(config)
+
+    def extend(self, total_steps: int) -> RunConfig:
+        """Return the options of this run with more steps; see :meth:`rewrite`.
+
+        Args:
+            total_steps: environment steps in all, those of its newest checkpoint included.
+
+        Raises:
+            ArgumentError: there is no run or checkpoint here, or not even one batch would be added.
+        """
+        config, taken = self.read_config(), int(latest_checkpoint(self.checkpoints).stem)
+        extended = replace(config, total_steps=total_steps)
+        if extended.updates * extended.frames_per_batch <= taken:
+            raise ArgumentError(
+                f"--total-steps must exceed the {taken:,} steps of the newest checkpoint in {self.path} by at least "
+                f"one batch of {config.frames_per_batch:,}, got {total_steps:,}."
+            )
+        return extended
+
+    def rewrite(self, config: RunConfig) -> None:
+        """Replace the options of the run that is here, such as by those of :meth:`extend`.
+
+        Raises:
+            LockedError: another process works here.
+            StorageError: the folder can't be written.
+        """
+        with self.hold(), _naming_another():
             write_whole(self.config, json.dumps(config.to_dict(), indent=2).encode() + b"\n")
 
     def _has_content(self) -> bool:

@@ -206,7 +206,7 @@ class Trainer:
             self._callbacks.add(callback)
 
     def _metrics_file(self) -> MetricsFile:
-        columns = (*_COLUMNS, *self.algorithm.reported)
+        columns = (*_COLUMNS, *self.config.scheduled, *self.algorithm.reported)
         return MetricsFile(self.folder.metrics, columns, updates=self._updates, notify=self._notify)
 
     def _evaluations_file(self) -> MetricsFile | None:
@@ -252,7 +252,7 @@ class Trainer:
             self.stats.mean_length,
             self._watch.skipped,
         )
-        return {**dict(zip(_COLUMNS, numbers, strict=True)), **learned}
+        return {**dict(zip(_COLUMNS, numbers, strict=True)), **self.algorithm.scheduled, **learned}
 
     def _solved(self) -> bool:
         return self.stats.reached(self.config.stop_return) or self._evaluation.solved

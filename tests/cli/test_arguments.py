@@ -51,7 +51,8 @@ def test_help_is_printed_to_stdout(capsys):
         ("--size 1 stray", "Unrecognized options: stray (see demo --help)"),
         (
             "--size 1 --kind odd",
-            "invalid choice 'odd' for argument '--kind'. Expected one of ('new', 'old'). (see demo --help)",
+            "invalid choice 'odd' for argument '--kind'. Expected one of ('new', 'old'). Did you mean old? "
+            "(see demo --help)",
         ),
     ],
 )
@@ -98,7 +99,7 @@ def test_all_options_of_ppo_are_flags():
         "--overwrite"
     )
     wanted = train.read(["ppo", *words.split()])
-    config = wanted.config
+    config = wanted.options
     assert (config.env, config.env_arguments, config.cell) == ("a/B-v0", {"k": 8, "n": 2}, "gru")
     assert (config.hidden_size, config.num_envs, config.scale_rewards) == (16, 4, False)
     assert (str(wanted.run_dir), wanted.overwrite) == ("r", True)

@@ -14,6 +14,18 @@ from torture_kinds.forks import MOST_LINES
 pytestmark = pytest.mark.slow
 
 LEFT = {"env_kwargs", "total_steps", "device", "run_dir", "overwrite", "cuda_graph", "overlap", "stop_return"}
+LEFT |= {
+    "preset",
+    "config",
+    "save_config",
+    "callback",
+    "logger",
+    "eval_env",
+    "eval_env_kwargs",
+    "stop_eval_return",
+    "keep_best",
+}
+
 SMALL = {
     "env": ["recurl/TMaze-v0", "recurl/RepeatPrevious-v0", "CartPole-v1"],
     "hidden_size": [1, 2, 8],
@@ -22,6 +34,7 @@ SMALL = {
     "num_envs": [1, 2, 3],
     "rollout_steps": [1, 4, 9],
     "eval_episodes": [1, 2],
+    "eval_every": [1, 50],
     "threads": [1, 2],
     "buffer_size": [64, 1000],
     "learning_starts": [0, 4, 100],

@@ -13,11 +13,13 @@ from typing import TypeVar
 import tyro
 
 from recurl.errors import ArgumentError
+from recurl.nearest import nearest
 from recurl.ranges import check_fields
 
 _T = TypeVar("_T")
 _BOX = re.compile(r"[│╭╮╰╯]|\x1b\[[0-9;]*m")
 _RULE = "──"
+_CHOICE = re.compile(r"invalid choice '(.*)' for argument .* Expected one of \((.*)\)")
 
 
 def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _T:
@@ -83,7 +85,9 @@ def _one_line(box: str, prog: str) -> str:
     complaint, *more = _sections(box)
     text = complaint.removeprefix("Error parsing config: ")
     near = [option for section in more for option in re.findall(r"^Perhaps you meant: (--[\w-]+)", section)]
-    return f"{text}{f': did you mean {near[0]}?' if near else ''} (see {prog} --help)"
+    choice = _CHOICE.match(text)
+    meant = nearest(choice[1], re.findall(r"'([^']*)'", choice[2])) if choice else ""
+    return f"{text}{f': did you mean {near[0]}?' if near else meant} (see {prog} --help)"
 
 
 def _sections(box: str) -> list[str]:

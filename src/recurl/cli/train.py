@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from rich.console import Console
 from recurl.cli.arguments import parse_arguments, parse_subcommand
 from recurl.cli.notices import notify
 from recurl.cli.signals import StopOnSignal
+from recurl.cli.sources import Sources, plain, read_sources, with_defaults
 from recurl.errors import ArgumentError, CallbackError, NonFiniteError, StorageError
 from recurl.ranges import Steps
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm
+from recurl.trainers.algorithms.options_file import write_options_file
 from recurl.trainers.checkpoint import latest_checkpoint
 
 _DESCRIPTION = "Train a policy by one of these algorithms. Continue a run that was stopped: recurl train --resume RUN"
@@ -34,6 +36,12 @@ class Place:
     """Folder of the run; by default runs/<environment>-<algorithm>-<cell>-seed<seed>."""
     overwrite: bool = False
     """Replace a run that is in the folder already."""
+    preset: str | None = None
+    """Take options that were tuned and measured; --config and options of the command line come first."""
+    config: Path | None = None
+    """Take options from a TOML file, or from the config.json of a run; options of the command line come first."""
+    save_config: Path | None = None
+    """Write the options to this TOML file, for --config, instead of training."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ def kinds() -> dict[str, Any]:
 
 def _kind(config: type[RunConfig]) -> type[Any]:
     about = (config.__doc__ or "").partition("\n")[0]
-    options = [("config", tyro.conf.OmitArgPrefixes[config])]
+    options = [("options", tyro.conf.OmitArgPrefixes[config])]
     return make_dataclass("Train", options, bases=(Place,), namespace={"__doc__": about}, frozen=True, kw_only=True)
 
 
@@ -61,18 +69,36 @@ def read(arguments: list[str]) -> Any:
     """Parse the arguments: options of a new run, or a run to continue."""
     if not arguments:
         raise ArgumentError(f"recurl train takes an algorithm ({', '.join(ALGORITHMS)}), or --resume RUN.")
-    first = arguments[0]
-    if first in ("-h", "--help") or not first.startswith("-"):
-        own = {first: _kind(find_algorithm(first).config)} if ":" in first else {}
-        return parse_subcommand(
-            {**kinds(), **own}, arguments, prog="recurl train", what="algorithm", description=_DESCRIPTION
-        )
-    return parse_arguments(Resume, arguments, prog="recurl train")
+    return read_run(arguments, read_sources(arguments), prog="recurl train") or parse_arguments(
+        Resume, arguments, prog="recurl train"
+    )
+
+
+def read_run(arguments: list[str], sources: Sources, *, prog: str) -> Any:
+    """Parse the options of a new run; None where the arguments name no algorithm, nor does a preset or a file."""
+    first = arguments[0] if arguments else ""
+    named = first in ("-h", "--help") or not first.startswith("-")
+    algorithm = first if named else sources.algorithm
+    if algorithm is None:
+        return None
+    own: dict[str, Any] = {}
+    if algorithm in ALGORITHMS or ":" in algorithm:
+        config = find_algorithm(algorithm).config
+        own = {algorithm: _kind(with_defaults(config, sources.values(config)))}
+    words = arguments if named else [algorithm, *arguments]
+    wanted: Any = parse_subcommand({**kinds(), **own}, words, prog=prog, what="algorithm", description=_DESCRIPTION)
+    return replace(wanted, options=plain(find_algorithm(algorithm).config, wanted.options))
 
 
 def run(wanted: Any) -> int:
     """Train."""
-    return _resume(wanted) if isinstance(wanted, Resume) else _train_anew(wanted.config, wanted)
+    if isinstance(wanted, Resume):
+        return _resume(wanted)
+    if wanted.save_config is not None:
+        write_options_file(wanted.save_config, wanted.options)
+        print(f"Options written to {wanted.save_config}: recurl train --config {wanted.save_config}")
+        return 0
+    return _train_anew(wanted.options, wanted)
 
 
 def _train_anew(config: RunConfig, place: Place) -> int:

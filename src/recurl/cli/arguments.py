@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -34,18 +34,43 @@ def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _
         ArgumentError: the arguments don't fit, or a value is out of its field's range.
         SystemExit: help was asked for and has been printed.
     """
+    with _complaining(prog):
+        wanted = tyro.cli(kind, args=list(arguments), prog=prog)
+    check_fields(wanted)
+    return wanted
+
+
+def parse_known_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> tuple[_T, list[str]]:
+    """Read a dataclass from some of the arguments, and return it with the others.
+
+    Args:
+        kind: see :func:`parse_arguments`.
+        arguments: see :func:`parse_arguments`.
+        prog: see :func:`parse_arguments`.
+
+    Raises:
+        ArgumentError: the arguments don't fit, or a value is out of its field's range.
+        SystemExit: help was asked for and has been printed.
+    """
+    with _complaining(prog):
+        wanted, others = tyro.cli(kind, args=list(arguments), prog=prog, return_unknown_args=True)
+    check_fields(wanted)
+    return wanted, others
+
+
+@contextlib.contextmanager
+def _complaining(prog: str) -> Generator[None]:
+    """Turn what tyro prints when it refuses arguments, inside the block, into an error of one line."""
     # tyro draws its boxes, which _one_line reads, with what the encoding of the stream offers.
     said, complaint = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
-            wanted = tyro.cli(kind, args=list(arguments), prog=prog)
+            yield
     except SystemExit as end:
         if end.code:
             raise ArgumentError(_one_line(_text(complaint) or _text(said), prog)) from None
         sys.stdout.write(_text(said))
         raise
-    check_fields(wanted)
-    return wanted
 
 
 def parse_subcommand(

@@ -19,8 +19,10 @@ _EXTRA = ("rich", "matplotlib")
 COMMANDS = {
     "train": {
         "ALGORITHM --env ID ...": "train a policy; `recurl train --help` lists the algorithms",
-        "--resume RUN": "continue a run that was stopped",
+        "--resume RUN": "continue a run that was stopped; --total-steps N extends it",
     },
+    "sweep": {"ALGORITHM --seeds N ...": "train with several seeds and every combination of options"},
+    "compare": {"RUN...": "learning curves and scores of runs, with intervals"},
     "evaluate": {"RUN": "play greedy episodes with a trained policy"},
     "export": {"RUN": "write a trained policy as a torch or ONNX file that runs without recurl"},
     "bench": {"rnn": "time every recurrent backend on this machine, on your own shapes"},

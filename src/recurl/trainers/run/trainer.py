@@ -19,6 +19,7 @@ from recurl.trainers.report.display import make_display
 from recurl.trainers.report.loggers import Place, check_packages, make_loggers
 from recurl.trainers.report.metrics import EVALUATION, RETURN, SPREAD, MetricsFile, Row
 from recurl.trainers.report.plots import plot_learning_curve
+from recurl.trainers.report.references import reference_returns
 from recurl.trainers.run.callbacks import Callbacks, check_callback, load_callback
 from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.faults import FaultWatch
@@ -172,8 +173,17 @@ class Trainer:
             if self._interrupted() or self._ended() or self._updates % self.config.checkpoint_every == 0:
                 self._save(clock)
         if self._updates:
-            title = f"{self.config.env}, {self.config.cell}"
-            plot_learning_curve(self.folder.metrics, self.folder.curve, title=title)
+            self._plot()
+
+    def _plot(self) -> None:
+        config, folder = self.config, self.folder
+        plot_learning_curve(
+            folder.metrics,
+            folder.curve,
+            title=f"{config.env}, {config.cell}",
+            evaluations=None if config.eval_every is None else folder.evaluations,
+            references=reference_returns(config.env, config.env_arguments),
+        )
 
     def _interrupted(self) -> bool:
         return self._asked or self._callbacks.error is not None

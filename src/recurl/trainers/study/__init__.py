@@ -1,0 +1,1 @@
+"""Several runs together: sweeps over seeds and options, and comparisons."""

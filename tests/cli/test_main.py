@@ -318,7 +318,7 @@ def test_a_folder_in_which_another_process_works_is_left_alone(run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("limit", "every", "file"), [(100, 1, "config.json"), (1000, 100, "tensorboard/events"), (6000, 1, "checkpoints/")]
+    ("limit", "every", "file"), [(100, 1, "config.json"), (2500, 100, "tensorboard/events"), (6000, 1, "checkpoints/")]
 )
 def test_no_room(tmp_path, capsys, limit, every, file):
     """The system refuses to let a file grow: said with its name and what to do, and what was saved stays good."""

@@ -135,7 +135,7 @@ class RunFolder:
         with self.hold(), _naming_another():
             self.check_free(overwrite=overwrite)
             self._clear()
-            self.rewrite(config)
+            self._write(config)
 
     def extend(self, total_steps: int) -> RunConfig:
         """Return the options of this run with more steps; see :meth:`rewrite`.
@@ -163,7 +163,10 @@ class RunFolder:
             StorageError: the folder can't be written.
         """
         with self.hold(), _naming_another():
-            write_whole(self.config, json.dumps(config.to_dict(), indent=2).encode() + b"\n")
+            self._write(config)
+
+    def _write(self, config: RunConfig) -> None:
+        write_whole(self.config, json.dumps(config.to_dict(), indent=2).encode() + b"\n")
 
     def _has_content(self) -> bool:
         with writing(self.path):

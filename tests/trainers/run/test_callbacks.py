@@ -68,15 +68,17 @@ def test_all_of_it_in_order(tmp_path):
     assert recorder.values("on_checkpoint") == [latest_checkpoint(RunFolder(tmp_path).checkpoints)]
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, R2D2Config])
-def test_the_run_with_everything_on_is_the_run_without(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize(
+    "options", [{"kind": PPOConfig}, {"kind": R2D2Config}, {"overlap": True}, {"env": "CartPole-v1", "env_kwargs": ()}]
+)
+def test_the_run_with_everything_on_is_the_run_without(tmp_path, monkeypatch, options):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    run(config(kind, logger="none"), tmp_path / "without")
+    run(config(logger="none", **options), tmp_path / "without")
     evaluated = {"eval_every": 64, "eval_episodes": 3, "keep_best": True, "stop_eval_return": 1e9}
     own = f"{__name__}:Recorder"
     for logger in ("tensorboard", "wandb"):
         path, recorder = tmp_path / logger, Recorder()
-        run(config(kind, logger=logger, callback=(own,), **evaluated), path, recorder)
+        run(config(logger=logger, callback=(own,), **evaluated, **options), path, recorder)
         assert len(recorder.values("on_evaluation")) == 6
         assert metrics(path) == metrics(tmp_path / "without")
         one, other = final_state(path), final_state(tmp_path / "without")

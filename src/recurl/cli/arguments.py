@@ -108,7 +108,7 @@ def _text(stream: io.TextIOWrapper) -> str:
 def _one_line(box: str, prog: str) -> str:
     """Return the complaint in a box of tyro's, with the option that it suggests."""
     complaint, *more = _sections(box)
-    text = complaint.removeprefix("Error parsing config: ")
+    text = complaint.removeprefix("Error parsing options: ")
     near = [option for section in more for option in re.findall(r"^Perhaps you meant: (--[\w-]+)", section)]
     choice = _CHOICE.match(text)
     meant = nearest(choice[1], re.findall(r"'([^']*)'", choice[2])) if choice else ""

@@ -91,6 +91,18 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path):
     assert "resumed seed=0" in done.stdout
 
 
+def test_a_run_that_is_stopped_before_it_began_is_no_failure(tmp_path):
+    command = [sys.executable, "-m", "recurl", "sweep", "ppo", "--run-dir", str(tmp_path / "sweep"), *SMALL]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while "started" not in (line := process.stdout.readline()):
+        assert line
+    os.kill(process.pid, signal.SIGTERM)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert said.splitlines()[0].startswith("stopped seed=0")
+
+
 def test_folders_that_are_something_else(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.study.grid import Job
 
 _SECONDS = 0.1
+_STOPPED = (-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # before training, and then
 _COLUMNS = ("job", "status", "env_steps", "wall_s", RETURN, EVALUATION)
 
 
@@ -131,7 +133,7 @@ class Sweep:
         say(f"{what} {job.name}")
 
     def _end(self, job: Job, code: int, say: Callable[[str], None]) -> None:
-        stopped = code in (130, 143)
+        stopped = code in _STOPPED
         self._status[job.name] = "finished" if code == 0 else "stopped" if stopped else "failed"
         numbers = self._numbers(job.name)
         if code == 0:

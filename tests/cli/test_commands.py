@@ -28,6 +28,15 @@ LEFT = {
     "cuda_graph",
     "overlap",
     "stop_return",
+    "preset",
+    "config",
+    "save_config",
+    "callback",
+    "logger",
+    "eval_env",
+    "eval_env_kwargs",
+    "stop_eval_return",
+    "keep_best",
 }
 SMALL = {
     "env": ["recurl/TMaze-v0", "recurl/RepeatPrevious-v0", "CartPole-v1"],
@@ -41,6 +50,7 @@ SMALL = {
     "num_envs": [1, 2, 3],
     "rollout_steps": [1, 4, 9],
     "eval_episodes": [1, 2],
+    "eval_every": [1, 50],
     "threads": [1, 2],
     "buffer_size": [64, 1000],
     "learning_starts": [0, 4, 100],

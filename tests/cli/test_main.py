@@ -214,7 +214,7 @@ def test_an_error_in_a_worker_is_two_lines_and_a_file(tmp_path, capsys, monkeypa
     assert main([*words.split(), "--run-dir", str(tmp_path / "run")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"recurl: Worker 0 \(process \d+\) raised KeyError: 'the wheel\\ncame off'", first)
-    name = re.fullmatch(rf"recurl: its traceback is in ({tmp_path}/recurl-worker-\w+\.txt)", second)[1]
+    name = re.fullmatch(rf"recurl: its traceback is in ({tmp_path}/recurl-traceback-\w+\.txt)", second)[1]
     trace = Path(name).read_text()
     assert trace.startswith("Traceback (most recent call last):\n")
     assert trace.endswith("KeyError: 'the wheel\\ncame off'\n")
@@ -318,7 +318,7 @@ def test_a_folder_in_which_another_process_works_is_left_alone(run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("limit", "every", "file"), [(100, 1, "config.json"), (1000, 100, "tensorboard/events"), (6000, 1, "checkpoints/")]
+    ("limit", "every", "file"), [(100, 1, "config.json"), (2500, 100, "tensorboard/events"), (6000, 1, "checkpoints/")]
 )
 def test_no_room(tmp_path, capsys, limit, every, file):
     """The system refuses to let a file grow: said with its name and what to do, and what was saved stays good."""

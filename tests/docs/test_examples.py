@@ -20,6 +20,7 @@ SMALL = {  # how long, and a line of what is printed
     "action_masks": (1024, r"^--action-mask none: greedy return \d\.\d\d of 1$"),
     "continuous_control": (1600, r"^  1600 steps: mean return of 200 steps -\d+$"),
     "gpu": (2048, r"^  2048 steps on \w+: \d+ steps per episode$"),
+    "optuna_search": (2048, r"^best: -?\d\.\d+ with {'learning_rate'"),
     "own_environment": (1024, r"^greedy return \d+\.\d of 19$"),
     "own_loop": (1, r"^update   0: return \d+\.\d\d$"),
     "r2d2": (256, r"^   256 steps: \d\.\d\d of 1, loss \d\.\d+$"),

@@ -77,7 +77,8 @@ class ClipPPOLoss(LossModule):
     Args:
         actor_network: policy that ends with a sampler, such as ``ProbabilisticActor(..., return_log_prob=True)``.
         critic_network: critic, from observations (and states) to ``"state_value"``.
-        clip_epsilon: maximum distance of the ratio from 1, in (0, 1).
+        clip_epsilon: maximum distance of the ratio from 1, in (0, 1); a tensor may change between calls, also in a CUDA
+            graph.
         entropy_bonus: include ``loss_entropy``.
         entropy_coeff: coefficient of the entropy; may be assigned between updates. A scalar tensor on the device may be
             overwritten between the replays of a CUDA graph.
@@ -127,7 +128,7 @@ class ClipPPOLoss(LossModule):
         actor_network: TensorDictModuleBase,
         critic_network: TensorDictModuleBase,
         *,
-        clip_epsilon: float = 0.2,
+        clip_epsilon: float | Tensor = 0.2,
         entropy_bonus: bool = True,
         entropy_coeff: float | Tensor = 0.01,
         critic_coeff: float = 1.0,
@@ -136,7 +137,7 @@ class ClipPPOLoss(LossModule):
         clip_value: bool | float = False,
     ) -> None:
         super().__init__()
-        if not 0.0 < clip_epsilon < 1.0:
+        if not isinstance(clip_epsilon, Tensor) and not 0.0 < clip_epsilon < 1.0:
             raise ArgumentError(f"clip_epsilon must be in (0, 1), got {clip_epsilon}.")
         if loss_critic_type not in DISTANCES:
             raise ArgumentError(f"loss_critic_type must be one of {sorted(DISTANCES)}, got {loss_critic_type!r}.")
@@ -150,7 +151,7 @@ class ClipPPOLoss(LossModule):
         self.entropy_coeff = entropy_coeff
         self.critic_coeff = critic_coeff
         self.normalize_advantage = normalize_advantage
-        self.clip_value = clip_epsilon if clip_value is True else float(clip_value)
+        self.clip_value = float(clip_epsilon if clip_value is True else clip_value)
         self.metrics = True
         self._distance = loss_critic_type
         self._plan()

@@ -46,7 +46,7 @@ class Surrogate(NamedTuple):
         (tensor(2.4000), tensor(9.))
     """
 
-    clip_epsilon: float
+    clip_epsilon: float | Tensor
     clip_value: float
     distance: str
 
@@ -75,7 +75,8 @@ class Surrogate(NamedTuple):
 
     def gains(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gain of every token, unclipped and clipped."""
-        return ratio * advantage, ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon) * advantage
+        epsilon: Any = self.clip_epsilon  # both ends are numbers, or both tensors
+        return ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon) * advantage
 
     def distances(self, value: Tensor, data: Data) -> tuple[Tensor, Tensor | None]:
         """Return the distance of every value to its target, and with ``clip_value`` that of the clipped value."""

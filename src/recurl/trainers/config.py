@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, UnsupportedError
@@ -23,12 +23,15 @@ from recurl.ranges import (
     Whole,
     check_fields,
     fields_of,
+    flag,
 )
 from recurl.recurrence import BACKENDS, load_cell
 from recurl.trainers.env_name import EnvSource, named, source_of
 
 NO_MASK = "none"
 """The action mask of a run without one."""
+Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
+"""How an option falls from its value to zero over the run: not at all, on a line, on half a cosine."""
 NO_CELL = "none"
 """The cell of a feed-forward control."""
 
@@ -111,7 +114,9 @@ class RunConfig:
     rollout_steps: Count = 128
     """Steps of each environment between two updates."""
     learning_rate: Positive = 1e-3
-    """Step size of Adam."""
+    """Step size of Adam, at the start."""
+    learning_rate_schedule: Schedule = "constant"
+    """How it falls to zero over --total-steps."""
     gamma: Fraction = 0.99
     """Discount per step."""
     max_grad_norm: NoBound = 0.5
@@ -126,13 +131,27 @@ class RunConfig:
     checkpoint_every: Count = 50
     """Updates between two checkpoints."""
     stop_return: Number | None = None
-    """Mean return of the last 20 episodes that ends the run."""
+    """Mean return of the last 20 training episodes that ends the run."""
+    stop_eval_return: Number | None = None
+    """Mean return of an evaluation during training that ends the run (needs --eval-every)."""
+    eval_every: Steps | None = None
+    """Environment steps between evaluations during training, which have environments and seeds of their own."""
     eval_episodes: Count = 100
-    """Greedy episodes played at the end."""
+    """Greedy episodes of each evaluation, during training and at the end."""
+    eval_env: str | None = None
+    """Environment of the evaluations; by default that of the training."""
+    eval_env_kwargs: tuple[str, ...] = ()
+    """Arguments of that environment as name=value; those of --env-kwargs hold besides where it is the same one."""
+    keep_best: bool = False
+    """Keep the policy of the best evaluation during training (needs --eval-every)."""
     eval_max_steps: Count = 27_000
     """Step limit of these episodes; the evaluation says how many were cut there."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """Reaction to a NaN or infinite reward, observation, loss or gradient: stop, or skip the batch or step."""
+    logger: Literal["tensorboard", "wandb", "none"] = "tensorboard"
+    """Where the numbers go besides metrics.csv and the terminal."""
+    callback: tuple[str, ...] = ()
+    """Callbacks of your own, module:Class each."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env", named(self.env))
@@ -147,6 +166,7 @@ class RunConfig:
                 f"--total-steps must cover one batch of {self.frames_per_batch} steps ({self.num_envs} environments x "
                 f"{self.rollout_steps}), got {self.total_steps}: raise it, or lower --rollout-steps."
             )
+        self._check_evaluation()
         _ = self.env_arguments
 
     def _check_env(self) -> None:
@@ -162,6 +182,12 @@ class RunConfig:
                 "An environment that is given as an object is used as it is, without wrapper, vectorization, "
                 "env_workers and env_kwargs: give a function that makes it, env=lambda: ..."
             )
+
+    def _check_evaluation(self) -> None:
+        for name in ("keep_best", "stop_eval_return"):
+            if self.eval_every is None and getattr(self, name) not in (None, False):
+                raise ArgumentError(f"{flag(name)} needs evaluations during training: add --eval-every STEPS.")
+        _ = self.for_evaluation().env_arguments
 
     def _check_backend(self) -> None:
         if self.backend not in BACKENDS.names:
@@ -195,9 +221,26 @@ class RunConfig:
         return self.total_steps // self.frames_per_batch
 
     @property
+    def scheduled(self) -> dict[str, Schedule]:
+        """Schedules of the options that have one, such as ``learning_rate_schedule``, by the option's name."""
+        ending = "_schedule"
+        names = [field.name for field in fields(self) if field.name.endswith(ending)]
+        return {name.removesuffix(ending): getattr(self, name) for name in names}
+
+    @property
     def env_arguments(self) -> dict[str, Any]:
         """Keyword arguments of the environment, from ``env_kwargs``."""
         return keyword_arguments("--env-kwargs", self.env_kwargs)
+
+    def for_evaluation(self) -> Self:
+        """Return the options of the same run with the environment of its evaluations."""
+        if self.eval_env is None and not self.eval_env_kwargs:
+            return self
+        texts = {text.partition("=")[0]: text for text in self.env_kwargs if self.eval_env is None}
+        texts.update({text.partition("=")[0]: text for text in self.eval_env_kwargs})
+        keyword_arguments("--eval-env-kwargs", self.eval_env_kwargs)
+        env = self.env if self.eval_env is None else self.eval_env
+        return replace(self, env=env, env_kwargs=tuple(texts.values()), eval_env=None, eval_env_kwargs=())
 
     @property
     def gradient_steps_per_batch(self) -> int:

@@ -89,7 +89,7 @@ def play_run(
                     deterministic=deterministic,
                 )
             except gym.error.DependencyNotInstalled as error:
-                raise MissingDependencyError(f"--env {config.env} can't be shown: {error}") from error
+                raise MissingDependencyError(f"--env {config.env_name} can't be shown: {error}") from error
         return found, [] if video is None else _moved(Path(place) / "video", video)
 
 
@@ -101,12 +101,12 @@ def _shown(config: RunConfig, policy: Any, *, record: bool, place: Path, notify:
     if not record:
         shows = "human" in modes and _has_display()
         if not shows:
-            why = "there is no display" if "human" in modes else f"{config.env} has no window"
+            why = "there is no display" if "human" in modes else f"{config.env_name} has no window"
             notify(f"Nothing is shown, as {why}: --video FILE{_SUFFIX} records.")
         return make_env(config, None, policy=policy, render_mode="human" if shows else None)
     if "rgb_array" not in modes:
         raise ArgumentError(
-            f"--video needs an environment with the render mode rgb_array, but {config.env} has "
+            f"--video needs an environment with the render mode rgb_array, but {config.env_name} has "
             f"{', '.join(map(str, modes)) or 'none'}: leave it out."
         )
     env = make_env(config, None, policy=policy, render_mode="rgb_array")

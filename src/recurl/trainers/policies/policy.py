@@ -172,7 +172,7 @@ class Policy:
                 "predict(..., action_mask=info['action_mask'])."
             )
         allowed = self._converter.mask(mask, batch)
-        empty = rows_without_choice(allowed, choice_counts(self._converter.action_spec))
+        empty = rows_without_choice(allowed, choice_counts(self._converter.action_spec)).nonzero()[:, 0].tolist()
         if empty:
             where = f" in rows {empty}" if batch else ""
             raise UsageError(f"action_mask must allow an action wherever one is to be taken, but allows none{where}.")

@@ -7,7 +7,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ from recurl.errors import ArgumentError, StorageError
 from recurl.trainers.algorithms.table import read_options
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
-from recurl.trainers.files.checkpoints import load_newest
+from recurl.trainers.files.checkpoints import latest_checkpoint, load_newest
 from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_whole, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 
@@ -84,8 +84,13 @@ class RunFolder:
 
     @property
     def best(self) -> Path:
-        """Folder of the checkpoint of the best evaluation."""
+        """Folder of the policy of the best evaluation during training."""
         return self.path / "best"
+
+    @property
+    def evaluations(self) -> Path:
+        """File of the evaluations during training, one row each."""
+        return self.path / "evaluations.csv"
 
     @property
     def tensorboard(self) -> Path:
@@ -135,7 +140,38 @@ class RunFolder:
         with self.hold(), _naming_another():
             self.check_free(overwrite=overwrite)
             self._clear()
-            write_whole(self.config, json.dumps(config.to_dict(), indent=2).encode() + b"\n")
+            self._write(config)
+
+    def extend(self, total_steps: int) -> RunConfig:
+        """Return the options of this run with more steps; see :meth:`rewrite`.
+
+        Args:
+            total_steps: environment steps in all, those of its newest checkpoint included.
+
+        Raises:
+            ArgumentError: there is no run or checkpoint here, or not even one batch would be added.
+        """
+        config, taken = self.read_config(), int(latest_checkpoint(self.checkpoints).stem)
+        extended = replace(config, total_steps=total_steps)
+        if extended.updates * extended.frames_per_batch <= taken:
+            raise ArgumentError(
+                f"--total-steps must exceed the {taken:,} steps of the newest checkpoint in {self.path} by at least "
+                f"one batch of {config.frames_per_batch:,}, got {total_steps:,}."
+            )
+        return extended
+
+    def rewrite(self, config: RunConfig) -> None:
+        """Replace the options of the run that is here, such as by those of :meth:`extend`.
+
+        Raises:
+            LockedError: another process works here.
+            StorageError: the folder can't be written.
+        """
+        with self.hold(), _naming_another():
+            self._write(config)
+
+    def _write(self, config: RunConfig) -> None:
+        write_whole(self.config, json.dumps(config.to_dict(), indent=2).encode() + b"\n")
 
     def _has_content(self) -> bool:
         with writing(self.path):
@@ -144,13 +180,13 @@ class RunFolder:
     def _clear(self) -> None:
         """Remove the files of another run; its options stay until the next ones replace them."""
         with writing(self.path):
-            for folder in (self.checkpoints, self.best, self.tensorboard):
+            for folder in (self.checkpoints, self.best, self.tensorboard, self.path / "wandb"):
                 if folder.exists():
                     shutil.rmtree(folder)
-            for file in (self.metrics, self.curve):
+            for file in (self.metrics, self.evaluations, self.curve):
                 file.unlink(missing_ok=True)
-        remove_partials(self.path, self.config.name)
-        remove_partials(self.path, self.metrics.name)
+        for file in (self.config, self.metrics, self.evaluations):
+            remove_partials(self.path, file.name)
         sync_folder(self.path)
 
     def read_config(self, env: EnvSource | None = None) -> RunConfig:

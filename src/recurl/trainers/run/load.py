@@ -17,11 +17,11 @@ from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.evaluation_display import EvaluationDisplay
 from recurl.trainers.run.evaluate import Evaluation, check_bounds, evaluate_policy
 from recurl.trainers.run.folder import RunFolder
+from recurl.trainers.run.periodic import SIDE_BY_SIDE
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SIDE_BY_SIDE = 50
 FRESH = 1_000_003
 """What is added to the seed of a run for episodes that training did not play."""
 
@@ -85,7 +85,7 @@ def evaluate_run(
     seed = config.seed + FRESH if seed is None else seed
     policy = agent.actor if deterministic else agent.policy
     with (
-        make_env(config, min(episodes, _SIDE_BY_SIDE), policy=policy) as envs,
+        make_env(config.for_evaluation(), min(episodes, SIDE_BY_SIDE), policy=policy) as envs,
         closing(EvaluationDisplay(console, episodes)) as display,
         torch.random.fork_rng(enabled=not deterministic),
     ):

@@ -108,9 +108,9 @@ def test_exported_policies_fit_their_description(tmp_path, case, kind):
 def test_the_description_names_what_a_user_needs(tmp_path):
     description = about(export_run(trained(tmp_path, PPOConfig, "recurl-test/Picture-v0", {"cell": "gru"}), "onnx"))
     assert [(part["name"], part["shape"], part["dtype"]) for part in description["inputs"]] == [
-        ("parts.choice", ["batch", 3], "float32"),
-        ("parts.place", ["batch", 2], "float32"),
         ("image", ["batch", 4, 5, 1], "uint8"),
+        ("parts.place", ["batch", 2], "float32"),
+        ("parts.choice", ["batch", 3], "float32"),
         ("is_init", ["batch"], "bool"),
         ("state_h", ["batch", 1, 8], "float32"),
     ]

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 LEFT = {"env_kwargs", "total_steps", "device", "run_dir", "overwrite", "cuda_graph", "overlap", "stop_return"}
 SMALL = {
     "env": ["recurl/TMaze-v0", "recurl/RepeatPrevious-v0", "CartPole-v1"],
+    "action_mask": ["action_mask", "none"],
     "hidden_size": [1, 2, 8],
     "num_layers": [1, 2],
     "backend": ["fastest", "auto", "loop", "pad"],

@@ -160,6 +160,7 @@ def test_a_run(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> 
         ("--env wires:policy --policy wires:policy", "must make an environment of recurl"),
         ("--env wires:nothing --policy wires:policy", "nothing"),
         ("--env CartPole-v1 --policy nowhere:policy", "--policy nowhere:policy can't be imported"),
+        ("--env CartPole-v1 --policy ..:policy", "--policy ..:policy can't be imported"),
         ("--env CartPole-v1 --policy wires", "takes module:function"),
         ("--env CartPole-v1 --policy wires:number", "must be a function, got int"),
         ("--env CartPole-v1 --policy wires:no_policy", "must make a policy, got int"),

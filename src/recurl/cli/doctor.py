@@ -115,7 +115,7 @@ def _find(option: str, name: str) -> Callable[..., Any]:
         raise ArgumentError(f"{option} takes module:function, got {name!r}.")
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, SyntaxError) as error:
+    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
         raise ArgumentError(f"{option} {name} can't be imported: {error}") from error
     if not callable(found):
         raise ArgumentError(f"{option} {name} must be a function, got {type(found).__name__}.")

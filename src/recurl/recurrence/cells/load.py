@@ -39,7 +39,7 @@ def load_cell(text: str) -> Cell:
         )
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, TypeError, ValueError) as error:  # the last two: names such as ..
         raise ArgumentError(
             f"The module {module_name!r} of the cell {text!r} can't be imported: {error}. It must be installed, or lie "
             "in a folder on PYTHONPATH (python -m recurl also looks in the current one)."

@@ -44,6 +44,7 @@ SMALL = {
     "encoder_layers": [1, 3],
     "head_width": [0, 4],
     "vectorization": ["auto", "native", "sync"],
+    "action_mask": ["action_mask", "none"],
     "hidden_size": [1, 2, 8],
     "num_layers": [1, 2],
     "backend": ["fastest", "auto", "loop", "pad"],

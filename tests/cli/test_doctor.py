@@ -160,6 +160,7 @@ def test_a_run(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> 
         ("--env wires:policy --policy wires:policy", "must return an environment of recurl"),
         ("--env wires:nothing --policy wires:policy", "nothing"),
         ("--env CartPole-v1 --policy nowhere:policy", "--policy: there is no module 'nowhere'"),
+        ("--env CartPole-v1 --policy ..:policy", "--policy"),
         ("--env CartPole-v1 --policy wires", "takes module:function"),
         ("--env CartPole-v1 --policy wires:number", "must be a function, got int"),
         ("--env CartPole-v1 --policy wires:no_policy", "must return a policy, got int"),

@@ -128,7 +128,7 @@ class Field:
         for part in parts:
             rule = self._rule(part)
             if rule is not None:
-                near = nearest(str(part), map(str, self.choices))
+                near = nearest(str(part), map(str, self.choices)) if self.choices else ""
                 raise ArgumentError(f"{flag(self.name)} {rule}, got {_shown(part)}.{near}")
 
     def read(self, value: Any) -> Any:

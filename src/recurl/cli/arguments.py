@@ -165,6 +165,24 @@ def _gathered(arguments: Sequence[str], flags: set[str]) -> list[str]:
     return [argument for group in groups.values() for argument in group]
 
 
+def without_options(arguments: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the arguments without the options, and their values, that ``others`` give anew.
+
+    Example:
+        >>> without_options(["--gamma", "0.9", "--env-kwargs", "k=8", "n=2", "--seed=1"], ["--env-kwargs", "k=3"])
+        ['--gamma', '0.9', '--seed=1']
+    """
+    given = {word for word in others if word.startswith("--")}
+    kept: list[str] = []
+    dropping = False
+    for word in arguments:
+        if word.startswith("--"):
+            dropping = word.partition("=")[0] in given
+        if not dropping:
+            kept.append(word)
+    return kept
+
+
 def _text(stream: io.TextIOWrapper) -> str:
     stream.seek(0)
     return stream.read()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recurl.cli.arguments import parse_known_arguments
+from recurl.cli.arguments import parse_known_arguments, without_options
 from recurl.cli.notices import notify
 from recurl.cli.signals import StopOnSignal
 from recurl.cli.sources import read_sources
@@ -54,7 +54,7 @@ def read(arguments: list[str]) -> Wanted:
         raise ArgumentError(f"recurl sweep takes an algorithm ({', '.join(ALGORITHMS)}), --preset or --config.")
 
     def read_options(more: list[str]) -> RunConfig:
-        wanted = read_run([*rest, *more], sources, prog=_PROG)
+        wanted = read_run([*without_options(rest, more), *more], sources, prog=_PROG)
         if wanted.overwrite or wanted.save_config is not None:
             raise ArgumentError("recurl sweep takes neither --overwrite nor --save-config.")
         return wanted.options

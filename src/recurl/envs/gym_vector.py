@@ -39,7 +39,13 @@ def make(name: str, wrappers: Sequence[Wrap], /, **kwargs: Any) -> gym.Env[Any, 
 
 
 def make_vector(
-    name: str, num_envs: int, mode: str | None, wrappers: Sequence[Wrap], shared_memory: bool = True, /, **kwargs: Any
+    name: str,
+    num_envs: int,
+    mode: str | None,
+    wrappers: Sequence[Wrap] = (),
+    shared_memory: bool = True,
+    /,
+    **kwargs: Any,
 ) -> VectorEnv[Any, Any, Any]:
     """Return ``num_envs`` environments that step together, with autoreset disabled.
 

@@ -43,6 +43,9 @@ class Written(gym.Env):
     observation_space = gym.spaces.Text(5)
     action_space = gym.spaces.Discrete(2)
 
+    def reset(self, *, seed=None, options=None):
+        return "text", {}
+
 
 def test_spaces_that_cannot_be_used():
     with pytest.raises(UnsupportedError, match=r"--env .*Written\(\) can't be used: .*Text"):

@@ -206,7 +206,9 @@ def test_a_mask_that_is_missing_or_wrong(masked):
     with pytest.raises(MissingArgumentError, match=r"the policy was trained with action masks: .*action_mask="):
         masked.predict(eye)
     for mask in (np.ones(4), np.full((4, 4), 2), np.ones((4, 3))):
-        with pytest.raises(ArgumentError, match=r"action_mask must hold 0 and 1, or bools, of shape \[4, 4\], got"):
+        with pytest.raises(
+            ArgumentError, match=r"action_mask must hold 0 and 1, or bools, of shape \[4, 4\], or be a tuple or dict"
+        ):
             masked.predict(eye, action_mask=mask)
     with pytest.raises(UsageError, match=r"but allows none in rows \[1, 3\]\."):
         masked.predict(eye, action_mask=np.array([[1], [0], [1], [0]]) * np.ones((1, 4)))

@@ -91,7 +91,9 @@ def _no_display(monkeypatch):
 
 def test_a_window_that_needs_a_package(blind, monkeypatch):
     monkeypatch.setenv("DISPLAY", ":0")
-    with pytest.raises(MissingDependencyError, match=r"--env recurl-test/Blind-v0 can't be shown: pygame is not inst"):
+    with pytest.raises(
+        MissingDependencyError, match=r"--env recurl-test/Blind-v0 needs a package that is missing: pygame is not inst"
+    ):
         play_run(blind)
 
 

@@ -87,8 +87,8 @@ def test_the_step_before_is_an_input_of_the_exported_policy(folder):
     about = check_export(export_run(folder, "torch", env=make))
     assert about["inputs"][:4] == [
         {"name": "observation", "shape": ["batch", 3], "dtype": "float32"},
-        {"name": "previous_action", "shape": ["batch", 3], "dtype": "int8"},
         {"name": "previous_reward", "shape": ["batch", 1], "dtype": "float32"},
+        {"name": "previous_action", "shape": ["batch", 3], "dtype": "int8"},
         {"name": "is_init", "shape": ["batch"], "dtype": "bool"},
     ]
 

@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from gymnasium.error import DependencyNotInstalled
 from torch import nn
 
 from recurl.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv
 from recurl.envs.from_function import env_from_function
 from recurl.envs.gym_wrappers import NamedWrapper
 from recurl.envs.wiring import policy_transforms
-from recurl.errors import ArgumentError, RecurlError, UnsupportedError
+from recurl.errors import ArgumentError, MissingDependencyError, RecurlError, UnsupportedError
 from recurl.hardware import check_device
 from recurl.trainers.config import NO_MASK, RunConfig
 from recurl.trainers.env_name import is_name_only, source_of
@@ -121,6 +122,8 @@ def _clearly(config: RunConfig, create: Callable[..., EnvBase], render_mode: str
         raise UnsupportedError(f"--env {asked} can't be used: {error}") from error
     except RecurlError:
         raise
+    except DependencyNotInstalled as error:
+        raise MissingDependencyError(f"--env {asked} needs a package that is missing: {error}") from error
     except Exception as error:  # the environment is somebody else's code
         if isinstance(error, TypeError) and config.env_kwargs:
             raise ArgumentError(

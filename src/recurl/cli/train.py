@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Generator
@@ -164,9 +165,11 @@ def _saying_how_to_go_on(folder: RunFolder) -> Generator[None]:
 
 
 def _summary(outcome: Outcome, set_up: float) -> str:
+    returns = f"mean return of the last 20 training episodes {outcome.return_mean:.4g}"
+    if math.isnan(outcome.return_mean):
+        returns = "no training episode ended"
     return (
-        f"{_STATUS[outcome.status]} after {outcome.env_steps:,} steps: mean return of the last 20 training episodes "
-        f"{outcome.return_mean:.4g}; training took {outcome.cpu_s:.1f} s of CPU time ({outcome.wall_s:.1f} s wall), "
+        f"{_STATUS[outcome.status]} after {outcome.env_steps:,} steps: {returns}; training took {outcome.cpu_s:.1f} s of CPU time ({outcome.wall_s:.1f} s wall), "
         f"set-up {set_up:.1f} s of CPU time"
     )
 

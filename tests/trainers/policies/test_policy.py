@@ -294,16 +294,16 @@ class Parts(gym.Env):
         return self._observe(action), float(action), bool(self.np_random.random() < 0.1), False, {}
 
 
-gym.register("recurl-test/Parts-v0", entry_point=Parts)
+gym.register("recurl-test/InParts-v0", entry_point=Parts)
 
 
 @pytest.mark.parametrize("source", ["run", "onnx"])
 def test_nested_observations(tmp_path, monkeypatch, source):
     monkeypatch.setattr("recurl.trainers.export.policy_file.verify", lambda *_: None)
-    folder = trained(tmp_path, PPOConfig, "recurl-test/Parts-v0", {"cell": "gru"})
+    folder = trained(tmp_path, PPOConfig, "recurl-test/InParts-v0", {"cell": "gru"})
     expected = evaluate_run(folder, episodes=1, seed=7)
     policy = recurl.load(folder if source == "run" else export_run(folder, source))
-    env = gym.make("recurl-test/Parts-v0")
+    env = gym.make("recurl-test/InParts-v0")
     observation, _ = env.reset(seed=7)
     state, done, total = None, False, 0.0
     while not done:

@@ -169,7 +169,8 @@ def _summary(outcome: Outcome, set_up: float) -> str:
     if math.isnan(outcome.return_mean):
         returns = "no training episode ended"
     return (
-        f"{_STATUS[outcome.status]} after {outcome.env_steps:,} steps: {returns}; training took {outcome.cpu_s:.1f} s of CPU time ({outcome.wall_s:.1f} s wall), "
+        f"{_STATUS[outcome.status]} after {outcome.env_steps:,} steps: {returns}; training took "
+        f"{outcome.cpu_s:.1f} s of CPU time ({outcome.wall_s:.1f} s wall), "
         f"set-up {set_up:.1f} s of CPU time"
     )
 

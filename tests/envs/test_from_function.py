@@ -29,6 +29,7 @@ def test_as_many_rows_as_asked_for(make):
     assert env.reset()["observation"].unique(dim=0).shape == (3, 4)
 
 
+@pytest.mark.slow
 def test_arguments_modes_and_wrappers():
     with env_from_function(single, 2, vectorization_mode="async", wrappers=[gym.wrappers.FlattenObservation]) as env:
         assert env.reset().batch_size == (2,)

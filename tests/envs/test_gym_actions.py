@@ -36,6 +36,7 @@ def test_parts_reach_the_environment_by_name():
     assert space.contains(taken)
 
 
+@pytest.mark.slow
 def test_batches_of_workers():
     played = []
     for kind in (SerialEnv, ParallelEnv):

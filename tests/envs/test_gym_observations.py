@@ -89,6 +89,7 @@ def test_nested_spaces_in_gymnasium_environments(registered, options):
     check_parts(GymEnv(registered, drop_observations=DROPPED, **options))
 
 
+@pytest.mark.slow
 def test_nested_spaces_in_processes(registered):
     env = GymEnv(registered, num_envs=2, vectorization_mode="async", drop_observations=DROPPED)
     check_parts(env)

@@ -15,6 +15,7 @@ def test_the_first_wrapper_is_innermost():
     assert str(env.gym_env).startswith("<FlattenObservation<TimeLimit<TimeLimit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [None, "sync", "async"])
 def test_rows_of_vectors_are_wrapped(mode):
     with GymEnv("CartPole-v1", 2, vectorization_mode=mode, wrappers=[limit]) as env:

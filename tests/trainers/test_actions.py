@@ -79,6 +79,7 @@ MASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [PPOConfig, DQNConfig])
 @pytest.mark.parametrize("masks", MASKS)
 def test_masked_runs(tmp_path, kind, masks):
@@ -93,6 +94,7 @@ def test_masked_runs(tmp_path, kind, masks):
     assert [result for result in results if not result.passed] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [of_any("nested"), options(DQNConfig, env=MASKED)], ids=["nested", "masked"])
 def test_a_resumed_run_is_the_whole_run(tmp_path, config):
     whole = run(config, tmp_path / "whole")

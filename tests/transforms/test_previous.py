@@ -74,6 +74,7 @@ def test_what_happened_is_true_at_every_step(name, mode):
     check_true(torch.cat([first, second], 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [True, False])
 def test_serial_and_parallel_batches(inside):
     def single():

@@ -133,6 +133,7 @@ def test_ways_to_step_together():
         make_env(PPOConfig(env="recurl/TMaze-v0", wrapper=wrapper, vectorization="native"), 2)
 
 
+@pytest.mark.slow
 def test_workers_give_what_one_process_gives():
     options = {"env": "recurl/TMaze-v0", "num_envs": 4, "previous_action": True, "previous_reward": True}
     batches, weights = [], None

@@ -44,6 +44,7 @@ def train(config, folder, *, resume=False, updates=3):
     return load_checkpoint(latest_checkpoint(folder.checkpoints))["algorithm"]["agent"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_goes_on_bit_for_bit(kind, tmp_path):
     algorithm, options = KINDS[kind]
@@ -83,6 +84,7 @@ def test_the_folder_keeps_the_name_and_asks_for_the_function(folder):
     assert len(evaluate_run(folder, episodes=3, env=make).returns) == 3
 
 
+@pytest.mark.slow
 def test_the_step_before_is_an_input_of_the_exported_policy(folder):
     about = check_export(export_run(folder, "torch", env=make))
     assert about["inputs"][:4] == [

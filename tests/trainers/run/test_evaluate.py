@@ -115,6 +115,7 @@ def test_nothing_to_evaluate(tmp_path):
         evaluate_run(RunFolder(tmp_path), episodes=1)
 
 
+@pytest.mark.slow
 def test_intervals_are_bootstrapped():
     draw = np.random.default_rng(1)
     covered = 0

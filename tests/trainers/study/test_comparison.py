@@ -38,6 +38,7 @@ def test_the_interquartile_mean_is_that_of_the_middle_half():
     assert interquartile_mean(np.array([[1.0, 3.0], [5.0, 7.0]])).tolist() == [2.0, 6.0]
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth():
     """Of 200 samples of 20 from a normal distribution, about 95 %."""
     random = np.random.default_rng(1)

@@ -8,7 +8,6 @@ import io
 import re
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import TypeVar, get_args
 
 import tyro
@@ -127,10 +126,7 @@ def parse_subcommand(
         return parse_arguments(kinds[name], arguments[1:], prog=f"{prog} {name}")
     if name in ("-h", "--help"):
         tyro.extras.subcommand_cli_from_dict(dict(kinds), prog=prog, description=description, args=["--help"])
-    near = get_close_matches(name, kinds, 1)
-    raise ArgumentError(
-        f"There is no {what} {name!r}: use {prog} {', '.join(kinds)}.{f' Did you mean {near[0]}?' if near else ''}"
-    )
+    raise ArgumentError(f"There is no {what} {name!r}: use {prog} {', '.join(kinds)}.{nearest(name, kinds)}")
 
 
 def _many(kind: type) -> Iterator[str]:

@@ -8,11 +8,11 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any, Protocol, cast
 
 from recurl._version import __version__
 from recurl.errors import ArgumentError, CallbackError, MissingDependencyError, RecurlError, RemoteTraceback
+from recurl.nearest import nearest
 
 _LONGEST = 600  # characters of a message
 _EXTRA = ("rich", "matplotlib")
@@ -151,10 +151,8 @@ def load(name: str) -> Command:
         MissingDependencyError: a package of the extra ``train`` is not installed.
     """
     if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS, 1)
         raise ArgumentError(
-            f"There is no command {name!r}: use {', '.join(COMMANDS)} (recurl --help)."
-            f"{f' Did you mean {near[0]}?' if near else ''}"
+            f"There is no command {name!r}: use {', '.join(COMMANDS)} (recurl --help).{nearest(name, COMMANDS)}"
         )
     if "" not in sys.path:
         sys.path.append("")  # as python -m recurl does: an environment, a cell, an algorithm may lie there

@@ -20,7 +20,7 @@ from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.policies.load import load
 from recurl.trainers.policies.play import play_run
 from recurl.trainers.policies.policy import Policy, PolicyState
-from recurl.trainers.run.callbacks import Callback
+from recurl.trainers.run.callback import Callback
 from recurl.trainers.run.evaluate import Evaluation, evaluate_policy
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.load import evaluate_run, load_agent

@@ -91,7 +91,7 @@ def test_objects_are_used_as_they_are():
     with pytest.raises(ArgumentError, match="--overlap makes the environment in a second process: give a function"):
         PPOConfig(env=env, overlap=True)
     with pytest.raises(ArgumentTypeError, match="give a function that makes one, env=lambda"):
-        PPOConfig(env=cartpole())  # type: ignore[arg-type]
+        PPOConfig(env=cartpole())  # type: ignore[arg-type] # refused
     with pytest.raises(ArgumentError, match="must be on --device cuda, but it is on cpu"):
         _checked(replace(PPOConfig(env=env), device="cuda"), env)
 

@@ -59,6 +59,14 @@ def test_numbers_become_those_of_the_field(tmp_path):
     assert [type(value) for value in found.values()] == [float, float, tuple]
 
 
+def test_whole_numbers_may_be_written_short(tmp_path):
+    found = read(tmp_path, "total_steps = 1e4\nseed = 3\nrollout_steps = '1k'\n")
+    assert found == {"total_steps": 10_000, "seed": 3, "rollout_steps": 1_000}
+    assert all(type(value) is int for value in found.values())
+    with pytest.raises(ArgumentError, match=r"run.toml: --total-steps must be a whole number, got 2\.5"):
+        read(tmp_path, "total_steps = 2.5")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

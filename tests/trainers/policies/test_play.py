@@ -24,7 +24,7 @@ class Blind(gym.Env):
 
     observation_space = gym.spaces.Box(-1, 1, (2,))
     action_space = gym.spaces.Discrete(2)
-    metadata = {"render_modes": ["human"]}  # noqa: RUF012
+    metadata = {"render_modes": ["human"]}  # noqa: RUF012 - gymnasium declares it so
 
     def __init__(self, render_mode=None, modes=("human",)):
         self.metadata = {"render_modes": list(modes)}

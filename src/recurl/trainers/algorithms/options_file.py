@@ -116,7 +116,7 @@ def options_for(kind: type[RunConfig], file: OptionsFile) -> dict[str, Any]:
 
 
 def _value(field: Field, value: Any, source: str) -> Any:
-    value = tuple(cast(list[Any], value)) if field.many and isinstance(value, list) else value
+    value = field.read(value)
     try:
         field.check(value)
     except ArgumentError as error:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from difflib import get_close_matches
 from pathlib import Path
 
 from recurl.envs import ActionReader, ObservationReader
 from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.keys import ACTION_MASK, dotted
+from recurl.nearest import nearest
 from recurl.trainers.algorithms.environment import gym_of, make_env
 from recurl.trainers.env_name import EnvSource
 from recurl.trainers.export.checksum import check_export
@@ -55,10 +55,9 @@ def load(
     if path.exists():
         raise ArgumentError(f"load takes the folder of a run, or a file that ends with {_endings()}, got {path}.")
     siblings = [str(other) for other in path.parent.glob("*")]
-    near = get_close_matches(str(path), siblings, 1)
     raise ArgumentError(
         f"There is no run {path}: name the folder that recurl train wrote, or a file that recurl export wrote "
-        f"({_endings()}).{f' Did you mean {near[0]}?' if near else ''}"
+        f"({_endings()}).{nearest(str(path), siblings)}"
     )
 
 

@@ -1,53 +1,17 @@
-"""Callbacks: what a run calls while it goes on, loggers among them."""
+"""The callbacks of a run: named, checked, and called in order."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from recurl.errors import ArgumentError, ArgumentTypeError, CallbackError, StorageError
+from recurl.importing import load_object
 from recurl.nearest import nearest
 from recurl.trainers.algorithms.seeding import preserved_rng
-from recurl.trainers.report.metrics import Row
 from recurl.trainers.run.outcome import Outcome
 
-if TYPE_CHECKING:
-    from tensordict import TensorDictBase
-
-    from recurl.trainers.run.trainer import Trainer
-
 HOOKS = ("on_start", "on_batch", "on_update", "on_evaluation", "on_checkpoint", "on_end")
-
-
-class Callback(Protocol):
-    """What a run calls while it goes on; an object with any of these methods is one.
-
-    Random numbers that a callback draws leave those of the run as they were. The first exception that a callback
-    raises ends the run: the update is finished, a checkpoint saved, and a
-    :class:`~recurl.errors.CallbackError` raised.
-
-    ``Trainer(..., callbacks=[...])`` takes objects, ``--callback module:Class`` classes that need no arguments.
-    """
-
-    def on_start(self, trainer: Trainer) -> None:
-        """Begin; ``trainer`` has the options, the folder, the networks, and ``stop()``. Also when a run is resumed."""
-
-    def on_batch(self, batch: TensorDictBase) -> None:
-        """Look at a new batch ``[B, T]``, before anything learns from it."""
-
-    def on_update(self, row: Row) -> None:
-        """Look at the numbers of an update, by name: ``update``, ``env_steps``, ``return_mean_20``, losses..."""
-
-    def on_evaluation(self, row: Row) -> None:
-        """Look at the numbers of an evaluation: ``update``, ``env_steps``, ``eval_return``, ``eval_return_std``..."""
-
-    def on_checkpoint(self, path: Path) -> None:
-        """Look at a checkpoint that has been saved."""
-
-    def on_end(self, outcome: Outcome) -> None:
-        """End; ``outcome.status`` is ``"failed"`` when an error ended the run. Called in every case, once."""
 
 
 class Callbacks:
@@ -132,17 +96,9 @@ def load_callback(text: str) -> object:
 
     Raises:
         ArgumentError: there is none, it can't be made, or it has no method of a callback.
+        MissingDependencyError: its module is not installed.
     """
-    module_name, colon, name = text.partition(":")
-    if not (colon and module_name and name):
-        raise ArgumentError(f"--callback takes module:Class, got {text!r}.")
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, SyntaxError, TypeError, ValueError) as error:
-        raise ArgumentError(f"--callback: the module {module_name!r} can't be imported: {error}.") from error
-    made = getattr(module, name, None)
-    if made is None:
-        raise ArgumentError(f"--callback: the module {module_name!r} has no {name!r}.{nearest(name, dir(module))}")
+    made = load_object("--callback", text, "Class")
     try:
         callback: Any = made() if callable(made) else made
         return check_callback(callback)

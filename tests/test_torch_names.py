@@ -231,3 +231,11 @@ def test_fused_adam_():
         )
         assert torch.equal(own, before) == (found_inf == 1)
     assert torch.equal(own, parameter)
+
+
+def test_watching():
+    seen = []
+    with _torch.watching(lambda operation, arguments: seen.append((operation, len(arguments)))):
+        assert torch.ones(2).sum().item() == 2
+    aten = torch.ops.aten
+    assert seen == [(aten.ones.default, 1), (aten.sum.default, 1), (aten._local_scalar_dense.default, 1)]

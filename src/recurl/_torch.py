@@ -6,6 +6,7 @@ A new release of torch can only break this file and its test.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan as _scan
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "Dropout",
@@ -35,6 +37,7 @@ __all__ = [
     "scan",
     "tensors_of",
     "trace",
+    "watching",
 ]
 
 is_functorch_active: Callable[[], bool] = cast(Any, torch)._C._are_functorch_transforms_active
@@ -150,3 +153,23 @@ def returns_other_entries(module: nn.Module) -> bool:
     inner = cast(Any, module)
     selects = hasattr(type(module), "_select_before_return") and inner._select_before_return  # only sequences do
     return selects or inner.out_keys != inner.out_keys_source
+
+
+class _Watching(TorchDispatchMode):
+    def __init__(self, see: Callable[[Any, tuple[Any, ...]], None]) -> None:
+        super().__init__()
+        self._see = see
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._see(func, args)
+        return func(*args, **(kwargs or {}))
+
+
+def watching(see: Callable[[Any, tuple[Any, ...]], None]) -> AbstractContextManager[Any]:
+    """Return a context in which ``see(operation, arguments)`` is called before every operation of torch.
+
+    Without the name: leave out the check of read-backs on the CPU; CUDA has ``torch.cuda.set_sync_debug_mode``.
+    """
+    return _Watching(see)

@@ -23,6 +23,7 @@ SMALL = {  # how long, and a line of what is printed
     "optuna_search": (2048, r"^best: -?\d\.\d+ with {'learning_rate'"),
     "own_environment": (1024, r"^greedy return \d+\.\d of 19$"),
     "own_loop": (1, r"^update   0: return \d+\.\d\d$"),
+    "own_task": (4096, r"^greedy: \d\.\d\d of the balls are caught on \w+$"),
     "r2d2": (256, r"^   256 steps: \d\.\d\d of 1, loss \d\.\d+$"),
     "workers": (1024, r"^  1024 steps: \d+ steps per episode$"),
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recurl._torch import edits_of, foreach_copy_
 from recurl.errors import ArgumentError, UsageError
-from recurl.keys import NEXT, TRAJ_IDS
+from recurl.keys import NEXT
 from recurl.lowering import Step, leaves
 
 _Key = tuple[str, ...]
@@ -39,15 +39,14 @@ class BatchWriter:
         self._slots: list[tuple[Tensor, ...]] = []
         self._carried: list[_Carried] = []
 
-    def write(self, step: int, tensordict: Step, traj_ids: Tensor) -> None:
-        """Copy the entries of a step, and its trajectory ids ``[*B]``, into the batch.
+    def write(self, step: int, tensordict: Step) -> None:
+        """Copy the entries of a step into the batch.
 
         Raises:
             ArgumentError: the shape of an entry doesn't begin with the batch size.
             UsageError: the entries differ from those of the first step.
         """
         found = dict(leaves(tensordict))
-        found[TRAJ_IDS] = traj_ids
         if not self._slots:
             self._allocate(found)
         if len(found) != self._count:

@@ -24,7 +24,7 @@ from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.transformed import TransformedEnv
 from recurl.envs.wiring import check_policy_wiring, policy_transforms
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WiringError
-from recurl.keys import ACTION, DONE, NEXT, RESET, TRAJ_STEPS, TRUNCATED
+from recurl.keys import ACTION, DONE, NEXT, RESET, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType
 from recurl.modules import recurrent_modules
@@ -172,17 +172,17 @@ class Collector(CollectorBase):
                     explain_missing_scale(error)
                 raise
         batch = writer.finish()
-        batch.set(TRAJ_STEPS, self._trajectories.end_batch().to(self.storing_device or "cpu"))
+        for key, value in zip((TRAJ_IDS, TRAJ_STEPS), self._trajectories.end_batch(), strict=True):
+            batch.set(key, value.to(self.storing_device or "cpu"))
         if self.set_truncated:
             _truncate_last(batch.get(NEXT))
             self._trajectories.renew()
         return batch
 
     def _record(self, writer: BatchWriter, step: int, tensordict: Step) -> None:
-        writer.write(step, tensordict, self._trajectories.ids)
+        writer.write(step, tensordict)
         done = tensordict.get(NEXT).get(DONE)
-        if done.any():
-            self._trajectories.end(step, done.squeeze(-1))
+        self._trajectories.end_step(done.squeeze(-1))
         self.frames += done.numel()
 
     def why_not_lowered(self) -> str | None:

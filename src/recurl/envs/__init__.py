@@ -9,6 +9,7 @@ from recurl.envs.gym_masks import MaskReader as MaskReader
 from recurl.envs.gym_observations import ObservationReader as ObservationReader
 from recurl.envs.rollout import Act as Act
 from recurl.envs.rollout import interact
+from recurl.envs.tensor_env import TensorEnv
 from recurl.envs.transformed import TransformedEnv
 from recurl.envs.utils import (
     ExplorationType,
@@ -43,6 +44,7 @@ __all__ = [
     "SerialEnv",
     "StepCounter",
     "TensorDictPrimer",
+    "TensorEnv",
     "Transform",
     "TransformedEnv",
     "check_env_specs",

@@ -37,8 +37,8 @@ class _EnvMeta(ABCMeta):
 class EnvBase(metaclass=_EnvMeta):
     """Base class of all environments.
 
-    A subclass passes its specs to this constructor and defines :meth:`_reset`, :meth:`_step` and :meth:`_set_seed`.
-    Every constructor also takes ``policy=``, a module: the result is then a ``TransformedEnv`` with an ``InitTracker``
+    A subclass passes its specs to this constructor and defines :meth:`_reset`, :meth:`_step`, :meth:`_set_seed`. Every
+    constructor also takes ``policy=``, a module: the result is then a ``TransformedEnv`` with an ``InitTracker``
     and the primers of the policy's recurrent modules.
 
     The results of ``_reset`` and ``_step`` are copied, so they may be buffers that are overwritten at every step. A
@@ -55,6 +55,7 @@ class EnvBase(metaclass=_EnvMeta):
 
     _wrapper: ClassVar[Any]  # the class that append_transform wraps with
     full_resets = 0  # number of resets of all rows; lets a collector detect resets by others
+    never_waits = False  # whether nothing is read from the device; done rows are then reset without asking for any
 
     def __init_subclass__(cls, wraps: bool = False, **kwargs: Any) -> None:
         """Register the class that :meth:`append_transform` wraps with (``wraps=True``)."""
@@ -185,7 +186,7 @@ class EnvBase(metaclass=_EnvMeta):
             return root
         # After exclude alone, a nested TensorDict would be shared with the caller's and written to below.
         root = (tensordict.copy() if self._nested else tensordict).exclude(RESET, NEXT)
-        if mask.any():
+        if self.never_waits or mask.any():
             fresh = self._own(self._reset(tensordict))
             for key, value in leaves(fresh):
                 root.set(key, merge_reset(mask, value, root, key))
@@ -246,10 +247,9 @@ class EnvBase(metaclass=_EnvMeta):
         Raises:
             UsageError: the action mask of a row allows no choice.
         """
-        done = tensordict[DONE]
-        if not done.any():
+        if not self.never_waits and not tensordict[DONE].any():
             return self._actionable(tensordict)
-        root = self._root(tensordict.set(RESET, done))
+        root = self._root(tensordict.set(RESET, tensordict[DONE]))
         tensordict.pop(RESET)
         return self._actionable(root)
 

@@ -287,6 +287,8 @@ class GymWrapper(EnvBase):
         """Restore a state returned by :meth:`get_state`, on an environment constructed the same way."""
         if not self.can_save_state:
             super().set_state(state)
+        if "gym" not in state:
+            raise ArgumentError(f"{self} restores only states that it, or one like it, has saved; got {sorted(state)}.")
         self._begun = None
         gym_state.restore(self._env, state["gym"])
         self._close_rows(state["done"].cpu().numpy().copy())

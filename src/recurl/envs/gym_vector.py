@@ -20,7 +20,15 @@ from recurl.envs.gym_wrappers import Wrap, wrapped
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UsageError
 from recurl.importing import pip_line
 
-__all__ = ["SameStepVectorEnv", "SingleRowsVectorEnv", "autoreset_disabled", "make", "make_vector", "vector_of"]
+__all__ = [
+    "SameStepVectorEnv",
+    "SingleRowsVectorEnv",
+    "autoreset_disabled",
+    "make",
+    "make_vector",
+    "native_row",
+    "vector_of",
+]
 
 _MODES = (None, "sync", "async", "vector_entry_point")
 
@@ -154,6 +162,25 @@ def _native(name: str, num_envs: int, wanted: AutoresetMode, kwargs: dict[str, A
         return env
     env.close()
     return None
+
+
+def native_row(name: str, **kwargs: Any) -> VectorEnv[Any, Any, Any] | None:
+    """Return the native vector environment with one row and autoreset disabled, or None if there is none.
+
+    Args:
+        name: a Gymnasium id.
+        **kwargs: keyword arguments of the environment's constructor.
+
+    Raises:
+        ArgumentError: the environment is unknown to Gymnasium.
+        MissingDependencyError: the environment needs a package that is not installed.
+    """
+
+    def build() -> VectorEnv[Any, Any, Any] | None:
+        return _native(name, 1, AutoresetMode.DISABLED, kwargs) if _spec(name).vector_entry_point else None
+
+    _check_id(name)
+    return _with_clear_errors(name, build)
 
 
 def _spec(name: str) -> EnvSpec:

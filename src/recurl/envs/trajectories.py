@@ -70,15 +70,19 @@ class Trajectories:
         device: device of the ids.
 
     Attributes:
-        ids: ids of the current trajectories, int64 ``[*B]``.
+        ids: ids of the current trajectories, int64 ``[*B]``; up to date between two batches.
 
     Example:
         >>> rows = Trajectories(torch.Size([2]), None)
         >>> rows.begin_batch(3)
-        >>> rows.end(1, torch.tensor([True, False]))
-        >>> rows.end_batch()
+        >>> for done in ([False, False], [True, False], [False, False]):
+        ...     rows.end_step(torch.tensor(done))
+        >>> ids, numbers = rows.end_batch()
+        >>> numbers
         tensor([[0, 1, 0],
                 [0, 1, 2]])
+        >>> (ids[:, 1:] == ids[:, :-1]).tolist()
+        [[True, False], [True, True]]
     """
 
     def __init__(self, batch_size: torch.Size, device: torch.device | None) -> None:
@@ -99,20 +103,26 @@ class Trajectories:
     def begin_batch(self, steps: int) -> None:
         """Begin a batch of ``steps`` steps."""
         self._ended = torch.zeros((steps, *self._batch_size), dtype=torch.bool, device=self._device)
+        self._unwritten = iter(self._ended.unbind())
 
-    def end(self, step: int, done: Tensor) -> None:
-        """Begin new trajectories after step ``step`` of the batch in the rows where ``done``, bool ``[*B]``."""
-        self._ended[step] = done
-        new = TRAJECTORY_IDS.take(self._batch_size, self._device)
-        self.ids = torch.where(done, new, self.ids)
+    def end_step(self, done: Tensor) -> None:
+        """Note in which rows the trajectory ends with this step, bool ``[*B]``; nothing is read from the device."""
+        next(self._unwritten).copy_(done)
 
-    def end_batch(self) -> Tensor:
-        """Return the number of each step of the batch within its trajectory, int64 ``[*B, T]``."""
-        begins = torch.zeros_like(self._ended)
-        begins[1:] = self._ended[:-1]
+    def end_batch(self) -> tuple[Tensor, Tensor]:
+        """Return the trajectory id of each step, and its number in the trajectory, both int64 ``[*B, T]``."""
+        ended = self._ended
+        begins = torch.zeros_like(ended)
+        begins[1:] = ended[:-1]
         numbers = step_numbers(begins.movedim(0, -1), self._steps)
-        self._steps = (numbers[..., -1] + 1).masked_fill(self._ended[-1], 0)
-        return numbers
+        self._steps = (numbers[..., -1] + 1).masked_fill(ended[-1], 0)
+
+        new = TRAJECTORY_IDS.take(ended.shape, self._device)  # a trajectory that begins at a step has the id there
+        time = torch.arange(len(ended), device=self._device).view(-1, *(1 for _ in self._batch_size))
+        began = torch.where(begins, time, 0).cummax(0).values
+        ids = torch.cat((self.ids.unsqueeze(0), new[1:])).gather(0, began)
+        self.ids = torch.where(ended[-1], new[0], ids[-1])  # none begins at step 0
+        return ids.movedim(0, -1).contiguous(), numbers
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the ids and the numbers of the next steps."""

@@ -79,6 +79,11 @@ class TransformedEnv(EnvBase, wraps=True):
         """Number of resets of all rows of the base environment."""
         return self.base_env.full_resets
 
+    @property
+    def never_waits(self) -> bool:  # type: ignore[override] # as the base environment
+        """Whether the base environment never reads from its device; recurl's transforms don't."""
+        return self.base_env.never_waits
+
     @takes_entries
     def _reset(self, tensordict: Step | None) -> Step:
         return self._root(tensordict)

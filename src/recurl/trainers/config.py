@@ -68,9 +68,10 @@ class RunConfig:
     wrapper: tuple[str, ...] = ()
     """Gymnasium wrappers of each environment, module:Class or module:Class(name=value), the first innermost, such as
     --wrapper gymnasium.wrappers:FlattenObservation --wrapper my_file:Mine."""
-    vectorization: Literal["auto", "native", "sync", "async"] = "auto"
-    """How environments are stepped together: the environment's own vector implementation, one after the other, or each
-    in a process; auto takes native where it can begin episodes of single rows and there is no wrapper, else sync."""
+    vectorization: Literal["auto", "native", "sync", "async", "device"] = "auto"
+    """How environments are stepped together: the environment's own vector implementation, one after the other, each in
+    a process, or (tasks only) as tensors on the device; auto takes native where it can begin episodes of single rows
+    and there is no wrapper, else sync, and on a GPU device for tasks."""
     env_workers: Whole = 0
     """Processes that share the environments of the training, which must be a multiple; 0 for none."""
     previous_action: bool = False
@@ -176,11 +177,18 @@ class RunConfig:
             raise ArgumentError(
                 f"--env-workers must divide --num-envs, got {workers} and {self.num_envs}: take {', '.join(fitting)}."
             )
+        host_only = self.host_only
+        if self.vectorization == "device" and host_only:
+            raise ArgumentError(
+                f"--vectorization device steps a task as tensors, without {', '.join(map(flag, host_only))}: leave "
+                f"{'it' if len(host_only) == 1 else 'them'} out, or take another vectorization."
+            )
         given = isinstance(source_of(self.env), EnvBase)
-        if given and (workers or self.wrapper or self.env_kwargs or self.vectorization != "auto"):
+        if given and (host_only or self.env_kwargs or self.vectorization != "auto"):
             raise ArgumentError(
                 "An environment that is given as an object is used as it is, without wrapper, vectorization, "
-                "env_workers and env_kwargs: give a function that makes it, env=lambda: ..."
+                "env_workers, env_kwargs, drop_observations and action_mask: give a function that makes it, "
+                "env=lambda: ..."
             )
 
     def _check_evaluation(self) -> None:
@@ -204,6 +212,13 @@ class RunConfig:
             raise ArgumentError(f"--cell: {error} For a feed-forward control write none.") from error
         except UnsupportedError as error:
             raise ArgumentError(f"--backend: {error}.") from error
+
+    @property
+    def host_only(self) -> list[str]:
+        """Names of the options in use that only environments of Gymnasium have, on the host."""
+        names = ("env_workers", "wrapper", "drop_observations")
+        masked = self.action_mask not in (NO_MASK, ACTION_MASK)
+        return [name for name in names if getattr(self, name)] + ["action_mask"] * masked
 
     @property
     def env_name(self) -> str:

@@ -1,3 +1,4 @@
+import hashlib
 from functools import cache
 
 import numpy as np
@@ -18,6 +19,32 @@ def play(env, choose, seed):
         score[np.arange(len(action)), action] += 2 * reward - 1
         total += reward
     return total.mean()
+
+
+BEGAN = {
+    "NextStep": "3b7f7d5a224d486eb3c252616f94cebce0aeb08f6decd2fb0ddce24c76b358cb",
+    "SameStep": "3eeae0139db1210b8b11e47145c6001a31a2d1000cdea5b8f6bc403543581e86",
+    "Disabled": "6730d0d504723a8a333e0e2b0726c1dce3a5f59a92678917f5fd6404908452a7",
+}
+
+
+@pytest.mark.parametrize(("mode", "expected"), BEGAN.items())
+def test_a_seed_plays_the_episodes_that_it_always_did(mode, expected):
+    env, arms = BanditVectorEnv(5, 7, 33, 0.6, autoreset_mode=mode), np.random.default_rng(3)
+    found = hashlib.sha256()
+
+    def note(*values):
+        for value in values:
+            found.update(f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
+
+    note(env.reset(seed=11)[0])
+    for _ in range(200):
+        observation, reward, terminated, truncated, _ = env.step(arms.integers(7, size=5))
+        note(observation, reward, terminated, truncated)
+        if mode == "Disabled" and truncated.any():
+            note(env.reset(options={"reset_mask": truncated})[0])
+    note(np.array([rng.random() for rng in env.rngs]))
+    assert found.hexdigest() == expected
 
 
 def test_returns_of_the_best_policies():

@@ -10,7 +10,8 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from recurl.envs.tasks import TASKS, MaskedCartPoleVectorEnv, RepeatPreviousVectorEnv, TMazeEnv, TMazeVectorEnv
-from recurl.envs.tasks.base import check_actions, check_count
+from recurl.envs.tasks.base import check_actions
+from recurl.envs.tasks.dynamics import check_count
 from recurl.errors import ArgumentError, UsageError
 
 # Short episodes, so that a few dozen steps see terminations, truncations and resets.

@@ -3,11 +3,13 @@ import numpy as np
 import pytest
 
 import recurl.envs.tasks
+from recurl.envs.tasks import TMaze
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.drawing import BLACK, BLUE, GREEN, RED, Canvas
 from recurl.errors import ArgumentError, UnsupportedError
 
 SIZES = {
+    "recurl/Bandit-v0": (100, 300, 3),
     "recurl/MaskedCartPole-v1": (200, 300, 3),
     "recurl/MaskedPendulum-v1": (200, 200, 3),
     "recurl/RepeatPrevious-v0": (100, 300, 3),
@@ -85,15 +87,10 @@ def test_mistakes():
         recurl.envs.tasks.TMazeEnv(render_mode="human")
 
     class Plain(TaskVectorEnv):
-        def _begin(self, rows): ...
+        pass
 
-        def _advance(self, actions):
-            return np.zeros(1), np.zeros(1, bool)
-
-        def _observe(self):
-            return np.zeros((1, 1), np.float32)
-
-    rows = Plain(1, observation_space=gym.spaces.Box(0, 1, (1,)), actions=2, step_limit=3, autoreset_mode="Disabled")
+    rows = Plain(TMaze(), 1, "Disabled")
     with pytest.raises(UnsupportedError, match=r"Plain can't be drawn: define draw\(row\)"):
         TaskEnv(rows, "rgb_array").render()
     assert TaskEnv(rows).render() is None
+    assert TaskEnv(rows).metadata["render_modes"] == []

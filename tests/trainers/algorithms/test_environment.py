@@ -4,10 +4,11 @@ import gymnasium as gym
 import pytest
 import torch
 
-from recurl.envs import GymEnv
+from recurl.envs import GymEnv, TensorEnv
+from recurl.envs.tasks import RepeatPrevious, TMaze
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
 from recurl.trainers import PPO, DQNConfig, PPOConfig, make_env
-from recurl.trainers.algorithms.environment import _checked, training_env
+from recurl.trainers.algorithms.environment import _checked, _dynamics_on_device, training_env
 
 MODES = ("auto", "native", "sync")
 
@@ -85,7 +86,14 @@ def test_an_object_is_trained_in_and_not_made_anew():
 
 def test_objects_are_used_as_they_are():
     env = GymEnv("CartPole-v1", 8)
-    for options in ({"env_workers": 2}, {"wrapper": ("a:B",)}, {"env_kwargs": ("k=1",)}, {"vectorization": "sync"}):
+    for options in (
+        {"env_workers": 2},
+        {"wrapper": ("a:B",)},
+        {"env_kwargs": ("k=1",)},
+        {"vectorization": "sync"},
+        {"drop_observations": ("a",)},
+        {"action_mask": "legal"},
+    ):
         with pytest.raises(ArgumentError, match="given as an object is used as it is"):
             PPOConfig(env=env, **options)
     with pytest.raises(ArgumentError, match="--overlap makes the environment in a second process: give a function"):
@@ -149,3 +157,54 @@ def test_workers_give_what_one_process_gives():
     for alone, shared in zip(*batches, strict=True):
         for key in ("observation", "action", "previous_action", "previous_reward", ("next", "reward")):
             assert torch.equal(alone[key], shared[key]), key
+
+
+def test_tasks_are_stepped_on_the_device():
+    env = make_env(PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=2",), vectorization="device"), 3)
+    assert isinstance(env, TensorEnv)
+    assert (env.batch_size, env.dynamics.k) == ((3,), 2)
+    assert isinstance(make_env(PPOConfig(env=TMaze, vectorization="device"), 3), TensorEnv)
+    for mode in ("auto", "native"):
+        assert type(make_env(PPOConfig(env=TMaze, vectorization=mode), 3).gym_env).__name__ == "TaskVectorEnv"
+
+
+@pytest.mark.parametrize(
+    ("options", "on_device"),
+    [
+        ({}, True),
+        ({"vectorization": "native"}, False),
+        ({"vectorization": "sync"}, False),
+        ({"wrapper": ("gymnasium.wrappers:TimeLimit(max_episode_steps=3)",)}, False),
+        ({"env_workers": 2}, False),
+        ({"drop_observations": ("a",)}, False),
+        ({"action_mask": "legal"}, False),
+        ({"action_mask": "none"}, True),
+        ({"env": "CartPole-v1"}, False),
+        ({"device": "cpu"}, False),
+        ({"device": "cpu", "vectorization": "device"}, True),
+    ],
+)
+def test_which_tasks_are_stepped_on_the_device(options, on_device):
+    config = replace(PPOConfig(env="recurl/RepeatPrevious-v0"), **{"device": "cuda", **options})
+    assert isinstance(_dynamics_on_device(config), RepeatPrevious) == on_device
+
+
+def test_what_is_no_task_can_not_be_stepped_on_the_device():
+    with pytest.raises(ArgumentError, match=r"steps tasks that are written as Dynamics, and CartPole-v1 is not one"):
+        make_env(PPOConfig(env="CartPole-v1", vectorization="device"), 2)
+    with pytest.raises(ArgumentError, match=r"does not take --env-kwargs colour=1"):
+        make_env(PPOConfig(env="recurl/TMaze-v0", env_kwargs=("colour=1",), vectorization="device"), 2)
+    with pytest.raises(ArgumentError, match="k must be"):
+        make_env(PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=0",), vectorization="device"), 2)
+    with pytest.raises(ArgumentError, match="one on the device Dynamics; this one makes single environments"):
+        make_env(PPOConfig(env=cartpole, vectorization="device"), 2)
+    for flag, options in (
+        ("--env-workers", {"env_workers": 2}),
+        ("--wrapper", {"wrapper": ("a:B",)}),
+        ("--drop-observations", {"drop_observations": ("a",)}),
+        ("--action-mask", {"action_mask": "legal"}),
+    ):
+        with pytest.raises(
+            ArgumentError, match=f"--vectorization device steps a task as tensors, without {flag}: leave it"
+        ):
+            PPOConfig(env="recurl/TMaze-v0", vectorization="device", **options)

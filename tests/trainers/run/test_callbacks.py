@@ -69,7 +69,14 @@ def test_all_of_it_in_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"kind": PPOConfig}, {"kind": R2D2Config}, {"overlap": True}, {"env": "CartPole-v1", "env_kwargs": ()}]
+    "options",
+    [
+        {"kind": PPOConfig},
+        {"kind": R2D2Config},
+        {"overlap": True},
+        {"env": "CartPole-v1", "env_kwargs": ()},
+        {"vectorization": "device", "previous_reward": True},
+    ],
 )
 def test_the_run_with_everything_on_is_the_run_without(tmp_path, monkeypatch, options):
     monkeypatch.setenv("WANDB_MODE", "offline")

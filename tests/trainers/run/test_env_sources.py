@@ -2,6 +2,7 @@
 
 import io
 import json
+from functools import partial
 
 import gymnasium as gym
 import pytest
@@ -9,6 +10,7 @@ import torch
 from rich.console import Console
 
 from recurl.envs import GymEnv
+from recurl.envs.tasks import Bandit
 from recurl.errors import ArgumentError
 from recurl.trainers import (
     PPOConfig,
@@ -29,6 +31,8 @@ KINDS = {
     "overlap": (PPOConfig, {"sequence_length": 4, "overlap": True}),
     "r2d2": (R2D2Config, {"slices": 2, "slice_length": 6, "burn_in": 2, "learning_starts": 8, "buffer_size": 64}),
 }
+ON_DEVICE = {"env": partial(Bandit, 3, 5), "vectorization": "device"}
+KINDS |= {f"device-{name}": (kind, {**options, **ON_DEVICE}) for name, (kind, options) in KINDS.items()}
 
 
 def make(**options):
@@ -48,13 +52,14 @@ def train(config, folder, *, resume=False, updates=3):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_goes_on_bit_for_bit(kind, tmp_path):
     algorithm, options = KINDS[kind]
-    config = algorithm(env=make, **SMALL, **PAST, **options)
+    config = algorithm(**{"env": make, **SMALL, **PAST, **options})
     whole, stopped = RunFolder(tmp_path / "whole", pytest.fail), RunFolder(tmp_path / "stopped", pytest.fail)
     for folder in (whole, stopped):
         folder.create(config)
     expected = train(config, whole)
     train(config, stopped, updates=1)
-    found = train(stopped.read_config(env=make), stopped, resume=True, updates=2)
+    again = stopped.read_config(env=options.get("env", make))
+    found = train(again, stopped, resume=True, updates=2)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert len(stopped.metrics.read_text().splitlines()) == 1 + 3

@@ -118,6 +118,7 @@ def test_a_missing_package_is_said_before_the_run(tmp_path, monkeypatch, package
         {"cell": "gru", "overlap": True},
         {"cell": "gru", "shared_trunk": False},
         {"cell": "none"},
+        {"cell": "gru", "vectorization": "device"},
         {"env": "recurl/MaskedCartPole-v1", "env_kwargs": ()},
         {"env": "recurl/MaskedPendulum-v1", "env_kwargs": ("max_episode_steps=11",), "shared_trunk": False},
         {"env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "num_layers": 2},

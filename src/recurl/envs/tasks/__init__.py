@@ -1,24 +1,37 @@
 """Small partially observable tasks with known returns; importing this package registers them with gymnasium."""
 
-from recurl.envs.tasks.bandit import BanditEnv, BanditVectorEnv
-from recurl.envs.tasks.masked_cartpole import MaskedCartPoleEnv, MaskedCartPoleVectorEnv
-from recurl.envs.tasks.masked_pendulum import MaskedPendulumEnv, MaskedPendulumVectorEnv
-from recurl.envs.tasks.registry import TASKS, Task, register_tasks
-from recurl.envs.tasks.repeat_previous import RepeatPreviousEnv, RepeatPreviousVectorEnv
-from recurl.envs.tasks.tmaze import TMazeEnv, TMazeVectorEnv
+from recurl.envs.tasks.agreement import check_dynamics
+from recurl.envs.tasks.bandit import Bandit, BanditEnv, BanditVectorEnv
+from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
+from recurl.envs.tasks.dynamics import Dynamics
+from recurl.envs.tasks.masked_cartpole import MaskedCartPole, MaskedCartPoleEnv, MaskedCartPoleVectorEnv
+from recurl.envs.tasks.masked_pendulum import MaskedPendulum, MaskedPendulumEnv, MaskedPendulumVectorEnv
+from recurl.envs.tasks.registry import TASKS, Task, register_dynamics, register_tasks
+from recurl.envs.tasks.repeat_previous import RepeatPrevious, RepeatPreviousEnv, RepeatPreviousVectorEnv
+from recurl.envs.tasks.tmaze import TMaze, TMazeEnv, TMazeVectorEnv
 
 __all__ = [
     "TASKS",
+    "Bandit",
     "BanditEnv",
     "BanditVectorEnv",
+    "Dynamics",
+    "MaskedCartPole",
     "MaskedCartPoleEnv",
     "MaskedCartPoleVectorEnv",
+    "MaskedPendulum",
     "MaskedPendulumEnv",
     "MaskedPendulumVectorEnv",
+    "RepeatPrevious",
     "RepeatPreviousEnv",
     "RepeatPreviousVectorEnv",
+    "TMaze",
     "TMazeEnv",
     "TMazeVectorEnv",
     "Task",
+    "TaskEnv",
+    "TaskVectorEnv",
+    "check_dynamics",
+    "register_dynamics",
     "register_tasks",
 ]

@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
-from recurl.envs.tasks.base import Actions, Observations, TaskEnv, TaskVectorEnv, check_count
+from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
+from recurl.envs.tasks.drawing import GREEN, GREY, Canvas, Frame
+from recurl.envs.tasks.dynamics import Dynamics, State, check_count
+from recurl.envs.tasks.namespaces import Draw, Namespace
 from recurl.errors import ArgumentError
+
+
+class Bandit(Dynamics):
+    """Dynamics of `recurl/Bandit-v0`: see `BanditVectorEnv`.
+
+    State: `good`, the arm that pays, int64 `[rows]`; `draws`, float64 `[pulls + 1, rows]`: an arm pays where its
+    probability is above the draw.
+
+    Args:
+        num_arms: number of arms; at least 2.
+        pulls: number of steps of an episode; at least 1.
+        probability: probability that the good arm pays, above 0.5 and at most 1.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+    """
+
+    def __init__(self, num_arms: int = 4, pulls: int = 20, probability: float = 0.9) -> None:
+        self.num_arms = check_count("num_arms", num_arms, minimum=2)
+        check_count("pulls", pulls, minimum=1)
+        if not 0.5 < probability <= 1:
+            raise ArgumentError(f"probability must be above 0.5 and at most 1; got {probability!r}")
+        super().__init__(observation_space=Box(0.0, 1.0, (1,), np.float32), actions=num_arms, step_limit=pulls)
+        self.probability = probability
+
+    def begin(self, xp: Namespace, draw: Draw) -> State:
+        """Draw the good arm, and what decides at every pull."""
+        return {"good": draw.integers(self.num_arms), "draws": draw.uniform(0.0, 1.0, (self.step_limit + 1,))}
+
+    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
+        """Pull an arm."""
+        chance = xp.where(actions == state["good"], self.probability, 1 - self.probability)
+        paid = xp.pick(state["draws"], steps) < chance
+        return state, xp.astype(paid, xp.float64), xp.zeros(len(paid), dtype=xp.bool)
+
+    def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
+        """Return nothing that helps."""
+        return xp.zeros((len(steps), 1), dtype=xp.float32)
 
 
 class BanditVectorEnv(TaskVectorEnv):
@@ -50,8 +90,6 @@ class BanditVectorEnv(TaskVectorEnv):
         array([1., 1.])
     """
 
-    state_arrays: ClassVar[tuple[str, ...]] = ("good", "draws")
-
     def __init__(
         self,
         num_envs: int = 1,
@@ -60,35 +98,19 @@ class BanditVectorEnv(TaskVectorEnv):
         probability: float = 0.9,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
-        check_count("num_arms", num_arms, minimum=2)
-        check_count("pulls", pulls, minimum=1)
-        if not 0.5 < probability <= 1:
-            raise ArgumentError(f"probability must be above 0.5 and at most 1; got {probability!r}")
-        super().__init__(
-            num_envs,
-            observation_space=Box(0.0, 1.0, (1,), np.float32),
-            actions=num_arms,
-            step_limit=pulls,
-            autoreset_mode=autoreset_mode,
-        )
-        self._num_arms = num_arms
-        self._probability = probability
-        self._good = np.zeros(num_envs, dtype=np.int64)
-        self._draws = np.zeros((num_envs, pulls + 1))  # an arm pays where its probability is above the draw
-        self._every = np.arange(num_envs)
+        self._task = Bandit(num_arms, pulls, probability)
+        super().__init__(self._task, num_envs, autoreset_mode)
 
-    def _begin(self, rows: list[int]) -> None:
-        for row in rows:
-            self._good[row] = self.rngs[row].integers(self._num_arms)
-            self._draws[row] = self.rngs[row].random(self._draws.shape[1])
-
-    def _advance(self, actions: Actions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        chance = np.where(actions == self._good, self._probability, 1 - self._probability)
-        paid = self._draws[self._every, self._steps] < chance
-        return paid.astype(np.float64), np.zeros(self.num_envs, dtype=np.bool_)
-
-    def _observe(self) -> Observations:
-        return np.zeros((self.num_envs, 1), dtype=np.float32)
+    def draw(self, row: int) -> Frame:
+        """Return a picture of the arms, the one that pays in green; below them, how much of the episode is over."""
+        canvas = Canvas(300, 100)
+        cell = 280 / self._task.num_arms
+        for arm in range(self._task.num_arms):
+            left = 10 + arm * cell
+            color = GREEN if arm == self.state["good"][row] else GREY
+            canvas.rectangle((left, 10), (left + 0.8 * cell, 80), color)
+        canvas.rectangle((10, 86), (10 + 280 * self._steps[row] / self._task.step_limit, 92), GREY)
+        return canvas.pixels
 
     @staticmethod
     def optimal_return(num_arms: int = 4, pulls: int = 20, probability: float = 0.9) -> float:
@@ -140,6 +162,7 @@ class BanditEnv(TaskEnv):
         num_arms: number of arms; at least 2.
         pulls: number of steps of an episode; at least 1.
         probability: probability that the good arm pays, above 0.5 and at most 1.
+        render_mode: see `TaskEnv`.
 
     Example:
         >>> env = BanditEnv(num_arms=2, pulls=1)
@@ -147,5 +170,7 @@ class BanditEnv(TaskEnv):
         (array([0.], dtype=float32), True)
     """
 
-    def __init__(self, num_arms: int = 4, pulls: int = 20, probability: float = 0.9) -> None:
-        super().__init__(BanditVectorEnv(1, num_arms, pulls, probability, AutoresetMode.DISABLED))
+    def __init__(
+        self, num_arms: int = 4, pulls: int = 20, probability: float = 0.9, render_mode: str | None = None
+    ) -> None:
+        super().__init__(BanditVectorEnv(1, num_arms, pulls, probability, AutoresetMode.DISABLED), render_mode)

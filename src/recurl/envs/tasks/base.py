@@ -1,31 +1,35 @@
 """Base classes of the tasks: vectorised rows, autoreset, seeding, saved state, and the single environment as one row.
 
-A task defines only its dynamics (`TaskVectorEnv._begin`, `_advance`, `_observe`). The single environment is one row of
-the vector environment, so the two always agree. All random numbers are drawn when an episode begins, from the row's own
-generator: the episodes of a row depend only on its seed, and row `i` of a vector environment seeded with `s` plays the
-same episodes as a single environment seeded with `s + i` (the rule of gymnasium's `SyncVectorEnv`).
+A task is defined by its :class:`~recurl.envs.tasks.dynamics.Dynamics`. The single environment is one row of the vector
+environment, so the two always agree. All random numbers are drawn when an episode begins, from the row's own generator:
+the episodes of a row depend only on its seed, and row `i` of a vector environment seeded with `s` plays the same
+episodes as a single environment seeded with `s + i` (the rule of gymnasium's `SyncVectorEnv`).
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from recurl.envs.tasks.drawing import Frame
+from recurl.envs.tasks.dynamics import Dynamics, check_count, check_memory, check_state, check_step
+from recurl.envs.tasks.namespaces import HOST, RowDraw
 from recurl.errors import ArgumentError, UnsupportedError, UsageError
 
 Observations = NDArray[np.float32]
 Actions = NDArray[np.int64]
 StepResult = tuple[Observations, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+
+_INT64 = np.dtype(np.int64)
+_ONE = np.array(1)  # adding an array is faster than adding a number
 
 
 def check_actions(actions: Any, shape: tuple[int, ...], num_actions: int) -> Actions:
@@ -45,7 +49,7 @@ def check_actions(actions: Any, shape: tuple[int, ...], num_actions: int) -> Act
     """
     array = np.asarray(actions)
     if array.shape == shape and array.dtype.kind in "iu":
-        flat = array.reshape(-1).astype(np.int64, copy=False)
+        flat = array if array.dtype is _INT64 and shape else array.reshape(-1).astype(np.int64, copy=False)
         # As unsigned numbers, negative ones are huge: a single comparison checks both bounds.
         if np.maximum.reduce(flat.view(np.uint64)) < num_actions:
             return flat
@@ -77,18 +81,6 @@ def check_vectors(actions: Any, shape: tuple[int, ...]) -> NDArray[np.floating[A
     return array if array.dtype.kind == "f" else array.astype(np.float64)
 
 
-def check_count(name: str, value: Any, minimum: int) -> int:
-    """Return `value`, an integer of at least `minimum`, or raise ArgumentError naming it.
-
-    Example:
-        >>> check_count("k", 4, minimum=1)
-        4
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ArgumentError(f"{name} must be an integer of at least {minimum}; got {value!r}")
-    return value
-
-
 class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     """Vector environment of a task: rows stepped together in numpy.
 
@@ -96,34 +88,26 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     float64 `[num_envs]`, terminated and truncated bool `[num_envs]`; every array returned is new. A row that reaches
     the step limit is truncated, whether or not it also terminated (as in gymnasium's `TimeLimit`).
 
-    `rngs` holds one generator for each row. A subclass lists its arrays in `state_arrays` and defines `_begin`,
-    `_advance` and `_observe`.
-
     Args:
+        dynamics: the task.
         num_envs: number of rows.
-        observation_space: observation space of one row.
-        actions: number of discrete actions, or the Box of one continuous action.
-        step_limit: number of steps after which an episode is truncated.
         autoreset_mode: gymnasium's `AutoresetMode` or its value. `NEXT_STEP`: the step after an episode's end ignores
             the row's action and returns the new episode's first observation with reward 0. `SAME_STEP`: the last step
             returns it, and `info["final_obs"]` (object array, None where `info["_final_obs"]` is False) the true one.
             `DISABLED`: finished rows are reset with `reset(options={"reset_mask": mask})`, mask bool `[num_envs]`.
 
+    Attributes:
+        dynamics: the task.
+        state: its arrays by name, rows last.
+        rngs: one generator for each row.
+
     Raises:
-        ArgumentError: `autoreset_mode` is unknown, or `num_envs` is below 1.
+        ArgumentError: `autoreset_mode` is unknown, `num_envs` is below 1, or a function of the dynamics returns
+            something else than it should.
     """
 
-    state_arrays: ClassVar[tuple[str, ...]] = ()
-    """Names (without the leading underscore) of the arrays that hold the task's state; they are changed in place."""
-
     def __init__(
-        self,
-        num_envs: int,
-        *,
-        observation_space: Box,
-        actions: int | Box,
-        step_limit: int,
-        autoreset_mode: AutoresetMode | str,
+        self, dynamics: Dynamics, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP
     ) -> None:
         self.num_envs = check_count("num_envs", num_envs, minimum=1)
         try:
@@ -131,36 +115,29 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         except ValueError:
             offered = [mode.value for mode in AutoresetMode]
             raise ArgumentError(f"autoreset_mode must be one of {offered}; got {autoreset_mode!r}") from None
+        self.dynamics = dynamics
         self.metadata = {"render_modes": [], "autoreset_mode": self._mode}
-        self.single_observation_space = observation_space
-        self.single_action_space = actions if isinstance(actions, Box) else Discrete(actions)
+        self.single_observation_space = dynamics.observation_space
+        self.single_action_space = dynamics.action_space
+        self._num_actions = int(space.n) if isinstance(space := dynamics.action_space, Discrete) else None
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._step_limit = step_limit
+        self._step_limit = np.array(dynamics.step_limit)
         self._steps = np.zeros(num_envs, dtype=np.int64)
         self._done = np.zeros(num_envs, dtype=np.bool_)
         self._any_done = False
         self._started = False
         self.rngs = [seeding.np_random()[0] for _ in range(num_envs)]
+        begun = check_step(dynamics, HOST, RowDraw([np.random.default_rng(0)]), 1)
+        check_memory(dynamics)
+        self.state: dict[str, Any] = {
+            name: np.zeros((*value.shape[:-1], num_envs), value.dtype) for name, value in begun.items()
+        }
 
-    @abstractmethod
-    def _begin(self, rows: list[int]) -> None:
-        """Begin an episode in these rows, drawing from `self.rngs[row]`; their step counters are already 0."""
-
-    @abstractmethod
-    def _advance(self, actions: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Play one step in all rows and return two new arrays: reward and terminated.
-
-        The step counters still exclude this step. Under NEXT_STEP a finished row is stepped once more before it is
-        reset, and the result is discarded: this must not raise.
-
-        Args:
-            actions: actions as :meth:`checked` returns them.
-        """
-
-    @abstractmethod
-    def _observe(self) -> Observations:
-        """Return the current observations of all rows, as a new array."""
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Steps that each row has made in its episode."""
+        return self._steps
 
     def draw(self, row: int) -> Frame:
         """Return a picture of a row, uint8 `[height, width, 3]`.
@@ -185,11 +162,11 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """
         rows = self._rows_to_reset({} if options is None else options)
         if seed is not None:
-            for row in rows:
+            for row in rows.tolist():
                 self.rngs[row] = seeding.np_random(seed + row)[0]
         self._restart(rows)
         self._started = True
-        return self._observe(), {}
+        return self.dynamics.observe(HOST, self.state, self._steps), {}
 
     def step(self, actions: Any) -> StepResult:
         """Play one step in every row.
@@ -204,24 +181,25 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         actions = self.checked(actions, self._done.shape)
         if not self._started or (self._any_done and self._mode is AutoresetMode.DISABLED):
             self._refuse_to_step()
-        reward, terminated = self._advance(actions)
-        self._steps += 1
+        self.state, reward, terminated = self.dynamics.advance(HOST, self.state, self._steps, actions)
+        self._steps = self._steps + _ONE
         truncated = self._steps >= self._step_limit
         if self._any_done:  # only under NEXT_STEP
             reward[self._done] = 0.0
             terminated[self._done] = False
             truncated[self._done] = False
-            self._restart(np.flatnonzero(self._done).tolist())
-        observations = self._observe()
+            self._restart(self._done.nonzero()[0])
+        observations = self.dynamics.observe(HOST, self.state, self._steps)
         done = terminated | truncated
         self._any_done = np.count_nonzero(done) > 0
         info: dict[str, Any] = {}
         if self._any_done:
             self._done[...] = done
             if self._mode is AutoresetMode.SAME_STEP:
-                info = _final_info(observations, done)
-                self._restart(np.flatnonzero(done).tolist())
-                observations = self._observe()
+                rows = done.nonzero()[0]
+                info = _final_info(observations, done, rows)
+                self._restart(rows)
+                observations = self.dynamics.observe(HOST, self.state, self._steps)
         return observations, reward, terminated, truncated, info
 
     def checked(self, actions: Any, rows: tuple[int, ...]) -> NDArray[Any]:
@@ -234,10 +212,9 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         Raises:
             ArgumentError: `actions` have the wrong shape or dtype, or are out of range.
         """
-        space = self.single_action_space
-        if isinstance(space, Discrete):
-            return check_actions(actions, rows, int(space.n))
-        return check_vectors(actions, (*rows, *(space.shape or ())))
+        if self._num_actions is None:
+            return check_vectors(actions, (*rows, *(self.single_action_space.shape or ())))
+        return check_actions(actions, rows, self._num_actions)
 
     def get_state(self) -> dict[str, Any]:
         """Return the complete state of all rows: arrays, and the generators' states as plain containers.
@@ -247,7 +224,7 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """
         if not self._started:
             raise UsageError("there is no state to save before the first reset; call reset() first")
-        state: dict[str, Any] = {name: getattr(self, f"_{name}").copy() for name in self._array_names()}
+        state: dict[str, Any] = {name: array.copy() for name, array in self._arrays().items()}
         state["rng"] = [rng.bit_generator.state for rng in self.rngs]
         return state
 
@@ -257,30 +234,32 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         Raises:
             ArgumentError: an entry is missing or has another shape.
         """
-        names = self._array_names()
-        check_state(state, {name: getattr(self, f"_{name}").shape for name in names} | {"rng": (self.num_envs,)})
-        for name in names:
-            getattr(self, f"_{name}")[...] = state[name]
+        arrays = self._arrays()
+        check_state(state, {name: array.shape for name, array in arrays.items()} | {"rng": (self.num_envs,)})
+        for name, array in arrays.items():
+            array[...] = state[name]
         for rng, rng_state in zip(self.rngs, state["rng"], strict=True):
             rng.bit_generator.state = rng_state
         self._any_done = bool(self._done.any())
         self._started = True
 
-    def _array_names(self) -> tuple[str, ...]:
-        return ("steps", "done", *self.state_arrays)
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {"steps": self._steps, "done": self._done, **self.state}
 
-    def _restart(self, rows: list[int]) -> None:
+    def _restart(self, rows: NDArray[np.intp]) -> None:
         self._steps[rows] = 0
         self._done[rows] = False
-        self._any_done = bool(self._done.any())
-        self._begin(rows)
+        self._any_done = np.count_nonzero(self._done) > 0
+        fresh = self.dynamics.begin(HOST, RowDraw([self.rngs[row] for row in rows.tolist()]))
+        for name, array in fresh.items():
+            self.state[name].T[rows] = array.T  # rows first
 
-    def _rows_to_reset(self, options: Mapping[str, Any]) -> list[int]:
+    def _rows_to_reset(self, options: Mapping[str, Any]) -> NDArray[np.intp]:
         unknown = sorted(set(options) - {"reset_mask"})
         if unknown:
             raise ArgumentError(f"the only option of reset is 'reset_mask'; got {unknown}")
         if "reset_mask" not in options:
-            return list(range(self.num_envs))
+            return np.arange(self.num_envs)
         mask = np.asarray(options["reset_mask"])
         if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise ArgumentError(
@@ -289,7 +268,7 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             )
         if not self._started and not mask.all():
             raise UsageError("the first reset must reset every row; call reset() without reset_mask first")
-        return np.flatnonzero(mask).tolist()
+        return np.flatnonzero(mask)
 
     def _refuse_to_step(self) -> None:
         if not self._started:
@@ -317,6 +296,8 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
         if render_mode not in (None, "rgb_array"):
             raise ArgumentError(f"render_mode must be 'rgb_array' or None; got {render_mode!r}")
         self.render_mode = render_mode
+        if type(rows).draw is TaskVectorEnv.draw:
+            self.metadata = {"render_modes": []}
         self._rows = rows
         self.observation_space = rows.single_observation_space
         self.action_space = rows.single_action_space
@@ -356,17 +337,8 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
         self._rows.set_state(state)
 
 
-def check_state(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ArgumentError unless `state` has exactly these entries with these shapes (the shape of a list: `(n,)`)."""
-    came = {name: (len(value),) if isinstance(value, list) else np.shape(value) for name, value in state.items()}
-    if came != dict(shapes):
-        raise ArgumentError(
-            f"the state must come from an environment built with the same arguments: entries {dict(shapes)}; got {came}"
-        )
-
-
-def _final_info(observations: Observations, done: NDArray[np.bool_]) -> dict[str, Any]:
+def _final_info(observations: Observations, done: NDArray[np.bool_], rows: NDArray[np.intp]) -> dict[str, Any]:
     final = np.full(len(done), None, dtype=object)
-    for row in np.flatnonzero(done):
+    for row in rows.tolist():
         final[row] = observations[row].copy()
     return {"final_obs": final, "_final_obs": done.copy(), "final_info": {}, "_final_info": done.copy()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
@@ -11,25 +11,73 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from recurl.envs.tasks.base import Actions, Observations, TaskVectorEnv, check_actions, check_count, check_state
+from recurl.envs.tasks.base import Observations, TaskVectorEnv, check_actions
 from recurl.envs.tasks.drawing import BLACK, BLUE, BROWN, Canvas, Frame
+from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state
+from recurl.envs.tasks.namespaces import Draw, Namespace
 from recurl.errors import UsageError
 
+_PHYSICS = CartPoleEnv()
+_FORCES = np.array([-_PHYSICS.force_mag, _PHYSICS.force_mag])
+_LIMITS = np.array([[_PHYSICS.x_threshold], [_PHYSICS.theta_threshold_radians]])
+_GRAVITY, _TAU, _LENGTH, _MASS = _PHYSICS.gravity, _PHYSICS.tau, _PHYSICS.length, _PHYSICS.total_mass
+_POLE_MASS, _POLE_MOMENT = _PHYSICS.masspole, _PHYSICS.polemass_length
 
-def _positions_space(physics: CartPoleEnv) -> Box:
-    high = np.array([physics.x_threshold * 2, physics.theta_threshold_radians * 2], dtype=np.float32)
+
+def _positions_space() -> Box:
+    high = np.array([_PHYSICS.x_threshold * 2, _PHYSICS.theta_threshold_radians * 2], dtype=np.float32)
     return Box(-high, high, dtype=np.float32)
 
 
-def _draw(x: float, angle: float, physics: CartPoleEnv) -> Frame:
+def _draw(x: float, angle: float) -> Frame:
     canvas = Canvas(300, 200)
-    scale = 150 / physics.x_threshold
-    at, length = 150 + x * scale, physics.length * 2 * scale
+    scale = 150 / _PHYSICS.x_threshold
+    at, length = 150 + x * scale, _LENGTH * 2 * scale
     canvas.line((0, 150), (300, 150), 1, BLACK)
     canvas.rectangle((at - 12, 142), (at + 12, 158), BLACK)
     canvas.line((at, 145), (at + length * float(np.sin(angle)), 145 - length * float(np.cos(angle))), 5, BROWN)
     canvas.circle((at, 145), 3, BLUE)
     return canvas.pixels
+
+
+class MaskedCartPole(Dynamics):
+    """Dynamics of `recurl/MaskedCartPole-v1`: see `MaskedCartPoleVectorEnv`.
+
+    State: `physical`, float64 `[4, rows]`: cart position, its velocity, pole angle, its velocity.
+
+    Args:
+        max_episode_steps: number of steps after which an episode is truncated; at least 1.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+    """
+
+    def __init__(self, max_episode_steps: int = 500) -> None:
+        limit = check_count("max_episode_steps", max_episode_steps, minimum=1)
+        super().__init__(observation_space=_positions_space(), actions=2, step_limit=limit)
+
+    def begin(self, xp: Namespace, draw: Draw) -> State:
+        """Return four small numbers for every row."""
+        return {"physical": draw.uniform(-0.05, 0.05, (4,))}
+
+    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
+        """Push the cart."""
+        # The same operations in the same order as CartPoleEnv.step, so that every bit agrees.
+        physical = state["physical"]
+        _, x_dot, theta, theta_dot = physical
+        cos = xp.cos(theta)
+        sin = xp.sin(theta)
+        temp = (xp.asarray(_FORCES)[actions] + _POLE_MOMENT * xp.square(theta_dot) * sin) / _MASS
+        leverage = _LENGTH * (4.0 / 3.0 - _POLE_MASS * xp.square(cos) / _MASS)
+        theta_acc = (_GRAVITY * sin - cos * temp) / leverage
+        x_acc = temp - _POLE_MOMENT * theta_acc * cos / _MASS
+        physical = physical + _TAU * xp.stack((x_dot, x_acc, theta_dot, theta_acc))
+        outside = xp.abs(physical[0::2]) > xp.asarray(_LIMITS)
+        return {"physical": physical}, xp.ones(len(theta)), outside[0] | outside[1]
+
+    def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
+        """Return the two positions."""
+        return xp.astype(state["physical"][0::2].T, xp.float32)
 
 
 class MaskedCartPoleVectorEnv(TaskVectorEnv):
@@ -74,54 +122,18 @@ class MaskedCartPoleVectorEnv(TaskVectorEnv):
         array([1., 1., 1.])
     """
 
-    state_arrays: ClassVar[tuple[str, ...]] = ("physical",)
-
     def __init__(
         self,
         num_envs: int = 1,
         max_episode_steps: int = 500,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
-        self._physics = CartPoleEnv()
-        super().__init__(
-            num_envs,
-            observation_space=_positions_space(self._physics),
-            actions=2,
-            step_limit=check_count("max_episode_steps", max_episode_steps, minimum=1),
-            autoreset_mode=autoreset_mode,
-        )
-        self._physical = np.zeros((4, num_envs))  # x, its velocity, theta, its velocity
-        self._change = np.zeros_like(self._physical)
-        self._forces = np.array([-self._physics.force_mag, self._physics.force_mag])
-        self._limits = np.array([[self._physics.x_threshold], [self._physics.theta_threshold_radians]])
-
-    def _begin(self, rows: list[int]) -> None:
-        for row in rows:
-            self._physical[:, row] = self.rngs[row].uniform(-0.05, 0.05, size=4)
-
-    def _advance(self, actions: Actions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        # The same operations in the same order as CartPoleEnv.step, so that every bit agrees.
-        physics, physical, change = self._physics, self._physical, self._change
-        _, _, theta, theta_dot = physical
-        cos = np.cos(theta)
-        sin = np.sin(theta)
-        force = self._forces.take(actions)
-        temp = (force + physics.polemass_length * np.square(theta_dot) * sin) / physics.total_mass
-        leverage = physics.length * (4.0 / 3.0 - physics.masspole * np.square(cos) / physics.total_mass)
-        theta_acc = (physics.gravity * sin - cos * temp) / leverage
-        change[0::2] = physical[1::2]
-        change[1] = temp - physics.polemass_length * theta_acc * cos / physics.total_mass
-        change[3] = theta_acc
-        physical += physics.tau * change
-        outside = np.abs(physical[0::2]) > self._limits
-        return np.ones(self.num_envs), outside[0] | outside[1]
-
-    def _observe(self) -> Observations:
-        return self._physical[0::2].T.astype(np.float32, order="C")
+        super().__init__(MaskedCartPole(max_episode_steps), num_envs, autoreset_mode)
 
     def draw(self, row: int) -> Frame:
         """Return a picture of cart and pole."""
-        return _draw(float(self._physical[0, row]), float(self._physical[2, row]), self._physics)
+        x, _, angle, _ = self.state["physical"][:, row].tolist()
+        return _draw(x, angle)
 
     @staticmethod
     def optimal_return(max_episode_steps: int = 500) -> float:
@@ -167,7 +179,7 @@ class MaskedCartPoleEnv(CartPoleEnv):
 
     def __init__(self, max_episode_steps: int = 500, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
-        self.observation_space = _positions_space(self)
+        self.observation_space = _positions_space()
         self._step_limit = check_count("max_episode_steps", max_episode_steps, minimum=1)
         self._steps = 0
 
@@ -200,7 +212,7 @@ class MaskedCartPoleEnv(CartPoleEnv):
         if self.render_mode != "rgb_array":
             return super().render()
         x, _, angle, _ = self._check_started().tolist()
-        return _draw(x, angle, self)
+        return _draw(x, angle)
 
     def get_state(self) -> dict[str, Any]:
         """Return the complete state, as plain containers and arrays.

@@ -2,21 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium.envs.classic_control.pendulum import DEFAULT_X, DEFAULT_Y, PendulumEnv
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
-from recurl.envs.tasks.base import Observations, TaskEnv, TaskVectorEnv, check_count
+from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.drawing import BLACK, RED, Canvas, Frame
+from recurl.envs.tasks.dynamics import Dynamics, State, check_count
+from recurl.envs.tasks.namespaces import Draw, Namespace
 
-_START = np.array([DEFAULT_X, DEFAULT_Y])
+_PHYSICS = PendulumEnv()
+_TORQUE, _SPEED, _DT = _PHYSICS.max_torque, _PHYSICS.max_speed, _PHYSICS.dt
+_GRAVITY = 3 * _PHYSICS.g / (2 * _PHYSICS.l)
+_INERTIA = 3.0 / (_PHYSICS.m * _PHYSICS.l**2)
 _OPTIMAL_RETURN = -138.0
 _MEMORYLESS_RETURN = -1000.0
 _MEASURED_STEPS = 200
+
+
+class MaskedPendulum(Dynamics):
+    """Dynamics of `recurl/MaskedPendulum-v1`: see `MaskedPendulumVectorEnv`.
+
+    State: `physical`, float64 `[2, rows]`: the angle and its velocity.
+
+    Args:
+        max_episode_steps: number of steps after which an episode is truncated; at least 1.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+    """
+
+    def __init__(self, max_episode_steps: int = 200) -> None:
+        super().__init__(
+            observation_space=Box(-1.0, 1.0, (2,), np.float32),
+            actions=Box(-_TORQUE, _TORQUE, (1,), np.float32),
+            step_limit=check_count("max_episode_steps", max_episode_steps, minimum=1),
+        )
+
+    def begin(self, xp: Namespace, draw: Draw) -> State:
+        """Return an angle and a velocity for every row."""
+        angle = draw.uniform(-DEFAULT_X, DEFAULT_X)
+        return {"physical": xp.stack((angle, draw.uniform(-DEFAULT_Y, DEFAULT_Y)))}
+
+    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
+        """Apply the torque."""
+        # The same operations in the same order as PendulumEnv.step, so that every bit of the state agrees. The square
+        # of an array may differ from that of a scalar in the last bit, so rewards agree to rounding.
+        angle, velocity = state["physical"]
+        torque = xp.clip(actions[:, 0], -_TORQUE, _TORQUE)
+        upright = ((angle + xp.pi) % (2 * xp.pi)) - xp.pi
+        costs = upright**2 + 0.1 * velocity**2 + 0.001 * (torque**2)
+        faster = velocity + (_GRAVITY * xp.sin(angle) + _INERTIA * torque) * _DT
+        velocity = xp.clip(faster, -_SPEED, _SPEED)
+        physical = xp.stack((angle + velocity * _DT, velocity))
+        return {"physical": physical}, -costs, xp.zeros(len(costs), dtype=xp.bool)
+
+    def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
+        """Return cosine and sine of the angle."""
+        angle = state["physical"][0]
+        return xp.astype(xp.stack((xp.cos(angle), xp.sin(angle)), axis=1), xp.float32)
 
 
 class MaskedPendulumVectorEnv(TaskVectorEnv):
@@ -56,49 +103,18 @@ class MaskedPendulumVectorEnv(TaskVectorEnv):
         (3,)
     """
 
-    state_arrays: ClassVar[tuple[str, ...]] = ("physical",)
-
     def __init__(
         self,
         num_envs: int = 1,
         max_episode_steps: int = 200,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
-        self._physics = PendulumEnv()
-        super().__init__(
-            num_envs,
-            observation_space=Box(-1.0, 1.0, (2,), np.float32),
-            actions=Box(-self._physics.max_torque, self._physics.max_torque, (1,), np.float32),
-            step_limit=check_count("max_episode_steps", max_episode_steps, minimum=1),
-            autoreset_mode=autoreset_mode,
-        )
-        self._physical = np.zeros((2, num_envs))  # angle, its velocity
-
-    def _begin(self, rows: list[int]) -> None:
-        for row in rows:
-            self._physical[:, row] = self.rngs[row].uniform(-_START, _START)
-
-    def _advance(self, actions: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        # The same operations in the same order as PendulumEnv.step, so that every bit of the state agrees. The square
-        # of an array may differ from that of a scalar in the last bit, so rewards agree to rounding.
-        physics, (angle, velocity) = self._physics, self._physical
-        torque = np.clip(actions[:, 0], -physics.max_torque, physics.max_torque)
-        upright = ((angle + np.pi) % (2 * np.pi)) - np.pi
-        costs = upright**2 + 0.1 * velocity**2 + 0.001 * (torque**2)
-        gravity = 3 * physics.g / (2 * physics.l) * np.sin(angle)
-        faster = velocity + (gravity + 3.0 / (physics.m * physics.l**2) * torque) * physics.dt
-        velocity[:] = np.clip(faster, -physics.max_speed, physics.max_speed)
-        angle += velocity * physics.dt
-        return -costs, np.zeros(self.num_envs, dtype=np.bool_)
-
-    def _observe(self) -> Observations:
-        angle = self._physical[0]
-        return np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+        super().__init__(MaskedPendulum(max_episode_steps), num_envs, autoreset_mode)
 
     def draw(self, row: int) -> Frame:
         """Return a picture of the pendulum."""
         canvas = Canvas(200, 200)
-        angle = float(self._physical[0, row])
+        angle = float(self.state["physical"][0, row])
         end = (100 - 75 * float(np.sin(angle)), 100 - 75 * float(np.cos(angle)))
         canvas.line((100, 100), end, 14, RED)
         canvas.circle(end, 7, RED)

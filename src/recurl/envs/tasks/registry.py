@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
+from gymnasium.vector import AutoresetMode
 
 from recurl.envs.tasks.bandit import BanditEnv, BanditVectorEnv
-from recurl.envs.tasks.base import TaskVectorEnv
+from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
+from recurl.envs.tasks.dynamics import Dynamics
 from recurl.envs.tasks.masked_cartpole import MaskedCartPoleEnv, MaskedCartPoleVectorEnv
 from recurl.envs.tasks.masked_pendulum import MaskedPendulumEnv, MaskedPendulumVectorEnv
 from recurl.envs.tasks.repeat_previous import RepeatPreviousEnv, RepeatPreviousVectorEnv
@@ -102,6 +105,32 @@ def register_tasks() -> None:
                 entry_point=f"{task.env.__module__}:{task.env.__qualname__}",
                 vector_entry_point=f"{task.vector_env.__module__}:{task.vector_env.__qualname__}",
             )
+
+
+def register_dynamics(env_id: str, create: Callable[..., Dynamics]) -> None:
+    """Register a task of one's own with gymnasium, single and vectorised.
+
+    Args:
+        env_id: the id, such as `Catch-v0`.
+        create: makes the dynamics, such as their class; its arguments are those of the environment.
+
+    Example:
+        >>> from recurl.envs.tasks import TMaze
+        >>> register_dynamics("Corridor-v0", TMaze)
+        >>> gymnasium.make_vec("Corridor-v0", num_envs=2, corridor_length=3).reset(seed=0)[0].shape
+        (2, 4)
+        >>> _ = gymnasium.registry.pop("Corridor-v0")
+    """
+
+    def single(render_mode: str | None = None, **kwargs: Any) -> TaskEnv:
+        return TaskEnv(TaskVectorEnv(create(**kwargs), 1, AutoresetMode.DISABLED), render_mode)
+
+    def vector(
+        num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, **kwargs: Any
+    ) -> TaskVectorEnv:
+        return TaskVectorEnv(create(**kwargs), num_envs, autoreset_mode)
+
+    gymnasium.register(env_id, entry_point=single, vector_entry_point=vector)
 
 
 # As in gymnasium's own packages, importing the environments registers them.

@@ -2,19 +2,61 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
-from recurl.envs.tasks.base import Actions, Observations, TaskEnv, TaskVectorEnv, check_count
+from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.drawing import BLUE, GREEN, GREY, LIGHT, Canvas, Frame
+from recurl.envs.tasks.dynamics import Dynamics, State, check_count
+from recurl.envs.tasks.namespaces import Draw, Namespace
 from recurl.errors import ArgumentError
 
 _DRAWN = 40
 """Most symbols of a picture."""
+
+
+class RepeatPrevious(Dynamics):
+    """Dynamics of `recurl/RepeatPrevious-v0`: see `RepeatPreviousVectorEnv`.
+
+    State: `symbols`, int64 `[k + episode_length + 1, rows]`, all symbols of the episode.
+
+    Args:
+        k: age of the symbol to repeat, in steps; at least 1.
+        num_symbols: number of symbols; at least 2.
+        episode_length: number of steps of an episode; more than k.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+    """
+
+    def __init__(self, k: int = 4, num_symbols: int = 4, episode_length: int = 64) -> None:
+        self.k = check_count("k", k, minimum=1)
+        self.num_symbols = check_count("num_symbols", num_symbols, minimum=2)
+        if check_count("episode_length", episode_length, minimum=2) <= k:
+            raise ArgumentError(f"episode_length must be more than k; got episode_length={episode_length} and k={k}")
+        space = Box(0.0, 1.0, (num_symbols,), np.float32)
+        super().__init__(observation_space=space, actions=num_symbols, step_limit=episode_length)
+        self._reward = 1.0 / (episode_length - k)
+        self._one_hot = np.eye(num_symbols, dtype=np.float32)
+
+    def begin(self, xp: Namespace, draw: Draw) -> State:
+        """Draw the symbols."""
+        # Entry k + t holds s_t, so entry t holds the answer of step t; -1, in the first k, equals no action.
+        shown = draw.integers(self.num_symbols, (self.step_limit + 1,))
+        return {"symbols": xp.concat((xp.full((self.k, shown.shape[1]), -1, dtype=xp.int64), shown))}
+
+    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
+        """Score the answer."""
+        right = xp.pick(state["symbols"], steps) == actions
+        return state, right * self._reward, xp.zeros(len(right), dtype=xp.bool)
+
+    def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
+        """Return the symbol of this step."""
+        return xp.take(xp.asarray(self._one_hot), xp.pick(state["symbols"][self.k :], steps))
 
 
 class RepeatPreviousVectorEnv(TaskVectorEnv):
@@ -56,8 +98,6 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
         array([0.33333333, 0.33333333])
     """
 
-    state_arrays: ClassVar[tuple[str, ...]] = ("symbols",)
-
     def __init__(
         self,
         num_envs: int = 1,
@@ -66,48 +106,30 @@ class RepeatPreviousVectorEnv(TaskVectorEnv):
         episode_length: int = 64,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
-        check_count("k", k, minimum=1)
-        check_count("num_symbols", num_symbols, minimum=2)
-        if check_count("episode_length", episode_length, minimum=2) <= k:
-            raise ArgumentError(f"episode_length must be more than k; got episode_length={episode_length} and k={k}")
-        super().__init__(
-            num_envs,
-            observation_space=Box(0.0, 1.0, (num_symbols,), np.float32),
-            actions=num_symbols,
-            step_limit=episode_length,
-            autoreset_mode=autoreset_mode,
-        )
-        self._k = k
-        self._reward = 1.0 / (episode_length - k)
-        # Column k + t holds s_t, so column t holds the answer of step t; -1, in the first k, equals no action.
-        self._symbols = np.full((num_envs, k + episode_length + 1), -1, dtype=np.int64)
-        self._offsets = np.arange(num_envs) * self._symbols.shape[1]
-        self._one_hot = np.eye(num_symbols, dtype=np.float32)
+        self._task = RepeatPrevious(k, num_symbols, episode_length)
+        super().__init__(self._task, num_envs, autoreset_mode)
 
-    def _begin(self, rows: list[int]) -> None:
-        for row in rows:
-            shown = self._symbols[row, self._k :]
-            shown[:] = self.rngs[row].integers(len(self._one_hot), size=shown.size)
+    def get_state(self) -> dict[str, Any]:
+        """Return the complete state of all rows; its symbols are `[num_envs, ...]`, as in states saved earlier."""
+        state = super().get_state()
+        return {**state, "symbols": state["symbols"].T.copy()}
 
-    def _advance(self, actions: Actions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        right = self._symbols.take(self._offsets + self._steps) == actions
-        return right * self._reward, np.zeros(self.num_envs, dtype=np.bool_)
-
-    def _observe(self) -> Observations:
-        shown = self._symbols.take(self._offsets + self._steps + self._k)
-        return self._one_hot.take(shown, axis=0)
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state returned by `get_state`."""
+        super().set_state({name: np.transpose(value) if name == "symbols" else value for name, value in state.items()})
 
     def draw(self, row: int) -> Frame:
         """Return a picture: the symbols of the last k steps, the present one at the right, the one to name in green."""
         canvas = Canvas(300, 100)
-        step, shown = int(self._steps[row]), min(self._k + 1, _DRAWN)
-        cell, height = 280 / shown, 80 / len(self._one_hot)
+        k = self._task.k
+        step, shown = int(self._steps[row]), min(k + 1, _DRAWN)
+        cell, height = 280 / shown, 80 / self._task.num_symbols
         for age in range(shown):
-            symbol = int(self._symbols[row, step + self._k - age])
+            symbol = int(self.state["symbols"][step + k - age, row])
             left = 290 - (age + 1) * cell
             canvas.rectangle((left, 10), (left + cell - 2, 90), LIGHT)
             if symbol >= 0:
-                color = GREEN if age == self._k else BLUE if age == 0 else GREY
+                color = GREEN if age == k else BLUE if age == 0 else GREY
                 canvas.rectangle((left, 10 + symbol * height), (left + cell - 2, 10 + (symbol + 1) * height), color)
         return canvas.pixels
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
-from recurl.envs.tasks.base import Actions, Observations, TaskEnv, TaskVectorEnv, check_count
+from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.drawing import BLUE, GREEN, LIGHT, Canvas, Frame
+from recurl.envs.tasks.dynamics import Dynamics, State, check_count
+from recurl.envs.tasks.namespaces import Draw, Namespace
 
 FORWARD, LEFT, RIGHT = 0, 1, 2
 
 # Observations: [cue left, cue right, in the corridor, at the junction].
 _SHOWN = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=np.float32)
-_CORRIDOR, _JUNCTION = 2, 3
+_CORRIDOR = 2  # and the junction one more
 
 # Rewards by place (corridor, junction), cue (left, right) and action (forward, left, right).
 _IDLE = -0.1
@@ -25,6 +26,43 @@ _REWARD = np.array([[[0, _IDLE, _IDLE], [0, _IDLE, _IDLE]], [[_IDLE, 1, 0], [_ID
 
 def _step_limit(corridor_length: int, max_episode_steps: int | None) -> int:
     return 4 * (corridor_length + 1) if max_episode_steps is None else max_episode_steps
+
+
+class TMaze(Dynamics):
+    """Dynamics of `recurl/TMaze-v0`: see `TMazeVectorEnv`.
+
+    State: `cue` (0 left, 1 right) and `place`, int64 `[rows]`.
+
+    Args:
+        corridor_length: number of steps from the start to the junction; at least 1.
+        max_episode_steps: number of steps after which an episode is truncated; at least 1; None for the default.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+    """
+
+    def __init__(self, corridor_length: int = 20, max_episode_steps: int | None = None) -> None:
+        self.junction = check_count("corridor_length", corridor_length, minimum=1)
+        limit = check_count("max_episode_steps", _step_limit(corridor_length, max_episode_steps), minimum=1)
+        super().__init__(observation_space=Box(0.0, 1.0, (4,), np.float32), actions=3, step_limit=limit)
+
+    def begin(self, xp: Namespace, draw: Draw) -> State:
+        """Draw the cue; everyone stands at the start."""
+        cue = draw.integers(2)
+        return {"cue": cue, "place": xp.zeros_like(cue)}
+
+    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
+        """Walk or turn."""
+        cue, place = state["cue"], state["place"]
+        at_junction = place == self.junction
+        forward = actions == FORWARD
+        reward = xp.asarray(_REWARD)[at_junction * 6 + cue * 3 + actions]
+        return {"cue": cue, "place": place + (forward & ~at_junction)}, reward, at_junction & ~forward
+
+    def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
+        """Return the cue at the first step, and the kind of the place later."""
+        kind = _CORRIDOR + (state["place"] == self.junction)
+        return xp.take(xp.asarray(_SHOWN), xp.where(steps == 0, state["cue"], kind))
 
 
 class TMazeVectorEnv(TaskVectorEnv):
@@ -73,8 +111,6 @@ class TMazeVectorEnv(TaskVectorEnv):
         array([1., 0.])
     """
 
-    state_arrays: ClassVar[tuple[str, ...]] = ("cue", "place")
-
     def __init__(
         self,
         num_envs: int = 1,
@@ -82,39 +118,13 @@ class TMazeVectorEnv(TaskVectorEnv):
         max_episode_steps: int | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
-        check_count("corridor_length", corridor_length, minimum=1)
-        limit = check_count("max_episode_steps", _step_limit(corridor_length, max_episode_steps), minimum=1)
-        super().__init__(
-            num_envs,
-            observation_space=Box(0.0, 1.0, (4,), np.float32),
-            actions=3,
-            step_limit=limit,
-            autoreset_mode=autoreset_mode,
-        )
-        self._junction = corridor_length
-        self._cue = np.zeros(num_envs, dtype=np.int64)
-        self._place = np.zeros(num_envs, dtype=np.int64)
-
-    def _begin(self, rows: list[int]) -> None:
-        self._place[rows] = 0
-        for row in rows:
-            self._cue[row] = self.rngs[row].integers(2)
-
-    def _advance(self, actions: Actions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        at_junction = self._place == self._junction
-        forward = actions == FORWARD
-        reward = _REWARD.take(at_junction * 6 + self._cue * 3 + actions)
-        self._place += forward & ~at_junction
-        return reward, at_junction & ~forward
-
-    def _observe(self) -> Observations:
-        kind = np.where(self._place == self._junction, _JUNCTION, _CORRIDOR)
-        return _SHOWN.take(np.where(self._steps == 0, self._cue, kind), axis=0)
+        self._task = TMaze(corridor_length, max_episode_steps)
+        super().__init__(self._task, num_envs, autoreset_mode)
 
     def draw(self, row: int) -> Frame:
         """Return a picture of the maze: the way that the cue shows is green as long as it is shown."""
         canvas = Canvas(300, 120)
-        cell = 270 / (self._junction + 1)
+        cell = 270 / (self._task.junction + 1)
         half = min(cell, 40) / 2
 
         def place(number: int) -> float:
@@ -123,9 +133,9 @@ class TMazeVectorEnv(TaskVectorEnv):
         canvas.rectangle((15, 60 - half), (285, 60 + half), LIGHT)
         canvas.rectangle((285 - 2 * half, 10), (285, 110), LIGHT)
         if self._steps[row] == 0:
-            top = 10 if self._cue[row] == 0 else 70
+            top = 10 if self.state["cue"][row] == 0 else 70
             canvas.rectangle((285 - 2 * half, top), (285, top + 40), GREEN)
-        canvas.circle((place(int(self._place[row])), 60), 0.8 * half, BLUE)
+        canvas.circle((place(int(self.state["place"][row])), 60), 0.8 * half, BLUE)
         return canvas.pixels
 
     @staticmethod

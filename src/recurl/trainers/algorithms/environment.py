@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from gymnasium.error import DependencyNotInstalled
 from torch import nn
 
-from recurl.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv
+from recurl.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, TensorEnv
 from recurl.envs.from_function import env_from_function
 from recurl.envs.gym_wrappers import NamedWrapper
+from recurl.envs.tasks import Dynamics
+from recurl.envs.tensor_env import dynamics_of
 from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentError, MissingDependencyError, RecurlError, UnsupportedError
 from recurl.hardware import check_device
@@ -21,8 +23,9 @@ from recurl.trainers.config import NO_MASK, RunConfig
 from recurl.trainers.env_name import is_name_only, source_of
 from recurl.transforms import PreviousAction, PreviousReward
 
-_MODES = {"auto": None, "native": "vector_entry_point", "sync": "sync", "async": "async"}
+_MODES = {"auto": None, "native": "vector_entry_point", "sync": "sync", "async": "async", "device": "device"}
 _WORKER_SECONDS = 60.0
+_T = TypeVar("_T")
 
 
 def make_env(
@@ -107,11 +110,29 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
     if source is not None:
         create = partial(env_from_function, source, num_envs, **options)
         return _checked(config, _clearly(config, create, render_mode))
+    dynamics = None if num_envs is None else _dynamics_on_device(config)
+    if num_envs is not None and dynamics is not None:
+        return TensorEnv(dynamics, num_envs, device=config.device, categorical_action_encoding=True)
     create = partial(GymEnv, config.env_name, num_envs, categorical_action_encoding=True, **options)
     return _clearly(config, create, render_mode)
 
 
-def _clearly(config: RunConfig, create: Callable[..., EnvBase], render_mode: str | None) -> EnvBase:
+def _dynamics_on_device(config: RunConfig) -> Dynamics | None:
+    """Return the dynamics of a task that is stepped on the device of the run, or None to step it on the host."""
+    on_gpu = config.vectorization == "auto" and torch.device(config.device).type != "cpu"
+    if config.vectorization != "device" and (not on_gpu or config.host_only):
+        return None
+    dynamics = _clearly(config, partial(dynamics_of, config.env_name))
+    if dynamics is None and config.vectorization == "device":
+        _clearly(config, partial(GymEnv, config.env_name)).close()  # a wrong argument is named first
+        raise ArgumentError(
+            f"--vectorization device steps tasks that are written as Dynamics, and {config.env_name} is not one: take "
+            "auto, or write it so (register_dynamics)."
+        )
+    return dynamics
+
+
+def _clearly(config: RunConfig, create: Callable[..., _T], render_mode: str | None = None) -> _T:
     """Call ``create`` with the environment's own arguments, and name the options in errors."""
     asked = " ".join((config.env_name, *config.env_kwargs))
     try:
@@ -144,7 +165,13 @@ def _checked(config: RunConfig, env: EnvBase) -> EnvBase:
 
 def gym_of(env: EnvBase) -> GymWrapper | None:
     """Return the environment of Gymnasium that is below all transforms, or None where there is none."""
+    inner = with_spaces(env)
+    return inner if isinstance(inner, GymWrapper) else None
+
+
+def with_spaces(env: EnvBase) -> GymWrapper | TensorEnv | None:
+    """Return the environment below all transforms that has Gymnasium's spaces, or None where there is none."""
     inner: object = env
-    while inner is not None and not isinstance(inner, GymWrapper):
+    while inner is not None and not isinstance(inner, GymWrapper | TensorEnv):
         inner = getattr(inner, "base_env", None)
     return inner

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from recurl import specs
 from recurl._version import __version__
-from recurl.envs import EnvBase, GymWrapper
+from recurl.envs import EnvBase, GymWrapper, TensorEnv
 from recurl.errors import ArgumentError, StorageError
 from recurl.keys import ACTION_MASK
-from recurl.trainers.algorithms.environment import gym_of, make_env
+from recurl.trainers.algorithms.environment import make_env, with_spaces
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
 from recurl.trainers.export.checksum import check_export, description_of, sha256
@@ -92,7 +92,7 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
     arguments = policy.arguments(env.reset())
     with torch.no_grad():
         results = policy(*arguments)
-    inner = gym_of(env)
+    inner = with_spaces(env)
     return {
         "recurl": __version__,
         "torch": torch.__version__,
@@ -111,7 +111,7 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
     }
 
 
-def _spaces(env: GymWrapper) -> dict[str, Any]:
+def _spaces(env: GymWrapper | TensorEnv) -> dict[str, Any]:
     observations, actions = env.readers
     mask = env.mask_path or (ACTION_MASK,)
     return {"observations": observations.to_json(), "actions": actions.to_json(), "action_mask": list(mask)}

@@ -9,7 +9,7 @@ from recurl.envs import ActionReader, ObservationReader
 from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.keys import ACTION_MASK, dotted
 from recurl.nearest import nearest
-from recurl.trainers.algorithms.environment import gym_of, make_env
+from recurl.trainers.algorithms.environment import make_env, with_spaces
 from recurl.trainers.env_name import EnvSource
 from recurl.trainers.export.checksum import check_export
 from recurl.trainers.export.formats import FORMATS
@@ -69,7 +69,7 @@ def _of_run(folder: RunFolder, checkpoint: str, env: EnvSource | None) -> Policy
     config, agent = load_agent(folder, on_cpu=True, env=env, checkpoint=checkpoint)
     with make_env(config, 1, policy=agent.actor) as envs:
         step = AgentStep(agent.eval().requires_grad_(False), envs)
-        inner = gym_of(envs)
+        inner = with_spaces(envs)
     if inner is None:
         raise UnsupportedError(
             f"A policy is loaded for environments of gymnasium, but {config.env_name} is another: use load_agent."

@@ -1,0 +1,147 @@
+"""Tasks on a GPU against the host, and their environments under a mode that refuses to wait for the GPU.
+
+For every task: each step of 100 random episodes, from the host's state, compared in roundings of float32 (4 are
+allowed); random play and a recurrent policy for some hundred steps under
+``torch.cuda.set_sync_debug_mode("error")``; a saved state that goes on bitwise. Then the time of a step of random play,
+launched one by one. Usage::
+
+    python benchmarks/check_tasks_gpu.py                    # a minute
+    python benchmarks/check_tasks_gpu.py --device cpu       # without the mode, as a trial
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+
+from recurl.envs import EnvBase, InitTracker, RewardSum, StepCounter, TensorEnv, interact
+from recurl.envs.readback import refuse_read_back
+from recurl.envs.tasks import Bandit, Dynamics, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze, check_dynamics
+from recurl.lowering import Entries
+from recurl.modules import GRUModule
+
+TASKS: list[Callable[[], Dynamics]] = [Bandit, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze]
+
+
+def main() -> None:
+    """Check every task and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=300)
+    options = parser.parse_args()
+    name = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
+    print(f"torch {torch.__version__}, {name}, {options.rows} rows")
+    print(f"{'task':16s} {'roundings':>9s} {'random play':>12s} {'policy':>8s} {'resumed':>8s} {'us/step':>8s}")
+    failed = False
+    for task in TASKS:
+        roundings = check_dynamics(task(), device=options.device, episodes=options.episodes)
+        played = [outcome(lambda with_policy=kind, task=task: play(task(), options, with_policy)) for kind in (0, 1)]
+        resumed = outcome(lambda task=task: resume(task(), options))
+        row = (*played, resumed)
+        failed |= any(text != "ok" for text in row)
+        outcomes = f"{row[0]:>12s} {row[1]:>8s} {row[2]:>8s}"
+        print(f"{task.__name__:16s} {roundings:9.2f} {outcomes} {speed(task(), options):8.1f}", flush=True)
+    sys.exit(int(failed))
+
+
+def outcome(check: Callable[[], None]) -> str:
+    """``ok``; else the error and where it comes from are printed."""
+    try:
+        check()
+    except Exception:  # noqa: BLE001 - whatever it is, the table goes on
+        traceback.print_exc(limit=-6)
+        return "FAILED"
+    return "ok"
+
+
+@contextmanager
+def never_waiting(device: str) -> Generator[None]:
+    """Refuse everything that waits for the device."""
+    if not device.startswith("cuda"):
+        with refuse_read_back():
+            yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def make(task: Dynamics, options: argparse.Namespace, policy: nn.Module | None = None) -> EnvBase:
+    """The environment with the usual transforms."""
+    env: EnvBase = TensorEnv(task, options.rows, device=options.device, categorical_action_encoding=True, policy=policy)
+    for transform in (InitTracker(), StepCounter(), RewardSum()):
+        env = env.append_transform(transform)
+    return env
+
+
+def memory_and_greedy_head(task: Dynamics, device: str) -> TensorDictSequential:
+    """A recurrent policy that samples nothing."""
+    inputs = task.observation_space.shape[0]
+    memory = GRUModule(inputs, 64, in_key="observation", out_key="memory", python_based=True, device=device)
+    actions = int(getattr(task.action_space, "n", 1))
+    head = nn.Linear(64, actions, device=device)
+    acting = (lambda x: head(x).argmax(-1)) if actions > 1 else (lambda x: head(x))
+    return TensorDictSequential(memory, TensorDictModule(acting, ["memory"], ["action"]))
+
+
+def play(task: Dynamics, options: argparse.Namespace, with_policy: int) -> None:
+    """Step on TensorDicts and on plain entries, and require that rows ended and began anew."""
+    policy: Any = memory_and_greedy_head(task, options.device) if with_policy else None
+    env = make(task, options, policy)
+    env.set_seed(0)
+    for entries in (False, True):
+        root = env.reset()
+        start: Any = Entries.of(root) if entries and policy is None else root
+        start, done = interact(env, policy, start, 3, write=lambda *_: None), []  # constants, kernels
+        with never_waiting(options.device):
+            interact(env, policy, start, options.steps, write=lambda _, td, done=done: done.append(td["next"]["done"]))
+        if not torch.stack(done).any():
+            raise AssertionError("no episode ended")
+
+
+def resume(task: Dynamics, options: argparse.Namespace) -> None:
+    """Require the same steps again from a saved state."""
+    env, outcomes = make(task, options), []
+    last = env.rollout(20, break_when_any_done=False)[:, -1]
+    root, state = env.maybe_reset(env.carry(last)), env.get_state()
+    actions = [env.rand_action(TensorDict({}, env.batch_size, device=options.device)) for _ in range(50)]
+    for _ in range(2):
+        env.set_state(state)
+        td, seen = root.clone(), []
+        for action in actions:
+            td = env.step(td.set("action", action["action"]))
+            seen.append(td["next"].clone())
+            td = env.maybe_reset(env.carry(td))
+        outcomes.append(torch.stack(seen))
+    if not (outcomes[0] == outcomes[1]).all():
+        raise AssertionError("the resumed steps differ")
+
+
+def speed(task: Dynamics, options: argparse.Namespace) -> float:
+    """Microseconds of a step of random play."""
+    env = TensorEnv(task, options.rows, device=options.device, categorical_action_encoding=True)
+    root: Any = interact(env, None, Entries.of(env.reset()), 20, write=lambda *_: None)
+    wait = torch.cuda.synchronize if options.device.startswith("cuda") else nullcontext
+    wait()
+    start = time.perf_counter()
+    interact(env, None, root, options.steps, write=lambda *_: None)
+    wait()
+    return (time.perf_counter() - start) / options.steps * 1e6
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Refusal of operations that read from the device, for which the host would have to wait."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl._torch import watching
+from recurl.errors import UnsupportedError
+
+__all__ = ["refuse_read_back"]
+
+_READS = {
+    "_local_scalar_dense": "a number or a truth value is taken out of a tensor, as by if, float, int, bool or item",
+    "_unique2": "the number of results depends on the values",
+    "equal": "all values are compared",
+    "masked_select": "a mask selects, so that the number of results depends on its values; torch.where keeps the shape",
+    "nonzero": "the number of results depends on the values; torch.where(mask, a, b) keeps the shape",
+    "repeat_interleave": "the number of results depends on the values",
+    "unique_dim": "the number of results depends on the values",
+}
+_MASKED = "a mask is used as an index, so that the number of results depends on its values; torch.where keeps the shape"
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__)))
+
+
+@contextmanager
+def refuse_read_back() -> Generator[None]:
+    """Refuse operations on tensors for which the host would have to wait, were they on a GPU; on any device.
+
+    What leaves torch altogether, such as ``tensor.numpy()`` on the CPU, is not seen. On a GPU,
+    ``torch.cuda.set_sync_debug_mode("error")`` sees everything.
+
+    Raises:
+        UnsupportedError: (from within) an operation reads from the device; the message names the line.
+
+    Example:
+        >>> with refuse_read_back():
+        ...     half = torch.where(torch.ones(3) > 0, 0.5, 0.0)
+    """
+    with watching(_check):
+        yield
+
+
+def _check(operation: Any, arguments: tuple[Any, ...]) -> None:
+    name = operation.overloadpacket.__name__
+    reason = _READS.get(name)
+    if name == "repeat_interleave" and operation is not torch.ops.aten.repeat_interleave.Tensor:
+        reason = None
+    if name in ("index", "index_put", "index_put_"):
+        indices: Any = arguments[1]
+        masked = (index for index in indices if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8))
+        reason = _MASKED if any(True for _ in masked) else None
+    if reason is not None:
+        raise UnsupportedError(f"What runs on a device must not be read back to the host, but {_line()}: {reason}.")
+
+
+def _line() -> str:
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith(_LIBRARIES) and not frame.filename.endswith("recurl/_torch.py"):
+            return f"{frame.filename}:{frame.lineno} does `{frame.line}`"
+    return "an operation does"

@@ -1,0 +1,106 @@
+"""Check of a task: its dynamics agree on the host and on a device, and never read back from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recurl.envs.readback import refuse_read_back
+from recurl.envs.tasks.base import TaskVectorEnv
+from recurl.envs.tasks.dynamics import Dynamics
+from recurl.envs.tasks.namespaces import tensors_on
+from recurl.errors import ArgumentError
+
+__all__ = ["check_dynamics"]
+
+_ROUNDINGS = 4.0
+_SMALLEST = np.float32(2.0**-20)  # the differences of smaller numbers are those of the numbers they come from
+
+
+def check_dynamics(
+    dynamics: Dynamics, *, device: torch.device | str = "cpu", episodes: int = 100, rows: int = 20, seed: int = 0
+) -> float:
+    """Compare every step of random episodes on the host with the same step, from the same state, on a device.
+
+    States, rewards and observations must agree to 4 roundings of float32, flags exactly. Whole episodes are not
+    compared: where a task is unstable, roundings grow.
+
+    Args:
+        dynamics: the task.
+        device: where to compare; on the CPU torch stands for the device.
+        episodes: how many episodes.
+        rows: how many of them are played side by side.
+        seed: of the episodes and the actions.
+
+    Returns:
+        The largest difference, in roundings.
+
+    Raises:
+        ArgumentError: the two differ.
+        UnsupportedError: a function reads back from the device.
+
+    Example:
+        >>> from recurl.envs.tasks import TMaze
+        >>> check_dynamics(TMaze(), episodes=20)
+        0.0
+    """
+    env, rng = TaskVectorEnv(dynamics, rows, AutoresetMode.DISABLED), np.random.default_rng(seed)
+    env.reset(seed=seed)
+    xp, ended, step, worst = tensors_on(device), 0, 0, 0.0
+    _step_on(device, dynamics, xp, env, _actions(dynamics, rng, rows))  # constants are sent at their first use
+    while ended < episodes:
+        actions = _actions(dynamics, rng, rows)
+        with refuse_read_back():
+            came = _step_on(device, dynamics, xp, env, actions)
+        observations, reward, terminated, truncated, _ = env.step(actions)
+        expected = {**env.state, "the observations": observations, "the rewards": reward, "terminated": terminated}
+        for name, value in expected.items():
+            worst = max(worst, _difference(dynamics, name, step, value, came[name]))
+        done, step = terminated | truncated, step + 1
+        if done.any():
+            ended += int(done.sum())
+            env.reset(options={"reset_mask": done})
+    return worst
+
+
+def _actions(dynamics: Dynamics, rng: np.random.Generator, rows: int) -> NDArray[Any]:
+    space = dynamics.action_space
+    if isinstance(space, Box):
+        low, high = np.clip(space.low, -10, 10), np.clip(space.high, -10, 10)
+        return rng.uniform(low, high, (rows, *space.shape)).astype(np.float32)
+    return rng.integers(int(space.n), size=rows)
+
+
+def _step_on(device: Any, dynamics: Dynamics, xp: Any, env: TaskVectorEnv, actions: NDArray[Any]) -> dict[str, Tensor]:
+    state, steps = {name: _sent(array, device) for name, array in env.state.items()}, _sent(env.steps, device)
+    after, reward, terminated = dynamics.advance(xp, state, steps, _sent(actions, device))
+    observations = dynamics.observe(xp, after, steps + 1)
+    return {**after, "the observations": observations, "the rewards": reward, "terminated": terminated}
+
+
+def _sent(array: NDArray[Any], device: Any) -> Tensor:
+    return torch.from_numpy(array.copy()).to(device)
+
+
+def _difference(dynamics: Dynamics, name: str, step: int, expected: NDArray[Any], tensor: Tensor) -> float:
+    came = tensor.cpu().numpy()
+    if expected.dtype.kind != "f":
+        found = 0.0 if (expected == came).all() else float("inf")
+    else:
+        one, other = expected.astype(np.float32), came.astype(np.float32)
+        size = np.maximum(np.maximum(np.abs(one), np.abs(other)), _SMALLEST)
+        found = float((np.abs(one - other) / np.spacing(size)).max())
+    if not found <= _ROUNDINGS:
+        index = np.unravel_index(int(np.argmax(expected != came)), expected.shape)
+        raise ArgumentError(
+            f"{type(dynamics).__name__} must do the same on the host and on {tensor.device}, but after step {step} "
+            f"{name} differ: {expected[index]} and {came[index]} at {[int(place) for place in index]}, the largest "
+            f"difference is {found:.3g} roundings of float32."
+        )
+    return found

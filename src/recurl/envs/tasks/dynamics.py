@@ -1,0 +1,191 @@
+"""Dynamics of a task: pure functions of arrays, written once for NumPy arrays on the host and tensors on a device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from recurl.envs.tasks.namespaces import HOST, Draw, Namespace, RowDraw
+from recurl.errors import ArgumentError
+
+__all__ = ["Dynamics", "State", "check_count", "check_memory", "check_state", "check_step"]
+
+State: TypeAlias = dict[str, Any]
+"""Arrays by name; the last axis of each counts the rows."""
+
+
+def check_count(name: str, value: Any, minimum: int) -> int:
+    """Return `value`, an integer of at least `minimum`, or raise ArgumentError naming it.
+
+    Example:
+        >>> check_count("k", 4, minimum=1)
+        4
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ArgumentError(f"{name} must be an integer of at least {minimum}; got {value!r}")
+    return value
+
+
+class Dynamics(ABC):
+    """What a task does, for many rows at once: how episodes begin, go on and look.
+
+    The three functions use the operators of arrays and the functions of the namespace `xp` that they are given: NumPy
+    arrays on the host (:class:`~recurl.envs.tasks.base.TaskVectorEnv`), or tensors on a device
+    (:class:`~recurl.envs.TensorEnv`). They are pure: they change none of their arguments, keep nothing, and don't ask
+    for the values in an array (`if`, `float(...)`, masks as an index), as that would wait for the device. Rows are
+    independent of each other. All randomness is drawn when an episode begins.
+
+    Rows are the last axis of every array of the state, so that numbers per row (`[rows]`) broadcast, and the first axis
+    of actions and observations.
+
+    Args:
+        observation_space: space of one row's observation.
+        actions: number of discrete actions, or the Box of one continuous action.
+        step_limit: steps after which an episode is truncated, at least 1.
+
+    Attributes:
+        observation_space: space of one row's observation.
+        action_space: space of one row's action.
+        step_limit: steps after which an episode is truncated.
+    """
+
+    def __init__(self, *, observation_space: Box, actions: int | Box, step_limit: int) -> None:
+        self.observation_space = observation_space
+        self.action_space = actions if isinstance(actions, Box) else Discrete(actions)
+        self.step_limit = step_limit
+
+    @abstractmethod
+    def begin(self, xp: Namespace, draw: Draw) -> State:
+        """Return the state of rows that begin an episode.
+
+        Args:
+            xp: the namespace.
+            draw: their random numbers; the only way to learn how many rows there are.
+        """
+
+    @abstractmethod
+    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
+        """Return the state after a step, its reward `[rows]` and `terminated`, bool `[rows]`, as new arrays.
+
+        The step limit is not this function's business. It must not raise for rows whose episode has ended: they may be
+        stepped, and the result dropped.
+
+        Args:
+            xp: the namespace.
+            state: arrays as :meth:`begin` or this function returned them; one that stays the same may be returned.
+            steps: steps that each row has made in its episode, without this one, int64 `[rows]`.
+            actions: integers `[rows]`, or real vectors `[rows, n]`.
+        """
+
+    @abstractmethod
+    def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
+        """Return the observations of a state, `[rows, ...]` of the space's dtype; a new array, as `xp.astype` makes.
+
+        Args:
+            xp: the namespace.
+            state: the state.
+            steps: steps that each row has made in its episode, int64 `[rows]`.
+        """
+
+
+def check_step(dynamics: Dynamics, xp: Namespace, draw: Draw, rows: int) -> State:
+    """Begin an episode, play a step, and return the state at the beginning; refuse results of wrong shape or dtype.
+
+    Args:
+        dynamics: the task.
+        xp: the namespace.
+        draw: random numbers of `rows` rows.
+        rows: number of rows.
+
+    Raises:
+        ArgumentError: a function returns something else than it should.
+    """
+    begun = dynamics.begin(xp, draw)
+    _check_rows(dynamics, "begin", begun, rows)
+    steps = xp.zeros(rows, dtype=xp.int64)
+    space, seen = dynamics.action_space, dynamics.observation_space
+    actions = steps if isinstance(space, Discrete) else xp.zeros((rows, *space.shape), dtype=xp.float32)
+    _check(
+        dynamics,
+        "observe",
+        "the observations",
+        dynamics.observe(xp, begun, steps),
+        str(seen.dtype),
+        (rows, *seen.shape),
+    )
+    state, reward, terminated = dynamics.advance(xp, begun, steps, actions)
+    _check(dynamics, "advance", "the rewards", reward, "float", (rows,))
+    _check(dynamics, "advance", "terminated", terminated, "bool", (rows,))
+    kinds = [{name: (_kind(value), tuple(value.shape)) for name, value in part.items()} for part in (begun, state)]
+    if kinds[0] != kinds[1]:
+        raise ArgumentError(
+            f"{_name(dynamics)}.advance must return a state like the one it got, {kinds[0]}; got {kinds[1]}"
+        )
+    return begun
+
+
+def check_memory(dynamics: Dynamics) -> None:
+    """Refuse functions that return arrays which must not be written to, or which are part of each other.
+
+    A vector environment on the host writes the beginnings of new episodes into the arrays of the state.
+
+    Args:
+        dynamics: the task.
+
+    Raises:
+        ArgumentError: an array is not new, or read-only.
+    """
+    begun = dynamics.begin(HOST, RowDraw([np.random.default_rng(0)]))
+    steps = np.zeros(1, dtype=np.int64)
+    space = dynamics.action_space
+    actions = steps if isinstance(space, Discrete) else np.zeros((1, *space.shape), dtype=np.float32)
+    first, second = (dynamics.advance(HOST, begun, steps, actions)[0] for _ in range(2))
+    seen = dynamics.observe(HOST, first, steps)
+    for name, array in first.items():
+        others = [seen, *(other for key, other in first.items() if key != name)]
+        if array is not begun[name]:
+            others.append(second[name])
+        if not array.flags.writeable or any(np.shares_memory(array, other) for other in others):
+            raise ArgumentError(
+                f"every array that {_name(dynamics)} returns must be a new one, or part of the state that stays the "
+                f"same; but {name!r} shares its memory with another: copy it, as xp.astype does"
+            )
+
+
+def _check_rows(dynamics: Dynamics, function: str, state: State, rows: int) -> None:
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    if any(shape[-1:] != (rows,) for shape in shapes.values()):
+        raise ArgumentError(
+            f"the last axis of every array that {_name(dynamics)}.{function} returns must count the {rows} rows; got "
+            f"shapes {shapes}"
+        )
+
+
+def _check(dynamics: Dynamics, function: str, what: str, value: Any, kind: str, shape: tuple[int, ...]) -> None:
+    came = tuple(getattr(value, "shape", ()))
+    if not _kind(value).startswith(kind) or came != shape:
+        raise ArgumentError(
+            f"{what} of {_name(dynamics)}.{function} must be {kind} of shape {shape}; got {_kind(value)} of shape "
+            f"{came}"
+        )
+
+
+def _kind(value: Any) -> str:
+    return str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+
+
+def _name(dynamics: Dynamics) -> str:
+    return type(dynamics).__name__
+
+
+def check_state(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ArgumentError unless `state` has exactly these entries with these shapes (the shape of a list: `(n,)`)."""
+    came = {name: (len(value),) if isinstance(value, list) else tuple(np.shape(value)) for name, value in state.items()}
+    if came != dict(shapes):
+        raise ArgumentError(
+            f"the state must come from an environment built with the same arguments: entries {dict(shapes)}; got {came}"
+        )

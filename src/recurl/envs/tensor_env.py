@@ -1,0 +1,224 @@
+"""Environments whose states are tensors: tasks stepped on the device of the policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor
+
+from recurl.envs.base import EnvBase
+from recurl.envs.gym_actions import ActionReader
+from recurl.envs.gym_observations import ObservationReader
+from recurl.envs.gym_vector import native_row
+from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state, check_step
+from recurl.envs.tasks.namespaces import TensorDraw, tensors_on
+from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
+from recurl.keys import ACTION, DONE, OBSERVATION, RESET, REWARD, TERMINATED, TRUNCATED
+from recurl.lowering import Step, like, takes_entries
+from recurl.transforms import makes_memory
+
+__all__ = ["TensorEnv", "dynamics_of"]
+
+
+class TensorEnv(EnvBase):
+    """Rows of a task whose states are tensors on any device, stepped without the host.
+
+    Entries are those of a :class:`~recurl.envs.GymWrapper` around the task's vector environment. Steps and resets never
+    read from the device: done rows are found and begun anew there, and a collector on a GPU needs not wait.
+
+    For the same reason some things differ from the environment on the host. All rows share one random generator on the
+    device, so that a row's episodes depend on the others'. The values of actions are not checked (their shapes are),
+    and a done row that is stepped again goes on as the task's dynamics say.
+
+    Args:
+        dynamics: the task.
+        num_envs: number of rows (batch size ``[num_envs]``).
+        device: device of all tensors; torch's default when None.
+        categorical_action_encoding: use the spec ``Categorical`` for a discrete action instead of ``OneHot``. Integers
+            ``[num_envs]`` and one-hot vectors ``[num_envs, n]`` are accepted in either case.
+
+    Attributes:
+        dynamics: the task.
+        readers: what converts NumPy observations of one's own to tensors, and action tensors to NumPy.
+        mask_path: None: there is no action mask.
+        generator: the random generator on the device; a CUDA graph that captures a reset must register it.
+
+    Raises:
+        ArgumentTypeError: ``dynamics`` is no :class:`~recurl.envs.tasks.Dynamics`.
+        ArgumentError: ``num_envs`` is below 1, or a function of the dynamics returns something else than it should; or,
+            at a step, the shape or dtype of the actions.
+        UsageError: stepped, reset in part or saved before the first reset of all rows.
+
+    Example:
+        >>> from recurl.envs.tasks import TMaze
+        >>> env = TensorEnv(TMaze(corridor_length=3), 1024)
+        >>> env.reset(seed=0)["observation"].shape
+        torch.Size([1024, 4])
+    """
+
+    never_waits = True
+    mask_path: tuple[str, ...] | None = None
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        num_envs: int,
+        *,
+        device: torch.device | str | None = None,
+        categorical_action_encoding: bool = False,
+    ) -> None:
+        if not isinstance(dynamics, Dynamics):  # type: ignore[reportUnnecessaryIsInstance] # users
+            raise ArgumentTypeError(f"A TensorEnv steps the Dynamics of a task, got {type(dynamics).__name__}.")
+        check_count("num_envs", num_envs, minimum=1)
+        device = torch.get_default_device() if device is None else torch.device(device)
+        self.readers = (
+            ObservationReader(dynamics.observation_space, [num_envs], type(dynamics).__name__),
+            ActionReader(dynamics.action_space, [num_envs], categorical_action_encoding),
+        )
+        super().__init__(
+            observation_spec=self.readers[0].spec,
+            action_spec=self.readers[1].spec,
+            batch_size=[num_envs],
+            device=device,
+        )
+        self.dynamics = dynamics
+        self._xp = tensors_on(device)
+        self.generator = torch.Generator(device)
+        self._draw = TensorDraw(self.generator, num_envs)
+        begun = check_step(dynamics, self._xp, self._draw, num_envs)
+        self._shapes = {name: tuple(value.shape) for name, value in begun.items()} | {"steps": (num_envs,)}
+        self.generator.seed()
+        self._seed: int | None = None
+        self._tensors: State | None = None
+        self._steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self._actions = dynamics.action_space
+        self._seen = self.observation_spec[OBSERVATION].dtype
+
+    @takes_entries
+    @makes_memory
+    def _reset(self, tensordict: Step | None) -> Step:
+        mask = None if tensordict is None else tensordict.get(RESET, None)
+        if mask is None:
+            if self._seed is not None:
+                self.generator.manual_seed(self._seed)
+                self._seed = None
+            self._tensors = dict(self.dynamics.begin(self._xp, self._draw))
+            self._steps = torch.zeros_like(self._steps)
+        else:
+            old, rows = self._started(), mask.view(self.batch_size)
+            fresh = self.dynamics.begin(self._xp, self._draw)
+            self._tensors = {name: torch.where(rows, fresh[name], value) for name, value in old.items()}
+            self._steps = self._steps.masked_fill(rows, 0)
+        return like(tensordict, self._observed(), self.batch_size, self.device)
+
+    @takes_entries
+    @makes_memory
+    def _step(self, tensordict: Step) -> Step:
+        actions = self._read(tensordict[ACTION])
+        state, reward, terminated = self.dynamics.advance(self._xp, self._started(), self._steps, actions)
+        self._tensors, self._steps = state, self._steps + 1
+        truncated = self._steps >= self.dynamics.step_limit
+        entries = self._observed()
+        entries[REWARD] = reward.to(torch.float32).unsqueeze(-1)
+        entries[TERMINATED] = terminated.unsqueeze(-1)
+        entries[TRUNCATED] = truncated.unsqueeze(-1)
+        entries[DONE] = (terminated | truncated).unsqueeze(-1)
+        return like(tensordict, entries, self.batch_size, self.device)
+
+    def _observed(self) -> dict[Any, Tensor]:
+        observations = self.dynamics.observe(self._xp, self._started(), self._steps)
+        return {OBSERVATION: observations.to(self._seen)}
+
+    def _started(self) -> State:
+        if self._tensors is None:
+            raise UsageError("A TensorEnv has no state before the first reset of all rows: call env.reset() first.")
+        return self._tensors
+
+    def _read(self, action: Tensor) -> Tensor:
+        shape, space = tuple(action.shape), self._actions
+        if isinstance(space, gym.spaces.Discrete):
+            rows = tuple(self.batch_size)
+            if shape == (*rows, int(space.n)):
+                return action.to(torch.int64).argmax(-1)
+            fits = shape == rows and not action.is_floating_point() and action.dtype != torch.bool
+            wanted = f"integers of shape {list(rows)}, or one-hot of shape {[*rows, int(space.n)]}"
+        else:
+            rows = (*self.batch_size, *space.shape)
+            fits = shape == rows and action.is_floating_point()
+            wanted = f"floating-point numbers of shape {list(rows)}"
+        if not fits:
+            raise ArgumentError(f"The actions must be {wanted}, got {action.dtype} of shape {list(shape)}.")
+        return action if action.is_floating_point() else action.to(torch.int64)
+
+    def _set_seed(self, seed: int) -> None:
+        self._seed = seed
+
+    @property
+    def can_save_state(self) -> bool:
+        """True: states and the random generator are tensors."""
+        return True
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of the running episodes, random generator included.
+
+        Raises:
+            UsageError: called before the first reset.
+        """
+        state = {name: value.clone() for name, value in self._started().items()}
+        generator = self.generator.get_state()
+        return {"tensors": state, "steps": self._steps.clone(), "generator": generator, "seed": self._seed}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore a state returned by :meth:`get_state`, on an environment constructed the same way.
+
+        Raises:
+            ArgumentError: it comes from an environment of another kind, with other arguments, or from a device of
+                another kind, whose random numbers differ.
+        """
+        if state.keys() != {"tensors", "steps", "generator", "seed"}:
+            raise ArgumentError(f"A TensorEnv restores only states that a TensorEnv has saved; got {sorted(state)}.")
+        check_state({**state["tensors"], "steps": state["steps"]}, self._shapes)
+        if state["generator"].shape != self.generator.get_state().shape:
+            raise ArgumentError(
+                f"The state was saved on a device of another kind than {self.device}, whose random generator differs: "
+                "restore it there, or begin with a reset."
+            )
+        self._tensors = {name: value.to(self.device, copy=True) for name, value in state["tensors"].items()}
+        self._steps = state["steps"].to(self.device, copy=True)
+        self.generator.set_state(state["generator"].cpu())
+        self._seed = state["seed"]
+
+    def __repr__(self) -> str:
+        name = type(self.dynamics).__name__
+        return f"TensorEnv({name}, batch_size={list(self.batch_size)}, device={self.device})"
+
+
+def dynamics_of(env_name: str, **kwargs: Any) -> Dynamics | None:
+    """Return the dynamics of a registered task, or None for an environment that has none.
+
+    A task is an id of Gymnasium whose vector environment has the attribute ``dynamics``, as every
+    :class:`~recurl.envs.tasks.TaskVectorEnv` has.
+
+    Args:
+        env_name: Gymnasium id.
+        **kwargs: keyword arguments of the environment.
+
+    Raises:
+        ArgumentError: the id is unknown.
+
+    Example:
+        >>> dynamics_of("recurl/TMaze-v0", corridor_length=7).junction
+        7
+        >>> dynamics_of("CartPole-v1") is None
+        True
+    """
+    rows = native_row(env_name, **kwargs)
+    if rows is None:
+        return None
+    try:
+        found = getattr(rows.unwrapped, "dynamics", None)
+        return found if isinstance(found, Dynamics) else None
+    finally:
+        rows.close()

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from recurl.envs import TensorEnv
+from recurl.envs.tasks import (
+    Bandit,
+    Dynamics,
+    MaskedCartPole,
+    MaskedPendulum,
+    RepeatPrevious,
+    TaskVectorEnv,
+    TMaze,
+    check_dynamics,
+)
+from recurl.envs.tasks.namespaces import HOST, RowDraw, TensorDraw, tensors_on
+from recurl.errors import ArgumentError, UnsupportedError
+
+
+class Walk(Dynamics):
+    """Walk along a line; a function can be replaced by another one."""
+
+    def __init__(self, **functions):
+        super().__init__(observation_space=Box(-9.0, 9.0, (1,), np.float32), actions=2, step_limit=5)
+        vars(self).update(functions)
+
+    def begin(self, xp, draw):
+        return {"place": draw.uniform(-1.0, 1.0)}
+
+    def advance(self, xp, state, steps, actions):
+        place = state["place"] + 2 * actions - 1
+        return {"place": place}, -xp.abs(place), xp.abs(place) > 3.0
+
+    def observe(self, xp, state, steps):
+        return xp.astype(state["place"][:, None], xp.float32)
+
+
+@pytest.mark.parametrize(
+    "dynamics",
+    [Bandit(), MaskedCartPole(), MaskedPendulum(), RepeatPrevious(), TMaze(), Walk()],
+    ids=lambda made: type(made).__name__,
+)
+def test_one_step_agrees_at_every_step_of_100_episodes(dynamics):
+    assert check_dynamics(dynamics, episodes=100) <= 4.0
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        ({"begin": lambda xp, draw: {"place": xp.zeros(7)}}, r"last axis .*Walk\.begin returns must count the \d rows"),
+        (
+            {"observe": lambda xp, state, steps: state["place"]},
+            r"observations of Walk\.observe must be float32 of shape \(\d, 1\); got float64 of shape \(\d,\)",
+        ),
+        (
+            {"advance": lambda xp, state, steps, actions: (state, 1.0, steps > 3)},
+            r"rewards of Walk\.advance must be float of shape \(\d,\); got float of shape \(\)",
+        ),
+        (
+            {"advance": lambda xp, state, steps, actions: (state, state["place"], steps)},
+            r"terminated of Walk\.advance must be bool of shape \(\d,\); got int64",
+        ),
+        (
+            {"advance": lambda xp, state, steps, actions: ({}, state["place"], steps > 3)},
+            r"Walk\.advance must return a state like the one it got, .*place.*; got \{\}",
+        ),
+    ],
+)
+def test_wrong_results_are_refused(functions, message):
+    with pytest.raises(ArgumentError, match=message):
+        TaskVectorEnv(Walk(**functions), 3)
+    with pytest.raises(ArgumentError, match=message):
+        TensorEnv(Walk(**functions), 3)
+
+
+KEPT = np.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("begin", "advance"),
+    [
+        (lambda xp, draw: {"x": draw.uniform(0, 1)}, lambda state: {"x": KEPT}),
+        (lambda xp, draw: {"x": draw.uniform(0, 1)}, lambda state: {"x": np.broadcast_to(state["x"][:1], (1,))}),
+        (lambda xp, draw: dict.fromkeys("xy", draw.uniform(0, 1)), lambda state: dict.fromkeys("xy", state["x"] + 1)),
+    ],
+    ids=["constant", "read-only", "twice"],
+)
+def test_arrays_that_must_not_be_written_to_are_refused(begin, advance):
+    def step(xp, state, steps, actions):
+        return advance(state), xp.ones(len(steps)), steps > 3
+
+    def observe(xp, state, steps):
+        return xp.astype(state["x"][:, None], xp.float32)
+
+    with pytest.raises(ArgumentError, match=r"must be a new one, .* but 'x' shares its memory with another"):
+        TaskVectorEnv(Walk(begin=begin, advance=step, observe=observe), 1)
+
+
+def test_observations_that_are_views_of_the_state_are_refused():
+    def begin(xp, draw):
+        return {"place": xp.astype(draw.uniform(0, 1), xp.float32)}
+
+    def advance(xp, state, steps, actions):
+        return {"place": state["place"] * 0.5}, xp.ones(len(steps)), steps > 3
+
+    views = Walk(begin=begin, advance=advance, observe=lambda xp, state, steps: state["place"][:, None])
+    with pytest.raises(ArgumentError, match="'place' shares its memory with another"):
+        TaskVectorEnv(views, 1)
+
+
+def test_functions_that_read_back_are_refused_with_their_line():
+    def advance(xp, state, steps, actions):
+        if xp.any(state["place"] > 100):
+            raise AssertionError
+        return Walk().advance(xp, state, steps, actions)
+
+    with pytest.raises(UnsupportedError, match=r"test_dynamics\.py:\d+ does `if xp\.any\(state"):
+        check_dynamics(Walk(advance=advance))
+
+
+def test_functions_that_differ_are_refused():
+    def advance(xp, state, steps, actions):
+        state, reward, terminated = Walk().advance(xp, state, steps, actions)
+        return state, reward * (1 if xp is HOST else 1 + 2**-20), terminated
+
+    with pytest.raises(
+        ArgumentError, match=r"on the host and on cpu, but after step 0 the rewards differ: .* roundings"
+    ):
+        check_dynamics(Walk(advance=advance))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_draws_have_the_rows_last(rows):
+    generators = [np.random.default_rng(seed) for seed in range(rows)]
+    for draw in (RowDraw(generators), TensorDraw(torch.Generator().manual_seed(0), rows)):
+        for shape in ((), (4,), (2, 3)):
+            assert tuple(draw.uniform(-2.0, -1.0, shape).shape) == (*shape, rows)
+            assert tuple(draw.normal(shape).shape) == (*shape, rows)
+            assert tuple(draw.integers(3, shape).shape) == (*shape, rows)
+        many = draw.uniform(-2.0, -1.0, (500,))
+        assert -2 <= many.min() <= -1.9 <= -1.1 <= many.max() < -1
+        assert abs(float(draw.normal((4000,)).mean())) < 0.1
+        assert set(draw.integers(3, (100,)).ravel().tolist()) == {0, 1, 2}
+
+
+def test_draws_of_a_row_depend_on_its_generator_alone():
+    one, other = (RowDraw([np.random.default_rng(seed) for seed in seeds]) for seeds in ((1, 2), (0, 2)))
+    for draw in ("uniform", "normal", "integers"):
+        arguments = {"uniform": (0, 1), "normal": (), "integers": (100,)}[draw]
+        left, right = (getattr(rows, draw)(*arguments, (2, 3)) for rows in (one, other))
+        np.testing.assert_array_equal(left[..., 1], right[..., 1])
+        assert (left[..., 0] != right[..., 0]).any()
+
+
+def test_both_namespaces_have_the_same_functions():
+    def use(xp):
+        table, index = xp.asarray(np.arange(12).reshape(4, 3)), xp.asarray(np.array([3, 0, 2]))
+        mask = index > 1
+        return [
+            xp.pick(table, index),
+            xp.take(table, index),
+            xp.take(table, index[1:], axis=1),
+            xp.stack((index, index)),
+            xp.stack((index, index), axis=1),
+            xp.concat((table, table)),
+            xp.astype(table.T, xp.float32),
+            xp.where(mask, 1.0, 0.0),
+            xp.where(mask, index, 0),
+            xp.where(mask, 2, 1),
+            xp.zeros(2),
+            xp.ones((2, 2), dtype=xp.float32),
+            xp.full((2,), 7),
+            xp.full((2,), 7.0),
+            xp.arange(3),
+            xp.eye(2),
+            xp.zeros(2, dtype=xp.bool),
+            xp.clip(xp.cos(xp.asarray(np.ones(2)) * xp.pi), -0.5, 0.5),
+        ]
+
+    for left, right in zip(use(HOST), use(tensors_on("cpu")), strict=True):
+        assert str(left.dtype) == str(right.dtype).removeprefix("torch.")
+        np.testing.assert_array_equal(left, right.numpy())
+        assert right.is_contiguous()
+
+
+def test_constants_are_sent_once():
+    xp = tensors_on("cpu")
+    assert xp.asarray(KEPT) is xp.asarray(KEPT)
+    assert xp.asarray([1.0, 2.0]).dtype == torch.float32

@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 QUICK  := -n 2 -m "not slow and not learning" --timeout 20
 
-.PHONY: setup train quick test check bench docs wheel matrix clean
+.PHONY: setup train quick test check practice bench docs wheel matrix clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,10 @@ check: setup  ## what CI runs: lint, types, layering, tests; these build the doc
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 	$(BIN)/pytest -n 2
+
+practice: setup  ## environments of other packages, all of them installed
+	$(BIN)/pip install --quiet --disable-pip-version-check ale-py minigrid popgym mujoco box2d -c constraints.txt
+	$(BIN)/pytest -n 2 tests/practice
 
 bench: setup  ## the benchmark tables of benchmarks/results
 	$(BIN)/python benchmarks/bench_rnn_cpu.py

@@ -98,6 +98,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2048, help="environment steps of a round; of fast systems 4 x")
     parser.add_argument("--warmup", type=int, default=2048, help="environment steps before")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--solve", type=int, default=0, help="train until solved, at most so many steps")
     parser.add_argument("--profile", action="store_true", help="recurl's stages")
     parser.add_argument("--top", type=int, default=0, help="lines of code to show for each stage of a profile")
@@ -109,11 +110,11 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def check_tests() -> None:
-    """Refuse to measure what is broken."""
-    tests = HERE.parent / "tests" / "trainers" / "algorithms" / "test_ppo.py"
+def check_tests(place: str = "algorithms/test_ppo.py") -> None:
+    """Refuse to measure what is broken, by its tests in tests/trainers."""
+    tests = HERE.parent / "tests" / "trainers" / place
     if subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", str(tests)], check=False).returncode:
-        sys.exit("The tests of PPO fail: no numbers before they pass.")
+        sys.exit(f"The tests in {tests} fail: no numbers before they pass.")
 
 
 def command(name: str, rows: int, options: argparse.Namespace, seed: int = 0) -> list[str]:
@@ -124,6 +125,7 @@ def command(name: str, rows: int, options: argparse.Namespace, seed: int = 0) ->
         "task": options.task,
         "variant": system.variant,
         "num-envs": rows,
+        "hidden-size": options.hidden_size,
         "warmup": max(options.warmup, rows * 128),
         "threads": options.threads,
         "solve": options.solve,
@@ -251,7 +253,7 @@ def about(name: str, words: dict[str, Any], options: argparse.Namespace) -> dict
         "commit": commit(),
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
         "threads": options.threads,
-        "task": f"masked-{options.task}" if options.task != "r2d2" else "masked-cartpole-r2d2",
+        "task": {"r2d2": "masked-cartpole-r2d2", "frames": "frames"}.get(options.task, f"masked-{options.task}"),
         "system": name,
         "versions": " ".join(f"{package} {version}" for package, version in words["versions"].items()),
         "parameters": words["parameters"],

@@ -26,11 +26,11 @@ from torch import nn
 
 from recurl.envs import EnvBase, InitTracker, RewardSum, StepCounter, TensorEnv, interact
 from recurl.envs.readback import refuse_read_back
-from recurl.envs.tasks import Dynamics, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze, check_dynamics
+from recurl.envs.tasks import Bandit, Dynamics, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze, check_dynamics
 from recurl.lowering import Entries
 from recurl.modules import GRUModule
 
-TASKS: list[Callable[[], Dynamics]] = [MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze]
+TASKS: list[Callable[[], Dynamics]] = [Bandit, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze]
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import recurl
 
 pytestmark = pytest.mark.slow
 
@@ -69,3 +72,21 @@ def test_imports_nothing_heavy(runs: list[dict[str, Any]], package: str) -> None
 
 def test_the_root_imports_no_package_at_all(runs: list[dict[str, Any]]) -> None:
     assert runs[0]["reports"]["recurl"]["modules"] == ["recurl"]
+
+
+def test_names_of_the_root_are_imported_when_they_are_used() -> None:
+    code = (
+        "import sys, recurl; assert set(recurl.__all__) <= set(dir(recurl)); assert 'torch' not in sys.modules; "
+        "from recurl import load; import recurl.trainers; assert load is recurl.trainers.load is recurl.load; "
+        "assert all(getattr(recurl, name).__name__ == name for name in recurl.__all__ if name != '__version__')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_readmes_first_example_needs_no_other_names_than_those_of_the_root() -> None:
+    readme = (SOURCE.parent / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(import torch.*?)```", readme, re.DOTALL)
+    names = re.findall(r"^from recurl[\w.]* import (.*)$", code, re.MULTILINE)
+    assert {name for line in names for name in line.split(", ")} <= set(recurl.__all__)
+    with pytest.raises(AttributeError, match="module 'recurl' has no attribute 'lode'"):
+        _ = recurl.lode

@@ -77,7 +77,7 @@ def test_the_wheel_is_for_every_python_and_holds_the_library(wheel: Path, source
         names = set(files.namelist())
         (metadata,) = (files.read(name).decode() for name in names if name.endswith("/METADATA"))
     assert {"recurl/py.typed", "recurl/cli/main.py", LIBRARY} <= names
-    assert {Path(name).suffix for name in names if name.startswith("recurl/")} == {".py", ".typed", ".so"}
+    assert {Path(name).suffix for name in names if name.startswith("recurl/")} == {".py", ".toml", ".typed", ".so"}
     fields = email.message_from_string(metadata)
     assert (fields["Name"], fields["Version"]) == ("recurl", recurl.__version__)
     assert (fields["License-Expression"], fields["License-File"]) == ("MIT", "LICENSE")

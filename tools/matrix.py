@@ -38,7 +38,7 @@ class Combination:
     name: str
     python: str
     pins: tuple[str, ...] = ()
-    extras: str = "train,triton,export"
+    extras: str = "train,wandb,triton,export"
     without: str = ""  # marker of the tests that can't pass there
 
 

@@ -22,8 +22,9 @@ from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 
 SOLVED, WINDOW = 475.0, 20
 EPISODE_STEPS = {"cartpole": 500, "pendulum": 200}
-TASKS = (*EPISODE_STEPS, "r2d2")
-"""Masked CartPole and Pendulum by PPO; masked CartPole by R2D2, which recurl alone has."""
+FRAMES = "recurl-bench/Frames-v0"
+TASKS = (*EPISODE_STEPS, "r2d2", "frames")
+"""Masked CartPole and Pendulum by PPO; masked CartPole by R2D2, which recurl alone has; images by PPO."""
 
 
 class System(Protocol):
@@ -94,6 +95,38 @@ class Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation[self._seen], float(reward) * self._scale, terminated, truncated, info
 
 
+class Frames(gymnasium.Env[Any, Any]):
+    """Four grey frames of 84x84 with a square that moves, cheap to make; the reward is for moving it to the right."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    action_space = gymnasium.spaces.Discrete(4)
+    _SIDE, _LIMIT, _MOVES = 8, 200, ((-4, 0), (4, 0), (0, -4), (0, 4))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed)
+        self._steps, self._place = 0, self.np_random.integers(0, 84 - self._SIDE, 2)
+        self._frames = np.zeros((4, 84, 84), np.uint8)
+        self._draw()
+        return self._frames, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Play one step."""
+        self._steps += 1
+        self._place = (self._place + self._MOVES[int(action)]).clip(0, 84 - self._SIDE)
+        self._draw()
+        return self._frames, float(self._place[1] > 42), False, self._steps >= self._LIMIT, {}
+
+    def _draw(self) -> None:
+        row, column = self._place
+        self._frames = np.roll(self._frames, -1, 0)
+        self._frames[-1] = 30
+        self._frames[-1, row : row + self._SIDE, column : column + self._SIDE] = 255
+
+
+gymnasium.register(FRAMES, Frames)
+
+
 class Environments:
     """Makes the environments of a run, and knows their finished episodes.
 
@@ -106,6 +139,8 @@ class Environments:
 
     def make(self) -> gymnasium.Env[Any, Any]:
         """Return one environment."""
+        if self._task == "frames":
+            return Frames()
         return Masked(self._task, self._finished, self._scale)
 
     def finished(self) -> list[float]:

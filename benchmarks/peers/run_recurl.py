@@ -10,7 +10,7 @@ from typing import Any
 
 import tensordict
 import torch
-from harness import SOLVED, Stopwatch, about, next_order, parser, say
+from harness import FRAMES, SOLVED, Stopwatch, about, next_order, parser, say
 from rich.console import Console
 from stages import STAGES, StageSampler
 
@@ -21,7 +21,10 @@ ENVS = {
     "cartpole": "recurl/MaskedCartPole-v1",
     "pendulum": "recurl/MaskedPendulum-v1",
     "r2d2": "recurl/MaskedCartPole-v1",
+    "frames": f"harness:{FRAMES}",
 }
+NATURE = {"encoder": "nature", "encoder_width": 512}
+"""Nature DQN's network, as Stable-Baselines3 has it."""
 
 
 def main() -> None:
@@ -44,6 +47,7 @@ def configure(options: argparse.Namespace, **changes: Any) -> RunConfig:
     common["num_envs"] = options.num_envs
     if options.task == "r2d2":
         return R2D2Config(**(common | changes))
+    common |= NATURE if options.task == "frames" else {}
     common |= {"rollout_steps": options.rollout_steps, "epochs": options.epochs}
     common |= {"minibatches": options.minibatches, "learning_rate": options.learning_rate}
     return PPOConfig(**(common | changes))

@@ -9,7 +9,7 @@ import stable_baselines3
 import torch
 from harness import Environments, parser, run
 from sb3_contrib import RecurrentPPO
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
@@ -33,8 +33,14 @@ class SB3:
         environments = Environments(options)
         env = DummyVecEnv([environments.make] * options.num_envs)
         lstms = {"enable_critic_lstm": False, "shared_lstm": True} if options.variant == "shared" else {}
+        encoder = {
+            "features_extractor_class": Encoder,
+            "features_extractor_kwargs": {"features_dim": options.hidden_size},
+        }
+        if options.task == "frames":
+            encoder = {"features_extractor_class": NatureCNN, "features_extractor_kwargs": {"features_dim": 512}}
         self.model = RecurrentPPO(
-            "MlpLstmPolicy",
+            "CnnLstmPolicy" if options.task == "frames" else "MlpLstmPolicy",
             env,
             n_steps=options.rollout_steps,
             batch_size=options.num_envs * options.rollout_steps // options.minibatches,
@@ -48,8 +54,7 @@ class SB3:
             policy_kwargs={
                 "lstm_hidden_size": options.hidden_size,
                 "net_arch": [],
-                "features_extractor_class": Encoder,
-                "features_extractor_kwargs": {"features_dim": options.hidden_size},
+                **encoder,
                 **lstms,
             },
         )

@@ -13,6 +13,7 @@ from recurl.cli.doctor import Doctor
 from recurl.cli.evaluate import Evaluate
 from recurl.cli.export import Export
 from recurl.cli.main import check_text, complaint, load
+from recurl.cli.play import Play
 from recurl.ranges import Field, Range, fields_of, flag
 from recurl.trainers.algorithms.footprint import check_machine
 
@@ -20,6 +21,7 @@ KINDS: dict[tuple[str, ...], Any] = {
     **{("train", name): kind for name, kind in train.kinds().items()},
     ("train",): train.Resume,
     ("evaluate",): Evaluate,
+    ("play",): Play,
     ("export",): Export,
     **{("bench", name): kind for name, kind in bench.KINDS.items()},
 }
@@ -73,6 +75,7 @@ _NAMED: dict[str, list[str]] = {
         "vulkan",
     ],
     "backend": ["fastest", "auto", "loop", "pad", "cpu", "triton", "scan", "magic"],
+    "preset": ["masked-cartpole", "tmaze", "no-such"],
     "backends": ["loop", "pad", "magic", "fastest"],
     "policy": ["os:getcwd", "no.such:thing", ":", "os", "os:", ":f", "a:b:c", "..:f", "sys:argv"],
 }
@@ -210,8 +213,8 @@ def check(arguments: Sequence[str]) -> str:
         wanted = command.read(list(arguments[1:]))
         if isinstance(wanted, Doctor):  # what is asked of it at random ends early
             return "accepted" if command.run(wanted) in (0, 1) else "refused"
-        if hasattr(wanted, "config"):
-            check_machine(wanted.config)
+        if hasattr(wanted, "options"):
+            check_machine(wanted.options)
     except SystemExit as end:
         if end.code:
             raise

@@ -67,5 +67,9 @@ class LockedError(UsageError):
     """Another process is using the same folder."""
 
 
+class CallbackError(RecurlError, RuntimeError):
+    """A callback of a run raised an exception, its cause; the run was saved and ended."""
+
+
 class NonFiniteError(RecurlError, ArithmeticError):
     """A number that must be finite is NaN or infinite."""

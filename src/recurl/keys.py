@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from recurl.errors import ArgumentTypeError
@@ -9,6 +10,9 @@ from recurl.errors import ArgumentTypeError
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 ACTION = "action"
+"""The action: one tensor, or nested entries, one for each part of a Dict or Tuple of actions."""
+ACTION_MASK = "action_mask"
+"""Bool, True where a choice is allowed, ``[*B, n]``: n choices of a discrete action, or those of all its parts."""
 ADVANTAGE = "advantage"
 COLLECTOR = "collector"
 """Metadata of steps, written by collectors, buffers and rollouts, is nested under this key."""
@@ -62,6 +66,41 @@ def _flatten(key: object) -> list[str]:
     if isinstance(key, tuple) and key:
         return [part for item in key for part in _flatten(item)]  # pyright: ignore[reportUnknownVariableType] - narrowing object to tuple
     raise ArgumentTypeError(f"A key must be a non-empty string or a tuple of non-empty strings, got {key!r}.")
+
+
+def dotted(key: NestedKey) -> str:
+    """Return a key as it is written on the command line: the parts of a nested one are joined by dots.
+
+    Example:
+        >>> dotted(("agents", "observation")), dotted("observation")
+        ('agents.observation', 'observation')
+    """
+    return key if isinstance(key, str) else ".".join(key)
+
+
+def is_within(key: NestedKey, names: Iterable[NestedKey]) -> bool:
+    """Return whether one of ``names`` is ``key`` or an entry that ``key`` is nested in.
+
+    Args:
+        key: the key.
+        names: keys, in which the parts of nested ones may be joined by dots.
+
+    Example:
+        >>> is_within(("agents", "observation"), ["agents"]), is_within("agent", ["agents.observation"])
+        (True, False)
+    """
+    path = dotted(key)
+    return any(path == name or path.startswith(f"{name}.") for name in map(dotted, names))
+
+
+def is_action(key: NestedKey) -> bool:
+    """Return whether ``key`` is the action or a part of it.
+
+    Example:
+        >>> is_action("action"), is_action(("action", "move")), is_action("action_mask")
+        (True, True, False)
+    """
+    return (key if isinstance(key, str) else key[0]) == ACTION
 
 
 def next_key(key: NestedKey) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def test_whole_numbers_may_be_written_shorter(text, size):
 
 def test_an_option_of_several_values_may_come_several_times():
     words = "--env a/B-v0 --env-kwargs k=8 --seed 3 --env-kwargs=n=2 --total-steps 1e6 --env-kwargs m=1 l=2"
-    config = train.read(["ppo", *words.split()]).config
+    config = train.read(["ppo", *words.split()]).options
     assert config.env_arguments == {"k": 8, "n": 2, "m": 1, "l": 2}
     assert (config.seed, config.total_steps) == (3, 1_000_000)
 
@@ -115,10 +115,11 @@ def test_mistakes_in_subcommands_become_one_line(arguments, message, capsys):
 
 def test_all_options_of_ppo_are_flags():
     words = (
-        "--env a/B-v0 --env-kwargs k=8 n=2 --cell gru --hidden-size 16 --num-envs 4 --no-anneal --run-dir r --overwrite"
+        "--env a/B-v0 --env-kwargs k=8 n=2 --cell gru --hidden-size 16 --num-envs 4 --no-scale-rewards --run-dir r "
+        "--overwrite"
     )
     wanted = train.read(["ppo", *words.split()])
-    config = wanted.config
+    config = wanted.options
     assert (config.env, config.env_arguments, config.cell) == ("a/B-v0", {"k": 8, "n": 2}, "gru")
-    assert (config.hidden_size, config.num_envs, config.anneal) == (16, 4, False)
+    assert (config.hidden_size, config.num_envs, config.scale_rewards) == (16, 4, False)
     assert (str(wanted.run_dir), wanted.overwrite) == ("r", True)

@@ -15,10 +15,12 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
-ELSEWHERE = {"ppo", "onnx_inference", "mingru", "reinforce"}  # run by test_readme.py, export and the recipes
+ELSEWHERE = {"act", "ppo", "onnx_inference", "mingru", "reinforce"}  # run by test_readme.py, trainers and the recipes
 SMALL = {  # how long, and a line of what is printed
+    "action_masks": (1024, r"^--action-mask none: greedy return \d\.\d\d of 1$"),
     "continuous_control": (1600, r"^  1600 steps: mean return of 200 steps -\d+$"),
     "gpu": (2048, r"^  2048 steps on \w+: \d+ steps per episode$"),
+    "optuna_search": (2048, r"^best: -?\d\.\d+ with {'learning_rate'"),
     "own_environment": (1024, r"^greedy return \d+\.\d of 19$"),
     "own_loop": (1, r"^update   0: return \d+\.\d\d$"),
     "own_task": (4096, r"^greedy: \d\.\d\d of the balls are caught on \w+$"),
@@ -36,7 +38,8 @@ def _as_it_was():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-    gymnasium.registry.pop("Echo-v0", None)
+    for name in ("Echo-v0", "Keys-v0"):
+        gymnasium.registry.pop(name, None)
 
 
 @pytest.mark.usefixtures("_as_it_was")

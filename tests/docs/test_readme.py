@@ -31,7 +31,7 @@ TRAIN = [line for line in README.splitlines() if line.startswith(".venv/bin/recu
 @pytest.mark.parametrize("line", TRAIN)
 def test_train_commands_are_valid(line: str) -> None:
     options = shlex.split(line, comments=True)[2:]
-    assert train.read(options).config.env in README
+    assert train.read(options).options.env in README
 
 
 def test_links_lead_somewhere() -> None:

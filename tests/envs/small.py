@@ -18,8 +18,8 @@ class CountEnv(gym.Env):
 
     def __init__(self, length=4, action_space=None, observation_space=None, truncates=False):
         self.length, self.truncates = length, truncates
-        self.action_space = action_space or self.action_space
-        self.observation_space = observation_space or self.observation_space
+        self.action_space = self.action_space if action_space is None else action_space
+        self.observation_space = self.observation_space if observation_space is None else observation_space
         self.actions = []
         self.dead = 0
         self.time = 0

@@ -3,9 +3,9 @@ from functools import partial
 import gymnasium as gym
 import pytest
 
-from recurl.envs import GymEnv
+from recurl.envs import GymEnv, TensorEnv, check_env_specs
 from recurl.envs.from_function import env_from_function
-from recurl.envs.tasks import TMazeVectorEnv
+from recurl.envs.tasks import TMaze, TMazeVectorEnv
 from recurl.errors import ArgumentError, ArgumentTypeError
 
 
@@ -29,6 +29,7 @@ def test_as_many_rows_as_asked_for(make):
     assert env.reset()["observation"].unique(dim=0).shape == (3, 4)
 
 
+@pytest.mark.slow
 def test_arguments_modes_and_wrappers():
     with env_from_function(single, 2, vectorization_mode="async", wrappers=[gym.wrappers.FlattenObservation]) as env:
         assert env.reset().batch_size == (2,)
@@ -39,6 +40,37 @@ def test_arguments_modes_and_wrappers():
         2,
         2,
     )
+
+
+def test_a_single_one():
+    for make in (single, own, lambda **options: gym.make("CartPole-v1", **options), partial(TMaze, 3)):
+        assert env_from_function(make, None).batch_size == ()
+    assert env_from_function(batch, None).batch_size == (1,)
+
+
+@pytest.mark.parametrize(("mode", "device"), [(None, "cpu"), ("vector_entry_point", "cpu"), ("device", "cpu")])
+def test_a_task_by_its_dynamics(mode, device):
+    env = env_from_function(TMaze, 3, vectorization_mode=mode, device=device, corridor_length=2)
+    assert isinstance(env, TensorEnv) == (mode == "device")
+    assert env.batch_size == (3,)
+    check_env_specs(env)
+
+
+def test_a_single_one_shows_itself():
+    env = env_from_function(partial(gym.make, "recurl/TMaze-v0"), None, render_mode="rgb_array")
+    env.reset()
+    assert env.gym_env.render().shape == (120, 300, 3)
+    with pytest.raises(ArgumentError, match="makes one with None: give the function a parameter render_mode, and pass"):
+        env_from_function(single, None, render_mode="rgb_array")
+
+
+@pytest.mark.parametrize("options", [{"drop_observations": ["a"]}, {"action_mask": "legal"}])
+def test_environments_with_entries_of_their_own(options):
+    for make, mode in ((own, None), (TMaze, "device")):
+        with pytest.raises(ArgumentError, match="are for environments of Gymnasium, but the function makes recurl"):
+            env_from_function(make, 2, vectorization_mode=mode, **options)
+    with pytest.raises(ArgumentError, match=r"'a'|'legal'"):
+        env_from_function(TMaze, 2, **options)
 
 
 def test_what_cannot_be_used():

@@ -37,6 +37,7 @@ print("good")
 """
 
 
+@pytest.mark.slow
 def test_those_of_the_main_script_reach_workers(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -67,6 +67,7 @@ def flat(batch):
     return batch.exclude("action_log_prob").flatten_keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(("cell", "shared", "backend", "kind"), AGENTS)

@@ -157,6 +157,7 @@ def test_what_is_no_cell(value: object, message: str) -> None:
         ("lstn", r"There is no cell 'lstn'\. Did you mean 'lstm'\? Cells are lstm, gru, or module:Class"),
         ("minGRU", "There is no cell 'minGRU'"),
         ("no_such_module:Cell", "The module 'no_such_module' of the cell .* can't be imported.*PYTHONPATH"),
+        ("..:Cell", "The module '..' of the cell .* can't be imported"),
         ("examples.mingru:MinGru", r"The module 'examples\.mingru' has no cell 'MinGru'\. Did you mean 'MinGRU'\?"),
         ("tests.own_cells:torch", r"'tests\.own_cells:torch' is no cell\. A cell must be a subclass"),
         (f"{__name__}:Unfinished", "is no cell. The cell Unfinished must define step"),

@@ -52,7 +52,7 @@ def test_options_that_cannot_be_used(options, message):
         ({}, "can't be read"),
         ({"env": ENV, "seed": "x"}, "--seed must be a whole number, got 'x'"),
         ({"env": ENV, "num_envs": 8.0}, "--num-envs must be a whole number, got 8.0"),
-        ({"env": ENV, "anneal": 1}, "--anneal must be true or false, got 1"),
+        ({"env": ENV, "cuda_graph": 1}, "--cuda-graph must be true or false, got 1"),
         ({"env": ENV, "gamma": None}, "--gamma must be a number, got None"),
         ({"env": 3}, "--env must be text in UTF-8, got 3"),
         ({"env": ENV, "device": "\ud800"}, "--device must be text in UTF-8, got '.ud800'"),

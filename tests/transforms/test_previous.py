@@ -74,6 +74,7 @@ def test_what_happened_is_true_at_every_step(name, mode):
     check_true(torch.cat([first, second], 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [True, False])
 def test_serial_and_parallel_batches(inside):
     def single():
@@ -121,7 +122,7 @@ def test_transforms_run_on_entries():
 def test_what_cannot_be_used():
     env = GymEnv("CartPole-v1")
     with pytest.raises(ArgumentTypeError, match=r"takes the spec of one environment's actions, .* got GymEnv"):
-        PreviousAction(env)  # type: ignore[arg-type]
+        PreviousAction(env)  # type: ignore[arg-type] # refused
     nothing = type("Nothing", (specs.TensorSpec,), {"rand": None, "is_in": None})
     with pytest.raises(ArgumentTypeError, match="can't encode actions of Nothing"):
         PreviousAction(nothing((), torch.float32, None))

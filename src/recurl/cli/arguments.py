@@ -7,8 +7,7 @@ import dataclasses
 import io
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TypeVar, get_args
 
 import tyro
@@ -67,18 +66,43 @@ def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _
         SystemExit: help was asked for and has been printed.
     """
     arguments = _gathered(arguments, {flag(name) for name in _many(kind)})
+    with _complaining(prog):
+        wanted = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS)
+    check_fields(wanted)
+    return wanted
+
+
+def parse_known_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> tuple[_T, list[str]]:
+    """Read a dataclass from some of the arguments, and return it with the others.
+
+    Args:
+        kind: see :func:`parse_arguments`.
+        arguments: see :func:`parse_arguments`.
+        prog: see :func:`parse_arguments`.
+
+    Raises:
+        ArgumentError: the arguments don't fit, or a value is out of its field's range.
+        SystemExit: help was asked for and has been printed.
+    """
+    with _complaining(prog):
+        wanted, others = tyro.cli(kind, args=list(arguments), prog=prog, registry=_OPTIONS, return_unknown_args=True)
+    check_fields(wanted)
+    return wanted, others
+
+
+@contextlib.contextmanager
+def _complaining(prog: str) -> Generator[None]:
+    """Turn what tyro prints when it refuses arguments, inside the block, into an error of one line."""
     # tyro draws its boxes, which _one_line reads, with what the encoding of the stream offers.
     said, complaint = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
-            wanted = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS)
+            yield
     except SystemExit as end:
         if end.code:
             raise ArgumentError(_one_line(_text(complaint) or _text(said), prog)) from None
         sys.stdout.write(_text(said))
         raise
-    check_fields(wanted)
-    return wanted
 
 
 def parse_subcommand(
@@ -102,10 +126,7 @@ def parse_subcommand(
         return parse_arguments(kinds[name], arguments[1:], prog=f"{prog} {name}")
     if name in ("-h", "--help"):
         tyro.extras.subcommand_cli_from_dict(dict(kinds), prog=prog, description=description, args=["--help"])
-    near = get_close_matches(name, kinds, 1)
-    raise ArgumentError(
-        f"There is no {what} {name!r}: use {prog} {', '.join(kinds)}.{f' Did you mean {near[0]}?' if near else ''}"
-    )
+    raise ArgumentError(f"There is no {what} {name!r}: use {prog} {', '.join(kinds)}.{nearest(name, kinds)}")
 
 
 def _many(kind: type) -> Iterator[str]:
@@ -140,6 +161,24 @@ def _gathered(arguments: Sequence[str], flags: set[str]) -> list[str]:
     return [argument for group in groups.values() for argument in group]
 
 
+def without_options(arguments: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the arguments without the options, and their values, that ``others`` give anew.
+
+    Example:
+        >>> without_options(["--gamma", "0.9", "--env-kwargs", "k=8", "n=2", "--seed=1"], ["--env-kwargs", "k=3"])
+        ['--gamma', '0.9', '--seed=1']
+    """
+    given = {word for word in others if word.startswith("--")}
+    kept: list[str] = []
+    dropping = False
+    for word in arguments:
+        if word.startswith("--"):
+            dropping = word.partition("=")[0] in given
+        if not dropping:
+            kept.append(word)
+    return kept
+
+
 def _text(stream: io.TextIOWrapper) -> str:
     stream.seek(0)
     return stream.read()
@@ -148,12 +187,11 @@ def _text(stream: io.TextIOWrapper) -> str:
 def _one_line(box: str, prog: str) -> str:
     """Return the complaint in a box of tyro's, with the option that it suggests."""
     complaint, *more = _sections(box)
-    text = complaint.removeprefix("Error parsing config: ")
-    choice = _CHOICE.fullmatch(text)
-    if choice:
-        text += nearest(choice[1], re.findall("'([^']*)'", choice[2]))
+    text = re.sub("^Error parsing (config|options): ", "", complaint)
     near = [option for section in more for option in re.findall(r"^Perhaps you meant: (--[\w-]+)", section)]
-    return f"{text}{f': did you mean {near[0]}?' if near else ''} (see {prog} --help)"
+    choice = _CHOICE.match(text)
+    meant = nearest(choice[1], re.findall(r"'([^']*)'", choice[2])) if choice else ""
+    return f"{text}{f': did you mean {near[0]}?' if near else meant} (see {prog} --help)"
 
 
 def _sections(box: str) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from recurl import __version__
+from recurl._version import __version__
 from recurl.cli.bench_figure import figure
 from recurl.diagnostics import RNNCase, RNNTime, time_rnn
 from recurl.errors import ArgumentError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from recurl.cli.notices import notify
 from recurl.diagnostics import CheckResult, check_wiring, machine_report
 from recurl.envs import EnvBase, GymEnv
 from recurl.errors import ArgumentError, RecurlError
+from recurl.importing import load_object
 from recurl.ranges import Count
 from recurl.trainers import RunFolder, load_agent, make_env
 from recurl.trainers.config import keyword_arguments
@@ -40,6 +40,8 @@ class Doctor:
     """Rows of the environment; by default a single one without batch dimension."""
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment as name=value, such as k=8."""
+    drop_observations: tuple[str, ...] = ()
+    """Observations of a gymnasium id to leave out; the parts of a nested name are joined by dots."""
     policy: str | None = None
     """Function that makes the policy, as module:function; called without arguments, or with the environment."""
     steps: Count = 64
@@ -100,7 +102,8 @@ def _from_names(wanted: Doctor) -> tuple[Any, EnvBase]:
         if not isinstance(env, EnvBase):
             raise ArgumentError(f"--env {named} must return an environment of recurl, got {type(env).__name__}.")
     else:
-        env = _call("--env", named, GymEnv, named, num_envs=wanted.num_envs, **options)
+        options |= {"num_envs": wanted.num_envs, "drop_observations": wanted.drop_observations}
+        env = _call("--env", named, GymEnv, named, **options)
     make = _find("--policy", made_by)
     policy = _call("--policy", made_by, make, *([env] if _takes_env(make) else []))
     if not callable(policy):
@@ -110,13 +113,7 @@ def _from_names(wanted: Doctor) -> tuple[Any, EnvBase]:
 
 def _find(option: str, name: str) -> Callable[..., Any]:
     """Import ``module:function``."""
-    module, colon, function = name.partition(":")
-    if not (module and colon and function):
-        raise ArgumentError(f"{option} takes module:function, got {name!r}.")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise ArgumentError(f"{option} {name} can't be imported: {error}") from error
+    found = load_object(option, name, "function")
     if not callable(found):
         raise ArgumentError(f"{option} {name} must be a function, got {type(found).__name__}.")
     return found

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
+from rich.table import Table
 
 from recurl.cli.arguments import parse_arguments
 from recurl.cli.notices import notify
 from recurl.ranges import Count, Seed
-from recurl.trainers import RunFolder, evaluate_run
+from recurl.trainers import Evaluation, RunFolder, evaluate_run
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Play greedy episodes with the newest checkpoint of a run."""
+    """Play episodes with a trained policy."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
     episodes: Count = 100
     """Number of episodes."""
     seed: Seed | None = None
-    """Seed of the environments; by default one that training didn't use."""
+    """Seed of the environments and of drawn actions; by default one that training didn't use."""
     max_steps: Count | None = None
     """Step limit of an episode; by default --eval-max-steps of the training."""
+    stochastic: bool = False
+    """Act as in training, drawing or exploring, instead of taking the best actions."""
+    checkpoint: Literal["newest", "best"] = "newest"
+    """Checkpoint: the newest, or the best one, which training keeps with --keep-best."""
+    json: bool = False
+    """Print everything as one JSON object."""
 
 
 def read(arguments: list[str]) -> Evaluate:
@@ -36,6 +44,39 @@ def read(arguments: list[str]) -> Evaluate:
 
 def run(wanted: Evaluate) -> int:
     """Evaluate a run."""
-    folder, aside = RunFolder(wanted.run, notify), Console(stderr=True)
-    print(evaluate_run(folder, episodes=wanted.episodes, seed=wanted.seed, max_steps=wanted.max_steps, console=aside))
+    found = evaluate_run(
+        RunFolder(wanted.run, notify),
+        episodes=wanted.episodes,
+        seed=wanted.seed,
+        max_steps=wanted.max_steps,
+        console=Console(stderr=True),
+        checkpoint=wanted.checkpoint,
+        deterministic=not wanted.stochastic,
+    )
+    if wanted.json:
+        print(json.dumps({"run": str(wanted.run), "checkpoint": wanted.checkpoint, **found.to_dict()}, indent=2))
+    else:
+        show(found, Console())
     return 0
+
+
+def show(evaluation: Evaluation, console: Console) -> None:
+    """Print an evaluation as a table."""
+    numbers = evaluation.to_dict()
+    confidence = f"{numbers['interval']['confidence']:.0%}"
+    console.print(evaluation.title, highlight=False)
+    table = Table("")
+    for name in ("mean", f"{confidence} interval", "std", "min", "max"):
+        table.add_column(name, justify="right")
+    for name in ("return", "length"):
+        table.add_row(name, *_cells(numbers[name]))
+    console.print(table)
+    method, resamples = numbers["interval"]["method"], numbers["interval"]["resamples"]
+    console.print(f"{confidence} interval: {method}, {resamples:,} resamples", highlight=False)
+    if evaluation.remark:
+        console.print(evaluation.remark, highlight=False)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    low, high = row["interval"]
+    return [f"{row['mean']:.4g}", f"{low:.4g} to {high:.4g}", *(f"{row[name]:.4g}" for name in ("std", "min", "max"))]

@@ -24,6 +24,8 @@ class Export:
     """Format: a torch.export program (.pt2), or ONNX (needs pip install 'recurl[export]')."""
     out: Path | None = None
     """File to write; by default policy.pt2 or policy.onnx in the run's folder. FILE.json beside it describes it."""
+    checkpoint: Literal["newest", "best"] = "newest"
+    """Checkpoint: the newest, or the best one, which training keeps with --keep-best."""
 
 
 def read(arguments: list[str]) -> Export:
@@ -35,6 +37,6 @@ def run(wanted: Export) -> int:
     """Export a run's policy."""
     if wanted.out is not None and not wanted.out.parent.is_dir():
         raise ArgumentError(f"There is no folder {wanted.out.parent}: make it, or name another file with --out.")
-    path = export_run(RunFolder(wanted.run, notify), wanted.format, wanted.out)
+    path = export_run(RunFolder(wanted.run, notify), wanted.format, wanted.out, checkpoint=wanted.checkpoint)
     print(f"{path}: the greedy policy, equal to the run's over 1,000 steps with resets; {path}.json says what it takes")
     return 0

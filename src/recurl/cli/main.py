@@ -6,21 +6,25 @@ import importlib
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any, Protocol, cast
 
-from recurl import __version__
-from recurl.errors import ArgumentError, MissingDependencyError, RecurlError, RemoteTraceback
+from recurl._version import __version__
+from recurl.errors import ArgumentError, CallbackError, MissingDependencyError, RecurlError, RemoteTraceback
+from recurl.nearest import nearest
 
 _LONGEST = 600  # characters of a message
 _EXTRA = ("rich", "matplotlib")
 COMMANDS = {
     "train": {
         "ALGORITHM --env ID ...": "train a policy; `recurl train --help` lists the algorithms",
-        "--resume RUN": "continue a run that was stopped",
+        "--resume RUN": "continue a run that was stopped; --total-steps N extends it",
     },
-    "evaluate": {"RUN": "play greedy episodes with a trained policy"},
+    "sweep": {"ALGORITHM --seeds N ...": "train with several seeds and every combination of options"},
+    "compare": {"RUN...": "learning curves and scores of runs, with intervals"},
+    "evaluate": {"RUN": "play episodes with a trained policy, and print statistics of their returns"},
+    "play": {"RUN": "show episodes of a trained policy on the screen, or in a video: --video out.mp4"},
     "export": {"RUN": "write a trained policy as a torch or ONNX file that runs without recurl"},
     "bench": {"rnn": "time every recurrent backend on this machine, on your own shapes"},
     "doctor": {"": "what runs on this machine; with a policy or a run: is its memory wired right?"},
@@ -85,15 +89,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if text is None:
             raise
         print(text, file=sys.stderr)
-        if isinstance(error.__cause__, RemoteTraceback):
-            print(f"recurl: its traceback is in {_kept(error.__cause__)}", file=sys.stderr)
+        trace = _trace(error)
+        if trace is not None:
+            print(f"recurl: its traceback is in {_kept(trace)}", file=sys.stderr)
         return 2
 
 
-def _kept(trace: RemoteTraceback) -> str:
+def _trace(error: BaseException) -> str | None:
+    """Return the traceback of somebody else's code that failed: in a worker, or in a callback."""
+    cause = error.__cause__
+    if isinstance(error, CallbackError) and cause is not None:
+        return _trace(cause) or "".join(traceback.format_exception(cause))
+    return str(cause).lstrip() if isinstance(cause, RemoteTraceback) else None
+
+
+def _kept(trace: str) -> str:
     """Write a traceback to a file, and return its name."""
-    with tempfile.NamedTemporaryFile("w", prefix="recurl-worker-", suffix=".txt", delete=False) as file:
-        file.write(str(trace).lstrip())
+    with tempfile.NamedTemporaryFile("w", prefix="recurl-traceback-", suffix=".txt", delete=False) as file:
+        file.write(trace)
     return file.name
 
 
@@ -138,10 +151,8 @@ def load(name: str) -> Command:
         MissingDependencyError: a package of the extra ``train`` is not installed.
     """
     if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS, 1)
         raise ArgumentError(
-            f"There is no command {name!r}: use {', '.join(COMMANDS)} (recurl --help)."
-            f"{f' Did you mean {near[0]}?' if near else ''}"
+            f"There is no command {name!r}: use {', '.join(COMMANDS)} (recurl --help).{nearest(name, COMMANDS)}"
         )
     if "" not in sys.path:
         sys.path.append("")  # as python -m recurl does: an environment, a cell, an algorithm may lie there

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ from rich.console import Console
 from recurl.cli.arguments import parse_arguments, parse_subcommand
 from recurl.cli.notices import notify
 from recurl.cli.signals import StopOnSignal
-from recurl.errors import ArgumentError, NonFiniteError, StorageError
-from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm
+from recurl.cli.sources import Sources, plain, read_sources, with_defaults
+from recurl.errors import ArgumentError, CallbackError, NonFiniteError, StorageError
+from recurl.ranges import Steps
+from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
+from recurl.trainers.algorithms.options_file import write_options_file
+from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
+from recurl.trainers.networks.description import describe_agent
 
 _DESCRIPTION = "Train a policy by one of these algorithms. Continue a run that was stopped: recurl train --resume RUN"
 _REMEDY = "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip). "
@@ -33,6 +39,14 @@ class Place:
     """Folder of the run; by default runs/<environment>-<algorithm>-<cell>-seed<seed>."""
     overwrite: bool = False
     """Replace a run that is in the folder already."""
+    print_model: bool = False
+    """Show what is observed and the networks, and train nothing."""
+    preset: str | None = None
+    """Take options that were tuned and measured; --config and options of the command line come first."""
+    config: Path | None = None
+    """Take options from a TOML file, or from the config.json of a run; options of the command line come first."""
+    save_config: Path | None = None
+    """Write the options to this TOML file, for --config, instead of training."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,8 @@ class Resume:
 
     resume: Path
     """Folder of the run."""
+    total_steps: Steps | None = None
+    """Extend it to so many environment steps in all; schedules go on over these."""
 
 
 def kinds() -> dict[str, Any]:
@@ -50,7 +66,7 @@ def kinds() -> dict[str, Any]:
 
 def _kind(config: type[RunConfig]) -> type[Any]:
     about = (config.__doc__ or "").partition("\n")[0]
-    options = [("config", tyro.conf.OmitArgPrefixes[config])]
+    options = [("options", tyro.conf.OmitArgPrefixes[config])]
     return make_dataclass("Train", options, bases=(Place,), namespace={"__doc__": about}, frozen=True, kw_only=True)
 
 
@@ -58,21 +74,43 @@ def read(arguments: list[str]) -> Any:
     """Parse the arguments: options of a new run, or a run to continue."""
     if not arguments:
         raise ArgumentError(f"recurl train takes an algorithm ({', '.join(ALGORITHMS)}), or --resume RUN.")
-    first = arguments[0]
-    if first in ("-h", "--help") or not first.startswith("-"):
-        own = {first: _kind(find_algorithm(first).config)} if ":" in first else {}
-        return parse_subcommand(
-            {**kinds(), **own}, arguments, prog="recurl train", what="algorithm", description=_DESCRIPTION
-        )
-    return parse_arguments(Resume, arguments, prog="recurl train")
+    return read_run(arguments, read_sources(arguments), prog="recurl train") or parse_arguments(
+        Resume, arguments, prog="recurl train"
+    )
+
+
+def read_run(arguments: list[str], sources: Sources, *, prog: str) -> Any:
+    """Parse the options of a new run; None where the arguments name no algorithm, nor does a preset or a file."""
+    first = arguments[0] if arguments else ""
+    named = first in ("-h", "--help") or not first.startswith("-")
+    algorithm = first if named else sources.algorithm
+    if algorithm is None:
+        return None
+    own: dict[str, Any] = {}
+    if algorithm in ALGORITHMS or ":" in algorithm:
+        config = find_algorithm(algorithm).config
+        own = {algorithm: _kind(with_defaults(config, sources.values(config)))}
+    words = arguments if named else [algorithm, *arguments]
+    wanted: Any = parse_subcommand({**kinds(), **own}, words, prog=prog, what="algorithm", description=_DESCRIPTION)
+    return replace(wanted, options=plain(find_algorithm(algorithm).config, wanted.options))
 
 
 def run(wanted: Any) -> int:
     """Train."""
-    return _resume(wanted) if isinstance(wanted, Resume) else _train_anew(wanted.config, wanted)
+    if isinstance(wanted, Resume):
+        return _resume(wanted)
+    if wanted.save_config is not None:
+        write_options_file(wanted.save_config, wanted.options)
+        print(f"Options written to {wanted.save_config}: recurl train --config {wanted.save_config}")
+        return 0
+    return _train_anew(wanted.options, wanted)
 
 
 def _train_anew(config: RunConfig, place: Place) -> int:
+    if place.print_model:
+        with make_env(config, 1) as env:
+            _say(Console(), describe_agent(make_agent(config, env)))
+        return 0
     env, cell = (re.split("[/:]", text)[-1] for text in (config.env_name, config.cell))
     name = f"{env}-{config.algorithm}-{cell}-seed{config.seed}"
     folder = RunFolder(place.run_dir or Path("runs") / name, notify)
@@ -84,8 +122,11 @@ def _train_anew(config: RunConfig, place: Place) -> int:
 
 def _resume(wanted: Resume) -> int:
     folder = RunFolder(wanted.resume, notify)
-    with closing(Trainer(folder.read_config(), folder, console=Console())) as trainer:
+    config = folder.read_config() if wanted.total_steps is None else folder.extend(wanted.total_steps)
+    with closing(Trainer(config, folder, console=Console())) as trainer:
         trainer.resume()
+        if wanted.total_steps is not None:
+            folder.rewrite(config)
         return _train(trainer)
 
 
@@ -110,7 +151,7 @@ def _saying_how_to_go_on(folder: RunFolder) -> Generator[None]:
     """Add to an error that ends a run how to continue."""
     try:
         yield
-    except (NonFiniteError, StorageError) as error:
+    except (CallbackError, NonFiniteError, StorageError) as error:
         try:
             newest = latest_checkpoint(folder.checkpoints)
         except ArgumentError:
@@ -124,9 +165,12 @@ def _saying_how_to_go_on(folder: RunFolder) -> Generator[None]:
 
 
 def _summary(outcome: Outcome, set_up: float) -> str:
+    returns = f"mean return of the last 20 training episodes {outcome.return_mean:.4g}"
+    if math.isnan(outcome.return_mean):
+        returns = "no training episode ended"
     return (
-        f"{_STATUS[outcome.status]} after {outcome.env_steps:,} steps: mean return of the last 20 training episodes "
-        f"{outcome.return_mean:.4g}; training took {outcome.cpu_s:.1f} s of CPU time ({outcome.wall_s:.1f} s wall), "
+        f"{_STATUS[outcome.status]} after {outcome.env_steps:,} steps: {returns}; training took "
+        f"{outcome.cpu_s:.1f} s of CPU time ({outcome.wall_s:.1f} s wall), "
         f"set-up {set_up:.1f} s of CPU time"
     )
 

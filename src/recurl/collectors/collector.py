@@ -233,12 +233,15 @@ class Collector(CollectorBase):
         else:
             tensordict = self.policy(tensordict)
         if self.frames < self.init_random_frames:
-            tensordict.set(ACTION, self._random_action(tensordict.get(ACTION)))
+            tensordict.set(ACTION, self._random_action(tensordict))
         return tensordict
 
-    def _random_action(self, like: Tensor) -> Tensor:
-        """Draw an action in the encoding (one-hot or integer) that the policy uses."""
-        spec, action = self.env.action_spec, self.env.action_spec.rand()
+    def _random_action(self, tensordict: TensorDictBase) -> Any:
+        """Draw an action in the encoding (one-hot or integer) that the policy used in ``tensordict``."""
+        like: Any = tensordict.get(ACTION)
+        spec, action = self.env.action_spec, self.env.rand_action(tensordict.copy()).get(ACTION)
+        if not isinstance(action, Tensor) or not isinstance(like, Tensor):
+            return action
         if isinstance(spec, OneHot) and like.shape == self.env.batch_size:
             return action.argmax(-1).to(like.dtype)
         if action.shape != like.shape and like.shape[:-1] == action.shape:

@@ -12,7 +12,7 @@ from recurl.continuity import boundaries_in
 from recurl.diagnostics.result import PROBLEMS, Fault
 from recurl.diagnostics.runs import everywhere, run
 from recurl.diagnostics.states import State, states_in
-from recurl.keys import ACTION, DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, next_key
+from recurl.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, is_action, next_key
 from recurl.recurrence import Boundaries
 
 PRIMER = "env = env.append_transform(get_primers_from_module(policy))  # from recurl.modules"
@@ -58,7 +58,8 @@ def written(before: TensorDictBase, after: TensorDictBase) -> list[NestedKey]:
         for key, value in leaves(after)
         if value.is_floating_point()
         and before.get(key, None) is not value
-        and key not in (ACTION, IS_INIT)
+        and key != IS_INIT
+        and not is_action(key)
         and not str(key).endswith("log_prob")
     ]
 
@@ -66,6 +67,11 @@ def written(before: TensorDictBase, after: TensorDictBase) -> list[NestedKey]:
 def leaves(tensordict: TensorDictBase) -> list[tuple[NestedKey, Tensor]]:
     """Return the tensors of the root as pairs of key and value."""
     return everywhere(tensordict.exclude(NEXT))
+
+
+def actions(tensordict: TensorDictBase) -> list[NestedKey]:
+    """Return the key of the action in ``tensordict``, or those of its parts."""
+    return [key for key, _ in leaves(tensordict) if is_action(key)]
 
 
 def has(tensordict: TensorDictBase, key: NestedKey) -> bool:

@@ -15,7 +15,7 @@ from recurl.diagnostics.parts import keys_of, links
 from recurl.diagnostics.preserve import other_weights
 from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import Call, record
-from recurl.keys import ACTION, NEXT, NestedKey
+from recurl.keys import ACTION, NEXT, NestedKey, is_action
 
 _CHOICES = 8  # number of trials, as the best action need not change when its value does
 
@@ -62,7 +62,8 @@ def check_action(policy: Any, batch: TensorDictBase) -> str:
     chooses = _choosing(policy, calls)
     if chooses is not None and _behind(policy, calls, chooses, states):
         return "the memory runs after the choice of the action: only the critic uses it"
-    drawn = ex.differ(_action(policy, calls, outcome), _action(policy, *record(policy, roots, False, seed=1)))
+    pairs = zip(_action(policy, calls, outcome), _action(policy, *record(policy, roots, False, seed=1)), strict=True)
+    drawn = any(ex.differ(*pair) for pair in pairs)
     drawn |= chooses is not None and _is_sampler(chooses.module)
     if not moves(policy, roots, states, inside, partial(_decisive, policy, drawn)):
         written = ", ".join(map(repr, _features(policy, states)))
@@ -85,7 +86,8 @@ def _features(policy: Any, states: list[NestedKey]) -> list[NestedKey]:
 def _choosing(policy: Any, calls: list[Call]) -> Call | None:
     """Return the call of the module that chose the action; later ones may alter it, for exploration."""
     parts = links(policy)
-    return next((call for call in calls if call.name in parts and ACTION in keys_of(call.module, "out_keys")), None)
+    chosen = (call for call in calls if any(map(is_action, keys_of(call.module, "out_keys"))))
+    return next((call for call in chosen if call.name in parts), None)
 
 
 def _behind(policy: Any, calls: list[Call], chooses: Call, states: list[NestedKey]) -> bool:
@@ -99,10 +101,12 @@ def _behind(policy: Any, calls: list[Call], chooses: Call, states: list[NestedKe
     return bool(reading) and min(reading) > calls.index(chooses)
 
 
-def _action(policy: Any, calls: list[Call], outcome: TensorDictBase) -> Tensor:
-    """Return the action as chosen, before any exploration."""
+def _action(policy: Any, calls: list[Call], outcome: TensorDictBase) -> list[Tensor]:
+    """Return the parts of the action as chosen, before any exploration."""
     chooses = _choosing(policy, calls)
-    return outcome.get(ACTION) if chooses is None else chooses.outputs[ACTION]
+    if chooses is None:
+        return [outcome.get(key) for key in ex.actions(outcome)]
+    return [value for key, value in chooses.outputs.items() if not isinstance(key, int) and is_action(key)]
 
 
 def _decisive(policy: Any, drawn: bool, roots: TensorDictBase) -> list[Tensor]:
@@ -110,7 +114,7 @@ def _decisive(policy: Any, drawn: bool, roots: TensorDictBase) -> list[Tensor]:
     calls, outcome = record(policy, roots, False)
     chooses = _choosing(policy, calls)
     if not drawn:
-        return [_action(policy, calls, outcome)]
+        return _action(policy, calls, outcome)
     if chooses is not None:
         return list(chooses.inputs.values())
     return [outcome.get(key) for key in ex.written(roots, outcome)]

@@ -66,7 +66,11 @@ def _gaps(policy: Any, data: TensorDictBase, mode: bool) -> list[tuple[str, floa
     gaps: list[tuple[str, float, float]] = []
     for call in calls:
         keys = [key for key in _log_prob_keys(call.module) if ex.has(data, key)]
-        if keys and _makes_distribution(call.module) and ex.has(data, _action_of(call.module)):
+        if (
+            keys
+            and _makes_distribution(call.module)
+            and all(ex.has(data, action) for action in _actions_of(call.module))
+        ):
             with preserved(policy), set_recurrent_mode(mode), torch.no_grad():
                 seen = _total(_log_prob(call, data), data)
             stored = sum(_total(data.get(key), data) for key in keys)
@@ -83,8 +87,10 @@ def _makes_distribution(module: Any) -> bool:
     )
 
 
-def _action_of(module: object) -> NestedKey:
-    return next(iter(keys_of(module, "out_keys")), ACTION)
+def _actions_of(module: object) -> list[NestedKey]:
+    """Return the keys of what a distribution is sampled for."""
+    keys = keys_of(module, "dist_sample_keys") or keys_of(module, "out_keys")[:1]
+    return keys or [ACTION]
 
 
 def _log_prob_keys(module: Any) -> list[NestedKey]:
@@ -107,7 +113,7 @@ def _log_prob(call: Call, data: TensorDictBase) -> Any:
     distribution = module.get_dist(given)
     if isinstance(distribution, CompositeDistribution):
         return module.log_prob(given, dist=distribution)
-    return distribution.log_prob(data.get(_action_of(module)))
+    return distribution.log_prob(*(data.get(key) for key in _actions_of(module)))
 
 
 def _total(value: Any, data: TensorDictBase) -> Tensor:

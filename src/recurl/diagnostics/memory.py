@@ -15,7 +15,7 @@ from recurl.diagnostics.influence import moves
 from recurl.diagnostics.preserve import other_weights
 from recurl.diagnostics.result import PROBLEMS, Fault, check
 from recurl.diagnostics.runs import run
-from recurl.keys import ACTION, IS_INIT, NestedKey, next_key
+from recurl.keys import IS_INIT, NestedKey, next_key
 
 
 @check("feedback")
@@ -145,5 +145,5 @@ def _stays_zero(policy: Any, roots: TensorDictBase, key: NestedKey) -> bool:
 def _computed(policy: Any, others: list[NestedKey], data: TensorDictBase) -> list[Tensor]:
     """Return the outputs of a policy: entries of the root, the action, and ``others``."""
     after = run(policy, data, False)
-    keys = [*ex.written(data, after), ACTION, *others]
+    keys = [*ex.written(data, after), *ex.actions(after), *others]
     return [after.get(key) for key in keys if ex.has(after, key)]

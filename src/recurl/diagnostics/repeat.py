@@ -13,7 +13,7 @@ from recurl.diagnostics.preserve import evaluating
 from recurl.diagnostics.result import Fault, check
 from recurl.diagnostics.runs import Call, first_to_differ, record, run_again
 from recurl.diagnostics.states import first_root
-from recurl.keys import ACTION, NestedKey
+from recurl.keys import ACTION, NestedKey, is_action
 
 
 @check("repeat")
@@ -68,7 +68,7 @@ def _noise(policy: Any, data: TensorDictBase, mode: bool) -> tuple[list[NestedKe
     random = ex.differing(outcome, other)
     dropped = next((call for call, twin in zip(calls, others, strict=False) if _drops(call, twin)), None)
     chosen = _following_the_action(policy, calls)
-    noisy = [key for key in random if key not in chosen and not str(key).endswith("log_prob")]
+    noisy = [key for key in random if key not in chosen and not is_action(key) and not str(key).endswith("log_prob")]
     name, module = first_to_differ(calls, others, ex.differ)
     if chosen == {ACTION} and (module is None or module is policy):
         noisy = []  # in an opaque policy, random entries may depend on the action
@@ -86,7 +86,7 @@ def _following_the_action(policy: Any, calls: list[Call]) -> set[NestedKey]:
     parts, drawn = links(policy), set[NestedKey]([ACTION])
     for call in calls:
         written = keys_of(call.module, "out_keys") if call.name in parts else []
-        if ACTION in written or drawn & set(keys_of(call.module, "in_keys")):
+        if any(map(is_action, written)) or drawn & set(keys_of(call.module, "in_keys")):
             drawn |= set(written)
     return drawn
 

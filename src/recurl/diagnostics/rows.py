@@ -16,7 +16,7 @@ from recurl.diagnostics.preserve import evaluating
 from recurl.diagnostics.result import Fault, check
 from recurl.diagnostics.runs import Call, first_to_differ, record, run
 from recurl.diagnostics.states import states_in
-from recurl.keys import ACTION, NestedKey, next_key
+from recurl.keys import NestedKey, next_key
 from recurl.modules.python_rnn import LSTM, RecurrentNet
 
 _RNNS = (nn.RNNBase, RecurrentNet)
@@ -58,7 +58,7 @@ def _coupled(policy: Any, data: TensorDictBase, mode: bool, states: list[NestedK
     other = data.reshape(-1)[source].reshape(data.batch_size)
     random = ex.drawn(policy, data, mode)
     before, after = run(policy, data, mode), run(policy, other, mode)
-    keys = [*ex.written(data, before), *map(next_key, states), ACTION]
+    keys = [*ex.written(data, before), *map(next_key, states), *ex.actions(before)]
     for key in keys:
         value = before.get(key, None)
         if key in random or value is None or not _differ_at(~odd, after.get(key), value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from recurl.diagnostics.parts import keys_of, submodules
 from recurl.diagnostics.preserve import preserved
-from recurl.keys import ACTION, NestedKey, normalize_key
+from recurl.keys import ACTION, NestedKey, is_action, normalize_key
 from recurl.mode import ExplorationType, set_recurrent_mode
 
 _CHOSEN_VALUE = "chosen_action_value"
@@ -48,7 +49,7 @@ def _call(policy: Any, batch: TensorDictBase, mode: bool | None) -> TensorDictBa
             # exploration type of the modules in its sequence.
             vars(module)["default_interaction_type"] = None if mode else ExplorationType.RANDOM
         if chosen and _chooses(module):
-            vars(module)["forward"] = _leave
+            vars(module)["forward"] = partial(_keep_action, module.forward) if _rewrites(module) else _leave
     with set_recurrent_mode(mode), torch.no_grad():
         return policy(batch.copy())
 
@@ -58,8 +59,20 @@ def _chooses(module: nn.Module) -> bool:
     if isinstance(module, ProbabilisticTensorDictModule):
         return True
     written = set(keys_of(module, "out_keys"))
-    others = written - {ACTION, _CHOSEN_VALUE, *keys_of(module, "in_keys")}
-    return ACTION in written and not others and not isinstance(module, TensorDictSequential)
+    chosen = {key for key in written if is_action(key)}
+    others = written - {*chosen, _CHOSEN_VALUE, *keys_of(module, "in_keys")}
+    return bool(chosen) and not others and not isinstance(module, TensorDictSequential)
+
+
+def _rewrites(module: nn.Module) -> bool:
+    """Return whether ``module`` also replaces what it reads, as masked action values."""
+    written = set(keys_of(module, "out_keys")) & set(keys_of(module, "in_keys"))
+    return any(not is_action(key) for key in written) and not isinstance(module, ProbabilisticTensorDictModule)
+
+
+def _keep_action(forward: Callable[..., Any], tensordict: TensorDictBase, *_: Any, **__: Any) -> TensorDictBase:
+    kept = tensordict.select(ACTION, strict=False)
+    return forward(tensordict).update(kept)
 
 
 def _leave(tensordict: TensorDictBase, *_: Any, **__: Any) -> TensorDictBase:

@@ -4,6 +4,9 @@ from recurl.envs import tasks as tasks
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import EnvCreator, ParallelEnv, SerialEnv
 from recurl.envs.gym import GymEnv, GymWrapper
+from recurl.envs.gym_actions import ActionReader as ActionReader
+from recurl.envs.gym_masks import MaskReader as MaskReader
+from recurl.envs.gym_observations import ObservationReader as ObservationReader
 from recurl.envs.rollout import Act as Act
 from recurl.envs.rollout import interact
 from recurl.envs.tensor_env import TensorEnv

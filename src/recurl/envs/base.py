@@ -9,14 +9,15 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from recurl.envs.mdp import complete_done
+from recurl.envs.actions import check_choice, random_action
+from recurl.envs.mdp import check_reset, complete_done, refuse_stale
 from recurl.envs.rollout import Policy, rollout
 from recurl.envs.wiring import policy_transforms
-from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError, UsageError
+from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError
 from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
-from recurl.lowering import Step, StepT, leaves, like, takes_entries, unmarked
+from recurl.lowering import Entries, Step, StepT, leaves, like, takes_entries, unmarked
 from recurl.ranges import checked_seed
-from recurl.specs import Binary, Composite, TensorSpec, Unbounded
+from recurl.specs import Binary, Composite, TensorSpec, Unbounded, has_mask
 from recurl.transforms import Transform
 from recurl.transforms.base import fill_reset, keeps_memory, merge_reset, reset_mask
 
@@ -92,6 +93,7 @@ class EnvBase(metaclass=_EnvMeta):
         specs = (self._observation, self._state, self._done)
         self._carried: dict[NestedKey, None] = dict.fromkeys(key for spec in specs for key in spec.keys(True, True))
         self._nested = any(isinstance(key, tuple) for key in self._carried)
+        self._masked = has_mask(self._observation, self._action_unbatched)
 
     # -- to be defined by subclasses; they receive TensorDicts, or any ``Step`` if marked with ``takes_entries``
 
@@ -168,17 +170,10 @@ class EnvBase(metaclass=_EnvMeta):
         Raises:
             ArgumentError: the mask has another shape or dtype, or a seed is given with a mask.
         """
-        if tensordict is not None and RESET in tensordict:
-            mask = tensordict.get(RESET)
-            if mask.dtype != torch.bool or mask.shape not in (self.batch_size, (*self.batch_size, 1)):
-                raise ArgumentError(
-                    f"'_reset' must be bool of shape {[*self.batch_size, 1]}, got {mask.dtype} {list(mask.shape)}."
-                )
-            if seed is not None:
-                raise ArgumentError("A seed applies to all rows: pass it to a reset without '_reset'.")
+        check_reset(tensordict, self.batch_size, seed)
         if seed is not None:
             self.set_seed(seed)
-        return self._root(tensordict)
+        return self._actionable(self._root(tensordict))
 
     @takes_entries
     def _root(self, tensordict: Step | None) -> Any:
@@ -219,23 +214,13 @@ class EnvBase(metaclass=_EnvMeta):
             UsageError: the root was already stepped and its recurrent states are stale; or a row is done.
         """
         if tensordict.batch_size != self.batch_size:
-            raise ArgumentError(
-                f"This environment has batch size {list(self.batch_size)}, the TensorDict to step has "
-                f"{list(tensordict.batch_size)}."
-            )
+            sizes = f"{list(self.batch_size)}, the TensorDict to step has {list(tensordict.batch_size)}"
+            raise ArgumentError(f"This environment has batch size {sizes}.")
         if ACTION not in tensordict:
             raise MissingKeyError("A step needs an 'action': call the policy, or env.rand_action, on the root.")
         if NEXT in tensordict and REWARD in tensordict[NEXT]:
-            self._refuse_stale(tensordict[NEXT])
+            refuse_stale(tensordict[NEXT], self.observation_spec, self.state_spec)
         return tensordict.set(NEXT, self._next(tensordict))
-
-    def _refuse_stale(self, given: Step) -> None:
-        states = set(self.state_spec) | (set(given.keys()) - set(self.observation_spec) - {*DONE_KEYS, REWARD})
-        if states:
-            raise UsageError(
-                f"This TensorDict was already stepped and holds new states {sorted(states)} under 'next', while its "
-                "root still holds the old ones: continue from step_mdp(tensordict), or use env.step_and_maybe_reset."
-            )
 
     @takes_entries
     def _next(self, tensordict: Step) -> Any:
@@ -257,11 +242,21 @@ class EnvBase(metaclass=_EnvMeta):
 
     @takes_entries
     def maybe_reset(self, tensordict: StepT) -> StepT:
-        """Return the root ``tensordict`` with its done rows reset."""
+        """Return the root ``tensordict`` with its done rows reset.
+
+        Raises:
+            UsageError: the action mask of a row allows no choice.
+        """
         if not self.never_waits and not tensordict[DONE].any():
-            return tensordict
+            return self._actionable(tensordict)
         root = self._root(tensordict.set(RESET, tensordict[DONE]))
         tensordict.pop(RESET)
+        return self._actionable(root)
+
+    def _actionable(self, root: StepT) -> StepT:
+        """Return ``root``, or refuse it: an action is taken there, but its mask allows none."""
+        if self._masked:
+            check_choice(self._action_unbatched, root)
         return root
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
@@ -271,10 +266,15 @@ class EnvBase(metaclass=_EnvMeta):
 
     @takes_entries
     def rand_action(self, tensordict: Any = None) -> Any:
-        """Set a random action, drawn from torch's global generator, in ``tensordict`` (a new one when None)."""
-        if tensordict is None:
-            tensordict = TensorDict({}, self.batch_size, device=self.device)
-        return tensordict.set(ACTION, self.action_spec.rand())
+        """Set a random action, drawn from torch's global generator, in ``tensordict`` (a new one when None).
+
+        Raises:
+            MissingKeyError: the environment has action masks, and ``tensordict`` holds none.
+        """
+        root = TensorDict({}, self.batch_size, device=self.device) if tensordict is None else tensordict
+        action = random_action(self._action_unbatched, root) if self._masked else self.action_spec.rand()
+        nested = isinstance(action, TensorDict) and isinstance(root, Entries)
+        return root.set(ACTION, Entries.of(action) if nested else action)
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Step with a random action, from ``tensordict`` or from a reset."""

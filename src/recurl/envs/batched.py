@@ -17,6 +17,7 @@ from recurl.envs.workers_env import EnvInfo, Plan, layout, make_env, serve_env, 
 from recurl.envs.workers_memory import SharedTensors
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import ACTION, NEXT, RESET, NestedKey, next_key
+from recurl.lowering import leaves
 from recurl.specs import Composite
 from recurl.transforms.base import makes_memory, reset_mask
 
@@ -233,7 +234,7 @@ class ParallelEnv(_BatchedEnv):
             for index in range(num_workers):
                 self._group.send_memory(index, shared)
             shared.close()
-        self._action_bytes = given.tensors.pop(ACTION)
+        self._action_bytes = given.tensors.pop(ACTION, None)
         self._given, self._result = (self._in_batch(shared.tensors) for shared in (given, result))
         self._messages: dict[Plan, bytes] = {}
 
@@ -258,7 +259,11 @@ class ParallelEnv(_BatchedEnv):
         if NEXT in tensordict:
             after = tensordict.get(NEXT)
             entries.update({next_key(key): after.get(key) for key in self._root_keys if key in after})
-        return self._run("step", entries, tensordict.get(ACTION), range(self.num_workers), self._step_keys)
+        action: Any = tensordict.get(ACTION)
+        if isinstance(action, Tensor):
+            return self._run("step", entries, action, range(self.num_workers), self._step_keys)
+        entries.update({(ACTION, *path): value for path, value in leaves(action)})
+        return self._run("step", entries, None, range(self.num_workers), self._step_keys)
 
     def _run(
         self,
@@ -270,7 +275,9 @@ class ParallelEnv(_BatchedEnv):
     ) -> TensorDict:
         self._group.check_open()
         for key, value in entries.items():
-            slot = self._given[key]
+            slot = self._given.get(key)
+            if slot is None:
+                raise ArgumentError(f"The action must fit {self.action_spec}, got a part {key!r}.")
             if value.shape != slot.shape or value.dtype != slot.dtype:
                 raise ArgumentError(
                     f"The entry {key!r} must be {slot.dtype} {list(slot.shape)}, as the environment declares it; got "
@@ -289,9 +296,8 @@ class ParallelEnv(_BatchedEnv):
     def _write_action(self, action: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
         """Write the action, in any encoding, to shared memory and return dtype and shape of one worker's action."""
         shape = torch.Size([*self._each, *action.shape[len(self.batch_size) :]])
-        room = self._action_bytes.shape[1]
         used = shape.numel() * action.dtype.itemsize
-        if used > room:
+        if self._action_bytes is None or used > self._action_bytes.shape[1]:
             raise ArgumentError(f"The action must fit {self.action_spec}, got {action.dtype} {list(action.shape)}.")
         self._action_bytes[:, :used].view(action.dtype).view(action.shape).copy_(action)
         return action.dtype, tuple(shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,21 +16,25 @@ from recurl.envs.batched import SerialEnv
 from recurl.envs.gym import GymWrapper
 from recurl.envs.gym_vector import vector_of
 from recurl.envs.gym_wrappers import Wrap, wrapped
-from recurl.envs.tasks.base import TaskVectorEnv
+from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.dynamics import Dynamics
 from recurl.envs.tensor_env import TensorEnv
 from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.keys import ACTION_MASK, NestedKey
 
 __all__ = ["env_from_function"]
 
 
 def env_from_function(
     create: Callable[..., Any],
-    num_envs: int,
+    num_envs: int | None,
     *,
     vectorization_mode: str | None = None,
     wrappers: Sequence[Wrap] = (),
     device: torch.device | str | None = None,
+    drop_observations: Sequence[NestedKey] = (),
+    action_mask: NestedKey | None = ACTION_MASK,
+    render_mode: str | None = None,
     **kwargs: Any,
 ) -> EnvBase:
     """Return ``num_envs`` environments side by side, made by ``create``.
@@ -41,55 +45,98 @@ def env_from_function(
 
     Args:
         create: makes a ``gymnasium.Env``, a Gymnasium vector environment, an environment of recurl, or ``Dynamics``.
-        num_envs: environments side by side.
+        num_envs: environments side by side; None for a single one, with batch size ``[]`` where the function can make
+            it.
         vectorization_mode: ``"sync"``, ``"async"`` or None for single Gymnasium environments; for ``Dynamics``
             ``"vector_entry_point"`` (NumPy), ``"device"`` (torch), or None, which is NumPy on the CPU.
         wrappers: wrappers of single Gymnasium environments, the first innermost.
         device: device of the tensors; an environment of recurl has its own.
+        drop_observations: see :class:`GymWrapper`; not for an environment of recurl, nor for a task on a device.
+        action_mask: likewise.
+        render_mode: how a single environment shows itself: an argument of ``create``.
         **kwargs: further arguments of ``create``.
 
     Raises:
         ArgumentTypeError: the function makes something else.
-        ArgumentError: it makes the same environment twice, or mode or wrappers don't fit what it makes.
+        ArgumentError: it makes the same environment twice, or one that does not show itself as it should; or the
+            options don't fit what it makes.
 
     Example:
         >>> env_from_function(lambda: gym.make("CartPole-v1"), 3).reset()["observation"].shape
         torch.Size([3, 4])
     """
-    rows = {"num_envs": num_envs} if "num_envs" in _parameters(create) else {}
-    make = partial(create, **kwargs)
+    rows = {"num_envs": num_envs or 1} if "num_envs" in _parameters(create) else {}
+    shown = {"render_mode": render_mode} if render_mode is not None and _can_show(create) else {}
+    make = partial(create, **kwargs, **shown)
     first = make(**rows)
+    wrap = partial(
+        GymWrapper,
+        device=device,
+        categorical_action_encoding=True,
+        drop_observations=drop_observations,
+        action_mask=action_mask,
+    )
+    if isinstance(first, gym.Env) and num_envs is None:
+        return wrap(_showing(wrapped(first, wrappers), render_mode))
     if isinstance(first, gym.Env):
-        env = _vector(first, make, num_envs, vectorization_mode, wrappers)
-        return GymWrapper(env, device=device, categorical_action_encoding=True)
-    if isinstance(first, Dynamics) and not wrappers and vectorization_mode in (None, "vector_entry_point", "device"):
-        return _of_dynamics(first, num_envs, vectorization_mode, device)
-    if wrappers or vectorization_mode is not None:
+        return wrap(_vector(first, make, num_envs or 1, vectorization_mode, wrappers, not drop_observations))
+    tasks = (None, "vector_entry_point", "device") if isinstance(first, Dynamics) else (None,)
+    if wrappers or vectorization_mode not in tasks:
         raise ArgumentError(
             "Wrappers and vectorization are for single Gymnasium environments, but the function makes "
             f"{_kind(first)}: apply them in the function."
         )
     if isinstance(first, VectorEnv):
-        return GymWrapper(first, device=device, categorical_action_encoding=True)
+        return wrap(first)
+    if isinstance(first, Dynamics) and not (num_envs and _is_on_device(vectorization_mode, device)):
+        return wrap(_rows_of(first, num_envs, render_mode))
+    if drop_observations or action_mask not in (None, ACTION_MASK):
+        raise ArgumentError(
+            f"Observations to drop and action masks are for environments of Gymnasium, but the function makes "
+            f"{_kind(first)}, which has its own entries: leave these options out."
+        )
+    return _of_recurl(first, make, num_envs, device)
+
+
+def _of_recurl(
+    first: object, make: Callable[[], Any], num_envs: int | None, device: torch.device | str | None
+) -> EnvBase:
+    if isinstance(first, Dynamics):
+        return TensorEnv(first, num_envs or 1, device=device, categorical_action_encoding=True)
     if not isinstance(first, EnvBase):
         raise ArgumentTypeError(
             f"The function must make a gymnasium.Env, a gymnasium.vector.VectorEnv, an environment of recurl (EnvBase) "
             f"or a task's Dynamics, got {_kind(first)}."
         )
-    return first if first.batch_size else _serial(first, make, num_envs)
+    return first if first.batch_size or num_envs is None else _serial(first, make, num_envs)
 
 
-def _of_dynamics(
-    dynamics: Dynamics, num_envs: int, mode: str | None, device: torch.device | str | None
-) -> TensorEnv | GymWrapper:
-    if mode == "device" or (mode is None and torch.device(device or "cpu").type != "cpu"):
-        return TensorEnv(dynamics, num_envs, device=device, categorical_action_encoding=True)
-    rows = TaskVectorEnv(dynamics, num_envs, AutoresetMode.DISABLED)
-    return GymWrapper(rows, device=device, categorical_action_encoding=True)
+def _is_on_device(mode: str | None, device: torch.device | str | None) -> bool:
+    return mode == "device" or (mode is None and torch.device(device or "cpu").type != "cpu")
+
+
+def _rows_of(dynamics: Dynamics, num_envs: int | None, render_mode: str | None) -> TaskVectorEnv | TaskEnv:
+    rows = TaskVectorEnv(dynamics, num_envs or 1, AutoresetMode.DISABLED)
+    return rows if num_envs else TaskEnv(rows, render_mode)
+
+
+def _showing(env: gym.Env[Any, Any], render_mode: str | None) -> gym.Env[Any, Any]:
+    """Return ``env``, or refuse one that doesn't show itself so."""
+    if render_mode is not None and env.render_mode != render_mode:
+        raise ArgumentError(
+            f"The environment must have the render mode {render_mode!r} to be shown, but the function makes one with "
+            f"{env.render_mode!r}: give the function a parameter render_mode, and pass it on."
+        )
+    return env
 
 
 def _vector(
-    first: gym.Env[Any, Any], make: Callable[[], Any], num_envs: int, mode: str | None, wrappers: Sequence[Wrap]
+    first: gym.Env[Any, Any],
+    make: Callable[[], Any],
+    num_envs: int,
+    mode: str | None,
+    wrappers: Sequence[Wrap],
+    shared_memory: bool,
 ) -> VectorEnv[Any, Any, Any]:
     if mode not in (None, "sync", "async"):
         raise ArgumentError(
@@ -102,7 +149,7 @@ def _vector(
 
     if mode == "async":
         first.close()
-        return vector_of([again] * num_envs, mode)
+        return vector_of([again] * num_envs, mode, shared_memory)
     return vector_of([lambda: wrapped(first, wrappers), *[again] * (num_envs - 1)], mode)
 
 
@@ -113,11 +160,16 @@ def _serial(first: EnvBase, make: Callable[[], EnvBase], num_envs: int) -> EnvBa
     return env
 
 
-def _parameters(create: Callable[..., Any]) -> Sequence[str]:
+def _parameters(create: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        return list(inspect.signature(create).parameters)
+        return inspect.signature(create).parameters
     except (TypeError, ValueError):  # some functions written in C have none
-        return []
+        return {}
+
+
+def _can_show(create: Callable[..., Any]) -> bool:
+    parameters = _parameters(create)
+    return "render_mode" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _kind(made: object) -> str:

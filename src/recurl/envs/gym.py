@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import gymnasium as gym
@@ -13,12 +13,16 @@ from gymnasium.vector import VectorEnv
 
 from recurl.envs import gym_state
 from recurl.envs.base import EnvBase
-from recurl.envs.gym_spaces import ActionReader, ObservationReader, brief
+from recurl.envs.gym_actions import ActionReader
+from recurl.envs.gym_masks import MaskReader, no_mask, path_in, paths_of, value_at, without
+from recurl.envs.gym_observations import ObservationReader
+from recurl.envs.gym_spaces import brief
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.envs.gym_wrappers import Wrap
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
-from recurl.keys import ACTION, DONE, RESET, REWARD, TERMINATED, TRUNCATED
+from recurl.keys import ACTION, ACTION_MASK, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey, normalize_key
 from recurl.lowering import Step, like, takes_entries
+from recurl.specs import choice_counts
 from recurl.transforms import makes_memory
 
 __all__ = ["GymEnv", "GymWrapper"]
@@ -51,21 +55,34 @@ class GymWrapper(EnvBase):
     Every counted step executes an action: a vector environment must have its autoreset disabled, or must reset within
     the step (``AutoresetMode.SAME_STEP``). ``next`` always holds the true final observation.
 
-    Entries: ``"observation"``, or those of a ``Dict`` space under their own (nested) names; ``reward``, float32
-    ``[*B, 1]``; ``done``, ``terminated`` and ``truncated``, bool ``[*B, 1]``. A ``Box`` keeps its dtype (but float64
-    becomes float32; uint8 images stay uint8), a ``Discrete`` observation becomes a float32 one-hot vector. ``info`` is
-    dropped.
+    Entries: ``"observation"``, or those of a ``Dict`` or ``Tuple`` space under their own (nested) names, a tuple's
+    being ``"0"``, ``"1"`` and so on; ``reward``, float32 ``[*B, 1]``; ``done``, ``terminated`` and ``truncated``, bool
+    ``[*B, 1]``. A ``Box`` keeps its dtype (but float64 becomes float32; uint8 images stay uint8), a ``Discrete``
+    observation becomes a float32 one-hot vector (above 512 values an int64 index), a ``MultiDiscrete`` one int64
+    indices from 0. ``info`` is dropped, but for an action mask.
+
+    An action mask, which says which choices of a discrete action are allowed, is written to ``"action_mask"``, bool
+    ``[*B, n]``; policies, losses and random actions keep to it (see :mod:`recurl.specs.masks`). It is taken from the
+    observation, where it then no longer counts as one, or else from ``info``. As nothing else says whether ``info`` has
+    one, an environment with discrete actions is reset once when it is wrapped; its first reset without a seed returns
+    that result.
 
     Args:
         env: the environment; a vector environment has the batch size ``[num_envs]``.
         device: device of all tensors; torch's default when None.
         categorical_action_encoding: use the spec ``Categorical`` for a discrete action instead of ``OneHot``. Integers
             ``[*B]`` and one-hot vectors ``[*B, n]`` are accepted in either case.
+        drop_observations: entries to leave out, such as texts, which have no tensor equivalent; the parts of a nested
+            name are joined by dots.
+        action_mask: name of the mask in the observation (a ``Dict`` space; a nested key, or parts joined by a dot) or
+            in ``info``: integers or bools, 1 for an allowed choice, see :class:`~recurl.envs.gym_masks.MaskReader`.
+            ``"action_mask"`` need not exist, any other name must. None: there is no mask, and an observation of that
+            name is one as any other.
 
     Raises:
         ArgumentTypeError: ``env`` is not a Gymnasium environment.
-        ArgumentError: the vector environment resets in the step after the end of an episode; or, at a reset or step, an
-            observation is not in the observation space.
+        ArgumentError: there is no such mask, or it does not fit the actions; the vector environment resets in the step
+            after the end of an episode; or, at a reset or step, an observation is not in the observation space.
         UsageError: (at a step) a reward is not a number, a flag is not a bool, or a row is done.
         UnsupportedError: a space can't be represented by tensors.
 
@@ -82,6 +99,8 @@ class GymWrapper(EnvBase):
         *,
         device: torch.device | str | None = None,
         categorical_action_encoding: bool = False,
+        drop_observations: Sequence[NestedKey] = (),
+        action_mask: NestedKey | None = ACTION_MASK,
     ) -> None:
         if isinstance(env, VectorEnv):
             env = autoreset_disabled(env)
@@ -92,8 +111,14 @@ class GymWrapper(EnvBase):
         else:
             raise ArgumentTypeError(f"A gymnasium.Env or gymnasium.vector.VectorEnv is needed, got {type(env)}.")
         self._env: Any = env
-        self._observations = ObservationReader(observation_space, batch_size, env)
+        self._begun: tuple[Any, Any] | None = None  # what a reset at the beginning returned, for the first reset
         self._actions = ActionReader(action_space, batch_size, categorical_action_encoding)
+        self._mask = None if action_mask is None else self._find_mask(action_mask, observation_space, batch_size)
+        if self._mask is not None and self._mask.source == "observation":
+            observation_space = without(observation_space, self._mask.path)
+        self._observations = ObservationReader(observation_space, batch_size, env, drop_observations)
+        if self._mask is not None:
+            self._observations.spec.set(ACTION_MASK, self._mask.spec)
         self._closed_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
         self._any_closed = False
         self._seed: int | None = None
@@ -104,24 +129,80 @@ class GymWrapper(EnvBase):
             device=device,
         )
 
+    def _find_mask(self, name: NestedKey, space: gym.Space[Any], batch_size: list[int]) -> MaskReader | None:
+        """Return the reader of the action mask, or None if there is none."""
+        key, action = normalize_key(name), self._actions.spec
+        path, discrete = path_in(space, key), bool(choice_counts(action))
+        if path is not None and discrete:
+            return MaskReader(path, "observation", action, batch_size, self._env)
+        if path is not None:
+            raise ArgumentError(
+                f"Masks are for Discrete and MultiDiscrete actions, but the observation of {self._env} has {name!r} "
+                f"and its action is {action}: turn masks off with action_mask=None (--action-mask none), and the "
+                "entry is an observation as any other."
+            )
+        info: Any = {}
+        if discrete:
+            self._begun = _parts(self._call("reset"), "reset", _RESET)
+            info = self._begun[1]
+            path = next((path for path in paths_of(key) if value_at(info, path) is not None), None)
+            if path is not None:
+                return MaskReader(path, "info", action, batch_size, self._env)
+        if key == ACTION_MASK:
+            return None
+        raise no_mask(key, space, info, action, self._env)
+
     @property
     def gym_env(self) -> Any:
         """The wrapped Gymnasium environment."""
         return self._env
 
+    def wrap_gym(self, wrapper: Callable[[Any], Any]) -> None:
+        """Put a Gymnasium wrapper around the wrapped environment, one that leaves its spaces as they are.
+
+        Args:
+            wrapper: from the environment to the one around it, such as a recorder.
+        """
+        self._env = wrapper(self._env)
+
+    @property
+    def readers(self) -> tuple[ObservationReader, ActionReader]:
+        """What converts observations to tensors, and action tensors to Gymnasium's actions."""
+        return self._observations, self._actions
+
+    @property
+    def mask_path(self) -> tuple[str, ...] | None:
+        """Where the action mask is in the observation or in ``info``, or None if there is none."""
+        return None if self._mask is None else self._mask.path
+
     @takes_entries
     @makes_memory
     def _reset(self, tensordict: Step | None) -> Step:
         mask = None if tensordict is None else tensordict.get(RESET, None)
+        begun, self._begun = self._begun, None
+        rows = None
         if mask is not None and self.batch_size:
             rows = mask.cpu().numpy().reshape(self.batch_size)
-            observation, _ = _parts(self._call("reset", options={"reset_mask": rows.copy()}), "reset", _RESET)
+            observation, info = _parts(self._call("reset", options={"reset_mask": rows.copy()}), "reset", _RESET)
             self._close_rows(self._closed_rows & ~rows[:, None])
         else:
-            observation, _ = _parts(self._call("reset", seed=self._seed), "reset", _RESET)
+            observation, info = (
+                _parts(self._call("reset", seed=self._seed), "reset", _RESET)
+                if begun is None or self._seed is not None
+                else begun
+            )
             self._seed = None
             self._close_rows(np.zeros_like(self._closed_rows))
-        return like(tensordict, self._observations.read(observation), self.batch_size, self.device)
+        entries = self._read(observation, info, rows)
+        return like(tensordict, entries, self.batch_size, self.device)
+
+    def _read(self, observation: Any, info: Any, needed: np.ndarray[Any, Any] | None) -> dict[NestedKey, torch.Tensor]:
+        """Return the entries of an observation; rows ``needed`` must have a mask, if there are masks."""
+        entries = self._observations.read(observation)
+        if self._mask is not None:
+            source = observation if self._mask.source == "observation" else info
+            entries[ACTION_MASK] = self._mask.read(source, needed)
+        return entries
 
     @takes_entries
     @makes_memory
@@ -131,8 +212,9 @@ class GymWrapper(EnvBase):
                 f"Rows {np.flatnonzero(self._closed_rows)} are done: reset them before the next step "
                 "(env.maybe_reset, or env.step_and_maybe_reset)."
             )
+        self._begun = None
         outcome = self._call("step", self._actions.read(tensordict[ACTION]))
-        observation, reward, terminated, truncated, _ = _parts(outcome, "step", _STEP)
+        observation, reward, terminated, truncated, info = _parts(outcome, "step", _STEP)
         shape = self._closed_rows.shape
         flags = np.empty((3, self._closed_rows.size), dtype=np.bool_)
         flags[0] = self._one_per_row("terminated", terminated, "biu")
@@ -140,7 +222,9 @@ class GymWrapper(EnvBase):
         np.logical_or(flags[0], flags[1], out=flags[2])
         flags = flags.reshape(3, *shape)
         self._close_rows(flags[2].copy())
-        entries: dict[Any, torch.Tensor] = self._observations.read(observation)
+        entries: dict[Any, torch.Tensor] = self._read(
+            observation, info, None if self._mask is None else ~flags[0, ..., 0]
+        )
         rewards = self._one_per_row("reward", reward, "fiub")
         entries[REWARD] = torch.from_numpy(np.array(rewards, dtype=np.float32).reshape(shape))
         entries[TERMINATED], entries[TRUNCATED], entries[DONE] = torch.from_numpy(flags).unbind()
@@ -205,6 +289,7 @@ class GymWrapper(EnvBase):
             super().set_state(state)
         if "gym" not in state:
             raise ArgumentError(f"{self} restores only states that it, or one like it, has saved; got {sorted(state)}.")
+        self._begun = None
         gym_state.restore(self._env, state["gym"])
         self._close_rows(state["done"].cpu().numpy().copy())
         self._seed = state["seed"]
@@ -230,6 +315,8 @@ class GymEnv(GymWrapper):
         wrappers: functions from a Gymnasium environment to one around it, such as ``gymnasium.Wrapper`` classes; the
             first is innermost.
         categorical_action_encoding: see :class:`GymWrapper`.
+        drop_observations: see :class:`GymWrapper`.
+        action_mask: see :class:`GymWrapper`.
         **kwargs: keyword arguments of ``gymnasium.make``, passed on to the environment's constructor.
 
     Raises:
@@ -253,6 +340,8 @@ class GymEnv(GymWrapper):
         vectorization_mode: str | None = None,
         wrappers: Sequence[Wrap] = (),
         categorical_action_encoding: bool = False,
+        drop_observations: Sequence[NestedKey] = (),
+        action_mask: NestedKey | None = ACTION_MASK,
         **kwargs: Any,
     ) -> None:
         if num_envs is None and vectorization_mode is not None:
@@ -260,7 +349,9 @@ class GymEnv(GymWrapper):
         super().__init__(
             make(env_name, wrappers, **kwargs)
             if num_envs is None
-            else make_vector(env_name, num_envs, vectorization_mode, wrappers, **kwargs),
+            else make_vector(env_name, num_envs, vectorization_mode, wrappers, not drop_observations, **kwargs),
             device=device,
             categorical_action_encoding=categorical_action_encoding,
+            drop_observations=drop_observations,
+            action_mask=action_mask,
         )

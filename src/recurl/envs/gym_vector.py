@@ -33,7 +33,7 @@ __all__ = [
 _MODES = (None, "sync", "async", "vector_entry_point")
 
 
-def make(name: str, wrappers: Sequence[Wrap], **kwargs: Any) -> gym.Env[Any, Any]:
+def make(name: str, wrappers: Sequence[Wrap], /, **kwargs: Any) -> gym.Env[Any, Any]:
     """Return ``gymnasium.make(name, **kwargs)`` in ``wrappers``, the first innermost.
 
     Raises:
@@ -47,7 +47,13 @@ def make(name: str, wrappers: Sequence[Wrap], **kwargs: Any) -> gym.Env[Any, Any
 
 
 def make_vector(
-    name: str, num_envs: int, mode: str | None, wrappers: Sequence[Wrap], **kwargs: Any
+    name: str,
+    num_envs: int,
+    mode: str | None,
+    wrappers: Sequence[Wrap] = (),
+    shared_memory: bool = True,
+    /,
+    **kwargs: Any,
 ) -> VectorEnv[Any, Any, Any]:
     """Return ``num_envs`` environments that step together, with autoreset disabled.
 
@@ -58,6 +64,8 @@ def make_vector(
             implementation) or None: the native one if its autoreset can be disabled and there are no wrappers, else
             ``"sync"``.
         wrappers: wrappers of each environment, the first innermost.
+        shared_memory: with ``"async"``, send observations through shared memory, which all entries must fit into,
+            rather than through pipes, which take graphs and sequences too.
         **kwargs: keyword arguments of the environment's constructor.
 
     Raises:
@@ -76,7 +84,7 @@ def make_vector(
             f"Wrappers need single environments, which the native vector environment of {name!r} has not: take "
             'vectorization_mode="sync" or "async".'
         )
-    return _with_clear_errors(name, lambda: _make_vector(name, num_envs, mode, wrappers, kwargs))
+    return _with_clear_errors(name, lambda: _make_vector(name, num_envs, mode, wrappers, shared_memory, kwargs))
 
 
 def _check_id(name: object) -> None:
@@ -87,7 +95,7 @@ def _check_id(name: object) -> None:
 
 
 def _make_vector(
-    name: str, num_envs: int, mode: str | None, wrappers: Sequence[Wrap], kwargs: dict[str, Any]
+    name: str, num_envs: int, mode: str | None, wrappers: Sequence[Wrap], shared_memory: bool, kwargs: dict[str, Any]
 ) -> VectorEnv[Any, Any, Any]:
     spec = _spec(name)
     if mode is None:
@@ -98,27 +106,30 @@ def _make_vector(
         mode = "sync" if spec.entry_point else "vector_entry_point"
     if mode == "vector_entry_point":
         return _make_native(name, num_envs, kwargs)
-    settings = _settings(mode)
+    settings = _settings(mode, shared_memory)
     return gym.make_vec(name, num_envs, mode, vector_kwargs=settings, wrappers=cast(Any, wrappers), **kwargs)
 
 
-def _settings(mode: str) -> dict[str, Any]:
+def _settings(mode: str, shared_memory: bool = True) -> dict[str, Any]:
     settings: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-    return {**settings, "context": "spawn"} if mode == "async" else settings
+    return {**settings, "context": "spawn", "shared_memory": shared_memory} if mode == "async" else settings
 
 
-def vector_of(creators: Sequence[Callable[[], gym.Env[Any, Any]]], mode: str | None) -> VectorEnv[Any, Any, Any]:
+def vector_of(
+    creators: Sequence[Callable[[], gym.Env[Any, Any]]], mode: str | None, shared_memory: bool = True
+) -> VectorEnv[Any, Any, Any]:
     """Return environments that step together, each made by a function, with autoreset disabled.
 
     Args:
         creators: the functions.
         mode: ``"async"`` for spawned processes, ``"sync"`` or None for this one.
+        shared_memory: see :func:`make_vector`.
 
     Raises:
         ArgumentError: two functions return the same environment.
     """
     if mode == "async":
-        return gym.vector.AsyncVectorEnv(creators, **_settings(mode))
+        return gym.vector.AsyncVectorEnv(creators, **_settings(mode, shared_memory))
     env = gym.vector.SyncVectorEnv(creators, **_settings("sync"))
     if len({id(single.unwrapped) for single in env.envs}) < len(creators):
         raise ArgumentError("A function that makes an environment must make a new one at every call.")
@@ -235,7 +246,8 @@ def autoreset_disabled(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any
 class SameStepVectorEnv(gym.vector.VectorWrapper):
     """Adapter of a vector environment that resets within the step to one with autoreset disabled.
 
-    The final observation (``info["final_obs"]``) is returned by the step, the reset observation by the reset after it.
+    The final observation and info (``info["final_obs"]``, ``info["final_info"]``) are returned by the step, those of
+    the reset by the reset after it.
     A partial reset is only possible for done rows.
 
     Args:
@@ -248,7 +260,7 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         super().__init__(env)
         self.metadata = {**(env.metadata or {}), "autoreset_mode": AutoresetMode.DISABLED}
-        self._started: Any = None
+        self._started: tuple[Any, dict[str, Any]] = None, {}
         self._done = np.zeros(env.num_envs, dtype=np.bool_)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -256,34 +268,87 @@ class SameStepVectorEnv(gym.vector.VectorWrapper):
         mask = None if options is None else options.get("reset_mask")
         if mask is None or (mask.all() and not self._done.all()):
             self._done[:] = False
-            self._started, info = self.env.reset(seed=seed)
-            return self._started, info
+            self._started = self.env.reset(seed=seed)
+            return self._started
         if (mask & ~self._done).any():
             raise UsageError(
                 f"{self.env} can only reset done rows, but rows {np.flatnonzero(mask & ~self._done)} to reset are not "
                 "done: use autoreset_mode=AutoresetMode.DISABLED."
             )
         self._done &= ~mask
-        return self._started, {}
+        return self._started
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all rows; done rows return their final observation."""
         observations, rewards, terminated, truncated, info = self.env.step(actions)
-        self._started = observations
+        self._started = observations, info
         self._done = np.logical_or(terminated, truncated)
         if self._done.any():
+            info = self._final(info)
             rows = list(iterate(self.observation_space, observations))
+            final = self._started[1]["final_obs"]
             for index in np.flatnonzero(self._done).tolist():
-                rows[index] = _row(info["final_obs"], index)
+                rows[index] = _row(self.single_observation_space, final, index)
             out = create_empty_array(self.single_observation_space, self.num_envs)
             observations = concatenate(self.single_observation_space, rows, out)
         return observations, rewards, terminated, truncated, info
 
+    def _final(self, info: dict[str, Any]) -> dict[str, Any]:
+        final: Any = info.get("final_info", {})
+        if not isinstance(final, dict):  # one dict for each row
+            rows, final = final, dict[str, Any]()
+            for index in np.flatnonzero(self._done).tolist():
+                final = self._add_info(final, rows[index] or {}, index)
+        own = ("final_obs", "_final_obs", "final_info", "_final_info")
+        return _final_info({name: value for name, value in info.items() if name not in own}, final, self._done)
 
-def _row(batched: Any, index: int) -> Any:
-    if isinstance(batched, dict):
-        return {name: _row(value, index) for name, value in batched.items()}
+
+def _row(space: gym.Space[Any], batched: Any, index: Any) -> Any:
+    """Return a row (a slice: several rows) of batched observations or actions of ``space``.
+
+    A Gymnasium ``info`` may hold whole dicts and tuples in an array of objects.
+    """
+    if isinstance(space, gym.spaces.Dict) and isinstance(batched, dict):
+        return {name: _row(child, batched[name], index) for name, child in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple) and isinstance(batched, tuple):
+        return tuple(_row(child, value, index) for child, value in zip(space.spaces, batched, strict=True))
     return batched[index]
+
+
+def _final_info(info: dict[str, Any], final: dict[str, Any], done: Any) -> dict[str, Any]:
+    """Return ``info`` with that of the final steps in the done rows: dicts of arrays over all rows.
+
+    As in Gymnasium, ``_name`` says which rows have an entry ``name``: none that is done and lacks it in ``final``.
+    """
+    out: dict[str, Any] = {}
+    for name in (*info, *(name for name in final if name not in info)):
+        now, value = info.get(name), final.get(name)
+        if isinstance(now, dict) or isinstance(value, dict):
+            out[name] = _final_info(now or {}, value or {}, done)
+            continue
+        out[name] = now if value is None else _with_rows(now, value, done)
+        if not name.startswith("_"):
+            there = np.asarray(info.get(f"_{name}", np.full(len(done), now is not None)))
+            out[f"_{name}"] = _with_rows(
+                there, np.asarray(final.get(f"_{name}", np.full(len(done), value is not None))), done
+            )
+    return out
+
+
+def _with_rows(now: Any, value: Any, done: Any) -> Any:
+    out = np.zeros_like(value) if now is None else np.array(now)
+    out[done] = value[done]
+    return out
+
+
+def _only_row(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the info of one environment, from that of a vector environment of one row."""
+    return {
+        name: _only_row(value) if isinstance(value, dict) else value[0]
+        for name, value in info.items()
+        if isinstance(value, dict)
+        or (isinstance(value, np.ndarray) and len(value) and info.get(f"_{name}", (True,))[0])
+    }
 
 
 class SingleRowsVectorEnv(VectorEnv[Any, Any, Any]):
@@ -309,19 +374,26 @@ class SingleRowsVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all rows (row i with ``seed + i``), or those of ``options["reset_mask"]``."""
         mask = np.ones(self.num_envs, np.bool_) if options is None else options["reset_mask"]
+        info: dict[str, Any] = {}
         for index in np.flatnonzero(mask):
-            observation, _ = self.rows[index].reset(seed=None if seed is None else seed + int(index))
+            observation, row_info = self.rows[index].reset(seed=None if seed is None else seed + int(index))
             self._observations[index] = next(iterate(self.rows[index].observation_space, observation))
-        return self._batched(), {}
+            info = self._with_info(info, row_info, int(index))
+        return self._batched(), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every row."""
-        results = np.zeros((3, self.num_envs))
+        results, info = np.zeros((3, self.num_envs)), dict[str, Any]()
         for index, row in enumerate(self.rows):
-            observation, *result, _ = row.step(actions[index : index + 1])
+            observation, *result, row_info = row.step(_row(self.single_action_space, actions, slice(index, index + 1)))
+            info = self._with_info(info, row_info, index)
             self._observations[index] = next(iterate(row.observation_space, observation))
             results[:, index] = [part[0] for part in result]
-        return self._batched(), results[0], results[1] != 0, results[2] != 0, {}
+        return self._batched(), results[0], results[1] != 0, results[2] != 0, info
+
+    def _with_info(self, info: dict[str, Any], row_info: dict[str, Any], index: int) -> dict[str, Any]:
+        """Return ``info`` with what a vector environment of one row returned as its own."""
+        return self._add_info(info, _only_row(row_info), index) if row_info else info
 
     def _batched(self) -> Any:
         out = create_empty_array(self.single_observation_space, self.num_envs)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import gymnasium as gym
 
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.importing import load_object
 
-__all__ = ["NamedWrapper", "Wrap", "wrapped"]
+__all__ = ["NamedWrapper", "SelectEntries", "Wrap", "wrapped"]
 
 Wrap: TypeAlias = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
 """A function from an environment to one around it, such as a ``gymnasium.Wrapper`` class."""
@@ -51,6 +51,42 @@ class NamedWrapper:
                 f"--wrapper {self.text} can't wrap {env} ({error}): write its arguments as in "
                 "'gymnasium.wrappers:TimeLimit(max_episode_steps=200)'."
             ) from error
+
+
+class SelectEntries(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Shows some entries of a vector observation only: the positions of a body without its velocities, for instance.
+
+    Args:
+        env: an environment that observes a ``Box`` of one dimension.
+        start: the first entry.
+        stop: the entry after the last.
+
+    Raises:
+        ArgumentError: the observation is another one, or there are no such entries.
+
+    Example:
+        >>> SelectEntries(gym.make("Pendulum-v1"), start=0, stop=2).observation_space.shape
+        (2,)
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], start: int, stop: int) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, start=start, stop=stop)
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            raise ArgumentError(f"SelectEntries needs a vector as observation, a Box of one dimension, got {space}.")
+        if not 0 <= start < stop <= space.shape[0]:
+            raise ArgumentError(
+                f"start and stop must choose some of the {space.shape[0]} entries of the observation, 0 <= start < "
+                f"stop <= {space.shape[0]}, got {start} and {stop}."
+            )
+        self._kept = slice(start, stop)
+        low, high = space.low[self._kept], space.high[self._kept]
+        self.observation_space = gym.spaces.Box(low, high, dtype=cast(Any, space.dtype))
+
+    def observation(self, observation: Any) -> Any:
+        """Return the entries."""
+        return observation[self._kept]
 
 
 def wrapped(env: gym.Env[Any, Any], wrappers: Sequence[Wrap]) -> gym.Env[Any, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from recurl.errors import MissingKeyError
-from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, REWARD, TERMINATED, TRUNCATED
+from recurl.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED, TRUNCATED
 from recurl.lowering import Step
+from recurl.specs import Composite
 
-__all__ = ["complete_done", "step_mdp"]
+__all__ = ["check_reset", "complete_done", "refuse_stale", "step_mdp"]
 
 
 def step_mdp(
@@ -66,3 +67,32 @@ def complete_done(after: Step) -> None:
     if TRUNCATED not in after:
         after.set(TRUNCATED, after.get(DONE) & ~after.get(TERMINATED) if DONE in after else none)
     after.set(DONE, after.get(TERMINATED) | after.get(TRUNCATED))
+
+
+def check_reset(tensordict: TensorDictBase | None, batch_size: torch.Size, seed: int | None) -> None:
+    """Refuse a mask ``"_reset"`` of another shape or dtype than bool ``[*B, 1]`` or ``[*B]``, or a seed with a mask.
+
+    Raises:
+        ArgumentError: naming what came.
+    """
+    if tensordict is None or RESET not in tensordict:
+        return
+    mask = tensordict.get(RESET)
+    if mask.dtype != torch.bool or mask.shape not in (batch_size, (*batch_size, 1)):
+        raise ArgumentError(f"'_reset' must be bool of shape {[*batch_size, 1]}, got {mask.dtype} {list(mask.shape)}.")
+    if seed is not None:
+        raise ArgumentError("A seed applies to all rows: pass it to a reset without '_reset'.")
+
+
+def refuse_stale(given: Step, observations: Composite, states: Composite) -> None:
+    """Refuse ``next`` of a step that was made already, if it holds new states.
+
+    Raises:
+        UsageError: naming the states.
+    """
+    stale = set(states) | (set(given.keys()) - set(observations) - {*DONE_KEYS, REWARD})
+    if stale:
+        raise UsageError(
+            f"This TensorDict was already stepped and holds new states {sorted(stale)} under 'next', while its "
+            "root still holds the old ones: continue from step_mdp(tensordict), or use env.step_and_maybe_reset."
+        )

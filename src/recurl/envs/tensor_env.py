@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from recurl.envs.base import EnvBase
-from recurl.envs.gym_spaces import ActionReader, ObservationReader
+from recurl.envs.gym_actions import ActionReader
+from recurl.envs.gym_observations import ObservationReader
 from recurl.envs.gym_vector import native_row
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state, check_step
 from recurl.envs.tasks.namespaces import TensorDraw, tensors_on
@@ -40,6 +41,8 @@ class TensorEnv(EnvBase):
 
     Attributes:
         dynamics: the task.
+        readers: what converts NumPy observations of one's own to tensors, and action tensors to NumPy.
+        mask_path: None: there is no action mask.
         generator: the random generator on the device; a CUDA graph that captures a reset must register it.
 
     Raises:
@@ -56,6 +59,7 @@ class TensorEnv(EnvBase):
     """
 
     never_waits = True
+    mask_path: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -69,9 +73,13 @@ class TensorEnv(EnvBase):
             raise ArgumentTypeError(f"A TensorEnv steps the Dynamics of a task, got {type(dynamics).__name__}.")
         check_count("num_envs", num_envs, minimum=1)
         device = torch.get_default_device() if device is None else torch.device(device)
+        self.readers = (
+            ObservationReader(dynamics.observation_space, [num_envs], type(dynamics).__name__),
+            ActionReader(dynamics.action_space, [num_envs], categorical_action_encoding),
+        )
         super().__init__(
-            observation_spec=ObservationReader(dynamics.observation_space, [num_envs], self).spec,
-            action_spec=ActionReader(dynamics.action_space, [num_envs], categorical_action_encoding).spec,
+            observation_spec=self.readers[0].spec,
+            action_spec=self.readers[1].spec,
             batch_size=[num_envs],
             device=device,
         )

@@ -77,7 +77,8 @@ def written_keys(info: EnvInfo) -> tuple[list[NestedKey], list[NestedKey]]:
 def layout(info: EnvInfo, num_workers: int) -> dict[str, list[Entry]]:
     """Return the entries of shared memory, ``[num_workers, *B, ...]``: ``"in"`` to the workers, ``"out"`` from them.
 
-    The action is one row of bytes per worker, large enough for any encoding: 8 bytes per number.
+    The action is one row of bytes per worker, large enough for any encoding: 8 bytes per number. Those of several parts
+    are entries as their specs say.
     """
     specs: dict[NestedKey, TensorSpec] = {}
     for composite in (info.observation_spec, info.state_spec, info.done_spec):
@@ -88,10 +89,16 @@ def layout(info: EnvInfo, num_workers: int) -> dict[str, list[Entry]]:
         assert spec.dtype is not None
         return Entry(key, (num_workers, *spec.shape), spec.dtype)
 
-    numbers = info.batch_size.numel() * max(info.action_spec_unbatched.shape.numel(), 1)
     given = [entry(key, spec) for key, spec in specs.items()]
     given += [entry(next_key(key), spec) for key, spec in specs.items() if key not in DONE_KEYS]
-    given += [entry(RESET, info.done_spec[DONE]), Entry(ACTION, (num_workers, 8 * numbers), torch.uint8)]
+    given.append(entry(RESET, info.done_spec[DONE]))
+    action = info.action_spec_unbatched
+    if isinstance(action, Composite):
+        parts = Composite({ACTION: action.expand(info.batch_size)}, shape=info.batch_size)
+        given += [entry(key, spec) for key, spec in parts.items(True, True)]
+    else:
+        numbers = info.batch_size.numel() * max(action.shape.numel(), 1)
+        given.append(Entry(ACTION, (num_workers, 8 * numbers), torch.uint8))
     states = [(key, spec) for key, spec in specs.items() if key not in DONE_KEYS]
     return {
         "in": given,

@@ -9,8 +9,23 @@ from recurl.mode import (
 )
 from recurl.modules.actors import ActorValueOperator, ProbabilisticActor, ValueOperator
 from recurl.modules.cell_module import CellModule
-from recurl.modules.distributions import Categorical, NormalParamExtractor, OneHotCategorical, TanhNormal
+from recurl.modules.distributions import (
+    Categorical,
+    MaskedCategorical,
+    MaskedOneHotCategorical,
+    NormalParamExtractor,
+    OneHotCategorical,
+    TanhNormal,
+)
 from recurl.modules.exploration import EGreedyModule
+from recurl.modules.images import ImageEncoder, ImageScale
+from recurl.modules.joint import (
+    ActionDistribution,
+    ActionPart,
+    IndependentCategorical,
+    IndependentNormal,
+    action_parts,
+)
 from recurl.modules.lstm_gru import GRUModule, LSTMModule
 from recurl.modules.networks import MLP
 from recurl.modules.normalization import ObservationNorm, RewardScaler
@@ -24,6 +39,8 @@ __all__ = [
     "GRU",
     "LSTM",
     "MLP",
+    "ActionDistribution",
+    "ActionPart",
     "ActorValueOperator",
     "Categorical",
     "CellModule",
@@ -31,8 +48,14 @@ __all__ = [
     "ExplorationType",
     "GRUCell",
     "GRUModule",
+    "ImageEncoder",
+    "ImageScale",
+    "IndependentCategorical",
+    "IndependentNormal",
     "LSTMCell",
     "LSTMModule",
+    "MaskedCategorical",
+    "MaskedOneHotCategorical",
     "NormalParamExtractor",
     "ObservationNorm",
     "OneHotCategorical",
@@ -43,6 +66,7 @@ __all__ = [
     "RewardScaler",
     "TanhNormal",
     "ValueOperator",
+    "action_parts",
     "canonicalize_rnn_subset",
     "exploration_type",
     "get_env_transforms_from_module",

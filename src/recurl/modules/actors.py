@@ -49,6 +49,15 @@ class Sampler(ProbabilisticTensorDictModule):
             )
         return super().get_dist(cast(Any, tensordict))  # which asks no more of it than ``get``
 
+    def log_prob(self, tensordict: Any, *, dist: d.Distribution | None = None) -> Any:
+        """Return the log-probability of the action in ``tensordict``: the joint one of all its parts."""
+        if len(self.dist_sample_keys) == 1:
+            return super().log_prob(tensordict, dist=dist)
+        made: Any = self.get_dist(tensordict) if dist is None else dist
+        if isinstance(made, CompositeDistribution):
+            return super().log_prob(tensordict, dist=dist)
+        return made.log_prob(*(tensordict.get(key) for key in self.dist_sample_keys))
+
     def link_entries(self) -> Link | str:
         """Return a function of ``Entries`` that writes what :meth:`forward` writes under the exploration type in force.
 
@@ -67,15 +76,17 @@ class Sampler(ProbabilisticTensorDictModule):
             return f"{_name_of(distribution)} under {kind} is left to tensordict"
         if any(hasattr(distribution, name) for name in _JOINT):
             return f"{_name_of(distribution)} draws a sample together with its log-probability"
-        action = normalize_key(self.out_keys[0])
+        actions = [normalize_key(key) for key in self.dist_sample_keys]
         log_prob = normalize_key(self.log_prob_key) if self.return_log_prob else None
 
         def draw(entries: Entries) -> None:
             dist: Any = self.get_dist(entries)
             value = dist.deterministic_sample if determined else dist.rsample() if dist.has_rsample else dist.sample()
-            entries.set(action, value)
+            values = value if isinstance(value, tuple) else (value,)
+            for key, part in zip(actions, values, strict=True):
+                entries.set(key, part)
             if log_prob is not None:
-                entries.set(log_prob, dist.log_prob(value))
+                entries.set(log_prob, dist.log_prob(*values))
 
         return draw
 
@@ -115,13 +126,14 @@ class ProbabilisticActor(SamplingSequence):
             ``distribution_class`` that it feeds; a dict ``{argument: entry}`` says so explicitly, for instance
             ``{"logits": "logits", "mask": "action_mask"}``.
         out_keys: where the action goes: by default the leaf of ``spec`` when that is a ``Composite``, else
-            ``"action"``.
+            ``"action"``. An action of several parts has a key for each, such as ``("action", "move")``, in the order of
+            the distribution's samples, which are tuples then (:class:`~recurl.modules.ActionDistribution`).
         spec: the action spec; a ``Composite`` must hold every one of ``out_keys``. Kept as ``.spec``.
         distribution_class: class (or function) that makes the distribution, such as ``OneHotCategorical`` or
             ``TanhNormal``.
         distribution_kwargs: more keyword arguments for it, such as ``{"low": -2.0, "high": 2.0}``.
-        return_log_prob: also write the log-probability of the action, at ``"action_log_prob"``, shape ``[*B]``;
-            PPO needs it.
+        return_log_prob: also write the log-probability of the action, at ``"action_log_prob"``, shape ``[*B]``: the
+            joint one of all its parts; PPO needs it.
         default_interaction_type: how to act outside any ``set_exploration_type`` block; deterministic by default.
 
     Raises:
@@ -163,12 +175,14 @@ class ProbabilisticActor(SamplingSequence):
             )
         _check_parameters(distribution_class, in_keys, distribution_kwargs or {})
         out = _out_keys(out_keys, spec)
+        composite = isinstance(distribution_class, type) and issubclass(distribution_class, CompositeDistribution)
         sampler = Sampler(
             dict(in_keys) if isinstance(in_keys, Mapping) else _as_list(in_keys),  # type: ignore[arg-type] # tensordict's key type
             out,  # type: ignore[arg-type] # tensordict's own, invariant key type
             distribution_class=distribution_class,  # type: ignore[arg-type] # a function does as well
             distribution_kwargs=dict(distribution_kwargs or {}),
             return_log_prob=return_log_prob,
+            log_prob_keys=[f"{ACTION}_log_prob"] if len(out) > 1 and not composite else None,
             default_interaction_type=default_interaction_type,
         )
         super().__init__(module, sampler)

@@ -17,7 +17,14 @@ from torch.nn import functional as F
 from recurl.autograd import differentiate_again, first_derivatives_do, gradients_have_derivatives
 from recurl.errors import ArgumentError
 
-__all__ = ["Categorical", "NormalParamExtractor", "OneHotCategorical", "TanhNormal"]
+__all__ = [
+    "Categorical",
+    "MaskedCategorical",
+    "MaskedOneHotCategorical",
+    "NormalParamExtractor",
+    "OneHotCategorical",
+    "TanhNormal",
+]
 
 _Shape = torch.Size | list[int] | tuple[int, ...]
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -30,11 +37,16 @@ class Categorical(d.Categorical):
     Args:
         logits: ``[*B, n]`` unnormalised log-probabilities. Exactly one of ``logits`` and ``probs`` is given.
         probs: ``[*B, n]`` probabilities.
-        mask: bool ``[*B, n]``, True where a choice is allowed; at least one per row. A forbidden choice has
-            probability zero, log-probability -inf, and no part in the entropy.
+        mask: ``[*B, n]``, bool or integers, nonzero where a choice is allowed; at least one per row. A forbidden choice
+            has probability zero, log-probability -inf, and no part in the entropy or in a gradient. A row that allows
+            none, such as padding, is uniform and has no gradient, but can't be sampled.
 
     Shapes:
         samples are int64 ``[*B]``; log-probabilities and entropies ``[*B]``.
+
+    Raises:
+        ArgumentError: not exactly one of ``logits`` and ``probs`` is given; the mask has another shape; or, at a sample
+            on the CPU, a probability is NaN or a row allows no choice.
 
     Example:
         >>> dist = Categorical(logits=torch.zeros(2, 3), mask=torch.tensor([[True, True, False], [False, True, False]]))
@@ -45,6 +57,7 @@ class Categorical(d.Categorical):
     """
 
     _raw: Tensor | None = None
+    mask: Tensor | None = None
 
     def __init__(
         self, logits: Tensor | None = None, probs: Tensor | None = None, *, mask: Tensor | None = None
@@ -52,8 +65,8 @@ class Categorical(d.Categorical):
         if (logits is None) == (probs is None):
             raise ArgumentError("Give exactly one of logits and probs to a categorical distribution.")
         if mask is not None:
-            logits = (torch.log(probs) if logits is None else logits).masked_fill(~mask, -torch.inf)  # type: ignore[arg-type] # one of the two is given
-            probs = None
+            self.mask = mask = mask.bool()
+            logits, probs = _masked(logits, probs, mask), None
         if logits is None or logits.ndim == 0:
             super().__init__(probs=probs, logits=logits, validate_args=False)
             return
@@ -76,6 +89,8 @@ class Categorical(d.Categorical):
             ArgumentError: a probability is NaN (looked for on the CPU; elsewhere the device reports it).
         """
         probs: Any = self.probs
+        if self.mask is not None and probs.device.type == "cpu" and first_derivatives_do():
+            _check_choices(self.mask)
         if len(sample_shape) or probs.device.type != "cpu" or not first_derivatives_do():
             return super().sample(torch.Size(sample_shape))
         probs = probs.detach()
@@ -117,6 +132,29 @@ class Categorical(d.Categorical):
     def deterministic_sample(self) -> Tensor:
         """The same as ``mode``."""
         return self.mode
+
+
+def _masked(logits: Tensor | None, probs: Tensor | None, mask: Tensor) -> Tensor:
+    """Return logits that are -inf where ``mask`` is False; 0 in rows without a True."""
+    given = probs if logits is None else logits
+    assert given is not None
+    if mask.shape != given.shape:
+        raise ArgumentError(
+            f"The mask must have the shape of the logits or probs, {list(given.shape)}, got {list(mask.shape)}."
+        )
+    if logits is None:  # the logarithm of a forbidden choice would make its gradient NaN
+        logits = torch.log(torch.where(mask, given, 1.0))
+    empty = ~mask.any(-1, keepdim=True)
+    return logits.masked_fill(~mask, -torch.inf).masked_fill(empty, 0.0)
+
+
+def _check_choices(mask: Tensor) -> None:
+    empty = ~mask.any(-1)
+    if empty.any():
+        raise ArgumentError(
+            f"At least one choice of every row must be allowed, but the mask {list(mask.shape)} allows none in rows "
+            f"{empty.flatten().nonzero().flatten().tolist()}: reset the environments that ended."
+        )
 
 
 def _normalized(raw: Tensor) -> Tensor:
@@ -194,6 +232,42 @@ class OneHotCategorical(Categorical):
     def mode(self) -> Tensor:
         """``[*B, n]``, the most probable choice."""
         return F.one_hot(super().mode, self._num_events)
+
+
+class MaskedCategorical(Categorical):
+    """One of the choices that a mask allows, as an integer; see :class:`Categorical`, whose mask is required here.
+
+    In a policy, the mask is an entry of the TensorDict:
+    ``ProbabilisticActor(net, in_keys={"logits": "logits", "mask": "action_mask"}, distribution_class=...)``. So losses,
+    replay and export apply the collected masks.
+
+    Args:
+        logits: ``[*B, n]``; exactly one of ``logits`` and ``probs`` is given.
+        probs: ``[*B, n]``.
+        mask: ``[*B, n]``, bool or integers, nonzero where a choice is allowed.
+
+    Example:
+        >>> dist = MaskedCategorical(logits=torch.zeros(3), mask=torch.tensor([True, False, True]))
+        >>> dist.probs, dist.log_prob(torch.tensor(1))
+        (tensor([0.5000, 0.0000, 0.5000]), tensor(-inf))
+    """
+
+    def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None, *, mask: Tensor) -> None:
+        if mask is None:  # pyright: ignore[reportUnnecessaryComparison] - users
+            raise ArgumentError(
+                f"{type(self).__name__} needs a mask; without one, take {type(self).__bases__[-1].__name__}."
+            )
+        super().__init__(logits, probs, mask=mask)
+
+
+class MaskedOneHotCategorical(MaskedCategorical, OneHotCategorical):
+    """One of the choices that a mask allows, as a one-hot vector; see :class:`MaskedCategorical`.
+
+    Example:
+        >>> mask = torch.tensor([False, True, True])
+        >>> MaskedOneHotCategorical(logits=torch.tensor([3.0, 1.0, 2.0]), mask=mask).deterministic_sample
+        tensor([0, 0, 1])
+    """
 
 
 class TanhNormal(d.Distribution):

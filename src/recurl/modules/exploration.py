@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import ACTION, NestedKey, normalize_key
-from recurl.lowering import StepT, takes_entries
+from recurl.lowering import Step, StepT, takes_entries
 from recurl.mode import ExplorationType, exploration_type
-from recurl.modules.qvalue import action_choices
-from recurl.specs import TensorSpec
+from recurl.modules.qvalue import action_choices, mask_in
+from recurl.specs import Categorical, TensorSpec, masked_rand
 
 __all__ = ["EGreedyModule"]
 
@@ -32,6 +32,8 @@ class EGreedyModule(TensorDictModuleBase):
         eps_end: probability at the end.
         annealing_num_steps: environment steps over which it falls, linearly; see :meth:`step`.
         action_key: the action's entry.
+        action_mask_key: the entry with the mask, ``[*B, n]``, nonzero where an action is allowed: random actions are
+            uniform over the allowed ones.
 
     ``eps``, ``eps_init`` and ``eps_end`` are buffers: they are saved with the module's state. Random numbers come from
     torch's default generator; nothing waits for the device.
@@ -39,7 +41,7 @@ class EGreedyModule(TensorDictModuleBase):
     Raises:
         ArgumentError: a probability out of [0, 1], or ``eps_end > eps_init``; ``annealing_num_steps`` not positive;
             another spec; when called, actions of another encoding.
-        MissingKeyError: when called, there is no action.
+        MissingKeyError: when called, there is no action, or no mask.
 
     Example:
         >>> from recurl.specs import Categorical
@@ -61,6 +63,7 @@ class EGreedyModule(TensorDictModuleBase):
         annealing_num_steps: int = 1000,
         *,
         action_key: NestedKey = ACTION,
+        action_mask_key: NestedKey | None = None,
     ) -> None:
         super().__init__()
         if not 0.0 <= eps_end <= eps_init <= 1.0:
@@ -68,7 +71,9 @@ class EGreedyModule(TensorDictModuleBase):
         if annealing_num_steps < 1:
             raise ArgumentError(f"annealing_num_steps must be positive, got {annealing_num_steps}.")
         self.action_key = normalize_key(action_key)
-        self.in_keys = self.out_keys = cast(Any, [self.action_key])
+        self.action_mask_key = None if action_mask_key is None else normalize_key(action_mask_key)
+        self.in_keys = cast(Any, [self.action_key, *([self.action_mask_key] if self.action_mask_key else [])])
+        self.out_keys = cast(Any, [self.action_key])
         self.annealing_num_steps = annealing_num_steps
         self._one_hot, self._choices = action_choices(spec, self.action_key)
         for name, value in (("eps", eps_init), ("eps_init", eps_init), ("eps_end", eps_end)):
@@ -78,6 +83,14 @@ class EGreedyModule(TensorDictModuleBase):
         """Lower ``eps`` by what ``frames`` environment steps are worth, down to ``eps_end``."""
         fall = (self.eps_init - self.eps_end) * (frames / self.annealing_num_steps)
         self.eps.copy_(torch.maximum(self.eps - fall, self.eps_end))
+
+    def _random(self, tensordict: Step, device: torch.device) -> Tensor:
+        """Return random choices, ``[*B]``."""
+        batch = tensordict.batch_size
+        if self.action_mask_key is None:
+            return torch.randint(self._choices, batch, device=device)
+        mask = mask_in(tensordict, self.action_mask_key, torch.Size([*batch, self._choices]))
+        return masked_rand(Categorical(self._choices), mask)
 
     @takes_entries
     def forward(self, tensordict: StepT) -> StepT:
@@ -91,7 +104,7 @@ class EGreedyModule(TensorDictModuleBase):
                 f"{sorted(map(str, tensordict.keys()))}."
             )
         batch = tensordict.batch_size
-        random = torch.randint(self._choices, batch, device=action.device)
+        random = self._random(tensordict, action.device)
         replaced = torch.rand(batch, device=action.device) < self.eps
         if self._one_hot:
             random, replaced = F.one_hot(random, self._choices), replaced.unsqueeze(-1)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import ACTION, OBSERVATION, NestedKey, normalize_key
-from recurl.lowering import StepT, takes_entries
+from recurl.lowering import Step, StepT, takes_entries
 from recurl.specs import Categorical, Composite, OneHot, TensorSpec
 
 __all__ = ["QValueActor", "QValueModule"]
@@ -32,13 +33,15 @@ class QValueModule(TensorDictModuleBase):
         out_keys: where the action, the values and the value of the action go; by default ``"action"``,
             ``action_value_key`` and ``"chosen_action_value"``.
         spec: the action spec, ``OneHot`` or ``Categorical``; a ``Composite`` must hold the action's key.
+        action_mask_key: the entry with the mask, ``[*B, n]``, nonzero where an action is allowed. The values of the
+            others are written as -inf, and never chosen where any is allowed.
 
     Writes the action, int64 ``[*B, n]`` (one-hot) or ``[*B]`` (categorical), and its value, ``[*B, 1]``.
 
     Raises:
         ArgumentError: neither ``action_space`` nor ``spec`` is given, they contradict each other, or the space is none
             of the two; not three ``out_keys``.
-        MissingKeyError: when called, the values are missing.
+        MissingKeyError: when called, the values or the mask are missing.
 
     Example:
         >>> import torch
@@ -54,9 +57,11 @@ class QValueModule(TensorDictModuleBase):
         action_value_key: NestedKey = _ACTION_VALUE,
         out_keys: Sequence[NestedKey] | None = None,
         spec: TensorSpec | None = None,
+        action_mask_key: NestedKey | None = None,
     ) -> None:
         super().__init__()
         self.action_value_key = normalize_key(action_value_key)
+        self.action_mask_key = None if action_mask_key is None else normalize_key(action_mask_key)
         keys = (
             [ACTION, self.action_value_key, _CHOSEN] if out_keys is None else [normalize_key(key) for key in out_keys]
         )
@@ -65,7 +70,7 @@ class QValueModule(TensorDictModuleBase):
         self.action_key = keys[0]
         self.action_space = _space(action_space, spec, self.action_key)
         self.spec = spec
-        self.in_keys = cast(Any, [self.action_value_key])
+        self.in_keys = cast(Any, [self.action_value_key, *([self.action_mask_key] if self.action_mask_key else [])])
         self.out_keys = cast(Any, keys)
 
     @takes_entries
@@ -77,6 +82,9 @@ class QValueModule(TensorDictModuleBase):
                 f"The entry {self.action_value_key!r} with the values of actions is missing; there are "
                 f"{sorted(map(str, tensordict.keys()))}. Let the network write it, or give action_value_key."
             )
+        if self.action_mask_key is not None:
+            mask = mask_in(tensordict, self.action_mask_key, values.shape)
+            values = values.masked_fill(~mask, -torch.inf)
         best = values.argmax(-1)
         action_key, values_key, chosen_key = self.out_keys
         tensordict.set(action_key, F.one_hot(best, values.shape[-1]) if self.action_space == "one_hot" else best)
@@ -94,6 +102,7 @@ class QValueActor(TensorDictSequential):
         spec: see :class:`QValueModule`.
         action_space: likewise.
         action_value_key: likewise.
+        action_mask_key: likewise.
 
     Explore with an :class:`~recurl.modules.EGreedyModule` behind it.
 
@@ -118,6 +127,7 @@ class QValueActor(TensorDictSequential):
         spec: TensorSpec | None = None,
         action_space: str | None = None,
         action_value_key: NestedKey = _ACTION_VALUE,
+        action_mask_key: NestedKey | None = None,
     ) -> None:
         values_key = normalize_key(action_value_key)
         if not isinstance(module, TensorDictModuleBase):
@@ -127,11 +137,12 @@ class QValueActor(TensorDictSequential):
             raise ArgumentError(f"A TensorDict module has in_keys of its own, {module.in_keys}: leave in_keys out.")
         if values_key not in [normalize_key(key) for key in module.out_keys]:
             raise ArgumentError(f"The module must write {values_key!r}, but its out_keys are {module.out_keys}.")
-        choice = QValueModule(action_space, values_key, spec=spec)
+        choice = QValueModule(action_space, values_key, spec=spec, action_mask_key=action_mask_key)
         super().__init__(module, choice)
         self.spec = spec
         self.action_space = choice.action_space
         self.action_value_key = values_key
+        self.action_mask_key = choice.action_mask_key
 
     def select_subsequence(self, *args: Any, **kwargs: Any) -> TensorDictSequential:
         """Return the modules that some of the outputs need, as a plain sequence; see tensordict's own."""
@@ -152,6 +163,24 @@ def _space(name: str | None, spec: TensorSpec | None, action_key: NestedKey) -> 
             f"action_space is {name!r}, but the spec's actions are {from_spec}: leave action_space out."
         )
     return space
+
+
+def mask_in(tensordict: Step, key: NestedKey, shape: torch.Size) -> Tensor:
+    """Return the action mask under ``key`` as bool, of the shape ``[*B, n]``.
+
+    Raises:
+        MissingKeyError: it is missing.
+        ArgumentError: it has another shape.
+    """
+    mask = cast(Tensor | None, tensordict.get(key, None))
+    if mask is None:
+        raise MissingKeyError(
+            f"The action mask {key!r} is missing; there are {sorted(map(str, tensordict.keys()))}. Let the environment "
+            "write it, or leave action_mask_key out."
+        )
+    if mask.shape != shape:
+        raise ArgumentError(f"The action mask {key!r} must have the shape {list(shape)}, got {list(mask.shape)}.")
+    return mask.bool()
 
 
 def action_choices(spec: TensorSpec, action_key: NestedKey) -> tuple[bool, int]:

@@ -32,7 +32,7 @@ class DQNLoss(LossModule):
     With ``Q`` the network, ``Q'`` its target copy (or itself, without gradient) and ``o'`` the true next observation::
 
         next value = max_a Q'(o', a),  or Q'(o', argmax_a Q(o', a)) with double_dqn
-        target     = n-step return of the rewards and the next value (0 where terminated)
+        target     = n-step return of the rewards and the next value (0 where terminated, or no action is allowed)
         loss       = mean(weight * distance(Q(o, action), target))
 
     With ``value_rescaling`` the networks' outputs are rescaled by h, :func:`~.value.functional.value_rescaling`::
@@ -51,7 +51,8 @@ class DQNLoss(LossModule):
 
     Args:
         value_network: TensorDict module from observations to ``"action_value"``, ``[*B, T, n]``, such as a
-            :class:`~recurl.modules.QValueActor` (whose ``action_value_key`` is used), including all encoders.
+            :class:`~recurl.modules.QValueActor` (whose ``action_value_key`` is used), including all encoders. With its
+            ``action_mask_key``, the maxima are over the allowed actions.
         gamma: discount factor per step, in [0, 1].
         n_steps: number of rewards that are summed before the next value, at least 1.
         double_dqn: choose the next action with the network, and evaluate it with the target network.
@@ -175,6 +176,7 @@ class DQNLoss(LossModule):
     def _targets(self, batch: Step, sequences: Sequences, online: Unroll, run: Step) -> Tensor:
         """Return the targets of the actions taken, ``[*B, T]``; ``run`` is the network's pass over the batch."""
         next_value = self._next_value(batch, sequences, online, run)
+        next_value = next_value.masked_fill(next_value == -torch.inf, 0.0)  # no action is allowed there
         if self.value_rescaling:
             next_value = inverse_value_rescaling(next_value)
         target = n_step_return(

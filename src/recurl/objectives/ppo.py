@@ -47,7 +47,8 @@ class _Plan(NamedTuple):
     actor: Network
     critic: Network
     sampler: TensorDictModuleBase
-    action_key: NestedKey
+    action_keys: list[NestedKey]
+    """The action, or each of its parts."""
     log_prob_key: NestedKey
     keys: list[NestedKey]
     """Entries that the networks read."""
@@ -76,7 +77,8 @@ class ClipPPOLoss(LossModule):
     Args:
         actor_network: policy that ends with a sampler, such as ``ProbabilisticActor(..., return_log_prob=True)``.
         critic_network: critic, from observations (and states) to ``"state_value"``.
-        clip_epsilon: maximum distance of the ratio from 1, in (0, 1).
+        clip_epsilon: maximum distance of the ratio from 1, in (0, 1); a tensor may change between calls, also in a CUDA
+            graph.
         entropy_bonus: include ``loss_entropy``.
         entropy_coeff: coefficient of the entropy; may be assigned between updates. A scalar tensor on the device may be
             overwritten between the replays of a CUDA graph.
@@ -99,8 +101,8 @@ class ClipPPOLoss(LossModule):
     targets are equal). If the attribute ``metrics`` is False, only the losses are computed and returned.
 
     Raises:
-        ArgumentError: an option is out of range; the actor has no sampler or several actions; or two recurrent modules
-            share state keys.
+        ArgumentError: an option is out of range; the actor has no sampler or several log-probabilities; or two
+            recurrent modules share state keys.
         MissingKeyError: an entry is missing, or a state of sequences that begin inside an episode.
         UsageError: the stored log-probability requires gradients.
 
@@ -126,7 +128,7 @@ class ClipPPOLoss(LossModule):
         actor_network: TensorDictModuleBase,
         critic_network: TensorDictModuleBase,
         *,
-        clip_epsilon: float = 0.2,
+        clip_epsilon: float | Tensor = 0.2,
         entropy_bonus: bool = True,
         entropy_coeff: float | Tensor = 0.01,
         critic_coeff: float = 1.0,
@@ -135,7 +137,7 @@ class ClipPPOLoss(LossModule):
         clip_value: bool | float = False,
     ) -> None:
         super().__init__()
-        if not 0.0 < clip_epsilon < 1.0:
+        if not isinstance(clip_epsilon, Tensor) and not 0.0 < clip_epsilon < 1.0:
             raise ArgumentError(f"clip_epsilon must be in (0, 1), got {clip_epsilon}.")
         if loss_critic_type not in DISTANCES:
             raise ArgumentError(f"loss_critic_type must be one of {sorted(DISTANCES)}, got {loss_critic_type!r}.")
@@ -149,7 +151,7 @@ class ClipPPOLoss(LossModule):
         self.entropy_coeff = entropy_coeff
         self.critic_coeff = critic_coeff
         self.normalize_advantage = normalize_advantage
-        self.clip_value = clip_epsilon if clip_value is True else float(clip_value)
+        self.clip_value = float(clip_epsilon if clip_value is True else clip_value)
         self.metrics = True
         self._distance = loss_critic_type
         self._plan()
@@ -159,7 +161,7 @@ class ClipPPOLoss(LossModule):
         """Keys of all entries that are read from a batch."""
         plan = self._plan()
         old_value = [STATE_VALUE] if self.clip_value else []
-        return [*plan.keys, plan.action_key, plan.log_prob_key, ADVANTAGE, VALUE_TARGET, *old_value, MASK]
+        return [*plan.keys, *plan.action_keys, plan.log_prob_key, ADVANTAGE, VALUE_TARGET, *old_value, MASK]
 
     @property
     def out_keys(self) -> list[str]:  # type: ignore[override] # follows the options
@@ -181,8 +183,7 @@ class ClipPPOLoss(LossModule):
             Network(actor[shared:]),
             Network(critic[shared:]),
             sampler,
-            _action_key(sampler),
-            _log_prob_key(sampler),
+            *_keys_of(sampler),
             list(
                 dict.fromkeys(
                     normalize_key(k) for k in (*(k for n in networks for k in n.in_keys), TRAJ_IDS, TRAJ_STEPS)
@@ -205,7 +206,8 @@ class ClipPPOLoss(LossModule):
         dist, value = _run(batch, plan)
         shape = batch.batch_size
         surrogate = Surrogate(self.clip_epsilon, self.clip_value, self._distance)
-        log_prob, entropy = self._log_prob_and_entropy(dist, data.action)
+        actions = [entry(batch, key, "The actor writes it during collection.") for key in plan.action_keys]
+        log_prob, entropy = self._log_prob_and_entropy(dist, actions)
         terms = surrogate(_sum_events(log_prob, shape), value, data)
         out = {"loss_objective": -terms.gain, "loss_critic": self.critic_coeff * terms.distance}
         entropy = masked_mean(_sum_events(entropy, shape), data.mask)
@@ -231,7 +233,6 @@ class ClipPPOLoss(LossModule):
         old_value = entry(batch, STATE_VALUE, _RUN_GAE) if self.clip_value else None
         mask = cast(Tensor | None, batch.get(MASK, None))
         data = Data(
-            entry(batch, plan.action_key, "The actor writes it during collection."),
             _sum_events(log_prob, shape),
             per_token(ADVANTAGE, entry(batch, ADVANTAGE, _RUN_GAE), shape),
             per_token(VALUE_TARGET, entry(batch, VALUE_TARGET, _RUN_GAE), shape),
@@ -242,17 +243,17 @@ class ClipPPOLoss(LossModule):
             return data._replace(advantage=standardized(data.advantage, data.mask))
         return data
 
-    def _log_prob_and_entropy(self, dist: d.Distribution, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the action's log-probability and the entropy, without gradients if its coefficient is 0."""
+    def _log_prob_and_entropy(self, dist: d.Distribution, actions: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the log-probability of an action and the entropy, without gradients if its coefficient is 0."""
         # The value of a tensor is not read, which would synchronise with the device.
         counts = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
         together = getattr(dist, "log_prob_and_entropy", None)
         if together is not None:
-            log_prob, entropy = together(action)
+            log_prob, entropy = together(*actions)
             return log_prob, entropy if counts else entropy.detach()
         with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
             entropy = dist.entropy()
-        return dist.log_prob(action), entropy
+        return cast(Any, dist).log_prob(*actions), entropy
 
     def _ratio_metrics(self, log_ratio: Tensor, ratio: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         outside = (ratio - 1.0).abs() > self.clip_epsilon
@@ -282,21 +283,18 @@ def _parts(actor: TensorDictModuleBase) -> list[TensorDictModuleBase]:
     return [actor] if own else modules_in_order(actor)
 
 
-def _action_key(sampler: TensorDictModuleBase) -> NestedKey:
+def _keys_of(sampler: TensorDictModuleBase) -> tuple[list[NestedKey], NestedKey]:
+    """Return the keys of the action, or of its parts, and the key of its log-probability."""
     actions = getattr(sampler, "dist_sample_keys", None)
-    if actions is None or len(actions) != 1:
+    log_probs = getattr(sampler, "log_prob_keys", ())
+    if actions is None or len(log_probs) != 1:
         given = f"is a {type(sampler).__name__}" if actions is None else f"samples {actions}"
         raise ArgumentError(
             "PPO needs action probabilities, so the actor must end with a sampler of one action, as "
             "ProbabilisticActor(module, ..., distribution_class=..., return_log_prob=True) does; the last module "
             f"of this one {given}."
         )
-    return normalize_key(actions[0])
-
-
-def _log_prob_key(sampler: TensorDictModuleBase) -> NestedKey:
-    (key,) = cast(Any, sampler).log_prob_keys  # log_prob_key of a sequence can't be read in tensordict 0.14
-    return normalize_key(key)
+    return [normalize_key(key) for key in actions], normalize_key(log_probs[0])
 
 
 def _check_states(actor: TensorDictModuleBase, critic: TensorDictModuleBase) -> None:

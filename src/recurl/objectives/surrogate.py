@@ -17,9 +17,8 @@ DISTANCES = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
 
 
 class Data(NamedTuple):
-    """Inputs of the losses besides those of the networks, ``[*B, T]`` each except the action."""
+    """Inputs of the losses besides those of the networks and the action, ``[*B, T]`` each."""
 
-    action: Tensor
     log_prob: Tensor
     advantage: Tensor
     target: Tensor
@@ -41,13 +40,13 @@ class Surrogate(NamedTuple):
 
     Example:
         >>> zeros = torch.zeros(3)
-        >>> data = Data(zeros, log_prob=zeros, advantage=zeros + 2, target=zeros, old_value=None, mask=None)
+        >>> data = Data(log_prob=zeros, advantage=zeros + 2, target=zeros, old_value=None, mask=None)
         >>> terms = Surrogate(clip_epsilon=0.2, clip_value=0.0, distance="l2")(zeros + 1, zeros + 3, data)
         >>> terms.gain, terms.distance
         (tensor(2.4000), tensor(9.))
     """
 
-    clip_epsilon: float
+    clip_epsilon: float | Tensor
     clip_value: float
     distance: str
 
@@ -76,7 +75,8 @@ class Surrogate(NamedTuple):
 
     def gains(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gain of every token, unclipped and clipped."""
-        return ratio * advantage, ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon) * advantage
+        epsilon: Any = self.clip_epsilon  # both ends are numbers, or both tensors
+        return ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon) * advantage
 
     def distances(self, value: Tensor, data: Data) -> tuple[Tensor, Tensor | None]:
         """Return the distance of every value to its target, and with ``clip_value`` that of the clipped value."""

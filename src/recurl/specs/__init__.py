@@ -6,6 +6,7 @@ Names and semantics follow TorchRL. A :class:`Composite` is a tree of specs whos
 from recurl.specs.base import TensorSpec
 from recurl.specs.composite import Composite
 from recurl.specs.leaves import Binary, Bounded, Categorical, MultiCategorical, OneHot, Unbounded
+from recurl.specs.masks import choice_counts, has_mask, masked_rand, rows_without_choice, split_choices
 
 __all__ = [
     "Binary",
@@ -16,4 +17,9 @@ __all__ = [
     "OneHot",
     "TensorSpec",
     "Unbounded",
+    "choice_counts",
+    "has_mask",
+    "masked_rand",
+    "rows_without_choice",
+    "split_choices",
 ]

@@ -211,41 +211,50 @@ class OneHot(TensorSpec):
 
 
 class MultiCategorical(TensorSpec):
-    """Several integers along the last dimension, the i-th in ``0 .. nvec[i]-1``.
+    """Several integers, the i-th in ``0 .. nvec[i]-1``.
 
     Args:
-        nvec: number of values of each integer, each at least 1.
-        shape: shape of the values, ending with ``len(nvec)``; ``(len(nvec),)`` when None.
+        nvec: number of values of each integer, each at least 1; nested for integers in several dimensions.
+        shape: shape of the values, ending with the shape of ``nvec``; that shape when None.
         device: see :class:`TensorSpec`.
         dtype: dtype of the values.
 
+    Attributes:
+        nvec: the numbers, as (nested) tuples.
+        sizes: the same numbers as one flat tuple.
+
     Raises:
-        ArgumentError: the last dimension of ``shape`` is not ``len(nvec)``.
+        ArgumentError: the shape does not end with that of ``nvec``.
 
     Example:
         >>> MultiCategorical([2, 5]).is_in(torch.tensor([1, 4]))
         True
+        >>> MultiCategorical([[2, 5], [3, 3]]).shape
+        torch.Size([2, 2])
     """
 
     def __init__(
         self,
-        nvec: Sequence[int],
+        nvec: Sequence[Any],
         shape: Sequence[int] | None = None,
         device: Device = None,
         dtype: torch.dtype = torch.int64,
     ) -> None:
-        self.nvec = tuple(_positive(n) for n in nvec)
-        shape = (len(self.nvec),) if shape is None else shape
-        if not shape or shape[-1] != len(self.nvec):
+        self.nvec = _tuples(nvec)
+        self._sizes = torch.tensor(self.nvec, dtype=torch.int64)
+        self.sizes: tuple[int, ...] = tuple(self._sizes.flatten().tolist())
+        inner = self._sizes.shape
+        shape = inner if shape is None else torch.Size(shape)
+        if len(shape) < len(inner) or shape[len(shape) - len(inner) :] != inner:
             raise ArgumentError(
-                f"The last dimension of a MultiCategorical spec must be len(nvec)={len(self.nvec)}, "
+                f"The last dimensions of a MultiCategorical spec must be those of nvec, {list(inner)}, "
                 f"got shape {list(shape)}."
             )
         super().__init__(shape, dtype, device)
 
     def rand(self) -> torch.Tensor:
         """Return uniform integers."""
-        sizes = torch.tensor(self.nvec, device=self.device)
+        sizes = self._sizes.to(self.device)
         sample = torch.rand(self.shape, dtype=torch.float64, device=self.device) * sizes
         return sample.long().minimum(sizes - 1).to(self.dtype)
 
@@ -253,7 +262,7 @@ class MultiCategorical(TensorSpec):
         """Return whether ``value`` has the shape and dtype of this spec and each integer lies in its range."""
         if not self._fits(value):
             return False
-        return bool(((value >= 0) & (value < torch.tensor(self.nvec, device=value.device))).all())
+        return bool(((value >= 0) & (value < self._sizes.to(value.device))).all())
 
     def _domain(self) -> tuple[Any, ...]:
         return (self.nvec,)
@@ -282,6 +291,10 @@ class Binary(TensorSpec):
     def is_in(self, value: Any) -> bool:
         """Return whether ``value`` has the shape and dtype of this spec and all its values are 0 or 1."""
         return self._fits(value) and bool(((value == 0) | (value == 1)).all())
+
+
+def _tuples(nvec: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(_tuples(cast("Sequence[Any]", n)) if isinstance(n, Sequence) else _positive(n) for n in nvec)
 
 
 def _positive(n: int) -> int:

@@ -17,7 +17,10 @@ from recurl.trainers.networks.agent import Agent
 from recurl.trainers.networks.q_network import QNetwork
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
-from recurl.trainers.report.logger import Logger
+from recurl.trainers.policies.load import load
+from recurl.trainers.policies.play import play_run
+from recurl.trainers.policies.policy import Policy, PolicyState
+from recurl.trainers.run.callback import Callback
 from recurl.trainers.run.evaluate import Evaluation, evaluate_policy
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.load import evaluate_run, load_agent
@@ -32,15 +35,17 @@ __all__ = [
     "ActorCritic",
     "Agent",
     "Algorithm",
+    "Callback",
     "CudaGraphStep",
     "DQNConfig",
     "EnvSource",
     "Evaluation",
     "GradientStep",
     "Learner",
-    "Logger",
     "Outcome",
     "PPOConfig",
+    "Policy",
+    "PolicyState",
     "QNetwork",
     "R2D2Config",
     "RunConfig",
@@ -51,8 +56,10 @@ __all__ = [
     "evaluate_run",
     "export_run",
     "find_algorithm",
+    "load",
     "load_agent",
     "make_env",
+    "play_run",
     "read_options",
     "register",
 ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, UnsupportedError
+from recurl.keys import ACTION_MASK
 from recurl.nearest import nearest
 from recurl.ranges import (
     Count,
@@ -22,10 +23,15 @@ from recurl.ranges import (
     Whole,
     check_fields,
     fields_of,
+    flag,
 )
 from recurl.recurrence import BACKENDS, load_cell
 from recurl.trainers.env_name import EnvSource, named, source_of
 
+NO_MASK = "none"
+"""The action mask of a run without one."""
+Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
+"""How an option falls from its value to zero over the run: not at all, on a line, on half a cosine."""
 NO_CELL = "none"
 """The cell of a feed-forward control."""
 
@@ -45,6 +51,8 @@ class RunConfig:
         "env",
         "env_kwargs",
         "num_envs",
+        "drop_observations",
+        "action_mask",
         "wrapper",
         "vectorization",
         "env_workers",
@@ -70,11 +78,29 @@ class RunConfig:
     """Show the policy the action of the step before too (zeros when an episode begins)."""
     previous_reward: bool = False
     """Show the policy the reward of the step before too (zero when an episode begins)."""
+    action_mask: str = ACTION_MASK
+    """Mask of allowed actions: its name in the observation or in info; none for no mask."""
+    show_action_mask: bool = False
+    """Let the networks see the mask too."""
+
+    drop_observations: tuple[str, ...] = ()
+    """Observations to leave out, such as MiniGrid's mission, a text; the parts of a nested name are joined by dots."""
+    encoder: Literal["auto", "mlp", "nature", "impala"] = "auto"
+    """What comes before the memory: auto takes convolutions for images (uint8 of 2 or 3 dimensions), Nature DQN's from
+    36x36 on, and a multilayer perceptron for vectors; mlp takes images as vectors."""
+    encoder_width: Count | None = None
+    """Width of each encoder's fully connected layers; by default that of the hidden state."""
+    encoder_layers: Count = 1
+    """Fully connected layers of each encoder, after the convolutions of an image."""
+    image_layout: Literal["auto", "hwc", "chw", "hw"] = "auto"
+    """Order of an image's dimensions; auto takes the smaller one of first and last as the channels."""
+    head_width: Whole = 0
+    """Width of a hidden layer between the memory and each output; 0 for none."""
 
     cell: str = "lstm"
     """The memory: lstm, gru, module:Class for a cell of your own, or none for a feed-forward control."""
     hidden_size: Count = 64
-    """Width of the encoder and of the hidden state."""
+    """Width of the hidden state, and of the encoder where none is given."""
     num_layers: Count = 1
     """Stacked recurrent layers."""
     backend: str = "fastest"
@@ -89,7 +115,9 @@ class RunConfig:
     rollout_steps: Count = 128
     """Steps of each environment between two updates."""
     learning_rate: Positive = 1e-3
-    """Step size of Adam."""
+    """Step size of Adam, at the start."""
+    learning_rate_schedule: Schedule = "constant"
+    """How it falls to zero over --total-steps."""
     gamma: Fraction = 0.99
     """Discount per step."""
     max_grad_norm: NoBound = 0.5
@@ -104,13 +132,27 @@ class RunConfig:
     checkpoint_every: Count = 50
     """Updates between two checkpoints."""
     stop_return: Number | None = None
-    """Mean return of the last 20 episodes that ends the run."""
+    """Mean return of the last 20 training episodes that ends the run."""
+    stop_eval_return: Number | None = None
+    """Mean return of an evaluation during training that ends the run (needs --eval-every)."""
+    eval_every: Steps | None = None
+    """Environment steps between evaluations during training, which have environments and seeds of their own."""
     eval_episodes: Count = 100
-    """Greedy episodes played at the end."""
+    """Greedy episodes of each evaluation, during training and at the end."""
+    eval_env: str | None = None
+    """Environment of the evaluations; by default that of the training."""
+    eval_env_kwargs: tuple[str, ...] = ()
+    """Arguments of that environment as name=value; those of --env-kwargs hold besides where it is the same one."""
+    keep_best: bool = False
+    """Keep the policy of the best evaluation during training (needs --eval-every)."""
     eval_max_steps: Count = 27_000
     """Step limit of these episodes; the evaluation says how many were cut there."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """Reaction to a NaN or infinite reward, observation, loss or gradient: stop, or skip the batch or step."""
+    logger: Literal["tensorboard", "wandb", "none"] = "tensorboard"
+    """Where the numbers go besides metrics.csv and the terminal."""
+    callback: tuple[str, ...] = ()
+    """Callbacks of your own, module:Class each."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env", named(self.env))
@@ -125,6 +167,7 @@ class RunConfig:
                 f"--total-steps must cover one batch of {self.frames_per_batch} steps ({self.num_envs} environments x "
                 f"{self.rollout_steps}), got {self.total_steps}: raise it, or lower --rollout-steps."
             )
+        self._check_evaluation()
         _ = self.env_arguments
 
     def _check_env(self) -> None:
@@ -134,17 +177,25 @@ class RunConfig:
             raise ArgumentError(
                 f"--env-workers must divide --num-envs, got {workers} and {self.num_envs}: take {', '.join(fitting)}."
             )
-        if self.vectorization == "device" and (workers or self.wrapper):
+        host_only = self.host_only
+        if self.vectorization == "device" and host_only:
             raise ArgumentError(
-                "--vectorization device steps a task as tensors, without --env-workers and --wrapper: leave them out, "
-                "or take another vectorization."
+                f"--vectorization device steps a task as tensors, without {', '.join(map(flag, host_only))}: leave "
+                f"{'it' if len(host_only) == 1 else 'them'} out, or take another vectorization."
             )
         given = isinstance(source_of(self.env), EnvBase)
-        if given and (workers or self.wrapper or self.env_kwargs or self.vectorization != "auto"):
+        if given and (host_only or self.env_kwargs or self.vectorization != "auto"):
             raise ArgumentError(
                 "An environment that is given as an object is used as it is, without wrapper, vectorization, "
-                "env_workers and env_kwargs: give a function that makes it, env=lambda: ..."
+                "env_workers, env_kwargs, drop_observations and action_mask: give a function that makes it, "
+                "env=lambda: ..."
             )
+
+    def _check_evaluation(self) -> None:
+        for name in ("keep_best", "stop_eval_return"):
+            if self.eval_every is None and getattr(self, name) not in (None, False):
+                raise ArgumentError(f"{flag(name)} needs evaluations during training: add --eval-every STEPS.")
+        _ = self.for_evaluation().env_arguments
 
     def _check_backend(self) -> None:
         if self.backend not in BACKENDS.names:
@@ -163,6 +214,13 @@ class RunConfig:
             raise ArgumentError(f"--backend: {error}.") from error
 
     @property
+    def host_only(self) -> list[str]:
+        """Names of the options in use that only environments of Gymnasium have, on the host."""
+        names = ("env_workers", "wrapper", "drop_observations")
+        masked = self.action_mask not in (NO_MASK, ACTION_MASK)
+        return [name for name in names if getattr(self, name)] + ["action_mask"] * masked
+
+    @property
     def env_name(self) -> str:
         """Gymnasium id of the environment, or the name of what was given in its place."""
         return str(self.env)
@@ -178,9 +236,31 @@ class RunConfig:
         return self.total_steps // self.frames_per_batch
 
     @property
+    def scheduled(self) -> dict[str, Schedule]:
+        """Schedules of the options that have one, such as ``learning_rate_schedule``, by the option's name."""
+        ending = "_schedule"
+        names = [field.name for field in fields(self) if field.name.endswith(ending)]
+        return {name.removesuffix(ending): getattr(self, name) for name in names}
+
+    @property
     def env_arguments(self) -> dict[str, Any]:
         """Keyword arguments of the environment, from ``env_kwargs``."""
         return keyword_arguments("--env-kwargs", self.env_kwargs)
+
+    def for_evaluation(self) -> Self:
+        """Return the options of the same run with the environment of its evaluations."""
+        if self.eval_env is None and not self.eval_env_kwargs:
+            return self
+        texts = {text.partition("=")[0]: text for text in self.env_kwargs if self.eval_env is None}
+        texts.update({text.partition("=")[0]: text for text in self.eval_env_kwargs})
+        keyword_arguments("--eval-env-kwargs", self.eval_env_kwargs)
+        env = self.env if self.eval_env is None else self.eval_env
+        return replace(self, env=env, env_kwargs=tuple(texts.values()), eval_env=None, eval_env_kwargs=())
+
+    @property
+    def gradient_steps_per_batch(self) -> int:
+        """Into how many gradient steps a batch is divided; 0 where they learn from something else."""
+        return 0
 
     @property
     def replay_steps(self) -> int:

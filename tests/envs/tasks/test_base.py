@@ -16,6 +16,7 @@ from recurl.errors import ArgumentError, UsageError
 
 # Short episodes, so that a few dozen steps see terminations, truncations and resets.
 SHORT = {
+    "recurl/Bandit-v0": {"pulls": 7},
     "recurl/MaskedCartPole-v1": {"max_episode_steps": 15},
     "recurl/MaskedPendulum-v1": {"max_episode_steps": 9},
     "recurl/RepeatPrevious-v0": {"k": 2, "num_symbols": 3, "episode_length": 7},

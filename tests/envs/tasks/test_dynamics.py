@@ -7,6 +7,7 @@ from gymnasium.spaces import Box
 
 from recurl.envs import TensorEnv
 from recurl.envs.tasks import (
+    Bandit,
     Dynamics,
     MaskedCartPole,
     MaskedPendulum,
@@ -39,7 +40,7 @@ class Walk(Dynamics):
 
 @pytest.mark.parametrize(
     "dynamics",
-    [MaskedCartPole(), MaskedPendulum(), RepeatPrevious(), TMaze(), Walk()],
+    [Bandit(), MaskedCartPole(), MaskedPendulum(), RepeatPrevious(), TMaze(), Walk()],
     ids=lambda made: type(made).__name__,
 )
 def test_one_step_agrees_at_every_step_of_100_episodes(dynamics):

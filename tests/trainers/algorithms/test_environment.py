@@ -6,7 +6,7 @@ import torch
 
 from recurl.envs import GymEnv, TensorEnv
 from recurl.envs.tasks import RepeatPrevious, TMaze
-from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
 from recurl.trainers import PPO, DQNConfig, PPOConfig, make_env
 from recurl.trainers.algorithms.environment import _checked, _dynamics_on_device, training_env
 
@@ -25,6 +25,12 @@ def test_rows_device_and_arguments(kind):
     [
         ({"env": "NoSuchEnv-v0"}, "--env NoSuchEnv-v0 .*can't be used: .*NoSuchEnv"),
         ({"env": "no-such-module:Env-v0"}, "--env no-such-module:Env-v0 .*no-such-module"),
+        ({"env": "Zzqxw-v0"}, "Zzqxw.* doesn't exist.* is written module:id, such as ale_py:ALE/Pong-v5"),
+        ({"env": "CartPoel-v1"}, r"Did you mean: `CartPole`\?$"),
+        (
+            {"env": "no_such:Env-v0"},
+            r"there is no module 'no_such': install it \(pip install no_such\), or name a file",
+        ),
         ({"env_kwargs": ("colour=1",)}, r"does not take --env-kwargs .*colour"),
         ({"env_kwargs": ("k=0",)}, "k must be"),
     ],
@@ -32,6 +38,26 @@ def test_rows_device_and_arguments(kind):
 def test_environments_that_cannot_be_made(options, message):
     with pytest.raises(ArgumentError, match=message):
         make_env(PPOConfig(**{"env": "recurl/RepeatPrevious-v0", **options}), 2)
+
+
+class Written(gym.Env):
+    observation_space = gym.spaces.Text(5)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return "text", {}
+
+
+def test_spaces_that_cannot_be_used():
+    with pytest.raises(UnsupportedError, match=r"--env .*Written\(\) can't be used: .*Text"):
+        make_env(PPOConfig(env=Written), 1)
+
+
+def test_a_package_that_an_environment_needs_is_named():
+    gym.register("recurl-test/Lacking-v0", "no_such_package.envs:Thing")
+    with pytest.raises(MissingDependencyError, match=r"needs the module 'no_such_package', .* pip install no_such_pac"):
+        make_env(PPOConfig(env="recurl-test/Lacking-v0"), 1)
+    del gym.registry["recurl-test/Lacking-v0"]
 
 
 def cartpole():
@@ -60,13 +86,20 @@ def test_an_object_is_trained_in_and_not_made_anew():
 
 def test_objects_are_used_as_they_are():
     env = GymEnv("CartPole-v1", 8)
-    for options in ({"env_workers": 2}, {"wrapper": ("a:B",)}, {"env_kwargs": ("k=1",)}, {"vectorization": "sync"}):
+    for options in (
+        {"env_workers": 2},
+        {"wrapper": ("a:B",)},
+        {"env_kwargs": ("k=1",)},
+        {"vectorization": "sync"},
+        {"drop_observations": ("a",)},
+        {"action_mask": "legal"},
+    ):
         with pytest.raises(ArgumentError, match="given as an object is used as it is"):
             PPOConfig(env=env, **options)
     with pytest.raises(ArgumentError, match="--overlap makes the environment in a second process: give a function"):
         PPOConfig(env=env, overlap=True)
     with pytest.raises(ArgumentTypeError, match="give a function that makes one, env=lambda"):
-        PPOConfig(env=cartpole())  # type: ignore[arg-type]
+        PPOConfig(env=cartpole())  # type: ignore[arg-type] # refused
     with pytest.raises(ArgumentError, match="must be on --device cuda, but it is on cpu"):
         _checked(replace(PPOConfig(env=env), device="cuda"), env)
 
@@ -108,6 +141,7 @@ def test_ways_to_step_together():
         make_env(PPOConfig(env="recurl/TMaze-v0", wrapper=wrapper, vectorization="native"), 2)
 
 
+@pytest.mark.slow
 def test_workers_give_what_one_process_gives():
     options = {"env": "recurl/TMaze-v0", "num_envs": 4, "previous_action": True, "previous_reward": True}
     batches, weights = [], None
@@ -142,6 +176,9 @@ def test_tasks_are_stepped_on_the_device():
         ({"vectorization": "sync"}, False),
         ({"wrapper": ("gymnasium.wrappers:TimeLimit(max_episode_steps=3)",)}, False),
         ({"env_workers": 2}, False),
+        ({"drop_observations": ("a",)}, False),
+        ({"action_mask": "legal"}, False),
+        ({"action_mask": "none"}, True),
         ({"env": "CartPole-v1"}, False),
         ({"device": "cpu"}, False),
         ({"device": "cpu", "vectorization": "device"}, True),
@@ -161,8 +198,13 @@ def test_what_is_no_task_can_not_be_stepped_on_the_device():
         make_env(PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=0",), vectorization="device"), 2)
     with pytest.raises(ArgumentError, match="one on the device Dynamics; this one makes single environments"):
         make_env(PPOConfig(env=cartpole, vectorization="device"), 2)
-    for options in ({"env_workers": 2}, {"wrapper": ("a:B",)}):
+    for flag, options in (
+        ("--env-workers", {"env_workers": 2}),
+        ("--wrapper", {"wrapper": ("a:B",)}),
+        ("--drop-observations", {"drop_observations": ("a",)}),
+        ("--action-mask", {"action_mask": "legal"}),
+    ):
         with pytest.raises(
-            ArgumentError, match="--vectorization device steps a task as tensors, without --env-workers"
+            ArgumentError, match=f"--vectorization device steps a task as tensors, without {flag}: leave it"
         ):
             PPOConfig(env="recurl/TMaze-v0", vectorization="device", **options)

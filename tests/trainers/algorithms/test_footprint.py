@@ -1,8 +1,13 @@
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 
+from recurl import hardware, specs
 from recurl.errors import ArgumentError
 from recurl.trainers import DQNConfig, PPOConfig, R2D2Config
+from recurl.trainers.algorithms import footprint as footprints
 from recurl.trainers.algorithms.footprint import check_machine, footprint
 from recurl.trainers.algorithms.table import make_algorithm
 
@@ -51,3 +56,52 @@ def test_devices():
     if not torch.cuda.is_available():
         with pytest.raises(ArgumentError, match="--device cuda can't be used"):
             make_algorithm(PPOConfig(env=ENV, device="cuda"))
+
+
+IMAGES = specs.Composite(
+    {"image": specs.Bounded(0, 255, (8, 210, 160, 3), dtype=torch.uint8), "x": specs.Unbounded(8, 2)}, shape=(8,)
+)
+
+
+def fitting(config, monkeypatch, words):
+    """The size that the refusal says would fit, on a machine of 1 GiB."""
+    monkeypatch.setattr(hardware, "total_memory", lambda device: 2**30)
+    monkeypatch.setattr(footprints, "total_memory", lambda device: 2**30)
+    with pytest.raises(ArgumentError, match=words) as refusal:
+        check_machine(config, IMAGES)
+    return int(re.search(r" ([\d,]+) fits", str(refusal.value))[1].replace(",", ""))
+
+
+def test_a_replay_buffer_of_images_is_refused_with_the_size_that_fits(monkeypatch):
+    config = DQNConfig(env="x", buffer_size=100_000)
+    size = fitting(config, monkeypatch, "9 GiB for the replay buffer.*lower --buffer-size.*; --buffer-size ")
+    assert 2**30 // 100_800 * 0.9 < size < 2**30 // 100_800
+    check_machine(replace(config, buffer_size=size), IMAGES)
+    with pytest.raises(ArgumentError, match="for the replay buffer"):
+        check_machine(replace(config, buffer_size=size + 200), IMAGES)
+
+
+def test_a_batch_of_images_is_refused_with_the_size_that_fits(monkeypatch):
+    config = PPOConfig(env="x", num_envs=64)
+    steps = fitting(
+        config, monkeypatch, r"for a batch, .*of a gradient step.*; a batch \(--num-envs x --rollout-steps\) of "
+    )
+    check_machine(replace(config, num_envs=1, sequence_length=1, rollout_steps=steps - 4), IMAGES)
+    with pytest.raises(ArgumentError, match="for a batch"):
+        check_machine(replace(config, num_envs=1, rollout_steps=steps + 200), IMAGES)
+
+
+def test_images_that_are_left_out_need_nothing():
+    config = PPOConfig(env="x", num_envs=64, drop_observations=("image",))
+    assert footprint(config, IMAGES)["a batch"] - footprint(config)["a batch"] == 64 * 128 * 2 * 8
+    flat = footprint(PPOConfig(env="x", encoder="mlp"), IMAGES)
+    assert set(flat) == {"the networks", "a batch"}
+
+
+def test_the_options_of_the_encoder_are_named():
+    with pytest.raises(
+        ArgumentError, match=r"for the networks.*lower --encoder-width, --encoder-layers, --hidden-size"
+    ):
+        check_machine(PPOConfig(env="x", encoder_width=10**6, encoder_layers=3))
+    with pytest.raises(ArgumentError, match="for the networks"):
+        check_machine(PPOConfig(env="x", head_width=2 * 10**9))

@@ -1,4 +1,3 @@
-import io
 import json
 import subprocess
 import sys
@@ -9,7 +8,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from rich.console import Console
 
 from recurl.errors import ArgumentError, MissingDependencyError, NonFiniteError, StorageError, UnsupportedError
 from recurl.trainers import (
@@ -17,7 +15,6 @@ from recurl.trainers import (
     PPOConfig,
     R2D2Config,
     RunFolder,
-    Trainer,
     check_export,
     export_run,
     load_agent,
@@ -26,6 +23,7 @@ from recurl.trainers import (
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from recurl.trainers.export.policy_step import PolicyStep
 from recurl.trainers.export.verification import verify
+from tests.trainers.small_runs import trained
 
 pytestmark = pytest.mark.slow
 
@@ -63,19 +61,6 @@ CASES = {
     "r2d2-gru": (R2D2Config, "recurl/TMaze-v0", {"cell": "gru"}),
     "dqn-none": (DQNConfig, "CartPole-v1", {"cell": "none"}),
 }
-
-
-def trained(path, kind, env, options):
-    """The folder of a run of two updates, so that weights and statistics are not the initial ones."""
-    small = {"num_envs": 4, "rollout_steps": 32, "total_steps": 256, "hidden_size": 8, "seed": 1}
-    if kind is not PPOConfig:
-        small |= {"learning_starts": 64, "slices": 4, "slice_length": 8, "burn_in": 0}
-    folder = RunFolder(path)
-    folder.create(config := kind(env=env, **small, **options))
-    trainer = Trainer(config, folder, console=Console(file=io.StringIO()))
-    trainer.run()
-    trainer.close()
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +108,9 @@ def test_exported_policies_fit_their_description(tmp_path, case, kind):
 def test_the_description_names_what_a_user_needs(tmp_path):
     description = about(export_run(trained(tmp_path, PPOConfig, "recurl-test/Picture-v0", {"cell": "gru"}), "onnx"))
     assert [(part["name"], part["shape"], part["dtype"]) for part in description["inputs"]] == [
-        ("parts.choice", ["batch", 3], "float32"),
-        ("parts.place", ["batch", 2], "float32"),
         ("image", ["batch", 4, 5, 1], "uint8"),
+        ("parts.place", ["batch", 2], "float32"),
+        ("parts.choice", ["batch", 3], "float32"),
         ("is_init", ["batch"], "bool"),
         ("state_h", ["batch", 1, 8], "float32"),
     ]

@@ -7,7 +7,7 @@ from recurl.errors import UnsupportedError
 from recurl.mode import set_recurrent_mode
 from recurl.modules import Categorical
 from recurl.trainers import PPO, PPOConfig
-from recurl.trainers.networks.actor_critic import Choices
+from recurl.trainers.networks.action_head import Choices
 
 BOX = specs.Composite({"observation": specs.Unbounded(2, 3)}, shape=(2,))
 DISCRETE = specs.Categorical(3)
@@ -62,9 +62,16 @@ def test_continuous_actions_stay_in_their_bounds():
     assert actions[:, 0].abs().max() > 1
 
 
-@pytest.mark.parametrize("action", [specs.MultiCategorical([2, 3]), specs.Bounded(-torch.inf, 1.0, (2,))])
-def test_other_actions_are_refused(action):
-    with pytest.raises(UnsupportedError, match="PPO needs Discrete actions, or a Box of one dimension"):
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (specs.Bounded(-torch.inf, 1.0, (2,)), "PPO can't choose the action 'action': A Box of actions must have two"),
+        (specs.Bounded(0, 9, (2,), dtype=torch.int64), "write MultiDiscrete"),
+        (specs.Composite({"arm": specs.OneHot(3)}), r"PPO can't choose the action \('action', 'arm'\)"),
+    ],
+)
+def test_other_actions_are_refused(action, message):
+    with pytest.raises(UnsupportedError, match=message):
         make(action=action)
 
 

@@ -124,6 +124,7 @@ class NeverWaits(TorchDispatchMode):
 @pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
 def test_a_step_of_ppo_reads_nothing_back(anywhere, env):
     config = PPOConfig(env=env, cell="none", hidden_size=8, num_envs=4, rollout_steps=32, entropy_coeff=0.1)
+    object.__setattr__(config, "clip_epsilon_schedule", "linear")
     object.__setattr__(config, "cuda_graph", True)  # which a config refuses on a CPU
     algorithm = PPO(config)
     batch = algorithm.collect()

@@ -14,7 +14,7 @@ def test_events_after_a_purge_are_hidden(tmp_path):
         time.sleep(1.0 if purge else 0.0)  # files are read in the order of the second in their name
         events = Events(tmp_path, purge_step=purge)
         for step in steps:
-            events.write({"env_steps": step, "x": 10.0 * step})
+            events.write(step, {"x": 10.0 * step})
         events.close()
     read = EventAccumulator(str(tmp_path))
     read.Reload()
@@ -25,7 +25,7 @@ def test_are_there_as_soon_as_they_are_written_without_a_thread(tmp_path):
     threads = threading.active_count()
     events = Events(tmp_path / "a" / "b")
     for step in (1, 2):
-        events.write({"env_steps": step, "x": 1.0})
+        events.write(step, {"x": 1.0})
         read = EventAccumulator(str(tmp_path / "a" / "b"))
         read.Reload()
         assert [event.step for event in read.Scalars("x")][-1] == step
@@ -36,11 +36,11 @@ def test_are_there_as_soon_as_they_are_written_without_a_thread(tmp_path):
 def test_no_room(tmp_path, capfd):
     events = Events(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (120, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        events.write({"env_steps": 1, "x": 1.0})
+        events.write(1, {"x": 1.0})
         with pytest.raises(StorageError, match=r"Can't write .*tfevents.* \(File too large\): raise the limit"):
-            events.write({"env_steps": 2, "x": 1.0})
+            events.write(2, {"x": 1.0})
         events.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,13 +1,26 @@
 import dataclasses
 import io
+import json
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from tensordict.nn import TensorDictModule
 
 from recurl.errors import ArgumentError
-from recurl.trainers import Evaluation, PPOConfig, RunFolder, Trainer, evaluate_policy, evaluate_run, make_env
+from recurl.trainers import (
+    DQNConfig,
+    Evaluation,
+    PPOConfig,
+    RunFolder,
+    Trainer,
+    evaluate_policy,
+    evaluate_run,
+    make_env,
+)
+from recurl.trainers.run.evaluate import bootstrap_interval
+from tests.trainers.small_runs import trained
 
 CONFIG = PPOConfig(
     env="recurl/TMaze-v0",
@@ -100,6 +113,42 @@ def test_nothing_to_evaluate(tmp_path):
         evaluate_policy(TensorDictModule(lambda x: x, ["a"], ["b"]), make_env(CONFIG, 1), episodes=1, max_steps=0)
     with pytest.raises(ArgumentError, match="holds no run"):
         evaluate_run(RunFolder(tmp_path), episodes=1)
+
+
+@pytest.mark.slow
+def test_intervals_are_bootstrapped():
+    draw = np.random.default_rng(1)
+    covered = 0
+    for _ in range(100):
+        values = draw.normal(3.0, 2.0, 40)
+        low, high = bootstrap_interval(values.tolist())
+        covered += low <= 3.0 <= high
+        assert high - low == pytest.approx(2 * 1.96 * values.std() / 40**0.5, rel=0.1)
+    assert 88 <= covered <= 99
+    assert bootstrap_interval([7.0]) == (7.0, 7.0)
+    assert bootstrap_interval(list(range(20_000))) == pytest.approx((9920, 10080), abs=15)  # in pieces
+
+
+def test_statistics_as_plain_values():
+    found = json.loads(json.dumps(Evaluation([1.0, 3.0], [10, 20], deterministic=False).to_dict()))
+    assert found["return"] == {"mean": 2.0, "interval": [1.0, 3.0], "std": 1.0, "min": 1.0, "max": 3.0}
+    assert found["length"]["mean"] == 15
+    assert (found["episodes"], found["returns"], found["lengths"]) == (2, [1.0, 3.0], [10, 20])
+    assert (found["deterministic"], found["interval"]["confidence"]) == (False, 0.95)
+    assert "bootstrap" in found["interval"]["method"]
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, DQNConfig])
+def test_stochastic_evaluations_draw_by_their_seed_alone(tmp_path, kind):
+    options = {"shared_trunk": False} if kind is PPOConfig else {}
+    folder = trained(tmp_path, kind, "recurl/RepeatPrevious-v0", options)
+    before = torch.get_rng_state()
+    first = evaluate_run(folder, episodes=3, seed=4, deterministic=False)
+    again = evaluate_run(folder, episodes=3, seed=4, deterministic=False)
+    assert first == again
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first.returns != evaluate_run(folder, episodes=3, seed=4).returns
+    assert str(first).startswith("Stochastic evaluation over 3 episodes: return ")
 
 
 def test_reads_like_a_sentence():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -15,103 +15,23 @@ from torch import Tensor
 
 from recurl.archive import load_archive, save_archive
 from recurl.data.replay_buffers.folders import flat_tensordict, load_folder, map_tensors, seal_folder, tensor_leaves
+from recurl.data.replay_buffers.next_images import NextImages, next_images_of
+from recurl.data.replay_buffers.storage import Storage
 from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
 from recurl.keys import NestedKey
 
 __all__ = ["LazyMemmapStorage", "LazyTensorStorage", "ListStorage", "Storage", "leaves"]
 
 Data: TypeAlias = TensorDictBase | Tensor
+_CHUNK = 1024  # items
 _PLAIN = "_tensor"  # key of data that is a single tensor
-
-
-class Storage(ABC):
-    """Base class of storages of ``max_size`` items, addressed by position.
-
-    The first ``ndim`` dimensions of the data count as items: with ``ndim=1`` a batch ``[N, ...]`` is N items; with
-    ``ndim=2`` a batch ``[B, T]`` adds T steps to each of B lanes, which are rings of ``max_size // B`` steps, so that
-    trajectories continue from batch to batch.
-
-    Attributes:
-        lanes: number of lanes; 0 before the first data.
-    """
-
-    def __init__(self, max_size: int, ndim: int) -> None:
-        if max_size < 1 or ndim < 1:
-            raise ArgumentError(f"max_size and ndim must be positive, got {max_size} and {ndim}.")
-        self.max_size = max_size
-        self.ndim = ndim
-        self.lanes = 0
-
-    @property
-    def capacity(self) -> int:
-        """Number of steps that each lane can hold; known once there is data."""
-        return self.max_size // max(self.lanes, 1)
-
-    def prepare(self, data: Any) -> None:
-        """Allocate memory for the first data, and check that ``data``, of batch size ``[*B, n, ...]``, can be stored.
-
-        Raises:
-            ArgumentError: the data has fewer than ``ndim`` batch dimensions, more rows than ``max_size``, or a
-                different number of rows than before.
-        """
-        shape = self.batch_shape(data)
-        if len(shape) < self.ndim:
-            raise ArgumentError(
-                f"A storage with ndim={self.ndim} needs data with at least as many batch dimensions, got shape "
-                f"{tuple(shape)}."
-            )
-        lanes = shape[: self.ndim - 1].numel()
-        if self.lanes == 0:
-            if not 0 < lanes <= self.max_size:
-                raise ArgumentError(f"Data of {lanes} rows doesn't fit into a storage of max_size={self.max_size}.")
-            self.lanes = lanes
-        elif lanes != self.lanes:
-            raise ArgumentError(f"Data must have {self.lanes} rows, one per lane of the storage, got {lanes} rows.")
-
-    @property
-    def keys(self) -> set[NestedKey]:
-        """Keys of the stored entries; empty before the first data, and for a list."""
-        return set()
-
-    def write(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
-        """Overwrite some of the entries, each ``[N, ...]``, at ``index``, int64 ``[N]`` on the CPU.
-
-        Raises:
-            UnsupportedError: the storage is a list.
-        """
-        raise UnsupportedError(f"{type(self).__name__} can't change single entries: use LazyTensorStorage.")
-
-    @abstractmethod
-    def batch_shape(self, data: Any) -> torch.Size:
-        """Return the dimensions of ``data`` that may count as items."""
-
-    @abstractmethod
-    def set(self, index: Tensor, data: Any) -> None:
-        """Write data ``[*B, n, ...]`` at positions ``index``, int64 with ``prod(B) * n`` entries."""
-
-    @abstractmethod
-    def get(self, index: Tensor) -> Any:
-        """Return a copy of the items at ``index``, int64 ``[N]`` on the CPU, as a batch ``[N, ...]``."""
-
-    @abstractmethod
-    def state_dict(self, filled: int) -> dict[str, Any]:
-        """Return the contents as tensors and plain Python values; each lane holds ``filled`` steps."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the contents from a :meth:`state_dict`."""
-
-    @abstractmethod
-    def dumps(self, path: Path, filled: int) -> None:
-        """Write the contents into the folder ``path``; each lane holds ``filled`` steps."""
-
-    @abstractmethod
-    def loads(self, path: Path) -> None:
-        """Restore the contents that :meth:`dumps` wrote."""
 
 
 class LazyTensorStorage(Storage):
     """Storage of tensors, or TensorDicts of tensors, in memory that is allocated for the first data.
+
+    An image (uint8 of two or more dimensions) under ``"next"`` that equals the image of the following step in its lane
+    is not stored again, so that images take half the memory.
 
     Args:
         max_size: maximum number of items.
@@ -136,6 +56,8 @@ class LazyTensorStorage(Storage):
         self.device = device
         self._data = TensorDict({}, [0])
         self._leaves: dict[NestedKey, Tensor] = {}
+        self._next: dict[NestedKey, NextImages] = {}
+        self._pairs: dict[NestedKey, NestedKey] = {}  # of the keys in _next, those at the root
 
     def batch_shape(self, data: Any) -> torch.Size:
         """See :meth:`Storage.batch_shape`."""
@@ -150,7 +72,7 @@ class LazyTensorStorage(Storage):
     @property
     def keys(self) -> set[NestedKey]:
         """Keys of the stored entries; empty before the first data."""
-        return set(self._leaves)
+        return {*self._leaves, *self._next}
 
     def prepare(self, data: Any) -> None:
         """See :meth:`Storage.prepare`."""
@@ -161,17 +83,17 @@ class LazyTensorStorage(Storage):
                 self.device = next((value.device for value in entries.values()), torch.device("cpu"))
             items = {key: value.new_empty(value.shape[self.ndim :]) for key, value in entries.items()}
             self._allocate(items, data.batch_size[self.ndim :] if isinstance(data, TensorDictBase) else torch.Size([]))
-        elif entries.keys() != self._leaves.keys():
-            differ = sorted(map(str, entries.keys() ^ self._leaves.keys()))
+        elif entries.keys() != self.keys:
+            differ = sorted(map(str, entries.keys() ^ self.keys))
             raise ArgumentError(
-                f"Data must have the entries of the storage, {sorted(map(str, self._leaves))}; these differ: "
+                f"Data must have the entries of the storage, {sorted(map(str, self.keys))}; these differ: "
                 f"{', '.join(differ)}. Select the entries to keep before extending."
             )
         self._check(entries, self.ndim)
 
     def _check(self, entries: dict[NestedKey, Tensor], dims: int) -> None:
         for key, value in entries.items():
-            leaf = self._leaves.get(key)
+            leaf = self._leaves.get(self._pairs.get(key, key))  # a next image is as the image
             if leaf is None:
                 raise ArgumentError(
                     f"There is no entry {key!r} in the storage, which has {sorted(map(str, self.keys))}."
@@ -184,18 +106,34 @@ class LazyTensorStorage(Storage):
 
     def _allocate(self, items: dict[NestedKey, Tensor], inner: torch.Size) -> None:
         """Allocate memory; ``items`` gives shapes and dtypes of one item's entries, ``inner`` its batch size."""
-        self._leaves = self._memory(items, self.lanes * self.capacity)
+        self._pairs = {} if inner else next_images_of(items)
+        memory = self._memory(items, self.lanes * self.capacity, self._pairs)
+        self._leaves = {key: leaf for key, leaf in memory.items() if key not in self._pairs}
+        self._next = {
+            after: NextImages(self._leaves[key], self.lanes, memory[after]) for after, key in self._pairs.items()
+        }
         self._data = flat_tensordict(self._leaves, torch.Size([self.lanes * self.capacity, *inner]))
 
-    def _memory(self, items: dict[NestedKey, Tensor], size: int) -> dict[NestedKey, Tensor]:
+    def _memory(
+        self, items: dict[NestedKey, Tensor], size: int, growing: Collection[NestedKey]
+    ) -> dict[NestedKey, Tensor]:
+        """Return memory for ``size`` items; for the entries ``growing``, as much as is needed at first."""
         return {
-            key: torch.empty((size, *item.shape), dtype=item.dtype, device=self.device) for key, item in items.items()
+            key: torch.empty(
+                (self.lanes if key in growing else size, *item.shape), dtype=item.dtype, device=self.device
+            )
+            for key, item in items.items()
         }
 
     def set(self, index: Tensor, data: Any) -> None:
         """See :meth:`Storage.set`; :meth:`prepare` was called with the data before."""
-        entries = leaves(data)
-        self._write(index, {key: value.flatten(0, self.ndim - 1) for key, value in entries.items()})
+        entries = {key: value.flatten(0, self.ndim - 1) for key, value in leaves(data).items()}
+        self._set(index, entries)
+
+    def _set(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
+        for key, images in self._next.items():
+            images.set(index, entries[self._pairs[key]], entries[key])
+        self._write(index, {key: value for key, value in entries.items() if key not in self._next})
 
     def write(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
         """Overwrite some of the entries, each ``[N, ...]``, at ``index``, int64 ``[N]`` on the CPU.
@@ -204,7 +142,12 @@ class LazyTensorStorage(Storage):
             ArgumentError: an entry is not stored, or has another shape or dtype there.
         """
         self._check(entries, 1)
-        self._write(index, entries)
+        for key, images in self._next.items():
+            if self._pairs[key] in entries:
+                images.write_root(index, entries[self._pairs[key]])
+            if key in entries:
+                images.write(index, entries[key])
+        self._write(index, {key: value for key, value in entries.items() if key not in self._next})
 
     def _write(self, index: Tensor, entries: dict[NestedKey, Tensor]) -> None:
         for key, value in entries.items():
@@ -213,11 +156,14 @@ class LazyTensorStorage(Storage):
 
     def get(self, index: Tensor) -> Any:
         """See :meth:`Storage.get`."""
-        index = index.to(self.device, non_blocking=True)
+        there = index.to(self.device, non_blocking=True)
         batch = [index.shape[0], *self._data.batch_size[1:]]
         if self._leaves.keys() == {_PLAIN}:
-            return self._leaves[_PLAIN].index_select(0, index)
-        return self._data.apply(lambda leaf: leaf.index_select(0, index), batch_size=batch)
+            return self._leaves[_PLAIN].index_select(0, there)
+        data: Any = self._data.apply(lambda leaf: leaf.index_select(0, there), batch_size=batch)
+        for key, images in self._next.items():
+            data.set(key, images.get(index))
+        return data
 
     def _filled(self, leaf: Tensor, steps: int) -> Tensor:
         """Return the first ``steps`` items of each lane, ``[lanes, steps, ...]``; shares memory."""
@@ -226,7 +172,9 @@ class LazyTensorStorage(Storage):
     def state_dict(self, filled: int) -> dict[str, Any]:
         """See :meth:`Storage.state_dict`."""
         contents = {key: self._filled(leaf, filled) for key, leaf in self._leaves.items()}
+        positions = self._positions(filled)
         return {
+            "next": {key: images.apart(positions) for key, images in self._next.items()},
             "lanes": self.lanes,
             "inner": list(self._data.batch_size[1:]),
             "entries": {
@@ -236,14 +184,18 @@ class LazyTensorStorage(Storage):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`Storage.load_state_dict`."""
-        self._take(state["lanes"], state["entries"], torch.Size(state["inner"]))
+        self._take(state["lanes"], state["entries"], torch.Size(state["inner"]), state.get("next", {}))
 
     def dumps(self, path: Path, filled: int) -> None:
         """See :meth:`Storage.dumps`. Writes a memory-mapped TensorDict, also readable by ``TensorDict.load_memmap``."""
         size = torch.Size([self.lanes * filled, *self._data.batch_size[1:]])
-        mapped = map_tensors({key: leaf[0] for key, leaf in self._leaves.items()}, size, path)
+        items = {key: leaf[0] for key, leaf in self._leaves.items()}
+        mapped = map_tensors({**items, **{key: images.root[0] for key, images in self._next.items()}}, size, path)
         for key, leaf in self._leaves.items():
             mapped[key].unflatten(0, (self.lanes, filled)).copy_(self._filled(leaf, filled))
+        for key, images in self._next.items():  # whole, for readers that know nothing of lanes
+            for target, positions in zip(mapped[key].split(_CHUNK), self._positions(filled).split(_CHUNK), strict=True):
+                target.copy_(images.get(positions))
         seal_folder(path, {"lanes": self.lanes})
 
     def loads(self, path: Path) -> None:
@@ -256,20 +208,45 @@ class LazyTensorStorage(Storage):
         lanes = facts["lanes"] if facts else int((path / "lanes").read_text())  # a separate file in earlier versions
         self._take(lanes, tensor_leaves(saved), saved.batch_size[1:])
 
-    def _take(self, lanes: int, entries: dict[NestedKey, Tensor], inner: torch.Size) -> None:
-        """Restore the first n steps of each lane from ``entries``, ``[lanes * n, ...]`` each."""
+    def _positions(self, steps: int) -> Tensor:
+        """Return the positions of the first ``steps`` items of each lane, in the order of :meth:`_filled`."""
+        return (torch.arange(self.lanes).unsqueeze(-1) * self.capacity + torch.arange(steps)).flatten()
+
+    def _take(
+        self,
+        lanes: int,
+        entries: dict[NestedKey, Tensor],
+        inner: torch.Size,
+        apart: Mapping[NestedKey, tuple[Tensor, Tensor]] = MappingProxyType({}),
+    ) -> None:
+        """Restore the first n steps of each lane from ``entries``, ``[lanes * n, ...]`` each.
+
+        Next images that ``entries`` lacks are restored from ``apart``; see :meth:`NextImages.apart`.
+        """
         if self.device == "auto":
             self.device = torch.device("cpu")
         if not self._leaves:
             self.lanes = lanes
-            self._allocate({key: value[0] for key, value in entries.items()}, inner)
-        if lanes != self.lanes or entries.keys() != self._leaves.keys():
+            items = {key: value[0] for key, value in entries.items()}
+            self._allocate(
+                {**items, **{key: images.new_empty(images.shape[1:]) for key, (_, images) in apart.items()}}, inner
+            )
+        if lanes != self.lanes or entries.keys() | apart.keys() != self.keys:
             raise ArgumentError(
                 f"The saved contents, {lanes} lanes of {sorted(map(str, entries))}, must match the storage, "
                 f"{self.lanes} lanes of {sorted(map(str, self.keys))}. Load into a new storage."
             )
-        self._check(entries, 1)
+        self._check({**entries, **{key: images for key, (_, images) in apart.items()}}, 1)
+        positions = self._positions(next(iter(entries.values())).shape[0] // lanes) if self._next else torch.empty(0)
+        for key, images in self._next.items():
+            if key in apart:
+                images.restore(positions, *apart[key])
+            else:  # saved whole
+                images.clear()
+                images.set(positions, entries[self._pairs[key]], entries[key])
         for key, value in entries.items():
+            if key in self._next:
+                continue
             lanewise = value.unflatten(0, (lanes, -1))
             self._filled(self._leaves[key], lanewise.shape[1]).copy_(lanewise)
 
@@ -295,7 +272,10 @@ class LazyMemmapStorage(LazyTensorStorage):
         super().__init__(max_size, ndim=ndim)
         self.scratch_dir = None if scratch_dir is None else Path(scratch_dir)
 
-    def _memory(self, items: dict[NestedKey, Tensor], size: int) -> dict[NestedKey, Tensor]:
+    def _memory(
+        self, items: dict[NestedKey, Tensor], size: int, growing: Collection[NestedKey]
+    ) -> dict[NestedKey, Tensor]:
+        del growing  # files take no space before they are written
         if self.scratch_dir is None:
             if os.name == "nt":
                 raise UnsupportedError(

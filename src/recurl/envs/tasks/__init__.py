@@ -1,6 +1,7 @@
 """Small partially observable tasks with known returns; importing this package registers them with gymnasium."""
 
 from recurl.envs.tasks.agreement import check_dynamics
+from recurl.envs.tasks.bandit import Bandit, BanditEnv, BanditVectorEnv
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.dynamics import Dynamics
 from recurl.envs.tasks.masked_cartpole import MaskedCartPole, MaskedCartPoleEnv, MaskedCartPoleVectorEnv
@@ -11,6 +12,9 @@ from recurl.envs.tasks.tmaze import TMaze, TMazeEnv, TMazeVectorEnv
 
 __all__ = [
     "TASKS",
+    "Bandit",
+    "BanditEnv",
+    "BanditVectorEnv",
     "Dynamics",
     "MaskedCartPole",
     "MaskedCartPoleEnv",

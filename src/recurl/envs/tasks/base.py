@@ -296,6 +296,8 @@ class TaskEnv(gymnasium.Env[Observations, Any]):
         if render_mode not in (None, "rgb_array"):
             raise ArgumentError(f"render_mode must be 'rgb_array' or None; got {render_mode!r}")
         self.render_mode = render_mode
+        if type(rows).draw is TaskVectorEnv.draw:
+            self.metadata = {"render_modes": []}
         self._rows = rows
         self.observation_space = rows.single_observation_space
         self.action_space = rows.single_action_space

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import AutoresetMode
 
+from recurl.envs.tasks.bandit import BanditEnv, BanditVectorEnv
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.dynamics import Dynamics
 from recurl.envs.tasks.masked_cartpole import MaskedCartPoleEnv, MaskedCartPoleVectorEnv
@@ -46,6 +47,13 @@ class Task:
 TASKS = {
     task.id: task
     for task in (
+        Task(
+            "recurl/Bandit-v0",
+            BanditEnv,
+            BanditVectorEnv,
+            BanditVectorEnv.optimal_return,
+            BanditVectorEnv.memoryless_return,
+        ),
         Task(
             "recurl/MaskedCartPole-v1",
             MaskedCartPoleEnv,

@@ -39,10 +39,10 @@ def load_cell(text: str) -> Cell:
         )
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, SyntaxError, TypeError, ValueError) as error:
         raise ArgumentError(
             f"The module {module_name!r} of the cell {text!r} can't be imported: {error}. It must be installed, or lie "
-            "in a folder on PYTHONPATH (python -m recurl also looks in the current one)."
+            "in a folder on PYTHONPATH; the recurl command looks in the working directory too."
         ) from error
     value = getattr(module, name, None)
     if value is None:

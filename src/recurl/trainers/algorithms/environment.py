@@ -8,17 +8,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from gymnasium.error import DependencyNotInstalled
 from torch import nn
 
-from recurl.envs import EnvBase, GymEnv, ParallelEnv, TensorEnv
+from recurl.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, TensorEnv
 from recurl.envs.from_function import env_from_function
 from recurl.envs.gym_wrappers import NamedWrapper
 from recurl.envs.tasks import Dynamics
 from recurl.envs.tensor_env import dynamics_of
 from recurl.envs.wiring import policy_transforms
-from recurl.errors import ArgumentError, RecurlError, UnsupportedError
+from recurl.errors import ArgumentError, MissingDependencyError, RecurlError, UnsupportedError
 from recurl.hardware import check_device
-from recurl.trainers.config import RunConfig
+from recurl.trainers.config import NO_MASK, RunConfig
 from recurl.trainers.env_name import is_name_only, source_of
 from recurl.transforms import PreviousAction, PreviousReward
 
@@ -27,20 +28,24 @@ _WORKER_SECONDS = 60.0
 _T = TypeVar("_T")
 
 
-def make_env(config: RunConfig, num_envs: int, *, policy: nn.Module | None = None) -> EnvBase:
+def make_env(
+    config: RunConfig, num_envs: int | None, *, policy: nn.Module | None = None, render_mode: str | None = None
+) -> EnvBase:
     """Build environments as those of a run, all in this process unless ``config.vectorization`` says otherwise.
 
     Args:
         config: the environment, its arguments, wrappers and inputs of the step before, device.
-        num_envs: environments side by side; a function that makes a batch of its own size decides it instead.
+        num_envs: environments side by side; a function that makes a batch of its own size decides it instead. None for
+            a single one, with batch size ``[]``.
         policy: policy whose hidden states the environment declares, so that it can be run there.
+        render_mode: how the environment shows itself, such as ``"rgb_array"``; it doesn't when None.
 
     Raises:
         ArgumentError: there is no such device or environment, or it can't be made of these arguments; or the
             environment is an object, which can't be made anew.
     """
     check_device(config.device)
-    env = _with_past(config, _single_process(config, num_envs))
+    env = _with_past(config, _single_process(config, num_envs, render_mode))
     for transform in () if policy is None else policy_transforms(policy, env):
         env = env.append_transform(transform)
     return env
@@ -83,7 +88,7 @@ def _with_past(config: RunConfig, env: EnvBase) -> EnvBase:
     return env
 
 
-def _single_process(config: RunConfig, num_envs: int) -> EnvBase:
+def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | None = None) -> EnvBase:
     source = source_of(config.env)
     if isinstance(source, EnvBase):
         raise ArgumentError(
@@ -96,21 +101,26 @@ def _single_process(config: RunConfig, num_envs: int) -> EnvBase:
             "evaluate_run(folder, env=make), or folder.read_config(env=make) to resume. The command line takes "
             "Gymnasium ids only."
         )
-    options: dict[str, Any] = {"vectorization_mode": _MODES[config.vectorization], "device": config.device}
+    options: dict[str, Any] = {"device": config.device}
+    if num_envs is not None:
+        options["vectorization_mode"] = _MODES[config.vectorization]
     options["wrappers"] = [NamedWrapper(text) for text in config.wrapper]
+    options["drop_observations"] = config.drop_observations
+    options["action_mask"] = None if config.action_mask == NO_MASK else config.action_mask
     if source is not None:
-        return _checked(config, _clearly(config, partial(env_from_function, source, num_envs, **options)))
-    dynamics = _dynamics_on_device(config)
-    if dynamics is not None:
+        create = partial(env_from_function, source, num_envs, **options)
+        return _checked(config, _clearly(config, create, render_mode))
+    dynamics = None if num_envs is None else _dynamics_on_device(config)
+    if num_envs is not None and dynamics is not None:
         return TensorEnv(dynamics, num_envs, device=config.device, categorical_action_encoding=True)
     create = partial(GymEnv, config.env_name, num_envs, categorical_action_encoding=True, **options)
-    return _clearly(config, create)
+    return _clearly(config, create, render_mode)
 
 
 def _dynamics_on_device(config: RunConfig) -> Dynamics | None:
     """Return the dynamics of a task that is stepped on the device of the run, or None to step it on the host."""
     on_gpu = config.vectorization == "auto" and torch.device(config.device).type != "cpu"
-    if config.vectorization != "device" and (not on_gpu or config.wrapper or config.env_workers):
+    if config.vectorization != "device" and (not on_gpu or config.host_only):
         return None
     dynamics = _clearly(config, partial(dynamics_of, config.env_name))
     if dynamics is None and config.vectorization == "device":
@@ -122,17 +132,19 @@ def _dynamics_on_device(config: RunConfig) -> Dynamics | None:
     return dynamics
 
 
-def _clearly(config: RunConfig, create: Callable[..., _T]) -> _T:
+def _clearly(config: RunConfig, create: Callable[..., _T], render_mode: str | None = None) -> _T:
     """Call ``create`` with the environment's own arguments, and name the options in errors."""
     asked = " ".join((config.env_name, *config.env_kwargs))
     try:
-        return create(**config.env_arguments)
+        return create(**{**config.env_arguments, **({} if render_mode is None else {"render_mode": render_mode})})
     except ArgumentError as error:
         raise ArgumentError(f"--env {asked} can't be used: {error}") from error
     except UnsupportedError as error:
         raise UnsupportedError(f"--env {asked} can't be used: {error}") from error
     except RecurlError:
         raise
+    except DependencyNotInstalled as error:
+        raise MissingDependencyError(f"--env {asked} needs a package that is missing: {error}") from error
     except Exception as error:  # the environment is somebody else's code
         if isinstance(error, TypeError) and config.env_kwargs:
             raise ArgumentError(
@@ -149,3 +161,17 @@ def _checked(config: RunConfig, env: EnvBase) -> EnvBase:
     if wanted != own:
         raise ArgumentError(f"The environment {config.env_name} must be on --device {wanted}, but it is on {own}.")
     return env
+
+
+def gym_of(env: EnvBase) -> GymWrapper | None:
+    """Return the environment of Gymnasium that is below all transforms, or None where there is none."""
+    inner = with_spaces(env)
+    return inner if isinstance(inner, GymWrapper) else None
+
+
+def with_spaces(env: EnvBase) -> GymWrapper | TensorEnv | None:
+    """Return the environment below all transforms that has Gymnasium's spaces, or None where there is none."""
+    inner: object = env
+    while inner is not None and not isinstance(inner, GymWrapper | TensorEnv):
+        inner = getattr(inner, "base_env", None)
+    return inner

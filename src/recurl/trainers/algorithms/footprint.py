@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from recurl.hardware import check_device, check_memory
+import torch
+
+from recurl.hardware import check_device, check_memory, total_memory
+from recurl.keys import is_within
 from recurl.recurrence import Sizes, load_cell
+from recurl.specs import Composite
 from recurl.trainers.config import NO_CELL, RunConfig
 
-_CONTROL = 8  # matrices of hidden x hidden without a memory, whatever the layers
 _NUMBER = 4  # bytes
 _FLAGS_AND_REWARD = 20  # bytes per step
+_NETWORKS, _BATCH, _FRAMES, _REPLAY = "the networks", "a batch", "the images of a gradient step", "the replay buffer"
 
 
-def check_machine(config: RunConfig, *, learning: bool = True) -> None:
+def check_machine(config: RunConfig, spec: Composite | None = None, *, learning: bool = True) -> None:
     """Refuse a run whose device is missing, or that needs more memory than the device has.
 
     Args:
         config: the options.
+        spec: observations of the environments, ``[*B]``, where they are known.
         learning: False for a policy that is only evaluated.
 
     Raises:
-        ArgumentError: naming the options to change.
+        ArgumentError: naming the options to change, and a size that fits.
     """
     check_device(config.device)
-    sizes = "--hidden-size, --num-layers, --num-envs or --rollout-steps"
+    sizes = ["--hidden-size", "--num-layers", "--num-envs or --rollout-steps"]
+    if config.encoder_width or config.encoder_layers > 1:
+        sizes[:0] = ["--encoder-width", "--encoder-layers"]
     if config.replay_steps:
-        sizes = f"--buffer-size, {sizes}"
-    check_memory(config.device, footprint(config, learning=learning), f"lower {sizes}")
+        sizes.insert(0, "--buffer-size")
+    parts = footprint(config, spec, learning=learning)
+    advice = f"lower {', '.join(sizes)}{_fitting(config, parts)}"
+    check_memory(config.device, parts, advice)
 
 
-def footprint(config: RunConfig, *, learning: bool = True) -> dict[str, int]:
-    """Return a lower bound on the bytes of the networks, a batch and the replay buffer, whatever the environment.
+def footprint(config: RunConfig, spec: Composite | None = None, *, learning: bool = True) -> dict[str, int]:
+    """Return a lower bound on the bytes of the networks, a batch and the replay buffer.
 
     Args:
         config: the options.
+        spec: observations of the environments, ``[*B]``; None for a bound whatever they are.
         learning: False leaves out gradients, optimiser and data.
 
     Example:
@@ -44,21 +55,77 @@ def footprint(config: RunConfig, *, learning: bool = True) -> dict[str, int]:
     """
     weights, states = (_NUMBER * numbers for numbers in _weights_and_states(config))
     if not learning:
-        return {"the networks": weights}
-    step = states + _FLAGS_AND_REWARD
+        return {_NETWORKS: weights}
+    observed = _Observed.of(config, spec)
     parts = {
-        "the networks": 4 * weights,  # with gradients and two moments
-        "a batch": config.frames_per_batch * (step + states),  # states before and after a step
+        _NETWORKS: 4 * weights,  # with gradients and two moments
+        # states and observations before and after a step
+        _BATCH: config.frames_per_batch * (2 * (states + observed.images + observed.others) + _FLAGS_AND_REWARD),
     }
+    if observed.encoded_images and config.gradient_steps_per_batch:
+        frames = -(-config.frames_per_batch // config.gradient_steps_per_batch)
+        parts[_FRAMES] = frames * observed.encoded_images * _NUMBER
     if config.replay_steps:
-        parts["the replay buffer"] = config.replay_steps * step
+        step = (
+            states + _FLAGS_AND_REWARD + observed.images + 2 * observed.others
+        )  # the next image is that of the next step
+        parts[_REPLAY] = config.replay_steps * step
     return parts
 
 
+class _Observed(NamedTuple):
+    """Bytes of the observations of a step."""
+
+    images: int = 0
+    others: int = 0
+    encoded_images: int = 0
+    """Those that go through convolutions."""
+
+    @classmethod
+    def of(cls, config: RunConfig, spec: Composite | None) -> _Observed:
+        if spec is None:
+            return cls()
+        images = others = 0
+        for key, leaf in spec.items(include_nested=True, leaves_only=True):
+            shape, dtype = leaf.shape[len(spec.shape) :], leaf.dtype
+            if dtype is None or is_within(key, config.drop_observations):
+                continue
+            if dtype == torch.uint8 and len(shape) > 1:
+                images += shape.numel()
+            else:
+                others += shape.numel() * dtype.itemsize
+        return cls(images, others, 0 if config.encoder == "mlp" else images)
+
+
+def _fitting(config: RunConfig, parts: dict[str, int]) -> str:
+    """Return which size of the largest part would fit, as the end of a sentence."""
+    largest = max(parts, key=lambda name: parts[name])
+    steps = {_BATCH: config.frames_per_batch, _FRAMES: config.frames_per_batch, _REPLAY: config.replay_steps}
+    if largest not in steps:
+        return ""
+    scaled = [name for name in parts if name == largest or (largest != _REPLAY and name in (_BATCH, _FRAMES))]
+    rest = sum(size for name, size in parts.items() if name not in scaled)
+    room = total_memory(config.device) - rest
+    fits = room * steps[largest] // sum(parts[name] for name in scaled)
+    if fits <= 0:
+        return ""
+    what = "--buffer-size" if largest == _REPLAY else "a batch (--num-envs x --rollout-steps) of"
+    return f"; {what} {fits:,} fits"
+
+
 def _weights_and_states(config: RunConfig) -> tuple[int, int]:
-    """Return how many numbers the memory's weights have, and its states in one row."""
+    """Return how many numbers the weights of encoder and memory have at least, and the memory's states in one row."""
+    hidden, width = config.hidden_size, config.encoder_width or config.hidden_size
+    around = (config.encoder_layers - 1) * width**2 + config.head_width * hidden
     if config.cell == NO_CELL:
-        return _CONTROL * config.hidden_size**2, 0
-    cell, sizes = load_cell(config.cell), Sizes(config.hidden_size, config.hidden_size)
+        return around + 4 * hidden * (width + hidden), 0
+    weights, states = _layer(config, width)
+    more_weights, more_states = _layer(config, hidden)
+    others = config.num_layers - 1
+    return around + weights + others * more_weights, states + others * more_states
+
+
+def _layer(config: RunConfig, inputs: int) -> tuple[int, int]:
+    cell, sizes = load_cell(config.cell), Sizes(inputs, config.hidden_size)
     weights, states = cell.parameters(sizes).values(), cell.state_shapes(sizes)
-    return config.num_layers * sum(map(math.prod, weights)), config.num_layers * sum(map(math.prod, states))
+    return sum(map(math.prod, weights)), sum(map(math.prod, states))

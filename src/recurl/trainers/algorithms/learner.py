@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -13,12 +13,16 @@ from torch import Tensor
 
 from recurl.collectors import Collector, OverlappedCollector
 from recurl.envs import EnvBase
+from recurl.errors import UnsupportedError
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.environment import training_env
+from recurl.trainers.algorithms.footprint import check_machine
+from recurl.trainers.algorithms.schedules import SCHEDULES
 from recurl.trainers.algorithms.seeding import seed_everything
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent, collecting
 from recurl.trainers.optim.finite import first_of
+from recurl.trainers.optim.gradient_step import GradientStep
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 AgentT = TypeVar("AgentT", bound=Agent)
@@ -40,7 +44,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     """Collects batches and learns from them; the base of every algorithm.
 
     A subclass names what it reports, builds its networks (:meth:`make_agent`), losses and optimiser, lists what a
-    checkpoint must hold (:meth:`parts`), and learns (:meth:`learn`).
+    checkpoint must hold (:meth:`parts`), and learns (:meth:`learn`). Its step size follows the schedule of the options;
+    for other options with a schedule it says how to set them (:meth:`schedules`).
 
     Args:
         config: the options; the seed decides everything random.
@@ -72,6 +77,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.env_steps = 0
         self.fault: str | None = None
         env = training_env(config)
+        check_machine(config, env.observation_spec)
         env.set_seed(config.seed)
         self.can_save_env = env.can_save_state
         self.agent = self.make_agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
@@ -137,10 +143,43 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         done = self.env_steps // self.config.frames_per_batch - 1
         return 1 - done / self.config.updates
 
+    @property
+    def scheduled(self) -> dict[str, float]:
+        """Values at this update of the options that have a schedule, by name."""
+        factors = {name: SCHEDULES[schedule](self.remaining) for name, schedule in self.config.scheduled.items()}
+        return {name: getattr(self.config, name) * factor for name, factor in factors.items()}
+
+    def schedules(self) -> dict[str, Callable[[float], None]]:
+        """Return what sets each option that has a schedule, by name: here the step size of all optimisers.
+
+        A subclass whose options have more, such as ``temperature`` and ``temperature_schedule``, adds how to set them:
+        ``{**super().schedules(), "temperature": ...}``.
+        """
+        return {"learning_rate": self._set_learning_rate}
+
+    def _set_learning_rate(self, value: float) -> None:
+        for part in self.parts().values():
+            if isinstance(part, GradientStep):
+                part.set_learning_rate(value)
+
     def collect(self) -> TensorDictBase:
-        """Take ``rollout_steps`` steps in every environment and return the batch, ``[B, T]``."""
+        """Take ``rollout_steps`` steps in every environment and return the batch, ``[B, T]``.
+
+        Options that have a schedule get their values for this batch.
+
+        Raises:
+            UnsupportedError: the learner doesn't say how to set one of them.
+        """
         batch = self.collector.collect()
         self.env_steps += batch.numel()
+        setters = self.schedules()
+        for name, value in self.scheduled.items():
+            if name not in setters:
+                raise UnsupportedError(
+                    f"{type(self).__name__} must say in schedules() how to set {name}, as its options have "
+                    f"{name}_schedule."
+                )
+            setters[name](value)
         return batch
 
     def restart(self, rows: Tensor) -> bool:

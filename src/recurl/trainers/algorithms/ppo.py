@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -39,7 +40,7 @@ class PPO(Learner[PPOConfig, ActorCritic]):
     step size, advantages normalised per minibatch, gradient clipping.
     """
 
-    reported = (*_CHECKED, *_DIAGNOSTICS, "learning_rate")
+    reported = (*_CHECKED, *_DIAGNOSTICS)
     live = "loss {loss_objective:+.3f} (policy) {loss_critic:.3f} (value)  entropy {entropy:.2f}"
 
     def __init__(self, config: PPOConfig) -> None:
@@ -80,11 +81,10 @@ class PPO(Learner[PPOConfig, ActorCritic]):
             batch: what :meth:`collect` returned, ``[B, T]``; rewards are replaced by scaled ones.
 
         Returns:
-            Losses and gradient norm, averaged over the update; diagnostics, averaged over its last epoch; and the step
-            size used. Steps whose loss or norm wasn't finite were not made; ``fault`` names the first of these.
+            Losses and gradient norm, averaged over the update; and diagnostics, averaged over its last epoch. Steps
+            whose loss or norm wasn't finite were not made; ``fault`` names the first of these.
         """
         config = self.config
-        learning_rate = self._set_schedules()
         if self.scaler is not None:
             self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
             batch[NEXT, REWARD] = self.scaler(batch[NEXT, REWARD])
@@ -95,7 +95,7 @@ class PPO(Learner[PPOConfig, ActorCritic]):
         self.agent.observe(batch)
         checked = _means([checked for epoch in epochs for checked, _ in epoch])
         diagnostics = _means([diagnostics for _, diagnostics in epochs[-1]])
-        values = (*torch.cat([checked, diagnostics]).tolist(), learning_rate)
+        values = torch.cat([checked, diagnostics]).tolist()
         learned: dict[str, float] = dict(zip(self.reported, values, strict=True))
         return self.report(learned, _CHECKED)
 
@@ -112,26 +112,27 @@ class PPO(Learner[PPOConfig, ActorCritic]):
 
     def _captured(self) -> CudaGraphStep:
         """Return the same step as a CUDA graph, in which the numbers that change are tensors."""
-        if self.config.entropy_coeff:
-            self.loss.entropy_coeff = torch.tensor(self.config.entropy_coeff, device=self.config.device)
+        for name in ("entropy_coeff", "clip_epsilon"):
+            value = getattr(self.config, name)
+            if value and self.config.scheduled[name] != "constant":
+                setattr(self.loss, name, torch.tensor(value, device=self.config.device))
 
         def step(minibatch: Entries) -> tuple[Tensor, ...]:
             return tuple(torch.stack(list(numbers)) for numbers in self._step(minibatch))
 
         return CudaGraphStep(step, self.agent, self.optimizer.optimizer)
 
-    def _set_schedules(self) -> float:
-        """Set step size and entropy bonus of this update, and return the step size."""
-        fraction = self.remaining if self.config.anneal else 1.0
-        learning_rate, entropy_coeff = (
-            value * fraction for value in (self.config.learning_rate, self.config.entropy_coeff)
-        )
-        self.optimizer.set_learning_rate(learning_rate)
-        if isinstance(self.loss.entropy_coeff, Tensor):
-            self.loss.entropy_coeff.fill_(entropy_coeff)
+    def schedules(self) -> dict[str, Callable[[float], None]]:
+        """Return what sets step size, entropy bonus and clip range; see :meth:`Learner.schedules`."""
+        own = {name: partial(self._set_in_loss, name) for name in ("entropy_coeff", "clip_epsilon")}
+        return {**super().schedules(), **own}
+
+    def _set_in_loss(self, name: str, value: float) -> None:
+        present = getattr(self.loss, name)
+        if isinstance(present, Tensor):
+            present.fill_(value)
         else:
-            self.loss.entropy_coeff = entropy_coeff
-        return learning_rate
+            setattr(self.loss, name, value)
 
     def restart(self, rows: Tensor) -> bool:
         """Begin new episodes in some environments; see :meth:`Learner.restart`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
 from recurl.ranges import Count, Fraction, Inside, NotNegative
-from recurl.trainers.config import NO_CELL, RunConfig
+from recurl.trainers.config import NO_CELL, RunConfig, Schedule
 from recurl.trainers.env_name import source_of
 
 _CAPTURABLE = ("fastest", "triton")
@@ -32,6 +33,8 @@ class PPOConfig(RunConfig):
     algorithm: ClassVar[str] = "ppo"
     fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "overlap")
 
+    learning_rate_schedule: Schedule = "linear"
+    """How it falls to zero over --total-steps."""
     shared_trunk: bool = True
     """Share encoder and memory between actor and critic; otherwise each has its own."""
     scale_rewards: bool = True
@@ -44,18 +47,25 @@ class PPOConfig(RunConfig):
     """Length of the sequences that rows are cut into for the update; each starts from the state stored there."""
     entropy_coeff: NotNegative = 0.0
     """Weight of the entropy bonus at the start."""
-    anneal: bool = True
-    """Decay step size and entropy bonus linearly to zero over the run."""
+    entropy_coeff_schedule: Schedule = "linear"
+    """How it falls to zero over --total-steps."""
     gae_lambda: Fraction = 0.95
     """Decay of generalised advantage estimation."""
     clip_epsilon: Inside = 0.2
-    """Distance of the probability ratio from 1 beyond which its gradient is cut."""
+    """Distance of the probability ratio from 1 beyond which its gradient is cut, at the start."""
+    clip_epsilon_schedule: Schedule = "constant"
+    """How it falls to zero over --total-steps."""
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""
     cuda_graph: bool = False
     """Run each gradient step as one CUDA graph (needs --device cuda, and minibatches of equal size)."""
     overlap: bool = False
     """Collect in a second process while this one learns: faster on two cores; batches are one update old."""
+
+    @property
+    def gradient_steps_per_batch(self) -> int:
+        """Into how many gradient steps a batch is divided."""
+        return self.minibatches
 
     def check(self) -> None:
         """Refuse more minibatches than sequences, and a CUDA graph or overlap where it can't work."""
@@ -74,6 +84,15 @@ class PPOConfig(RunConfig):
             raise ArgumentError(
                 f"--overlap needs --device cpu, as the second process collects there, got {self.device}."
             )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build the options from what :meth:`to_dict` returned; ``anneal``, of version 0.1, becomes schedules."""
+        values = dict(values)
+        if "anneal" in values:
+            schedule = "linear" if values.pop("anneal") else "constant"
+            values = {"learning_rate_schedule": schedule, "entropy_coeff_schedule": schedule, **values}
+        return super().from_dict(values)
 
     def on_cpu(self) -> Self:
         """Return the options of the same run on the CPU, with the backend that is best there."""

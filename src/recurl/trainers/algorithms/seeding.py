@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -52,3 +54,29 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+@contextmanager
+def preserved_rng() -> Generator[None]:
+    """Put the global generators back, after the block, to where they were before it.
+
+    Those of CUDA are left alone where nothing runs there.
+
+    Example:
+        >>> seed_everything(0); first = torch.rand(1)
+        >>> seed_everything(0)
+        >>> with preserved_rng():
+        ...     _ = torch.rand(1), random.random()
+        >>> torch.equal(first, torch.rand(1))
+        True
+    """
+    python, legacy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - see above
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002 - see above
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)

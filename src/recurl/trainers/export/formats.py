@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,7 +68,7 @@ def _write_onnx(policy: PolicyStep, example: tuple[Tensor, ...], path: Path) -> 
 
 
 def _read_onnx(path: Path) -> Function:
-    session = importlib.import_module("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = _imported("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
 
     def function(arguments: Sequence[Tensor]) -> list[Tensor]:
@@ -79,10 +80,14 @@ def _read_onnx(path: Path) -> Function:
 
 def _check_onnx() -> None:
     for package in _ONNX:
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise MissingDependencyError(f"{package} is not installed: pip install 'recurl[export]'") from error
+        _imported(package)
+
+
+def _imported(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingDependencyError(f"{package} is not installed: pip install 'recurl[export]'") from error
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from recurl import __version__, specs
-from recurl.envs import EnvBase
+from recurl import specs
+from recurl._version import __version__
+from recurl.envs import EnvBase, GymWrapper, TensorEnv
 from recurl.errors import ArgumentError, StorageError
-from recurl.trainers.algorithms.environment import make_env
+from recurl.keys import ACTION_MASK
+from recurl.trainers.algorithms.environment import make_env, with_spaces
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
 from recurl.trainers.export.checksum import check_export, description_of, sha256
@@ -34,8 +36,9 @@ def export_run(
     path: Path | None = None,
     *,
     env: EnvSource | None = None,
+    checkpoint: str = "newest",
 ) -> Path:
-    """Write the greedy policy of a run's newest checkpoint as a file, checked against the policy.
+    """Write the greedy policy of a run as a file, checked against the policy.
 
     Beside it goes ``<file>.json``: names, shapes and dtypes of inputs and outputs, which output feeds which state, the
     actions, the environment, and the SHA-256 of the file, for :func:`check_export`. The file computes on the CPU
@@ -46,6 +49,7 @@ def export_run(
         format: ``"torch"``, a ``torch.export`` program, which ``torch.export.load`` reads; or ``"onnx"``.
         path: the file; by default ``policy.pt2`` or ``policy.onnx`` in the run's folder.
         env: see :func:`load_agent`.
+        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
 
     Returns:
         The file.
@@ -64,7 +68,7 @@ def export_run(
     path = folder.path / f"policy{kind.suffix}" if path is None else path
     if path.suffix != kind.suffix:
         raise ArgumentError(f"A file of format {format} must end with {kind.suffix}, got {path}: name another (--out).")
-    config, agent = load_agent(folder, on_cpu=True, env=env)
+    config, agent = load_agent(folder, on_cpu=True, env=env, checkpoint=checkpoint)
     policy = PolicyStep(agent.actor).eval().requires_grad_(False)
     with make_env(config, _ROWS, policy=agent.actor) as envs, TemporaryDirectory() as place:
         envs.set_seed(_SEED)
@@ -88,6 +92,7 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
     arguments = policy.arguments(env.reset())
     with torch.no_grad():
         results = policy(*arguments)
+    inner = with_spaces(env)
     return {
         "recurl": __version__,
         "torch": torch.__version__,
@@ -97,10 +102,19 @@ def describe(config: RunConfig, policy: PolicyStep, env: EnvBase) -> dict[str, A
         "env_arguments": config.env_arguments,
         "inputs": [_tensor(name, value) for name, value in zip(policy.inputs, arguments, strict=True)],
         "outputs": [_tensor(name, value) for name, value in zip(policy.outputs, results, strict=True)],
-        "states": dict(zip(policy.inputs[len(policy.observations) + 1 :], policy.outputs[1:], strict=True)),
+        "states": dict(
+            zip(policy.inputs[len(policy.observations) + 1 :], policy.outputs[len(policy.actions) :], strict=True)
+        ),
         "action": _action(env.action_spec_unbatched),
+        **({} if inner is None else _spaces(inner)),
         "verified_steps": VERIFIED_STEPS,
     }
+
+
+def _spaces(env: GymWrapper | TensorEnv) -> dict[str, Any]:
+    observations, actions = env.readers
+    mask = env.mask_path or (ACTION_MASK,)
+    return {"observations": observations.to_json(), "actions": actions.to_json(), "action_mask": list(mask)}
 
 
 def _tensor(name: str, value: Tensor) -> dict[str, Any]:
@@ -108,7 +122,16 @@ def _tensor(name: str, value: Tensor) -> dict[str, Any]:
 
 
 def _action(spec: specs.TensorSpec) -> dict[str, Any]:
-    if isinstance(spec, specs.Categorical):
-        return {"kind": "categorical", "n": spec.n}
-    bounded = cast(specs.Bounded, spec)
-    return {"kind": "box", "low": bounded.low.tolist(), "high": bounded.high.tolist()}
+    match spec:
+        case specs.Composite():
+            return {"kind": "parts", "parts": {str(name): _action(part) for name, part in spec.items()}}
+        case specs.Categorical():
+            return {"kind": "categorical", "n": spec.n}
+        case specs.MultiCategorical():
+            return {"kind": "multi_categorical", "nvec": spec.nvec}
+        case specs.Binary():
+            return {"kind": "binary", "shape": list(spec.shape)}
+        case specs.Bounded():
+            return {"kind": "box", "low": spec.low.tolist(), "high": spec.high.tolist()}
+        case _:
+            return {"kind": "unbounded", "shape": list(spec.shape)}

@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictSequential
 from torch import Tensor, nn
 
-from recurl.keys import ACTION, IS_INIT, NestedKey, next_key
+from recurl.keys import IS_INIT, NestedKey, dotted, is_action, next_key
 from recurl.mode import ExplorationType, set_exploration_type, set_recurrent_mode
 from recurl.modules.recurrent import RecurrentModule
 
@@ -23,12 +23,14 @@ class PolicyStep(nn.Module):
     Attributes:
         observations: keys of the observations, in the order of the arguments.
         states: keys of the hidden states, in the order of the arguments.
+        actions: key of the action, or those of its parts, in the order of the results.
         inputs: names of all arguments; the parts of a nested key are joined by a dot.
         outputs: names of all results.
 
     Shapes:
         observations ``[B, ...]``, ``is_init`` bool ``[B]`` (where it is true the states count as zeros; a policy
-        without memory takes it too), states ``[B, L, H]``; to the action ``[B, ...]`` and the states after.
+        without memory takes it too), states ``[B, L, H]``; to the action ``[B, ...]``, or its parts, and the states
+        after.
     """
 
     def __init__(self, actor: TensorDictSequential) -> None:
@@ -38,8 +40,9 @@ class PolicyStep(nn.Module):
         self.states: list[NestedKey] = [key for module in modules for key in module.state_keys]
         known = (IS_INIT, *self.states)
         self.observations = [key for key in cast(list[NestedKey], actor.in_keys) if key not in known]
-        self.inputs = [_name(key) for key in (*self.observations, *known)]
-        self.outputs = [_name(ACTION), *(_name(next_key(key)) for key in self.states)]
+        self.inputs = [dotted(key) for key in (*self.observations, *known)]
+        self.actions = [key for key in cast(list[NestedKey], actor.out_keys) if is_action(key)]
+        self.outputs = [*map(dotted, self.actions), *(dotted(next_key(key)) for key in self.states)]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the action and the states after, for the arguments named by ``inputs``."""
@@ -56,8 +59,4 @@ class PolicyStep(nn.Module):
 
     def results(self, step: TensorDictBase) -> tuple[Tensor, ...]:
         """Return the action and the states after from a step that the policy has taken."""
-        return (step.get(ACTION), *(step.get(next_key(key)) for key in self.states))
-
-
-def _name(key: NestedKey) -> str:
-    return key if isinstance(key, str) else ".".join(key)
+        return (*(step.get(key) for key in self.actions), *(step.get(next_key(key)) for key in self.states))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDictBase
@@ -60,7 +60,8 @@ def verify(function: Function, policy: PolicyStep, env: EnvBase, steps: int = VE
 def _compare(found: Sequence[Tensor], policy: PolicyStep, step: TensorDictBase, where: str) -> None:
     expected = policy.results(step)
     same = [_close(*pair) for pair in zip(found, expected, strict=True)]
-    same[0] = same[0] or _tied(found[0], expected[0], step.get(policy.actor[-1].in_keys[0]))
+    if not all(same[: len(policy.actions)]) and _tied(found, expected, policy, step):
+        same[: len(policy.actions)] = [True] * len(policy.actions)
     if not all(same):
         names = [name for name, equal in zip(policy.outputs, same, strict=True) if not equal]
         raise UnsupportedError(
@@ -77,8 +78,19 @@ def _close(found: Tensor, expected: Tensor) -> bool:
     return _alike(found, expected) and torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
-def _tied(found: Tensor, expected: Tensor, values: Tensor) -> bool:
+def _tied(found: Sequence[Tensor], expected: Sequence[Tensor], policy: PolicyStep, step: TensorDictBase) -> bool:
     """Return whether discrete actions that differ have equal values: rounding may decide between them."""
-    if found.is_floating_point() or not _alike(found, expected):
+    pairs = list(zip(found, expected, strict=True))[: len(policy.actions)]
+    if not all(_alike(*pair) and (not pair[0].is_floating_point() or _close(*pair)) for pair in pairs):
         return False
-    return _close(*(values.gather(-1, action.unsqueeze(-1)) for action in (found, expected)))
+    values = _values_in(policy.actor[-1], step)
+    same = [expected if expected.is_floating_point() else found for found, expected in pairs]
+    return _close(values(same), values([expected for _, expected in pairs]))
+
+
+def _values_in(chooses: Any, step: TensorDictBase) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Return a function from an action, given by its parts, to its value or log-probability."""
+    if hasattr(chooses, "get_dist"):
+        return lambda actions: chooses.get_dist(step).log_prob(*actions)
+    values = step.get(chooses.in_keys[0])
+    return lambda actions: values.gather(-1, actions[0].unsqueeze(-1))

@@ -19,7 +19,6 @@ from recurl.trainers.files.durable import make_folder, remove_partials, replacin
 FORMAT_VERSION = 2
 _SUFFIX = ".pt"
 _ABOUT = ("format_version", "contents")  # a checkpoint's own keys
-_KEPT = 2
 _TRIES = 20
 _SECONDS = 0.05
 _LONGEST = 300
@@ -29,7 +28,7 @@ class _DamagedError(ArgumentError):
     """The file differs from what was written."""
 
 
-def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int = 2) -> Path:
     """Write ``state`` as the checkpoint of environment step ``step``; it and the one before are kept.
 
     The file appears under its name only when it is complete and on disk. Those of later steps, which the run has gone
@@ -39,6 +38,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
         folder: where checkpoints go; made when missing.
         step: environment steps taken so far; it names the file.
         state: tensors and plain Python values, nested in dicts, lists and tuples.
+        keep: checkpoints that are kept, this one included.
 
     Returns:
         Path of the new file.
@@ -59,7 +59,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     with replacing(path) as file:
         save_archive({"format_version": FORMAT_VERSION, "contents": contents_of(content), **content}, file)
     found = _checkpoints(folder)
-    kept = found[: found.index(path) + 1][-_KEPT:]
+    kept = found[: found.index(path) + 1][-keep:]
     for old in found:
         if old not in kept:
             old.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Base of all agents: flat observations, their statistics, and a policy to collect with."""
+"""Base of all agents: what is observed, its statistics, and a policy to collect with."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
 from recurl import specs
-from recurl.keys import ACTION, NEXT, normalize_key
-from recurl.modules import ObservationNorm
+from recurl.keys import ACTION, NEXT, is_action, normalize_key
 from recurl.trainers.config import RunConfig
-from recurl.trainers.networks.trunk import FlatObservation, make_trunk
+from recurl.trainers.networks.observations import Observations
+from recurl.trainers.networks.trunk import make_trunk
 
 
 class Agent(nn.Module):
     """The networks of a run; a subclass builds them on :meth:`trunk`, the policy first.
 
     Args:
-        config: cell, sizes, normalisation.
+        config: encoder, cell, sizes, normalisation.
         observation_spec: observations of the environments, ``[*B]``.
 
     Attributes:
-        flat: turns observations into one vector.
-        norm: statistics of these vectors, or None.
+        observations: which entries are observed, and how each is encoded.
+        norm: statistics of the numbers among them, or None.
+        scales: factors of the images among them.
         actor: the policy that is evaluated and exported.
         policy: the policy that collects: exploration included, and every module with a hidden state that has to be
             carried. See :func:`collecting`.
@@ -35,21 +36,21 @@ class Agent(nn.Module):
 
     def __init__(self, config: RunConfig, observation_spec: specs.Composite) -> None:
         super().__init__()
-        self.flat = FlatObservation(observation_spec)
-        self.norm = ObservationNorm((self.flat.features,)) if config.normalize_observations else None
+        self.observations = Observations(config, observation_spec)
+        self.norm = self.observations.norm
+        self.scales = nn.ModuleList(image.scale for image in self.observations.images)
 
     def trunk(self, config: RunConfig, prefix: str = "") -> list[TensorDictModuleBase]:
         """Return encoder and memory, untrained; the keys that they write begin with ``prefix``."""
-        return make_trunk(config, self.flat, self.norm, prefix)
+        return make_trunk(config, self.observations, prefix)
 
     def observe(self, batch: TensorDictBase) -> None:
         """Add the observations of a batch ``[*B]`` to the statistics."""
-        if self.norm is not None:
-            self.norm.update(self.flat(*(batch[key] for key in self.flat.keys)))
+        self.observations.update(batch)
 
 
 def collecting(policy: TensorDictModuleBase) -> TensorDictSequential:
     """Return ``policy``, restricted to the outputs that a batch needs: actions, log-probabilities, new states."""
     written = [normalize_key(key) for key in policy.out_keys]
-    kept = [key for key in written if key in (ACTION, f"{ACTION}_log_prob") or key[0] == NEXT]
+    kept = [key for key in written if is_action(key) or key == f"{ACTION}_log_prob" or key[0] == NEXT]
     return TensorDictSequential(policy, selected_out_keys=cast(Any, kept))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tensordict.nn import TensorDictModule, TensorDictSequential
-from torch import nn
 
 from recurl import specs
 from recurl.errors import UnsupportedError
+from recurl.keys import ACTION_MASK
 from recurl.modules import EGreedyModule, QValueActor
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent
+from recurl.trainers.networks.layers import make_head
 
 
 class QNetwork(Agent):
@@ -18,7 +19,8 @@ class QNetwork(Agent):
     Args:
         config: see :class:`Agent`.
         observation_spec: see :class:`Agent`.
-        action_spec: actions of one environment, ``Categorical``.
+        action_spec: actions of one environment, ``Categorical``. With ``"action_mask"`` in ``observation_spec``, only
+            allowed choices are made, and have values.
         eps_init: probability of a random action at the start.
         eps_end: probability of a random action after ``eps_steps``.
         eps_steps: environment steps over which it falls, linearly.
@@ -47,8 +49,11 @@ class QNetwork(Agent):
         super().__init__(config, observation_spec)
         trunk = self.trunk(config)
         head = TensorDictModule(
-            nn.Linear(config.hidden_size, action_spec.n), in_keys=[trunk[-1].out_keys[0]], out_keys=["action_value"]
+            make_head(config, action_spec.n), in_keys=[trunk[-1].out_keys[0]], out_keys=["action_value"]
         )
-        self.actor = QValueActor(TensorDictSequential(*trunk, head), spec=action_spec)
-        self.explore = EGreedyModule(action_spec, eps_init, eps_end, annealing_num_steps=eps_steps)
+        mask = ACTION_MASK if specs.has_mask(observation_spec, action_spec) else None
+        self.actor = QValueActor(TensorDictSequential(*trunk, head), spec=action_spec, action_mask_key=mask)
+        self.explore = EGreedyModule(
+            action_spec, eps_init, eps_end, annealing_num_steps=eps_steps, action_mask_key=mask
+        )
         self.policy = TensorDictSequential(self.actor, self.explore)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recurl.trainers.report.lines import LineDisplay
-from recurl.trainers.report.logger import Logger
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def make_display(console: Console, *, total_steps: int, live: str, done_steps: int = 0) -> Logger:
-    """Return a live display on a terminal, plain lines otherwise."""
+def make_display(console: Console, *, total_steps: int, live: str, done_steps: int = 0) -> object:
+    """Return a live display on a terminal, plain lines otherwise: a callback."""
     if console.is_terminal:
         # Imported where it is used: rich draws from Python's global random numbers when it is imported.
         from recurl.trainers.report.live import LiveDisplay  # noqa: PLC0415 - as said above

@@ -7,11 +7,11 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from recurl.trainers.files.durable import make_folder, write_all, writing
-from recurl.trainers.report.metrics import Row
 
 _NUMBERS = itertools.count()
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
@@ -46,10 +46,10 @@ class Events:
             log = self._protos.SessionLog
             self._add(step=purge_step, session_log=log(status=log.START))
 
-    def write(self, row: Row) -> None:
-        """Add every entry of a row at its ``env_steps``."""
-        values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
-        self._add(step=int(row["env_steps"]), summary=self._summaries.Summary(value=values))
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Add numbers, by their tags, at an environment step."""
+        values = [self._summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
+        self._add(step=step, summary=self._summaries.Summary(value=values))
 
     def _add(self, **content: Any) -> None:
         record = io.BytesIO()

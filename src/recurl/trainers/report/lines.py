@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from recurl.trainers.report.metrics import LIVE, Row
+from recurl.trainers.report.metrics import Row
+from recurl.trainers.report.shown import Shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,30 +28,35 @@ class LineDisplay:
         self, console: Console, *, total_steps: int, live: str, seconds: float = _SECONDS_BETWEEN_LINES
     ) -> None:
         self._console = console
-        self._format = f"{LIVE}  {live}"
+        self._shown = Shown(live, total_steps)
         self._total = total_steps
         self._seconds = seconds
         self._next = 0.0
-        self._pending: Row | None = None
+        self._pending = False
 
-    def write(self, row: Row) -> None:
+    def on_update(self, row: Row) -> None:
         """Print the row when it is time, otherwise keep it."""
-        self._pending = row
+        self._shown.update(row)
+        self._pending = True
         if time.monotonic() >= self._next:
             self._print()
             self._next = time.monotonic() + self._seconds
 
-    def close(self) -> None:
+    def on_evaluation(self, row: Row) -> None:
+        """Keep the row, for the lines that follow."""
+        self._shown.evaluate(row)
+        self._pending = self._shown.row is not None
+
+    def on_end(self, outcome: object) -> None:
         """Print the last row."""
-        self._print()
+        if self._pending:
+            self._print()
 
     def _print(self) -> None:
-        if self._pending is None:
-            return
-        row, self._pending = self._pending, None
-        left = max(self._total - row["env_steps"], 0) / max(row["steps_per_s"], 1e-9)
+        self._pending = False
+        taken = 0 if self._shown.row is None else int(self._shown.row["env_steps"])
         self._console.print(
-            f"{int(row['env_steps']):>9,}/{self._total:,} steps  {self._format.format(**row)}  left {left:.0f} s",
+            f"{taken:>9,}/{self._total:,} steps  {self._shown.text}  left {self._shown.left}",
             soft_wrap=True,
             markup=False,
             highlight=False,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from recurl.trainers.report.metrics import LIVE, Row
+from recurl.trainers.report.metrics import Row
+from recurl.trainers.report.shown import Shown
 
 
 class LiveDisplay:
@@ -21,25 +22,32 @@ class LiveDisplay:
     """
 
     def __init__(self, console: Console, *, total_steps: int, live: str, done_steps: int = 0) -> None:
-        self._format = f"{LIVE}  {live}"
+        self._shown = Shown(live, total_steps)
         self._progress = Progress(
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.completed:,}/{task.total:,} steps, left"),
-            TimeRemainingColumn(),
+            TextColumn("{task.completed:,}/{task.total:,} steps, left {task.fields[left]}"),
             auto_refresh=False,
-            speed_estimate_period=60,
         )
-        self._task = self._progress.add_task("", total=total_steps, completed=done_steps)
+        self._task = self._progress.add_task("", total=total_steps, completed=done_steps, left=self._shown.left)
         # Drawn when there is something new: no thread takes time from training.
-        self._live = Live(Group(self._progress, Text("collecting")), console=console, auto_refresh=False)
+        self._live = Live(self._picture(), console=console, auto_refresh=False)
         self._live.start(refresh=True)
 
-    def write(self, row: Row) -> None:
-        """Show the latest row."""
-        self._progress.update(self._task, completed=int(row["env_steps"]))
-        self._live.update(Group(self._progress, Text(self._format.format(**row))), refresh=True)
+    def on_update(self, row: Row) -> None:
+        """Show the row of an update."""
+        self._shown.update(row)
+        self._progress.update(self._task, completed=int(row["env_steps"]), left=self._shown.left)
+        self._live.update(self._picture(), refresh=True)
 
-    def close(self) -> None:
+    def on_evaluation(self, row: Row) -> None:
+        """Show the row of an evaluation."""
+        self._shown.evaluate(row)
+        self._live.update(self._picture(), refresh=True)
+
+    def on_end(self, outcome: object) -> None:
         """Stop drawing; the last state stays on the screen."""
         self._live.stop()
+
+    def _picture(self) -> Group:
+        return Group(self._progress, Text(self._shown.text))

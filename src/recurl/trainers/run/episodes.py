@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from statistics import pstdev
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,11 @@ class EpisodeStats:
     def mean_return(self) -> float:
         """Mean return of the last 20 episodes (of all when there are fewer, nan when there is none)."""
         return sum(self.returns) / len(self.returns) if self.returns else float("nan")
+
+    @property
+    def std_return(self) -> float:
+        """Standard deviation of the returns of the last 20 episodes."""
+        return pstdev(self.returns) if self.returns else float("nan")
 
     @property
     def mean_length(self) -> float:

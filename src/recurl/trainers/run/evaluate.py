@@ -1,13 +1,15 @@
-"""Greedy evaluation: returns and lengths of episodes, hidden states carried and reset as in training."""
+"""Evaluation: returns and lengths of episodes, hidden states carried and reset as in training."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
+from typing import Any
 
+import numpy as np
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
@@ -19,15 +21,20 @@ from recurl.trainers.optim.finite import all_finite
 
 MOST_STEPS = 27_000
 """Steps of an episode before an evaluation cuts it: those that evaluations on Atari allow."""
+CONFIDENCE = 0.95
+"""Confidence of the intervals."""
+RESAMPLES = 10_000
+"""Resamples of the bootstrap."""
+_MOST_AT_ONCE = 1_000_000  # numbers drawn at once, which bounds the memory
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of greedy episodes.
+    """Returns and lengths of episodes.
 
     Example:
         >>> print(Evaluation([1.0, 3.0], [10, 20]))
-        Greedy evaluation over 2 episodes: return 2 (standard deviation 1, from 1 to 3), length 15
+        Greedy evaluation over 2 episodes: return 2 (95% interval 1 to 3, standard deviation 1, from 1 to 3), length 15
     """
 
     returns: list[float]
@@ -38,21 +45,86 @@ class Evaluation:
     """Episodes that had not ended after ``max_steps`` and were cut there."""
     max_steps: int = MOST_STEPS
     """The bound."""
+    deterministic: bool = True
+    """Whether the policy took the best actions, or acted as in training."""
 
     @property
     def mean_return(self) -> float:
         """Mean return over the episodes."""
         return fmean(self.returns)
 
+    @property
+    def title(self) -> str:
+        """What was done, in words."""
+        kind = "Greedy" if self.deterministic else "Stochastic"
+        return f"{kind} evaluation over {len(self.returns)} episodes"
+
+    @property
+    def remark(self) -> str:
+        """How many episodes were cut; empty if none was."""
+        total = len(self.returns)
+        return f"{self.cut} of {total} episodes were cut after {self.max_steps:,} steps" if self.cut else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers, and statistics of them, as plain values."""
+        return {
+            "deterministic": self.deterministic,
+            "episodes": len(self.returns),
+            "return": _statistics(self.returns),
+            "length": _statistics(self.lengths),
+            "interval": {
+                "confidence": CONFIDENCE,
+                "method": "percentile bootstrap of the mean",
+                "resamples": RESAMPLES,
+            },
+            "cut": self.cut,
+            "max_steps": self.max_steps,
+            "returns": self.returns,
+            "lengths": self.lengths,
+        }
+
     def __str__(self) -> str:
-        spread = f"standard deviation {pstdev(self.returns):.4g}, from {min(self.returns):.4g}"
-        text = (
-            f"Greedy evaluation over {len(self.returns)} episodes: return {self.mean_return:.4g} "
-            f"({spread} to {max(self.returns):.4g}), length {fmean(self.lengths):.4g}"
+        low, high = bootstrap_interval(self.returns)
+        spread = (
+            f"standard deviation {pstdev(self.returns):.4g}, from {min(self.returns):.4g} to {max(self.returns):.4g}"
         )
-        if self.cut:
-            text += f"; {self.cut} of {len(self.returns)} episodes were cut after {self.max_steps:,} steps"
-        return text
+        interval = f"{CONFIDENCE:.0%} interval {low:.4g} to {high:.4g}"
+        text = f"{self.title}: return {self.mean_return:.4g} ({interval}, {spread}), length {fmean(self.lengths):.4g}"
+        return f"{text}; {self.remark}" if self.cut else text
+
+
+def _statistics(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "mean": fmean(values),
+        "interval": list(bootstrap_interval(values)),
+        "std": pstdev(values),
+        "min": min(values),
+        "max": max(values),
+    }
+
+
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% percentile bootstrap interval of the mean, always the same for the same values.
+
+    Source: Efron, "Nonparametric standard errors and confidence intervals" (1981).
+
+    Args:
+        values: numbers that were drawn independently, at least one; of a single one the interval has no width.
+
+    Example:
+        >>> low, high = bootstrap_interval([1.0, 2.0, 3.0, 4.0])
+        >>> low, high
+        (1.5, 3.5)
+    """
+    found, draw = np.asarray(values, np.float64), np.random.default_rng(0)
+    rows = max(1, min(RESAMPLES, _MOST_AT_ONCE // found.size))
+    means = [
+        found[draw.integers(found.size, size=(min(rows, RESAMPLES - done), found.size))].mean(1)
+        for done in range(0, RESAMPLES, rows)
+    ]
+    tail = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(np.concatenate(means), [tail, 100 - tail]).tolist()
+    return low, high
 
 
 class _Scores:
@@ -118,15 +190,17 @@ def evaluate_policy(
     episodes: int,
     max_steps: int = MOST_STEPS,
     progress: Callable[[int, int], None] = lambda done, steps: None,
+    deterministic: bool = True,
 ) -> Evaluation:
-    """Play greedy episodes.
+    """Play episodes.
 
     Args:
-        policy: the actor; its hidden states must be declared by the environment.
+        policy: the actor, or the policy that collects; its hidden states must be declared by the environment.
         env: environments ``[B]``, seeded; each plays the same number of episodes, or one more.
         episodes: how many episodes count.
         max_steps: an episode that goes on after so many is cut, and counts with what it has reached.
         progress: called after every step with the number of episodes that have ended, and of steps made.
+        deterministic: take the best actions; otherwise act as in training, with torch's global generator.
 
     Raises:
         ArgumentError: ``episodes`` or ``max_steps`` is not positive.
@@ -138,9 +212,9 @@ def evaluate_policy(
     quota = [episodes // rows + (row < episodes % rows) for row in range(rows)]
     scores = _Scores(quota, observations, max_steps, progress)
     bounded = TransformedEnv(env, StepCounter(max_steps, step_count_key="evaluation_step"))
-    with set_exploration_type(ExplorationType.DETERMINISTIC):
+    with set_exploration_type(ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM):
         interact(bounded, policy, bounded.reset(), sys.maxsize, write=scores.write, stop=scores.complete)
-    return Evaluation(scores.returns, scores.lengths, scores.cut, max_steps)
+    return Evaluation(scores.returns, scores.lengths, scores.cut, max_steps, deterministic)
 
 
 def check_bounds(episodes: int, max_steps: int) -> None:

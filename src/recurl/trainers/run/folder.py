@@ -7,7 +7,8 @@ import shutil
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +16,12 @@ from recurl.errors import ArgumentError, StorageError
 from recurl.trainers.algorithms.table import read_options
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
+from recurl.trainers.files.checkpoints import latest_checkpoint, load_newest
 from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_whole, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
+
+CHECKPOINTS = ("newest", "best")
+"""Names of the checkpoints that :meth:`RunFolder.read_checkpoint` reads."""
 
 
 def _warn(text: str) -> None:
@@ -78,6 +83,16 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def best(self) -> Path:
+        """Folder of the policy of the best evaluation during training."""
+        return self.path / "best"
+
+    @property
+    def evaluations(self) -> Path:
+        """File of the evaluations during training, one row each."""
+        return self.path / "evaluations.csv"
+
+    @property
     def tensorboard(self) -> Path:
         """Folder of the TensorBoard events."""
         return self.path / "tensorboard"
@@ -125,7 +140,38 @@ class RunFolder:
         with self.hold(), _naming_another():
             self.check_free(overwrite=overwrite)
             self._clear()
-            write_whole(self.config, json.dumps(config.to_dict(), indent=2).encode() + b"\n")
+            self._write(config)
+
+    def extend(self, total_steps: int) -> RunConfig:
+        """Return the options of this run with more steps; see :meth:`rewrite`.
+
+        Args:
+            total_steps: environment steps in all, those of its newest checkpoint included.
+
+        Raises:
+            ArgumentError: there is no run or checkpoint here, or not even one batch would be added.
+        """
+        config, taken = self.read_config(), int(latest_checkpoint(self.checkpoints).stem)
+        extended = replace(config, total_steps=total_steps)
+        if extended.updates * extended.frames_per_batch <= taken:
+            raise ArgumentError(
+                f"--total-steps must exceed the {taken:,} steps of the newest checkpoint in {self.path} by at least "
+                f"one batch of {config.frames_per_batch:,}, got {total_steps:,}."
+            )
+        return extended
+
+    def rewrite(self, config: RunConfig) -> None:
+        """Replace the options of the run that is here, such as by those of :meth:`extend`.
+
+        Raises:
+            LockedError: another process works here.
+            StorageError: the folder can't be written.
+        """
+        with self.hold(), _naming_another():
+            self._write(config)
+
+    def _write(self, config: RunConfig) -> None:
+        write_whole(self.config, json.dumps(config.to_dict(), indent=2).encode() + b"\n")
 
     def _has_content(self) -> bool:
         with writing(self.path):
@@ -134,13 +180,13 @@ class RunFolder:
     def _clear(self) -> None:
         """Remove the files of another run; its options stay until the next ones replace them."""
         with writing(self.path):
-            for folder in (self.checkpoints, self.tensorboard):
+            for folder in (self.checkpoints, self.best, self.tensorboard, self.path / "wandb"):
                 if folder.exists():
                     shutil.rmtree(folder)
-            for file in (self.metrics, self.curve):
+            for file in (self.metrics, self.evaluations, self.curve):
                 file.unlink(missing_ok=True)
-        remove_partials(self.path, self.config.name)
-        remove_partials(self.path, self.metrics.name)
+        for file in (self.config, self.metrics, self.evaluations):
+            remove_partials(self.path, file.name)
         sync_folder(self.path)
 
     def read_config(self, env: EnvSource | None = None) -> RunConfig:
@@ -172,6 +218,30 @@ class RunFolder:
             return read_options(cast(dict[str, Any], values))
         except ArgumentError as error:
             raise ArgumentError(f"{self.config} can't be used: {error}") from error
+
+    def read_checkpoint(self, name: str = "newest") -> tuple[Path, dict[str, Any]]:
+        """Return a checkpoint, its path and what it holds.
+
+        Args:
+            name: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
+
+        Raises:
+            ArgumentError: there is no such checkpoint, or it can't be read.
+        """
+        if name not in CHECKPOINTS:
+            near = get_close_matches(str(name), CHECKPOINTS, 1)
+            raise ArgumentError(
+                f"--checkpoint must be one of {', '.join(CHECKPOINTS)}, got {name!r}"
+                f"{f': did you mean {near[0]}?' if near else '.'}"
+            )
+        if name == "newest":
+            return load_newest(self.checkpoints, self.notify)
+        if not self.best.is_dir():
+            raise ArgumentError(
+                f"The run {self.path} has no best checkpoint, which recurl train --eval-every STEPS --keep-best "
+                "writes: take the newest (--checkpoint newest)."
+            )
+        return load_newest(self.best, self.notify)
 
 
 @contextmanager

@@ -11,37 +11,41 @@ from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
-from recurl.trainers.files.checkpoints import fitting, load_newest
+from recurl.trainers.files.checkpoints import fitting
 from recurl.trainers.networks.agent import Agent
 from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.evaluation_display import EvaluationDisplay
 from recurl.trainers.run.evaluate import Evaluation, check_bounds, evaluate_policy
 from recurl.trainers.run.folder import RunFolder
+from recurl.trainers.run.periodic import SIDE_BY_SIDE
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SIDE_BY_SIDE = 50
-_FRESH = 1_000_003
+FRESH = 1_000_003
+"""What is added to the seed of a run for episodes that training did not play."""
 
 
-def load_agent(folder: RunFolder, *, on_cpu: bool = False, env: EnvSource | None = None) -> tuple[RunConfig, Agent]:
-    """Return the options of a run, and its networks as of the newest checkpoint.
+def load_agent(
+    folder: RunFolder, *, on_cpu: bool = False, env: EnvSource | None = None, checkpoint: str = "newest"
+) -> tuple[RunConfig, Agent]:
+    """Return the options of a run, and its networks as of a checkpoint.
 
     Args:
         folder: the run.
         on_cpu: put them on the CPU, wherever they were trained.
         env: see :meth:`RunFolder.read_config`; a function or an id, as new environments are made of it.
+        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
 
     Raises:
-        ArgumentError: the run has no checkpoint, or it can't be read or doesn't fit.
+        ArgumentError: the run has no such checkpoint, or it can't be read or doesn't fit.
         NonFiniteError: the policy isn't finite.
     """
     config = folder.read_config(env)
     config = config.on_cpu() if on_cpu else config
-    path, state = load_newest(folder.checkpoints, folder.notify)
-    with make_env(config, 1) as plain:
-        agent = make_agent(config, plain)
+    path, state = folder.read_checkpoint(checkpoint)
+    with torch.random.fork_rng(devices=[]), make_env(config, 1) as plain:
+        agent = make_agent(config, plain)  # drawn, and then filled
     with fitting(path):
         agent.load_state_dict(state["algorithm"]["agent"])
     check_finite(agent.state_dict(), f"the policy in {path}")
@@ -56,28 +60,43 @@ def evaluate_run(
     max_steps: int | None = None,
     env: EnvSource | None = None,
     console: Console | None = None,
+    checkpoint: str = "newest",
+    deterministic: bool = True,
 ) -> Evaluation:
-    """Play greedy episodes with the newest checkpoint of a run.
+    """Play episodes with the policy of a run.
 
     Args:
         folder: the run.
         episodes: how many episodes.
-        seed: of the environments; by default one that training did not use.
+        seed: of the environments, and of the actions that are drawn; by default one that training did not use.
         max_steps: an episode that goes on after so many is cut; by default the run's ``eval_max_steps``.
         env: see :func:`load_agent`.
         console: where progress is shown, if it takes seconds.
+        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
+        deterministic: take the best actions; otherwise act as in training: draw from the distribution, or explore.
 
     Raises:
-        ArgumentError: the run has no checkpoint, it can't be read or doesn't fit, or a number is not positive.
+        ArgumentError: the run has no such checkpoint, it can't be read or doesn't fit, or a number is not positive.
         NonFiniteError: the policy, a reward or an observation isn't finite.
     """
     check_bounds(episodes, 1 if max_steps is None else max_steps)
-    config, agent = load_agent(folder, env=env)
+    config, agent = load_agent(folder, env=env, checkpoint=checkpoint)
     torch.set_num_threads(config.threads)
+    seed = config.seed + FRESH if seed is None else seed
+    policy = agent.actor if deterministic else agent.policy
     with (
-        make_env(config, min(episodes, _SIDE_BY_SIDE), policy=agent.actor) as envs,
+        make_env(config.for_evaluation(), min(episodes, SIDE_BY_SIDE), policy=policy) as envs,
         closing(EvaluationDisplay(console, episodes)) as display,
+        torch.random.fork_rng(enabled=not deterministic),
     ):
-        envs.set_seed(config.seed + _FRESH if seed is None else seed)
-        most = config.eval_max_steps if max_steps is None else max_steps
-        return evaluate_policy(agent.actor, envs, episodes=episodes, max_steps=most, progress=display.update)
+        envs.set_seed(seed)
+        if not deterministic:
+            torch.manual_seed(seed)
+        return evaluate_policy(
+            policy,
+            envs,
+            episodes=episodes,
+            max_steps=config.eval_max_steps if max_steps is None else max_steps,
+            progress=display.update,
+            deterministic=deterministic,
+        )

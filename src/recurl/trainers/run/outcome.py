@@ -11,8 +11,9 @@ from typing import Literal
 class Outcome:
     """End of a run."""
 
-    status: Literal["solved", "finished", "stopped"]
-    """The return asked for was reached; all steps were taken; the run was asked to stop."""
+    status: Literal["solved", "finished", "stopped", "failed"]
+    """The return asked for was reached; all steps were taken; the run was asked to stop; an error ended it, which is
+    seen by callbacks only."""
     env_steps: int
     """Environment steps taken, earlier processes included."""
     wall_s: float

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.errors import ArgumentError
 from recurl.trainers.algorithms.seeding import rng_state, set_rng_state
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.config import RunConfig
 from recurl.trainers.files.checkpoints import fitting, load_newest, save_checkpoint
 from recurl.trainers.optim.finite import check_finite
+from recurl.trainers.report.csv_logger import CsvLogger
 from recurl.trainers.report.display import make_display
-from recurl.trainers.report.events import Events
-from recurl.trainers.report.logger import Logger
-from recurl.trainers.report.metrics import MetricsFile, Row
+from recurl.trainers.report.loggers import Place, check_packages, make_loggers
+from recurl.trainers.report.metrics import EVALUATION, RETURN, SPREAD, MetricsFile, Row
 from recurl.trainers.report.plots import plot_learning_curve
+from recurl.trainers.report.references import reference_returns
+from recurl.trainers.run.callbacks import Callbacks, check_callback, load_callback
 from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.faults import FaultWatch
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.outcome import Clock, Outcome
+from recurl.trainers.run.periodic import EVALUATION_COLUMNS, PeriodicEvaluation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +37,8 @@ _COLUMNS = (
     "wall_s",
     "cpu_s",
     "steps_per_s",
-    "return_mean_20",
+    RETURN,
+    SPREAD,
     "length_mean_20",
     "skipped",
 )
@@ -48,29 +51,32 @@ class Trainer:
         config: the options.
         folder: folder of the run; see :meth:`RunFolder.create`.
         console: console for progress and notices.
-        loggers: additional loggers of every update, closed at the end of :meth:`run`.
+        callbacks: called while the run goes on, after those of ``--callback``; see :class:`Callback`.
 
     A trainer starts a new run; after :meth:`resume` it continues from the newest checkpoint. While it runs, no other
     process can write in the folder.
 
     Raises:
-        MissingDependencyError: a package that a run needs at its end is not installed; said before it begins.
+        ArgumentError: a callback can't be made, or the environment of the evaluations doesn't fit.
+        ArgumentTypeError: an object has no method of a callback.
+        MissingDependencyError: a package that the run needs is not installed; said before it begins.
     """
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, *, console: Console, loggers: Sequence[Logger] = ()
+        self, config: RunConfig, folder: RunFolder, *, console: Console, callbacks: Sequence[object] = ()
     ) -> None:
-        for package in ("tensorboard", "matplotlib"):
-            if importlib.util.find_spec(package) is None:
-                raise MissingDependencyError(f"{package} is not installed: pip install 'recurl[train]'")
+        check_packages(config.logger)
+        self._own = [*map(load_callback, config.callback), *map(check_callback, callbacks)]
+        self._callbacks = Callbacks()
         self.config = config
         self.folder = folder
         self.console = console
-        self._loggers = loggers
         self.algorithm = make_algorithm(config)
+        self._evaluation = PeriodicEvaluation(config, self.algorithm.agent, folder)
         self.stats = EpisodeStats(config.num_envs)
         self._watch = FaultWatch(self.algorithm, self.stats, skip=config.on_nonfinite == "skip")
         self._updates = 0
+        self._asked = False
         self._times = (0.0, 0.0)
         self._rng: dict[str, Any] | None = None
         self._held = ExitStack()
@@ -94,7 +100,9 @@ class Trainer:
             self._held.close()
             self._held = stack.pop_all()
         if not self.algorithm.can_save_env:
-            self._notify(f"{self.config.env} can't save its state: its episodes start over, the resumed run differs.")
+            self._notify(
+                f"{self.config.env_name} can't save its state: its episodes start over, the resumed run differs."
+            )
 
     def _load(self, state: Mapping[str, Any]) -> None:
         saved, options = state.get("config", {}), self.config.to_dict()
@@ -109,6 +117,8 @@ class Trainer:
         self._updates = int(state["rows"])
         if "faults" in state:  # runs of old have none
             self._watch.load_state_dict(state["faults"])
+        if "evaluation" in state:  # runs of old have none
+            self._evaluation.load_state_dict(state["evaluation"])
         self._times = (float(state["wall_s"]), float(state["cpu_s"]))
         self._rng = state["rng"]
         set_rng_state(state["rng"])
@@ -127,27 +137,58 @@ class Trainer:
         Raises:
             ArgumentError: the folder isn't that of a new run with these options.
             LockedError: another process works in the folder.
+            CallbackError: a callback failed; the run was saved and ended.
             NonFiniteError: a number isn't finite, and is not to be skipped or can't be; nothing is saved of it.
             StorageError: the folder can't be written; the newest checkpoint stays as it was.
         """
-        with self._held, self._holding(), self._opened() as loggers, _frozen():
-            if self._rng is not None:
-                set_rng_state(self._rng)
+        with self._held, self._holding(), _frozen():
+            self._asked, self._callbacks = False, Callbacks()
             clock = Clock(*self._times)
-            stopped = False
-            while not (stopped or self._ended()):
-                row = self._iterate(clock)
-                for logger in loggers:
-                    logger.write(row)
-                self._updates += 1
-                stopped = should_stop()
-                if stopped or self._ended() or self._updates % self.config.checkpoint_every == 0:
-                    self._save(clock)
-            outcome = self._outcome(clock, stopped=stopped)
-            if self._updates:
-                title = f"{self.config.env}, {self.config.cell}"
-                plot_learning_curve(self.folder.metrics, self.folder.curve, title=title)
+            try:
+                self._open()
+                clock = Clock(*self._times)
+                self._loop(clock, should_stop)
+            except BaseException:
+                self._callbacks.end(self._outcome(clock, "failed"))
+                raise
+            outcome = self._outcome(clock)
+            self._callbacks.end(outcome)
+        if self._callbacks.error is not None:
+            raise self._callbacks.error
         return outcome
+
+    def stop(self) -> None:
+        """End the run after the update that goes on, with a checkpoint: for callbacks."""
+        self._asked = True
+
+    def _loop(self, clock: Clock, should_stop: Callable[[], bool]) -> None:
+        self._callbacks.call("on_start", self)
+        if self._rng is not None:
+            set_rng_state(self._rng)
+        while not (self._interrupted() or self._ended()):
+            before = self.algorithm.env_steps
+            self._callbacks.call("on_update", self._iterate(clock))
+            self._updates += 1
+            if self._evaluation.due(before, self.algorithm.env_steps):
+                self._callbacks.call("on_evaluation", self._evaluation(self._updates, self.algorithm.env_steps))
+            self._asked = should_stop() or self._asked
+            if self._interrupted() or self._ended() or self._updates % self.config.checkpoint_every == 0:
+                self._save(clock)
+        if self._updates:
+            self._plot()
+
+    def _plot(self) -> None:
+        config, folder = self.config, self.folder
+        plot_learning_curve(
+            folder.metrics,
+            folder.curve,
+            title=f"{config.env_name}, {config.cell}",
+            evaluations=None if config.eval_every is None else folder.evaluations,
+            references=reference_returns(config.env_name, config.env_arguments),
+        )
+
+    def _interrupted(self) -> bool:
+        return self._asked or self._callbacks.error is not None
 
     @contextmanager
     def _holding(self) -> Generator[None]:
@@ -163,26 +204,39 @@ class Trainer:
                 )
             yield
 
-    @contextmanager
-    def _opened(self) -> Generator[list[Logger]]:
-        """Open everything that takes rows: first the metrics, then TensorBoard, the display and other loggers."""
-        algorithm, folder = self.algorithm, self.folder
-        columns = (*_COLUMNS, *algorithm.reported)
-        with ExitStack() as stack:
-            self._metrics = MetricsFile(folder.metrics, columns, updates=self._updates, notify=self._notify)
-            stack.callback(self._metrics.close)
-            events = Events(folder.tensorboard, purge_step=algorithm.env_steps + 1 if self._updates else None)
-            stack.callback(events.close)
-            total = self.config.updates * self.config.frames_per_batch
-            display = make_display(self.console, total_steps=total, live=algorithm.live, done_steps=algorithm.env_steps)
-            stack.callback(display.close)
-            for logger in self._loggers:
-                stack.callback(logger.close)
-            yield [self._metrics, events, display, *self._loggers]
+    def _open(self) -> None:
+        """Open what takes rows: the files first, then the logger and the display; one's own callbacks come last."""
+        algorithm, folder, config = self.algorithm, self.folder, self.config
+        self._rows = CsvLogger(self._metrics_file(), self._evaluations_file())
+        self._callbacks.add(self._rows)
+        since = algorithm.env_steps if self._updates else None
+        for logger in make_loggers(config.logger, Place(folder.path, folder.tensorboard, config.to_dict(), since)):
+            self._callbacks.add(logger)
+        total = config.updates * config.frames_per_batch
+        display = make_display(self.console, total_steps=total, live=algorithm.live, done_steps=algorithm.env_steps)
+        for callback in (display, *self._own):
+            self._callbacks.add(callback)
+
+    def _metrics_file(self) -> MetricsFile:
+        columns = (*_COLUMNS, *self.config.scheduled, *self.algorithm.reported)
+        return MetricsFile(self.folder.metrics, columns, updates=self._updates, notify=self._notify)
+
+    def _evaluations_file(self) -> MetricsFile | None:
+        if self.config.eval_every is None:
+            return None
+        return MetricsFile(
+            self.folder.evaluations,
+            EVALUATION_COLUMNS,
+            updates=self._updates,
+            expected=self._evaluation.count,
+            score=EVALUATION,
+            notify=self._notify,
+        )
 
     def close(self) -> None:
         """Close the environments and free the folder."""
         self._held.close()
+        self._evaluation.close()
         self.algorithm.close()
 
     def _notify(self, text: str) -> None:
@@ -191,6 +245,7 @@ class Trainer:
     def _iterate(self, clock: Clock) -> Row:
         steps, wall = self.algorithm.env_steps, clock.wall_s
         batch = self.algorithm.collect()
+        self._callbacks.call("on_batch", batch)
         taken = self.algorithm.env_steps
         if self._watch.admits(batch):
             learned = self.algorithm.learn(batch)
@@ -205,13 +260,14 @@ class Trainer:
             round(clock.cpu_s, 3),
             round((taken - steps) / (clock.wall_s - wall), 1),
             self.stats.mean_return,
+            self.stats.std_return,
             self.stats.mean_length,
             self._watch.skipped,
         )
-        return {**dict(zip(_COLUMNS, numbers, strict=True)), **learned}
+        return {**dict(zip(_COLUMNS, numbers, strict=True)), **self.algorithm.scheduled, **learned}
 
     def _solved(self) -> bool:
-        return self.stats.reached(self.config.stop_return)
+        return self.stats.reached(self.config.stop_return) or self._evaluation.solved
 
     def _ended(self) -> bool:
         return self._solved() or self._updates >= self.config.updates
@@ -228,16 +284,19 @@ class Trainer:
             "stats": self.stats.state_dict(),
             "rows": self._updates,
             "faults": self._watch.state_dict(),
+            "evaluation": self._evaluation.state_dict(),
             "wall_s": self._times[0],
             "cpu_s": self._times[1],
             "rng": rng_state(),
         }
-        self._metrics.sync()  # before the checkpoint that counts its rows
-        save_checkpoint(self.folder.checkpoints, self.algorithm.env_steps, state)
+        self._rows.sync()  # before the checkpoint that counts them
+        path = save_checkpoint(self.folder.checkpoints, self.algorithm.env_steps, state)
+        self._callbacks.call("on_checkpoint", path)
 
-    def _outcome(self, clock: Clock, *, stopped: bool) -> Outcome:
-        status = "solved" if self._solved() else "finished" if self._ended() else "stopped"
-        return Outcome(status, self.algorithm.env_steps, clock.wall_s, clock.cpu_s, self.stats.mean_return)
+    def _outcome(self, clock: Clock, status: Literal["failed"] | None = None) -> Outcome:
+        failed = status or ("failed" if self._callbacks.error else None)
+        ended = failed or ("solved" if self._solved() else "finished" if self._ended() else "stopped")
+        return Outcome(ended, self.algorithm.env_steps, clock.wall_s, clock.cpu_s, self.stats.mean_return)
 
 
 @contextmanager

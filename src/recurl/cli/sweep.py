@@ -1,0 +1,80 @@
+"""``recurl sweep``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from recurl.cli.arguments import parse_known_arguments, without_options
+from recurl.cli.notices import notify
+from recurl.cli.signals import StopOnSignal
+from recurl.cli.sources import read_sources
+from recurl.cli.train import read_run
+from recurl.errors import ArgumentError
+from recurl.ranges import Count
+from recurl.trainers import ALGORITHMS, RunConfig, find_algorithm
+from recurl.trainers.study.grid import Job, make_jobs, parse_settings
+from recurl.trainers.study.sweep import Sweep
+
+_PROG = "recurl sweep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Train with several seeds, and every combination of some options: recurl sweep ALGORITHM --env ID ...
+
+    All other options are those of recurl train ALGORITHM. The same command goes on with a sweep that was stopped.
+    """
+
+    run_dir: Path
+    """Folder of the sweep; each run is a folder in it."""
+    seeds: Count = 1
+    """Seeds of each combination, from --seed on."""
+    set: tuple[str, ...] = ()
+    """Options to try, field=value,value each, such as cell=lstm,gru learning_rate=1e-3,3e-4."""
+    jobs: Count = 1
+    """Processes at once."""
+
+
+class Wanted(NamedTuple):
+    """What was asked for."""
+
+    options: Options
+    jobs: list[Job]
+
+
+def read(arguments: list[str]) -> Wanted:
+    """Parse the arguments: those of the sweep, and those of all its runs."""
+    options, rest = parse_known_arguments(Options, arguments, prog=_PROG)
+    sources = read_sources(rest)
+    named = bool(rest) and not rest[0].startswith("-")
+    algorithm = rest[0] if named else sources.algorithm
+    if algorithm is None:
+        raise ArgumentError(f"recurl sweep takes an algorithm ({', '.join(ALGORITHMS)}), --preset or --config.")
+
+    def read_options(more: list[str]) -> RunConfig:
+        wanted = read_run([*without_options(rest, more), *more], sources, prog=_PROG)
+        if wanted.overwrite or wanted.save_config is not None:
+            raise ArgumentError("recurl sweep takes neither --overwrite nor --save-config.")
+        return wanted.options
+
+    kind = find_algorithm(algorithm).config
+    return Wanted(options, make_jobs(kind, parse_settings(options.set), options.seeds, read_options))
+
+
+def run(wanted: Wanted) -> int:
+    """Train all runs, and name those that failed."""
+    options = wanted.options
+    sweep = Sweep(options.run_dir, wanted.jobs, notify)
+    with sweep.hold(), StopOnSignal() as stop:
+        sweep.run(options.jobs, say=lambda text: print(text, flush=True), should_stop=stop.requested)
+    if stop.requested():
+        print("Go on with the same command.")
+        return stop.exit_code
+    if sweep.failed:
+        failed = f"{len(sweep.failed)} of {len(wanted.jobs)} runs failed: {', '.join(sweep.failed)}"
+        print(f"{failed}. The same command tries them again.")
+        return 1
+    print(f"Compare them: recurl compare {options.run_dir}")
+    return 0

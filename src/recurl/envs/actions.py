@@ -1,0 +1,49 @@
+"""Random actions of an environment, and the roots from which an action can be taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recurl.errors import MissingKeyError, UsageError
+from recurl.keys import ACTION_MASK
+from recurl.lowering import Step
+from recurl.specs import TensorSpec, choice_counts, masked_rand, rows_without_choice
+
+__all__ = ["check_choice", "random_action"]
+
+
+def random_action(spec: TensorSpec, root: Step) -> Any:
+    """Return random actions of the choices that the mask in ``root`` allows, from torch's global generator.
+
+    Args:
+        spec: the action of one environment.
+        root: root of a step, ``[*B]``.
+
+    Raises:
+        MissingKeyError: ``root`` has no mask.
+    """
+    if ACTION_MASK not in root:
+        raise MissingKeyError(
+            f"A random action of an environment with masks needs {ACTION_MASK!r}: give the root, as "
+            "env.rand_action(env.reset())."
+        )
+    return masked_rand(spec, root.get(ACTION_MASK))
+
+
+def check_choice(spec: TensorSpec, root: Step) -> None:
+    """Refuse a root whose action mask allows no choice.
+
+    Args:
+        spec: the action of one environment.
+        root: root of a step, with a mask.
+
+    Raises:
+        UsageError: naming the rows.
+    """
+    rows = rows_without_choice(root.get(ACTION_MASK), choice_counts(spec))
+    if rows.any():
+        where = f"environments {rows.flatten().nonzero().flatten().tolist()}" if rows.ndim else "the environment"
+        raise UsageError(
+            "At least one choice of every action must be allowed where an action is taken, but the mask of "
+            f"{where} allows none: end the episode there (terminated), or allow a choice."
+        )

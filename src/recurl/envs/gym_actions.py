@@ -1,0 +1,155 @@
+"""Conversion of action tensors to Gymnasium actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from recurl.envs.gym_spaces import box_spec
+from recurl.envs.space_json import space_from_json, space_to_json
+from recurl.errors import ArgumentError, UnsupportedError
+from recurl.keys import ACTION, NestedKey
+from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
+
+__all__ = ["ActionReader"]
+
+spaces = gym.spaces
+
+
+class ActionReader:
+    """Converts action tensors to Gymnasium actions, and refuses invalid ones.
+
+    A ``Discrete`` action is read as an integer of shape ``[*B]`` or as a one-hot vector ``[*B, n]``; the shape decides,
+    independently of the spec. A ``Dict`` of actions is a TensorDict with an entry for each of its names, a ``Tuple``
+    one with the entries ``"0"``, ``"1"`` and so on. So integers stay integers beside real numbers, and each part can be
+    read, replayed and exported by its name, as with TorchRL's composite specs; the log-probability is the joint one.
+
+    Args:
+        space: action space of one environment.
+        batch_size: ``[]`` or ``[n]``.
+        categorical: use the spec :class:`Categorical` for a ``Discrete`` space instead of :class:`OneHot`.
+        key: entry of the action, for error messages.
+
+    Attributes:
+        space: the space.
+        spec: spec of the action of one environment.
+
+    Raises:
+        UnsupportedError: the space has no tensor equivalent (``Text``, ``Graph``, ``Sequence``), or is empty.
+    """
+
+    def __init__(
+        self, space: gym.Space[Any], batch_size: Sequence[int], categorical: bool, key: NestedKey = ACTION
+    ) -> None:
+        self.space = space
+        self._batch = tuple(batch_size)
+        self._categorical = categorical
+        self._key = key
+        self.spec: TensorSpec
+        self.read = self._box
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            self._parts(space, categorical)
+            return
+        if isinstance(space, spaces.Discrete):
+            self._n, self._start = int(space.n), int(space.start)
+            self.spec = Categorical(self._n) if categorical else OneHot(self._n)
+            self.read = self._discrete
+        elif isinstance(space, spaces.MultiDiscrete):
+            self._limits = space.nvec
+            self._starts = space.start
+            self.spec = MultiCategorical(space.nvec.tolist())
+            self.read = self._multi
+        elif isinstance(space, spaces.MultiBinary):
+            self._limits, self._starts = np.full(space.shape, 2), np.zeros(space.shape, np.int8)
+            self.spec = Binary(space.shape, dtype=torch.int8)
+            self.read = self._multi
+        elif isinstance(space, spaces.Box):
+            self.spec = box_spec(space)
+        else:
+            raise UnsupportedError(
+                f"The action space must be Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of "
+                f"these, got {space} for {key!r}: wrap the environment to give it one of these."
+            )
+        self._shape = (*self._batch, *self.spec.shape)
+        self._dtype = space.dtype
+
+    def rebatched(self, batch_size: Sequence[int]) -> ActionReader:
+        """Return the same reader for another batch size."""
+        return ActionReader(self.space, batch_size, self._categorical, self._key)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` builds an equal reader of, as plain values."""
+        return {"space": space_to_json(self.space), "categorical": self._categorical}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], batch_size: Sequence[int]) -> ActionReader:
+        """Build a reader of what :meth:`to_json` returned."""
+        return cls(space_from_json(values["space"]), batch_size, values["categorical"])
+
+    def _parts(self, space: spaces.Dict | spaces.Tuple, categorical: bool) -> None:
+        named = isinstance(space, spaces.Dict)
+        children = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
+        if not children:
+            raise UnsupportedError(f"The action space of {self._key!r} must have a part, got {space}.")
+        prefix = (self._key,) if isinstance(self._key, str) else self._key
+        readers = {
+            str(name): ActionReader(child, self._batch, categorical, (*prefix, str(name)))
+            for name, child in children.items()
+        }
+        self.spec = Composite({name: reader.spec for name, reader in readers.items()})
+
+        def read(action: Any) -> Any:
+            if isinstance(action, torch.Tensor) or any(name not in action for name in readers):
+                got = "a tensor" if isinstance(action, torch.Tensor) else str(sorted(map(str, action.keys())))
+                raise ArgumentError(f"The action {self._key!r} must have the entries {list(readers)}, got {got}.")
+            parts = {name: reader.read(action[name]) for name, reader in readers.items()}
+            return parts if named else tuple(parts.values())
+
+        self.read = read
+
+    def _discrete(self, action: torch.Tensor) -> Any:
+        values = self._numpy(action)
+        if values.shape == self._batch and values.dtype.kind in "iu":
+            index = values
+            listed = values.ravel().tolist()  # faster than numpy for the few rows of a batch
+            valid = min(listed) >= 0 and max(listed) < self._n
+        elif values.shape == (*self._batch, self._n):
+            index = values.argmax(-1)
+            valid = bool((values.sum(-1) == 1).all() and ((values == 0) | (values == 1)).all())
+        else:
+            valid, index = False, values
+        if not valid:
+            raise ArgumentError(
+                f"A discrete action must be an integer in [0, {self._n}) of shape {list(self._batch)}, or one-hot of "
+                f"shape {[*self._batch, self._n]}, got {action.dtype} of shape {list(action.shape)}: {action}."
+            )
+        return index.astype(np.int64) + self._start if self._batch else int(index) + self._start
+
+    def _multi(self, action: torch.Tensor) -> Any:
+        values = self._numpy(action)
+        fits = values.shape == self._shape and values.dtype.kind in "iub"
+        if not fits or bool((values < 0).any() or (values >= self._limits).any()):
+            raise ArgumentError(
+                f"The action must hold integers in [0, {self._limits.tolist()}) and have shape {list(self._shape)}, "
+                f"got {action.dtype} of shape {list(action.shape)}: {action}."
+            )
+        return (values + self._starts).astype(self._dtype)
+
+    def _box(self, action: torch.Tensor) -> Any:
+        values = self._numpy(action)
+        if values.shape != self._shape or (values.dtype.kind != "f" and self.spec.dtype != action.dtype):
+            raise ArgumentError(
+                f"The action must be {self.spec.dtype} of shape {list(self._shape)}, "
+                f"got {action.dtype} of shape {list(action.shape)}."
+            )
+        return values.astype(self._dtype)
+
+    def _numpy(self, action: Any) -> np.ndarray[Any, Any]:
+        if isinstance(action, torch.Tensor):
+            return action.numpy(force=True)
+        got = sorted(map(str, cast("Mapping[Any, Any]", action).keys())) if hasattr(action, "keys") else repr(action)
+        raise ArgumentError(f"The action {self._key!r} must be a tensor that fits {self.spec}, got entries {got}.")

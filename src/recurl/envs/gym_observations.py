@@ -1,0 +1,226 @@
+"""Conversion of Gymnasium observations to tensors, for every space that has a tensor equivalent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from recurl.envs.gym_spaces import box_spec, brief, numpy_dtype
+from recurl.envs.space_json import space_from_json, space_to_json
+from recurl.errors import ArgumentError, UnsupportedError
+from recurl.keys import OBSERVATION, NestedKey, dotted, is_within, normalize_key
+from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
+
+__all__ = ["ObservationReader"]
+
+spaces = gym.spaces
+_ONE_HOT_MOST = 512  # values of a Discrete space; more are read as an index
+_TENSORS = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
+_Path = tuple[str | int, ...]
+
+
+class _Leaf(NamedTuple):
+    key: NestedKey
+    path: _Path
+    shape: tuple[int, ...]  # of the tensor that is read, batch dimensions included
+    read: Callable[[Any], torch.Tensor]
+
+
+class ObservationReader:
+    """Converts Gymnasium observations to tensors that share no memory with the environment.
+
+    ``Box`` keeps its dtype, but float64 becomes float32 and unsigned integers of more than 8 bits become signed ones of
+    twice the size (at most int64); ``Discrete`` becomes a float32 one-hot vector, or above 512 values an int64 index
+    from 0; ``MultiDiscrete`` becomes int64 ``[k]``, each from 0; ``MultiBinary`` becomes int8. The entries of a
+    ``Dict`` space keep their (nested) names, those of a ``Tuple`` are named ``"0"``, ``"1"`` and so on; any other space
+    is named ``"observation"``.
+
+    Args:
+        space: observation space of one environment.
+        batch_size: ``[]`` or ``[n]``.
+        owner: the environment, for error messages.
+        drop: entries to leave out: keys, or nested ones joined by dots; a name leaves out all that is below it.
+
+    Attributes:
+        space: the space.
+        spec: specs of the entries of one environment.
+
+    Raises:
+        UnsupportedError: an entry that is not left out is a ``Text``, ``Graph``, ``Sequence`` or another space without
+            a tensor equivalent.
+        ArgumentError: there is nothing of a name to drop, or nothing is left.
+    """
+
+    def __init__(
+        self, space: gym.Space[Any], batch_size: Sequence[int], owner: object, drop: Sequence[NestedKey] = ()
+    ) -> None:
+        self.space = space
+        self._owner = owner
+        self._drop = list(map(dotted, drop))
+        self._leaves: list[_Leaf] = []
+        self.spec = Composite()
+        for path, leaf in _kept(space, drop):
+            key = normalize_key(tuple(map(str, path))) if path else OBSERVATION
+            spec = _spec(leaf, key)
+            self.spec.set(key, spec)
+            self._leaves.append(_Leaf(key, path, (*batch_size, *spec.shape), _reader(leaf, len(batch_size))))
+
+    def rebatched(self, batch_size: Sequence[int]) -> ObservationReader:
+        """Return the same reader for another batch size."""
+        return ObservationReader(self.space, batch_size, self._owner, self._drop)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` builds an equal reader of, as plain values."""
+        return {"space": space_to_json(self.space), "drop": self._drop}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], batch_size: Sequence[int], owner: object) -> ObservationReader:
+        """Build a reader of what :meth:`to_json` returned."""
+        return cls(space_from_json(values["space"]), batch_size, owner, values["drop"])
+
+    def read(self, observation: Any) -> dict[NestedKey, torch.Tensor]:
+        """Return the entries of ``observation``, from one environment or batched along the first dimension.
+
+        Raises:
+            ArgumentError: ``observation`` is not in the space.
+        """
+        entries: dict[NestedKey, torch.Tensor] = {}
+        for key, path, shape, read in self._leaves:
+            value = observation
+            try:
+                for name in path:
+                    value = value[name]
+                entries[key] = found = read(value)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                raise self._misfit(key, shape, f"{brief(value)} ({type(error).__name__}: {error})") from error
+            if found.shape != shape:
+                raise self._misfit(key, shape, f"{found.dtype} of shape {list(found.shape)}")
+        return entries
+
+    def _misfit(self, key: NestedKey, shape: tuple[int, ...], got: str) -> ArgumentError:
+        spec = cast(TensorSpec, self.spec[key])
+        return ArgumentError(
+            f"An observation must fit the observation space: {key!r} must be {spec.dtype} of shape {list(shape)}, got "
+            f"{got}. Correct the observation_space of {self._owner}, or what its reset() and step() return."
+        )
+
+
+def _leaves(space: gym.Space[Any], path: _Path = ()) -> Iterator[tuple[_Path, gym.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        for name, child in space.spaces.items():
+            yield from _leaves(child, (*path, name))
+    elif isinstance(space, spaces.Tuple):
+        for index, child in enumerate(space.spaces):
+            yield from _leaves(child, (*path, index))
+    else:
+        yield path, space
+
+
+def _kept(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path, gym.Space[Any]]]:
+    """Return the leaves of ``space`` without those that ``drop`` names."""
+    named = {".".join(map(str, path)): (path, leaf) for path, leaf in _leaves(space)}
+    for name in map(dotted, drop):
+        if not any(is_within(key, [name]) for key in named):
+            near = get_close_matches(name, named, 1)
+            has = f"which has {', '.join(named)}" if any(named) else f"which is {brief(space)}"
+            raise ArgumentError(
+                f"There is no observation {name!r} to drop (--drop-observations) in the observation space, {has}"
+                f"{f': did you mean {near[0]}?' if near else '.'}"
+            )
+    kept = [found for key, found in named.items() if not is_within(key, drop)]
+    if not kept:
+        dropped = ", ".join(map(dotted, drop)) or "nothing"
+        raise ArgumentError(f"An observation must be left, but {dropped} of {space} was dropped.")
+    return kept
+
+
+def _spec(space: gym.Space[Any], key: NestedKey) -> TensorSpec:
+    if isinstance(space, spaces.Discrete):
+        n = int(space.n)
+        return OneHot(n, dtype=torch.float32) if n <= _ONE_HOT_MOST else Categorical(n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return MultiCategorical(space.nvec.ravel().tolist())
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(space.shape, dtype=torch.int8)
+    if isinstance(space, spaces.Box):
+        return box_spec(space)
+    name = dotted(key)
+    advice = (
+        ""
+        if key == OBSERVATION
+        else f"leave it out with drop_observations=[{name!r}] (--drop-observations {name}), or "
+    )
+    raise UnsupportedError(
+        f"The observation {name!r} is {brief(space)}, which has no tensor equivalent: {advice}wrap the environment "
+        f"to give {_TENSORS}."
+    )
+
+
+def _reader(space: gym.Space[Any], batch_dims: int) -> Callable[[Any], torch.Tensor]:
+    if isinstance(space, spaces.Discrete):
+        return _discrete_reader(int(space.n), int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        return _multi_discrete_reader(space, batch_dims)
+    dtype = numpy_dtype(space)
+    allowed = _FROM[dtype.kind]
+
+    def read(value: Any) -> torch.Tensor:
+        found = np.asarray(value)
+        if found.dtype is dtype:
+            return torch.from_numpy(np.array(found, order="C"))
+        if found.dtype.kind not in allowed:
+            raise TypeError(f"{found.dtype} can't become {dtype}")
+        out = np.array(found, dtype=dtype, order="C")
+        if dtype.kind != "f" and (out != found).any():
+            raise ValueError(f"out of the range of {dtype}")
+        return torch.from_numpy(out)
+
+    return read
+
+
+_FROM = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
+"""Kinds of numpy dtypes that may be converted to a kind (the key)."""
+
+
+def _whole(value: Any) -> np.ndarray[Any, Any]:
+    found = np.asarray(value)
+    if found.dtype.kind not in "iu":
+        raise TypeError("not a whole number")
+    return found
+
+
+def _discrete_reader(n: int, start: int) -> Callable[[Any], torch.Tensor]:
+    if n > _ONE_HOT_MOST:
+        return lambda value: torch.from_numpy(_from_zero(_whole(value), np.int64(start), np.int64(n)))
+    rows = np.eye(n, dtype=np.float32)
+
+    def read_index(value: Any) -> torch.Tensor:
+        # As unsigned numbers, indices below the start are too large, like those above the end.
+        return torch.from_numpy(np.array(rows[(_whole(value) - start).astype(np.uintp)]))
+
+    return read_index
+
+
+def _multi_discrete_reader(space: spaces.MultiDiscrete, batch_dims: int) -> Callable[[Any], torch.Tensor]:
+    shape, start, limits = space.shape, space.start.astype(np.int64), space.nvec.astype(np.int64)
+
+    def read_indices(value: Any) -> torch.Tensor:
+        found = _whole(value)
+        if found.shape[batch_dims:] != shape:
+            return torch.from_numpy(found.astype(np.int64))  # refused by its shape
+        return torch.from_numpy(_from_zero(found, start, limits).reshape(*found.shape[:batch_dims], -1))
+
+    return read_indices
+
+
+def _from_zero(found: np.ndarray[Any, Any], start: Any, limits: Any) -> np.ndarray[Any, Any]:
+    """Return integers of a space as new ones that count from 0, or refuse those outside."""
+    out = np.asarray(found.astype(np.int64) - start)
+    if (out < 0).any() or (out >= limits).any():
+        raise ValueError(f"outside [{start}, {start + limits})")
+    return out

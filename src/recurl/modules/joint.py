@@ -1,0 +1,336 @@
+"""Distributions of actions of several numbers: integers, bits, real numbers, and named parts of different kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch import distributions as d
+
+from recurl.errors import ArgumentError, UnsupportedError
+from recurl.keys import NestedKey
+from recurl.modules.distributions import Categorical, NormalParamExtractor, TanhNormal
+from recurl.specs import (
+    Binary,
+    Bounded,
+    Composite,
+    MultiCategorical,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+    choice_counts,
+    split_choices,
+)
+from recurl.specs import Categorical as CategoricalSpec
+
+__all__ = ["ActionDistribution", "ActionPart", "IndependentCategorical", "IndependentNormal", "action_parts"]
+
+_Shape = torch.Size | list[int] | tuple[int, ...]
+
+
+class IndependentCategorical(d.Distribution):
+    """Several independent integers, the i-th one of ``counts[i]`` choices.
+
+    Args:
+        logits: ``[*B, sum(counts)]``, the unnormalised log-probabilities of all choices, one integer after another.
+        counts: number of choices of each integer.
+        mask: ``[*B, sum(counts)]``, nonzero where a choice is allowed; see :class:`~recurl.modules.Categorical`.
+        shape: shape of the integers of one sample; ``(len(counts),)`` when None.
+        kind: distribution of one integer.
+
+    Shapes:
+        samples are int64 ``[*B, *shape]``; log-probabilities and entropies ``[*B]``, sums over the integers.
+
+    Example:
+        >>> dist = IndependentCategorical(torch.tensor([0.0, 1.0, 2.0, 0.0, 0.0]), counts=(2, 3))
+        >>> dist.deterministic_sample
+        tensor([1, 0])
+        >>> dist.log_prob(torch.tensor([1, 0])).exp()
+        tensor(0.5753)
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}  # type: ignore[override] # a property in torch's stub only
+
+    def __init__(
+        self,
+        logits: Tensor,
+        counts: Sequence[int],
+        mask: Tensor | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+        kind: type[Categorical] = Categorical,
+    ) -> None:
+        if logits.shape[-1] != sum(counts):
+            raise ArgumentError(
+                f"The logits must end with {sum(counts)} choices, for counts {tuple(counts)}, got {list(logits.shape)}."
+            )
+        allowed = None if mask is None else split_choices(mask.bool(), counts, False)
+        self.choices = kind(logits=split_choices(logits, counts, -torch.inf), mask=allowed)
+        super().__init__(logits.shape[:-1], torch.Size((len(counts),) if shape is None else shape), validate_args=False)
+
+    def sample(self, sample_shape: _Shape = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
+        """Draw integers, ``[*sample_shape, *B, *shape]``."""
+        return self._shaped(self.choices.sample(torch.Size(sample_shape)))
+
+    @property
+    def mode(self) -> Tensor:
+        """``[*B, *shape]``, the most probable integers."""
+        return self._shaped(self.choices.mode)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The same as ``mode``."""
+        return self.mode
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """``[*B]``, the log-probability of the integers ``value``, ``[*B, *shape]`` of any dtype."""
+        return self.choices.log_prob(self._flat(value)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """``[*B]``, in nats."""
+        return self.choices.entropy().sum(-1)
+
+    def log_prob_and_entropy(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return :meth:`log_prob` of ``value`` and :meth:`entropy`, whose derivatives are then taken together."""
+        log_prob, entropy = self.choices.log_prob_and_entropy(self._flat(value))
+        return log_prob.sum(-1), entropy.sum(-1)
+
+    def _shaped(self, flat: Tensor) -> Tensor:
+        return flat.reshape((*flat.shape[:-1], *self.event_shape))
+
+    def _flat(self, value: Tensor) -> Tensor:
+        batch = value.shape[: value.ndim - len(self.event_shape)]
+        return value.reshape(*batch, -1).long()
+
+
+class IndependentNormal(d.Independent):
+    """A normal distribution of independent components: the last dimensions are one action, without bounds.
+
+    Args:
+        loc: ``[*B, *A]``, the mean.
+        scale: ``[*B, *A]``, the standard deviation, positive.
+        event_dims: how many trailing dimensions make one action; log-probabilities are summed over them.
+
+    Raises:
+        ArgumentError: ``scale`` is missing.
+
+    Example:
+        >>> IndependentNormal(torch.zeros(5, 2), torch.ones(5, 2)).log_prob(torch.zeros(5, 2)).shape
+        torch.Size([5])
+    """
+
+    def __init__(self, loc: Tensor, scale: Tensor | None, *, event_dims: int = 1) -> None:
+        if scale is None:
+            raise ArgumentError(
+                "IndependentNormal needs a scale; end the network with a NormalParamExtractor to make one."
+            )
+        super().__init__(d.Normal(loc, scale, validate_args=False), event_dims, validate_args=False)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """``[*B, *A]``, the mean."""
+        return self.mean
+
+
+@dataclass(frozen=True, eq=False)
+class ActionPart:
+    """An action, or one part of it, and how its distribution is made of the outputs of a network.
+
+    Args:
+        spec: the action of one environment: ``Categorical``, ``MultiCategorical``, ``Binary``, or a floating-point
+            ``Bounded`` or ``Unbounded``.
+        kind: distribution of one integer.
+
+    Raises:
+        UnsupportedError: the spec is another one.
+
+    Example:
+        >>> part = ActionPart(MultiCategorical([2, 3]))
+        >>> part.parameters, part.choices
+        (5, 5)
+        >>> part.distribution(torch.zeros(4, 5)).sample().shape
+        torch.Size([4, 2])
+    """
+
+    spec: TensorSpec
+    kind: type[Categorical] = Categorical
+
+    def __post_init__(self) -> None:
+        refusal = _why_not(self.spec)
+        if refusal is not None:
+            raise UnsupportedError(refusal)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of choices of each integer; empty for real numbers, and for bits, which can't be masked."""
+        return choice_counts(self.spec)
+
+    @property
+    def choices(self) -> int:
+        """Size of its mask."""
+        return sum(self.counts)
+
+    @property
+    def parameters(self) -> int:
+        """Number of outputs of the network."""
+        if self.counts:
+            return self.choices
+        return self.spec.shape.numel() * (1 if isinstance(self.spec, Binary) else 2)
+
+    def distribution(self, outputs: Tensor, mask: Tensor | None = None) -> d.Distribution:
+        """Return the distribution of the outputs ``[*B, parameters]``, restricted to ``mask``, ``[*B, choices]``.
+
+        Integers by logits; bits by the logits of a 1; real numbers by location and scale, those with bounds squashed by
+        a :class:`~recurl.modules.TanhNormal`.
+        """
+        shape = self.spec.shape
+        if isinstance(self.spec, Binary):
+            logits = torch.stack([torch.zeros_like(outputs), outputs], -1).flatten(-2)
+            return IndependentCategorical(logits, (2,) * shape.numel(), shape=shape, kind=self.kind)
+        if self.counts:
+            return IndependentCategorical(outputs, self.counts, mask, shape=shape, kind=self.kind)
+        loc, scale = (value.reshape((*value.shape[:-1], *shape)) for value in _NORMAL(outputs))
+        if isinstance(self.spec, Bounded):
+            low, high = self._bounds
+            return TanhNormal(loc, scale, low=low, high=high, event_dims=len(shape))
+        return IndependentNormal(loc, scale, event_dims=len(shape))
+
+    @cached_property
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.spec, Bounded)
+        return self.spec.low, self.spec.high  # on their device, where a CUDA graph may need them
+
+    def encoded(self, value: Tensor) -> Tensor:
+        """Return a sample in the dtype of the spec."""
+        return value.to(self.spec.dtype) if isinstance(self.spec, Binary) else value
+
+
+_NORMAL = NormalParamExtractor()
+
+
+def _why_not(spec: TensorSpec) -> str | None:
+    if isinstance(spec, OneHot):
+        return f"An action must be an integer here, got {spec}: set categorical_action_encoding=True."
+    known = isinstance(spec, CategoricalSpec | MultiCategorical | Binary | Bounded | Unbounded)
+    if not known or not spec.shape.numel():
+        return f"A part of an action must be Discrete, MultiDiscrete, MultiBinary or Box, not empty, got {spec}."
+    if isinstance(spec, Bounded | Unbounded) and spec.dtype is not None and not spec.dtype.is_floating_point:
+        return f"A Box of whole numbers is no action space for a policy, got {spec}: write MultiDiscrete (with start=)."
+    if not isinstance(spec, Bounded):
+        return None
+    low, high = spec.low, spec.high
+    if not (low.isfinite() & high.isfinite()).all():
+        return (
+            f"A Box of actions must have two finite bounds for every number, or none for all, got {spec}: clip or "
+            "squash the others in a wrapper, such as gymnasium.wrappers.TransformAction, or give them bounds."
+        )
+    return None if (low < high).all() else f"A Box of actions must have low < high, got {spec}: leave out constants."
+
+
+def action_parts(
+    spec: TensorSpec, kind: type[Categorical] = Categorical, key: NestedKey = "action"
+) -> dict[NestedKey, ActionPart]:
+    """Return the parts of an action by key, in the order of its mask: one, or those of a ``Composite``.
+
+    Raises:
+        UnsupportedError: a part has no distribution; the message names it.
+
+    Example:
+        >>> list(action_parts(Composite({"move": CategoricalSpec(4), "aim": Bounded(-1.0, 1.0, (2,))})))
+        [('action', 'move'), ('action', 'aim')]
+    """
+    if isinstance(spec, Composite):
+        path = (key,) if isinstance(key, str) else key
+        parts = (action_parts(child, kind, (*path, str(name))) for name, child in spec.items())
+        return {name: part for found in parts for name, part in found.items()}
+    try:
+        return {key: ActionPart(spec, kind)}
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{key!r}: {error}") from error
+
+
+class ActionDistribution(d.Distribution):
+    """The joint distribution of the parts of an action.
+
+    As ``distribution_class`` of a :class:`~recurl.modules.ProbabilisticActor` with an out key for each part it writes
+    one entry each, and one log-probability, ``"action_log_prob"``.
+
+    Args:
+        outputs: ``[*B, n]``, the outputs of a network for all parts, one after another.
+        mask: ``[*B, m]``, nonzero where a choice is allowed: those of all parts that have choices.
+        parts: the parts, see :func:`action_parts`.
+
+    Shapes:
+        a sample is a tuple with a tensor ``[*B, ...]`` for each part, or the tensor if there is one part only;
+        log-probabilities and entropies ``[*B]``, sums over the parts.
+
+    Raises:
+        ArgumentError: the outputs or the mask have another size.
+
+    Example:
+        >>> parts = action_parts(Composite({"move": CategoricalSpec(4), "aim": Unbounded(2)})).values()
+        >>> dist = ActionDistribution(torch.zeros(3, 8), parts=tuple(parts))
+        >>> move, aim = dist.sample()
+        >>> move.shape, aim.shape, dist.log_prob(move, aim).shape
+        (torch.Size([3]), torch.Size([3, 2]), torch.Size([3]))
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}  # type: ignore[override] # a property in torch's stub only
+
+    def __init__(self, outputs: Tensor, mask: Tensor | None = None, *, parts: Sequence[ActionPart]) -> None:
+        sizes = [part.parameters for part in parts]
+        widths = [part.choices for part in parts]
+        if outputs.shape[-1] != sum(sizes) or (mask is not None and mask.shape[-1] != sum(widths)):
+            got = f"{list(outputs.shape)} and {None if mask is None else list(mask.shape)}"
+            raise ArgumentError(
+                f"The parts of an action need {sum(sizes)} outputs and {sum(widths)} choices, got {got}."
+            )
+        masks = [None] * len(parts) if mask is None else mask.split(widths, -1)
+        self._parts = tuple(parts)
+        self.distributions: list[Any] = [
+            part.distribution(values, allowed)
+            for part, values, allowed in zip(parts, outputs.split(sizes, -1), masks, strict=True)
+        ]
+        super().__init__(outputs.shape[:-1], validate_args=False)
+
+    def sample(self, sample_shape: _Shape = torch.Size()) -> Any:  # noqa: B008 - as in torch
+        """Draw an action, a tensor ``[*sample_shape, *B, ...]`` for each part."""
+        return self._joined(dist.sample(torch.Size(sample_shape)) for dist in self.distributions)
+
+    @property
+    def deterministic_sample(self) -> Any:
+        """The deterministic sample of every part."""
+        return self._joined(dist.deterministic_sample for dist in self.distributions)
+
+    @property
+    def mode(self) -> Any:
+        """The same as ``deterministic_sample``."""
+        return self.deterministic_sample
+
+    def _joined(self, values: Any) -> Any:
+        encoded = tuple(part.encoded(value) for part, value in zip(self._parts, values, strict=True))
+        return encoded[0] if len(encoded) == 1 else encoded
+
+    def log_prob(self, *values: Tensor) -> Tensor:  # type: ignore[override] # one value for each part
+        """``[*B]``, the log-probability of an action, given as a tensor for each part."""
+        pairs = zip(self.distributions, values, strict=True)
+        return torch.stack([dist.log_prob(value) for dist, value in pairs]).sum(0)
+
+    def entropy(self) -> Tensor:
+        """``[*B]``, in nats."""
+        return torch.stack([dist.entropy() for dist in self.distributions]).sum(0)
+
+    def log_prob_and_entropy(self, *values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return :meth:`log_prob` of an action and :meth:`entropy`."""
+        pairs = [_both(dist, value) for dist, value in zip(self.distributions, values, strict=True)]
+        log_probs, entropies = zip(*pairs, strict=True)
+        return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
+
+
+def _both(dist: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+    together = getattr(dist, "log_prob_and_entropy", None)
+    return (dist.log_prob(value), dist.entropy()) if together is None else together(value)

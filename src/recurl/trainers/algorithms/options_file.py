@@ -1,0 +1,150 @@
+"""Options of a run as a file: TOML, a run's ``config.json``, and the presets of the package."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.nearest import nearest
+from recurl.ranges import Field, fields_of
+from recurl.trainers.algorithms.table import find_algorithm
+from recurl.trainers.config import RunConfig
+from recurl.trainers.files.durable import write_whole
+
+PRESETS = Path(__file__).parents[2] / "presets"
+"""Folder of the presets."""
+
+
+class OptionsFile(NamedTuple):
+    """Options read from a file; those that it leaves out are not in ``values``."""
+
+    source: str
+    """What to call it in messages."""
+    algorithm: str | None
+    values: dict[str, Any]
+    """Options by name."""
+    about: dict[str, Any]
+    """Notes of a preset: ``title`` and ``packages``, what must be installed."""
+
+
+def read_options_file(path: Path, source: str | None = None) -> OptionsFile:
+    """Read options from a TOML file, or from JSON as runs write it.
+
+    Args:
+        path: the file.
+        source: what to call it in messages; the path by default.
+
+    Raises:
+        ArgumentError: it can't be read.
+    """
+    source = str(path) if source is None else source
+    try:
+        text = path.read_text(encoding="utf-8")
+        values: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ArgumentError(f"{source} can't be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise ArgumentError(f"{source} is not {kind}: {error}.") from error
+    if not isinstance(values, dict):
+        raise ArgumentError(f"{source} must hold options by name, got {type(cast(object, values)).__name__}.")
+    options = dict(cast(dict[str, Any], values))
+    algorithm, about = options.pop("algorithm", None), options.pop("about", {})
+    if algorithm is not None and not isinstance(algorithm, str):
+        raise ArgumentError(f"{source}: algorithm must be a name such as 'ppo', got {algorithm!r}.")
+    if not isinstance(about, dict):
+        raise ArgumentError(f"{source}: about must be a table of notes, got {about!r}.")
+    return OptionsFile(source, algorithm, options, cast(dict[str, Any], about))
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def read_preset(name: str) -> OptionsFile:
+    """Read a preset, whose packages must be installed.
+
+    Raises:
+        ArgumentError: there is no such preset.
+        MissingDependencyError: a package that it needs isn't installed.
+    """
+    names = preset_names()
+    if name not in names:
+        raise ArgumentError(f"There is no preset {name!r}: take {', '.join(names)}.{nearest(name, names)}")
+    preset = read_options_file(PRESETS / f"{name}.toml", f"The preset {name}")
+    missing = [package for package in preset.about.get("packages", []) if not _installed(package)]
+    if missing:
+        raise MissingDependencyError(
+            f"The preset {name} needs {', '.join(missing)}, not installed here: pip install {' '.join(missing)}"
+        )
+    return preset
+
+
+def _installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def options_for(kind: type[RunConfig], file: OptionsFile) -> dict[str, Any]:
+    """Return the options in a file as values of the fields of an algorithm.
+
+    Args:
+        kind: options of the algorithm.
+        file: what was read.
+
+    Raises:
+        ArgumentError: the file is for another algorithm, or has an unknown option, or a value that doesn't fit.
+    """
+    if file.algorithm is not None and find_algorithm(file.algorithm).config is not kind:
+        raise ArgumentError(
+            f"{file.source} has options of {file.algorithm}, not of {kind.algorithm}: recurl train {file.algorithm}."
+        )
+    known = {field.name: field for field in fields_of(kind)}
+    for name in file.values:
+        if name not in known:
+            raise ArgumentError(f"{file.source}: {kind.algorithm} has no option {name!r}.{nearest(name, known)}")
+    return {name: _value(known[name], value, file.source) for name, value in file.values.items()}
+
+
+def _value(field: Field, value: Any, source: str) -> Any:
+    value = field.read(value)
+    try:
+        field.check(value)
+    except ArgumentError as error:
+        raise ArgumentError(f"{source}: {error}") from error
+    return float(value) if field.kind is float and value is not None else value
+
+
+def write_options_file(path: Path, config: RunConfig) -> None:
+    """Write all options of a run as TOML, for ``--config``; those that are None are left out.
+
+    Raises:
+        StorageError: the file can't be written.
+    """
+    lines = [f"{name} = {_toml(value)}" for name, value in config.to_dict().items() if value is not None]
+    write_whole(path, ("\n".join(lines) + "\n").encode())
+
+
+def _toml(value: bool | float | str | list[Any]) -> str:
+    """Return a value as TOML.
+
+    Example:
+        >>> [_toml(value) for value in (True, 3, 1e-05, math.inf, "k=8", ["a", "b"])]
+        ['true', '3', '1e-05', 'inf', '"k=8"', '["a", "b"]']
+    """
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,87 @@
+"""Heads of actors: layers and distribution for every kind of action."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+
+from recurl import specs
+from recurl.errors import UnsupportedError
+from recurl.keys import ACTION, ACTION_MASK, NestedKey
+from recurl.modules import (
+    ActionDistribution,
+    Categorical,
+    MaskedCategorical,
+    NormalParamExtractor,
+    TanhNormal,
+    action_parts,
+)
+from recurl.trainers.config import RunConfig
+from recurl.trainers.networks.layers import make_head
+
+_OUTPUTS = "action_outputs"
+
+
+class Choices(Categorical):
+    """A ``Categorical`` with the same draws, which also returns a choice where a probability is NaN.
+
+    A batch with a NaN observation is collected to its end, and the trainer can say where that began. On a GPU, an
+    assertion about such probabilities would make the device unusable.
+
+    Example:
+        >>> Choices(logits=torch.full((2, 3), torch.nan)).sample().shape
+        torch.Size([2])
+    """
+
+    def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
+        """Return choices, ``[*sample_shape, *B]`` int64."""
+        probs = self.probs.detach().expand(*sample_shape, *self.batch_shape, -1)
+        return torch.div(probs, torch.empty_like(probs).exponential_()).max(-1).indices
+
+
+class MaskedChoices(Choices, MaskedCategorical):
+    """``Choices`` of those that a mask allows."""
+
+
+class ActionHead(NamedTuple):
+    """The last layer of an actor, and the arguments of its ``ProbabilisticActor``."""
+
+    module: TensorDictModule
+    sampler: dict[str, Any]
+
+
+def make_action_head(config: RunConfig, memory: NestedKey, spec: specs.TensorSpec, *, masked: bool) -> ActionHead:
+    """Return the head of an actor, untrained.
+
+    Args:
+        config: sizes of its layers.
+        memory: key of its input.
+        spec: the action of one environment.
+        masked: there is an action mask.
+
+    Raises:
+        UnsupportedError: an action, or a part of it, has no distribution.
+    """
+    try:
+        parts = action_parts(spec, Choices)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"PPO can't choose the action {error}") from error
+    if isinstance(spec, specs.Categorical) and not spec.shape:
+        layer = TensorDictModule(make_head(config, spec.n, 0.01), in_keys=[memory], out_keys=["logits"])
+        keys = {"logits": "logits", "mask": ACTION_MASK} if masked else ["logits"]
+        kind = MaskedChoices if masked else Choices
+        return ActionHead(layer, {"in_keys": keys, "out_keys": [ACTION], "distribution_class": kind})
+    if isinstance(spec, specs.Bounded) and len(spec.shape) == 1:
+        net = nn.Sequential(make_head(config, 2 * spec.shape[0], 0.01), NormalParamExtractor())
+        layer = TensorDictModule(net, in_keys=[memory], out_keys=["loc", "scale"])
+        bounds = {"low": spec.low, "high": spec.high}
+        of_box = {"distribution_class": TanhNormal, "distribution_kwargs": bounds}
+        return ActionHead(layer, {"in_keys": ["loc", "scale"], "out_keys": [ACTION], **of_box})
+    outputs = sum(part.parameters for part in parts.values())
+    layer = TensorDictModule(make_head(config, outputs, 0.01), in_keys=[memory], out_keys=[_OUTPUTS])
+    keys = {"outputs": _OUTPUTS, **({"mask": ACTION_MASK} if masked else {})}
+    of_parts = {"distribution_class": ActionDistribution, "distribution_kwargs": {"parts": tuple(parts.values())}}
+    return ActionHead(layer, {"in_keys": keys, "out_keys": list(parts), **of_parts})

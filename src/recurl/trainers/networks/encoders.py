@@ -1,0 +1,100 @@
+"""Encoders of observations: one for all vectors, one for each image, joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from recurl.errors import ArgumentError
+from recurl.keys import NestedKey, dotted
+from recurl.modules import ImageEncoder, ObservationNorm
+from recurl.trainers.config import RunConfig
+from recurl.trainers.networks.layers import initialised
+from recurl.trainers.networks.observations import FlatObservation, ImageEntry, Observations
+
+
+class VectorEncoder(nn.Module):
+    """Flat observation, normalisation of its numbers, hidden layers: ``[*B, *shape]`` per key to ``[*B, width]``.
+
+    The first layer is one of its own for each entry, and their results are added up.
+    """
+
+    def __init__(self, flat: FlatObservation, norm: ObservationNorm | None, width: int, layers: int = 1) -> None:
+        super().__init__()
+        self.flat = flat
+        self.norm = norm
+        self.layer = nn.Linear(flat.features, width)
+        initialised(self.layer, math.sqrt(2))
+        deeper = [initialised(nn.Linear(width, width), math.sqrt(2)) for _ in range(layers - 1)]
+        self.deeper = nn.ModuleList(deeper)
+        self.features = width
+        self.keys = flat.keys
+
+    def forward(self, *observations: Tensor) -> Tensor:
+        """Return the embedding."""
+        flat = self.flat(*observations)
+        embedding = torch.tanh(self.layer(flat if self.norm is None else self._normalised(flat, self.norm)))
+        for layer in self.deeper:
+            embedding = torch.tanh(layer(embedding))
+        return embedding
+
+    def _normalised(self, flat: Tensor, norm: ObservationNorm) -> Tensor:
+        numbers = self.flat.numbers
+        if numbers == self.flat.features:
+            return norm(flat)
+        return torch.cat([norm(flat[..., :numbers]), flat[..., numbers:]], -1)
+
+
+class JoinedEncoder(nn.Module):
+    """Several encoders side by side; their features are concatenated.
+
+    Args:
+        parts: the encoders, with the keys of their arguments.
+    """
+
+    def __init__(self, parts: Sequence[tuple[list[NestedKey], VectorEncoder | ImageEncoder]]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(part for _, part in parts)
+        self._counts = [len(keys) for keys, _ in parts]
+        self.features = sum(part.features for _, part in parts)
+
+    def forward(self, *observations: Tensor) -> Tensor:
+        """Return the embedding."""
+        features, begin = list[Tensor](), 0
+        for part, count in zip(self.parts, self._counts, strict=True):
+            features.append(part(*observations[begin : begin + count]))
+            begin += count
+        return torch.cat(features, -1)
+
+
+def make_encoder(config: RunConfig, observations: Observations) -> VectorEncoder | ImageEncoder | JoinedEncoder:
+    """Return an encoder of the entries ``observations.keys``, untrained.
+
+    Raises:
+        ArgumentError: an image is too small for the encoder that the options name.
+    """
+    width = config.encoder_width or config.hidden_size
+    parts: list[tuple[list[NestedKey], VectorEncoder | ImageEncoder]] = [
+        ([image.entry.key], _image_encoder(image, width, config.encoder_layers)) for image in observations.images
+    ]
+    flat = observations.flat
+    if flat is not None:
+        parts.append((flat.keys, VectorEncoder(flat, observations.norm, width, config.encoder_layers)))
+    return parts[0][1] if len(parts) == 1 else JoinedEncoder(parts)
+
+
+def _image_encoder(image: ImageEntry, width: int, layers: int) -> ImageEncoder:
+    try:
+        return ImageEncoder(
+            image.entry.shape,
+            layout=image.layout,
+            architecture=image.architecture,
+            width=width,
+            layers=layers,
+            scale=image.scale,
+        )
+    except ArgumentError as error:
+        raise ArgumentError(f"The image {dotted(image.entry.key)} can't be encoded (--encoder): {error}") from error

@@ -1,0 +1,249 @@
+"""What the networks of a run observe: which entries, how each is encoded, and their running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from recurl import specs
+from recurl.errors import ArgumentError, UnsupportedError
+from recurl.keys import ACTION_MASK, IS_INIT, NestedKey, dotted, is_within
+from recurl.modules import ImageScale, ObservationNorm
+from recurl.modules.images import Architecture, Layout, image_layout
+from recurl.trainers.config import RunConfig
+
+__all__ = ["Codes", "Entry", "FlatObservation", "ImageEntry", "Observations"]
+
+_NUMBERS = (specs.Bounded, specs.Unbounded)
+_CODES = (specs.Categorical, specs.MultiCategorical)
+_ONE_HOT_MOST = 512  # values; more are embedded
+_EMBEDDED = 32  # numbers of an embedding
+
+
+class Entry(NamedTuple):
+    """An observed entry: its key, and its spec and shape in one environment."""
+
+    key: NestedKey
+    spec: specs.TensorSpec
+    shape: torch.Size
+
+    def __str__(self) -> str:
+        return f"{dotted(self.key)} ({str(self.spec.dtype).removeprefix('torch.')} {list(self.shape)})"
+
+
+class ImageEntry(NamedTuple):
+    """An observed image, and how it is encoded."""
+
+    entry: Entry
+    layout: Layout
+    architecture: Architecture
+    scale: ImageScale
+
+
+class Observations:
+    """The observations of a run, sorted into images and vectors.
+
+    Args:
+        config: which entries are left out, and how images are encoded.
+        spec: observations of the environments, ``[*B]``.
+
+    Attributes:
+        keys: keys of all entries.
+        images: uint8 entries of two or three dimensions, unless ``encoder`` is ``"mlp"``.
+        flat: makes one vector of all others; None if there are none.
+        norm: running statistics of the numbers in this vector, or None.
+
+    Raises:
+        ArgumentError: nothing is observed, or there is no image of the kind that the options name.
+        UnsupportedError: an entry can't be encoded.
+    """
+
+    def __init__(self, config: RunConfig, spec: specs.Composite) -> None:
+        entries = _entries(config, spec)
+        seen = [entry for entry in entries if config.encoder != "mlp" and _is_image(entry)]
+        _check_images(config, entries, seen)
+        self._learns_scale = config.normalize_observations
+        architecture: Architecture = "auto" if config.encoder == "mlp" else config.encoder
+        self.images = [_image(entry, config, architecture) for entry in seen]
+        others = [entry for entry in entries if entry not in seen]
+        self.flat = FlatObservation(others) if others else None
+        numbers = 0 if self.flat is None else self.flat.numbers
+        self.norm = ObservationNorm((numbers,)) if config.normalize_observations and numbers else None
+        self.keys = [*(image.entry.key for image in self.images), *([] if self.flat is None else self.flat.keys)]
+
+    def update(self, batch: TensorDictBase) -> None:
+        """Add the observations of a batch ``[*B]`` to the statistics."""
+        if self.norm is not None and self.flat is not None:
+            flat = self.flat(*(batch[key] for key in self.flat.keys))
+            self.norm.update(flat if self.flat.features == self.flat.numbers else flat[..., : self.flat.numbers])
+        if self._learns_scale:
+            for image in self.images:
+                image.scale.update(batch[image.entry.key])
+
+
+def _entries(config: RunConfig, spec: specs.Composite) -> list[Entry]:
+    lead = len(spec.shape)
+    leaves = dict(spec.items(include_nested=True, leaves_only=True))
+    hidden = [key for key, leaf in leaves.items() if key == ACTION_MASK and leaf.dtype is torch.bool]
+    left_out = (IS_INIT, *([] if config.show_action_mask else hidden))
+    kept = [key for key in leaves if key not in left_out and not is_within(key, config.drop_observations)]
+    if not kept:
+        has, dropped = ", ".join(map(dotted, leaves)), " ".join(config.drop_observations)
+        raise ArgumentError(
+            f"An observation must be left to learn from: the environment has {has or 'none'}"
+            f"{f', and --drop-observations is {dropped}.' if dropped else '.'}"
+        )
+    entries = [Entry(key, leaves[key], leaves[key].shape[lead:]) for key in sorted(kept, key=str)]
+    for entry in entries:
+        known = isinstance(entry.spec, (*_NUMBERS, *_CODES, specs.OneHot, specs.Binary))
+        if not known or entry.spec.dtype is None or entry.spec.dtype.is_complex:
+            raise UnsupportedError(
+                f"The observation {entry} has no encoder, its spec is {type(entry.spec).__name__}: leave it out with "
+                f"--drop-observations {dotted(entry.key)}, or change the environment."
+            )
+    return entries
+
+
+def _is_image(entry: Entry) -> bool:
+    number = isinstance(entry.spec, _NUMBERS) and entry.spec.dtype == torch.uint8
+    return number and len(entry.shape) in (2, 3) and 0 not in entry.shape
+
+
+def _check_images(config: RunConfig, entries: list[Entry], images: list[Entry]) -> None:
+    """Refuse options about images that no image fits."""
+    has = f"the environment observes {', '.join(map(str, entries))}"
+    if config.encoder not in ("auto", "mlp") and not images:
+        raise ArgumentError(
+            f"--encoder {config.encoder} needs an image, uint8 of 2 or 3 dimensions, and {has}: take auto or mlp."
+        )
+    layout = config.image_layout
+    if layout != "auto" and not any(len(entry.shape) == len(layout) for entry in images):
+        raise ArgumentError(
+            f"--image-layout {layout} needs an image of {len(layout)} dimensions (and no --encoder mlp), and {has}: "
+            "take auto."
+        )
+
+
+def _image(entry: Entry, config: RunConfig, architecture: Architecture) -> ImageEntry:
+    asked = config.image_layout
+    layout = image_layout(entry.shape, asked if len(asked) == len(entry.shape) else "auto")
+    return ImageEntry(entry, layout, architecture, ImageScale(_most(entry.spec)))
+
+
+def _most(spec: specs.TensorSpec) -> int:
+    """Return the largest value of a spec of dtype uint8, at least 1."""
+    return max(1, int(spec.high.max())) if isinstance(spec, specs.Bounded) else 255
+
+
+class FlatObservation(nn.Module):
+    """Turns the vectors, choices and bits of one step into one vector: first the numbers, then the rest.
+
+    Numbers are as they are, other than uint8, which is divided by the largest value of its spec. Choices become one-hot
+    vectors, or above 512 values learnt embeddings of 32 numbers; bits become 0 and 1.
+
+    Args:
+        entries: the observed entries.
+
+    Attributes:
+        entries: the entries in the order of the arguments: the numbers first.
+        keys: their keys.
+        numbers: how many features statistics can be taken of.
+        features: length of the vector.
+
+    Shapes:
+        one tensor ``[..., *shape]`` per key to ``[..., features]``, float32.
+
+    Example:
+        >>> a, b = (Entry(key, specs.Unbounded(size), torch.Size([size])) for key, size in (("a", 2), ("b", 1)))
+        >>> flat = FlatObservation([a, b])
+        >>> flat(torch.ones(1, 2), torch.zeros(1, 1))
+        tensor([[1., 1., 0.]])
+    """
+
+    def __init__(self, entries: list[Entry]) -> None:
+        super().__init__()
+        numbers = [entry for entry in entries if _is_number(entry.spec)]
+        ordered = [*numbers, *(entry for entry in entries if not _is_number(entry.spec))]
+        self.entries = ordered
+        self.keys: list[NestedKey] = [entry.key for entry in ordered]
+        self.numbers = sum(entry.shape.numel() for entry in numbers)
+        codes: list[Codes] = []
+        self._readers: list[Callable[[Tensor], Tensor]] = []
+        for entry in ordered:
+            reader = _reader(entry)
+            if isinstance(reader, Codes):
+                codes.append(reader)
+            self._readers.append(reader)
+        self.codes = nn.ModuleList(codes)
+        plain = sum(entry.shape.numel() for entry in ordered if not isinstance(entry.spec, _CODES))
+        self.features = plain + sum(code.features for code in codes)
+
+    def forward(self, *observations: Tensor) -> Tensor:
+        """Return the vector."""
+        flat = [read(value) for read, value in zip(self._readers, observations, strict=True)]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
+
+
+def _is_number(spec: specs.TensorSpec) -> bool:
+    return isinstance(spec, _NUMBERS) and spec.dtype not in (torch.uint8, torch.bool)
+
+
+def _reader(entry: Entry) -> Callable[[Tensor], Tensor]:
+    if isinstance(entry.spec, specs.Categorical):
+        return Codes([entry.spec.n] * entry.shape.numel(), len(entry.shape))
+    if isinstance(entry.spec, specs.MultiCategorical):
+        times = entry.shape[:-1].numel()
+        return Codes(list(entry.spec.nvec) * times, len(entry.shape))
+    divisor = _most(entry.spec) if entry.spec.dtype == torch.uint8 and isinstance(entry.spec, _NUMBERS) else None
+    return partial(_flatten, dims=len(entry.shape), divisor=divisor)
+
+
+def _flatten(value: Tensor, *, dims: int, divisor: int | None = None) -> Tensor:
+    value = value.to(torch.float32) if divisor is None else value / divisor
+    if dims == 0:
+        return value.unsqueeze(-1)
+    return value.flatten(-dims) if dims > 1 else value
+
+
+class Codes(nn.Module):
+    """One-hot vectors of several integers, or learnt embeddings if they have more than 512 values together.
+
+    Args:
+        sizes: number of values of each integer.
+        dims: dimensions of the integers of one step.
+
+    Shapes:
+        integers ``[..., *shape]`` to ``[..., features]``, float32.
+
+    Example:
+        >>> Codes([2, 3], 1)(torch.tensor([1, 0]))
+        tensor([0., 1., 1., 0., 0.])
+    """
+
+    owner: Tensor
+    level: Tensor
+    offset: Tensor
+
+    def __init__(self, sizes: list[int], dims: int) -> None:
+        super().__init__()
+        self._dims = dims
+        total, counts = sum(sizes), torch.tensor(sizes)
+        starts = counts.cumsum(0) - counts
+        self.table = None if total <= _ONE_HOT_MOST else nn.Embedding(total, _EMBEDDED)
+        self.features = total if self.table is None else len(sizes) * _EMBEDDED
+        owner = torch.arange(len(sizes)).repeat_interleave(counts) if self.table is None else torch.zeros(0)
+        level = torch.arange(total) - starts[owner] if self.table is None else torch.zeros(0)
+        for name, value in {"owner": owner, "level": level, "offset": starts}.items():
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return the vector."""
+        codes = value.unsqueeze(-1) if self._dims == 0 else value.flatten(-self._dims)
+        if self.table is None:
+            return (codes.index_select(-1, self.owner) == self.level).to(torch.float32)
+        return self.table(codes + self.offset).flatten(-2)

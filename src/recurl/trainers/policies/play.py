@@ -1,0 +1,138 @@
+"""Episodes of a trained policy, on the screen or in a video."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import torch
+
+from recurl.envs import EnvBase
+from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.trainers.algorithms.environment import gym_of, make_env
+from recurl.trainers.config import RunConfig
+from recurl.trainers.env_name import EnvSource
+from recurl.trainers.report.evaluation_display import EvaluationDisplay
+from recurl.trainers.run.evaluate import Evaluation, check_bounds, evaluate_policy
+from recurl.trainers.run.folder import RunFolder
+from recurl.trainers.run.load import FRESH, load_agent
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SUFFIX = ".mp4"
+
+
+def play_run(
+    folder: RunFolder,
+    *,
+    episodes: int = 1,
+    video: Path | None = None,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    console: Console | None = None,
+    checkpoint: str = "newest",
+    deterministic: bool = True,
+    env: EnvSource | None = None,
+) -> tuple[Evaluation, list[Path]]:
+    """Play episodes one after the other and show them: in a video, or else on the screen where there is one.
+
+    Args:
+        folder: the run.
+        episodes: how many.
+        video: the file, ``.mp4``; of several episodes each has its own, with its number at the end of the name.
+        seed: of the environment, and of the actions that are drawn; by default one that training did not use.
+        max_steps: an episode that goes on after so many is cut; by default the run's ``eval_max_steps``.
+        console: where progress is shown, if it takes seconds.
+        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
+        deterministic: take the best actions; otherwise act as in training.
+        env: see :func:`load_agent`.
+
+    Returns:
+        Returns and lengths, and the files.
+
+    Raises:
+        ArgumentError: the run or its environment can't be used; or the environment has no pictures for a video, or the
+            file can't be such.
+        MissingDependencyError: a package is missing that a video or the environment's window needs.
+        NonFiniteError: the policy, a reward or an observation isn't finite.
+    """
+    check_bounds(episodes, 1 if max_steps is None else max_steps)
+    if video is not None:
+        _check_video(video)
+    config, agent = load_agent(folder, on_cpu=True, env=env, checkpoint=checkpoint)
+    policy = agent.actor if deterministic else agent.policy
+    seed = config.seed + FRESH if seed is None else seed
+    with (
+        TemporaryDirectory(dir=None if video is None else video.parent) as place,
+        torch.random.fork_rng(devices=[]),
+        closing(EvaluationDisplay(console, episodes)) as display,
+    ):
+        torch.manual_seed(seed)
+        with _shown(config, policy, record=video is not None, place=Path(place) / "video", notify=folder.notify) as env:
+            env.set_seed(seed)
+            try:
+                found = evaluate_policy(
+                    policy,
+                    env,
+                    episodes=episodes,
+                    max_steps=config.eval_max_steps if max_steps is None else max_steps,
+                    progress=display.update,
+                    deterministic=deterministic,
+                )
+            except gym.error.DependencyNotInstalled as error:
+                raise MissingDependencyError(f"--env {config.env_name} can't be shown: {error}") from error
+        return found, [] if video is None else _moved(Path(place) / "video", video)
+
+
+def _shown(config: RunConfig, policy: Any, *, record: bool, place: Path, notify: Callable[[str], None]) -> EnvBase:
+    """Return a single environment that shows itself, or records into the folder ``place``."""
+    with make_env(config, None) as plain:
+        inner = gym_of(plain)
+        modes: list[str] = [] if inner is None else (inner.gym_env.metadata or {}).get("render_modes", [])
+    if not record:
+        shows = "human" in modes and _has_display()
+        if not shows:
+            why = "there is no display" if "human" in modes else f"{config.env_name} has no window"
+            notify(f"Nothing is shown, as {why}: --video FILE{_SUFFIX} records.")
+        return make_env(config, None, policy=policy, render_mode="human" if shows else None)
+    if "rgb_array" not in modes:
+        raise ArgumentError(
+            f"--video needs an environment with the render mode rgb_array, but {config.env_name} has "
+            f"{', '.join(map(str, modes)) or 'none'}: leave it out."
+        )
+    env = make_env(config, None, policy=policy, render_mode="rgb_array")
+    recorder = gym_of(env)
+    assert recorder is not None
+    recorder.wrap_gym(lambda inner: gym.wrappers.RecordVideo(inner, str(place), episode_trigger=lambda _: True))
+    return env
+
+
+def _has_display() -> bool:
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _check_video(video: Path) -> None:
+    if video.suffix != _SUFFIX:
+        raise ArgumentError(f"--video must end with {_SUFFIX}, got {video}.")
+    if not video.parent.is_dir():
+        raise ArgumentError(f"There is no folder {video.parent}: make it, or name another file with --video.")
+    if importlib.util.find_spec("moviepy") is None:
+        raise MissingDependencyError("moviepy is not installed: pip install 'recurl[train]'")
+
+
+def _moved(place: Path, video: Path) -> list[Path]:
+    """Move the recordings, one for each episode, to where they were asked for."""
+    found = sorted(place.glob(f"*{_SUFFIX}"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    names = [video] if len(found) == 1 else [video.with_stem(f"{video.stem}-{i + 1}") for i in range(len(found))]
+    for path, name in zip(found, names, strict=True):
+        shutil.move(path, name)
+    return names

@@ -1,0 +1,150 @@
+"""One step of a policy on tensors: the networks of a run, or an exported function."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase
+from torch import Tensor
+
+from recurl.envs import EnvBase
+from recurl.errors import UnsupportedError
+from recurl.keys import ACTION, IS_INIT, NestedKey, next_key, normalize_key
+from recurl.lowering import Entries, Network, inputs_from, modules_leading_to
+from recurl.mode import ExplorationType, set_exploration_type, set_recurrent_mode
+from recurl.modules import recurrent_modules
+from recurl.trainers.export.verification import Function
+from recurl.trainers.networks.agent import Agent
+
+Tensors: TypeAlias = dict[NestedKey, Tensor]
+
+
+class Entry(NamedTuple):
+    """An entry that a policy reads, of one environment."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Step(Protocol):
+    """One step of a policy.
+
+    Attributes:
+        reads: entries that it reads, by key.
+        states: keys of those that are its hidden states.
+    """
+
+    reads: dict[NestedKey, Entry]
+    states: list[NestedKey]
+
+    def __call__(self, entries: Tensors, rows: int, *, deterministic: bool) -> tuple[Any, Tensors]:
+        """Return actions and hidden states after, ``[n, ...]``, for entries ``[n, ...]``."""
+        ...
+
+
+class AgentStep:
+    """The networks of a run, which draw as in collection where they are not deterministic.
+
+    Args:
+        agent: the networks, on the CPU; they are not edited later.
+        env: environments of the run, with the policy's hidden states.
+    """
+
+    def __init__(self, agent: Agent, env: EnvBase) -> None:
+        policies: dict[bool, TensorDictModuleBase] = {True: agent.actor, False: agent.policy}
+        self.states: list[NestedKey] = [key for part in recurrent_modules(agent.actor) for key in part.state_keys]
+        modules = {kind: _acting(policy, self.states) for kind, policy in policies.items()}
+        self._networks = {kind: _network(parts, deterministic=kind) for kind, parts in modules.items()}
+        keys = dict.fromkeys(normalize_key(key) for kind in policies for key in _inputs(modules[kind]))
+        specs = env.observation_spec
+        lead = len(env.batch_size)
+        self.reads = {key: Entry(tuple(specs[key].shape[lead:]), specs[key].dtype) for key in keys}
+
+    def __call__(self, entries: Tensors, rows: int, *, deterministic: bool) -> tuple[Any, Tensors]:
+        """Return the action and the states after; see :class:`Step`."""
+        network = self._networks[deterministic]
+        with set_exploration_type(_kind(deterministic)), set_recurrent_mode(False), torch.inference_mode():
+            step = network(inputs_from(entries, torch.Size([rows]), None, [network]))
+        action = step.get(ACTION)
+        if isinstance(action, Entries):  # one for each part
+            action = action.to_tensordict()
+        return action, {key: step.get(next_key(key)) for key in self.states}
+
+
+def _acting(policy: TensorDictModuleBase, states: list[NestedKey]) -> list[TensorDictModuleBase]:
+    """Return the modules of a policy that its actions and states depend on."""
+    written = [normalize_key(key) for key in policy.out_keys]
+    actions = [key for key in written if key == ACTION or key[0] == ACTION]
+    modules = modules_leading_to(policy, [*actions, *map(next_key, states)])
+    return [_without_log_prob(module) for module in modules]
+
+
+def _without_log_prob(module: TensorDictModuleBase) -> TensorDictModuleBase:
+    """Return a sampler that leaves the log-probability out, which nobody asks for here; any other module as it is."""
+    if isinstance(module, ProbabilisticTensorDictModule) and module.return_log_prob:
+        module = copy.copy(module)
+        module.return_log_prob = False
+    return module
+
+
+def _kind(deterministic: bool) -> ExplorationType:
+    return ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+
+
+def _network(modules: list[TensorDictModuleBase], *, deterministic: bool) -> Network:
+    with set_exploration_type(_kind(deterministic)):  # a sampler is lowered for the type in force
+        return Network(modules)
+
+
+def _inputs(modules: list[TensorDictModuleBase]) -> list[NestedKey]:
+    """Return the keys that the modules read and none of them has written before."""
+    read: dict[NestedKey, None] = {}
+    written: set[NestedKey] = set()
+    for module in modules:
+        read |= dict.fromkeys(key for key in map(normalize_key, module.in_keys) if key not in written)
+        written |= set(map(normalize_key, module.out_keys))
+    return list(read)
+
+
+class FileStep:
+    """An exported function, which is deterministic.
+
+    Args:
+        function: from the inputs that ``about`` lists to its outputs.
+        about: the description beside the file.
+        keys: keys of the entries, by the names of the inputs.
+    """
+
+    def __init__(self, function: Function, about: Mapping[str, Any], keys: Mapping[str, NestedKey]) -> None:
+        self._function = function
+        self._names = [part["name"] for part in about["inputs"]]
+        self._keys = [keys.get(name, name) for name in self._names]
+        self.reads = {
+            key: Entry(tuple(part["shape"][1:]), getattr(torch, part["dtype"]))
+            for key, part in zip(self._keys, about["inputs"], strict=True)
+        }
+        self.states: list[NestedKey] = list(about["states"])
+        outputs = [part["name"] for part in about["outputs"]]
+        self._after = [outputs.index(name) for name in about["states"].values()]
+        self._parts = [tuple(name.split(".")[1:]) for name in outputs if name.split(".")[0] == ACTION]
+
+    def __call__(self, entries: Tensors, rows: int, *, deterministic: bool) -> tuple[Any, Tensors]:
+        """Return the action and the states after; see :class:`Step`."""
+        if not deterministic:
+            raise UnsupportedError(
+                "An exported file holds the greedy policy only: deterministic=False needs the run, recurl.load(RUN)."
+            )
+        found = self._function([entries[key].flatten() if key == IS_INIT else entries[key] for key in self._keys])
+        return self._action(found), {key: found[at].detach() for key, at in zip(self.states, self._after, strict=True)}
+
+    def _action(self, found: Sequence[Tensor]) -> Any:
+        """Return the action of the outputs, which come first: a tensor, or a TensorDict of its parts."""
+        if self._parts == [()]:
+            return found[0].detach()
+        return TensorDict(
+            {part: value.detach() for part, value in zip(self._parts, found, strict=False)}, [len(found[0])]
+        )

@@ -1,0 +1,63 @@
+"""The loggers to choose from, besides the CSV files and the terminal, which every run has."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from recurl.errors import MissingDependencyError
+from recurl.trainers.report.events import Events
+from recurl.trainers.report.tensorboard_logger import TensorBoardLogger
+from recurl.trainers.report.wandb_logger import WandbLogger
+
+
+class Place(NamedTuple):
+    """What a logger is made of."""
+
+    folder: Path
+    """Folder of the run."""
+    tensorboard: Path
+    """Folder of the TensorBoard events."""
+    options: Mapping[str, Any]
+    """Options of the run."""
+    since: int | None
+    """Environment step that a resumed run goes on from; None for a new run."""
+
+
+Maker: TypeAlias = Callable[[Place], object]
+
+
+def _tensorboard(place: Place) -> TensorBoardLogger:
+    return TensorBoardLogger(Events(place.tensorboard, purge_step=None if place.since is None else place.since + 1))
+
+
+LOGGERS: dict[str, tuple[Maker, str, str] | None] = {
+    "tensorboard": (_tensorboard, "tensorboard", "train"),
+    "wandb": (lambda place: WandbLogger(place.folder, place.options), "wandb", "wandb"),
+    "none": None,
+}
+"""By name: what makes it, the package that it needs, and the extra that has it."""
+
+
+def check_packages(logger: str) -> None:
+    """Refuse a run whose packages are not installed.
+
+    Args:
+        logger: name of the logger.
+
+    Raises:
+        MissingDependencyError: its package, or that of the plots, is not.
+    """
+    entry = LOGGERS[logger]
+    needed = [("matplotlib", "train"), *([] if entry is None else [entry[1:]])]
+    for package, extra in needed:
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(f"{package} is not installed: pip install 'recurl[{extra}]'")
+
+
+def make_loggers(logger: str, place: Place) -> list[object]:
+    """Return the logger of a name, or none for ``"none"``."""
+    entry = LOGGERS[logger]
+    return [] if entry is None else [entry[0](place)]

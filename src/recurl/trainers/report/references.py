@@ -1,0 +1,25 @@
+"""Returns to hold a learning curve against: those of the best policies with and without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recurl.envs.tasks import TASKS
+
+
+def reference_returns(env: str, arguments: Mapping[str, Any]) -> dict[str, float]:
+    """Return what is known of a task, by name; nothing of an environment that isn't one of recurl's tasks.
+
+    Example:
+        >>> reference_returns("recurl/RepeatPrevious-v0", {"k": 8})
+        {'optimum': 1.0, 'best without memory': 0.25}
+        >>> reference_returns("CartPole-v1", {})
+        {}
+    """
+    if env not in TASKS:
+        return {}
+    task = TASKS[env]
+    known = (task.optimal_return, task.memoryless_return)
+    names = ("optimum", "best without memory")
+    return {name: float(value(**arguments)) for name, value in zip(names, known, strict=True)}

@@ -1,0 +1,86 @@
+"""Text of the latest numbers of a run, for the terminal."""
+
+from __future__ import annotations
+
+import math
+from string import Formatter
+from typing import Any
+
+from recurl.trainers.report.metrics import EVALUATION, RETURN, Row
+
+_EPISODES = "return {return_mean_20:.4g}  length {length_mean_20:.0f}"
+_SPEED = "{steps_per_s:.0f} steps/s"
+
+
+class _Dashes(Formatter):
+    """Formats nan, a number that isn't there yet, as a dash."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        return "-" if isinstance(value, float) and math.isnan(value) else super().format_field(value, format_spec)
+
+
+class Shown:
+    """The numbers that a run shows while it trains: those of the last update and of the last evaluation.
+
+    Args:
+        live: format of the algorithm's own numbers.
+        total_steps: environment steps of the whole run.
+
+    Example:
+        >>> shown = Shown("loss {loss:.2f}", 1000)
+        >>> numbers = {"length_mean_20": math.nan, "steps_per_s": 50.0, "wall_s": 2.0, "loss": math.nan}
+        >>> shown.update({"env_steps": 100, "return_mean_20": math.nan, **numbers})
+        >>> shown.text, shown.left
+        ('no episode has ended yet  50 steps/s  loss -', '18 s')
+    """
+
+    def __init__(self, live: str, total_steps: int) -> None:
+        self._live = live
+        self._total = total_steps
+        self._first: Row | None = None
+        self._evaluated: Row | None = None
+        self.row: Row | None = None
+
+    def update(self, row: Row) -> None:
+        """Take the row of an update."""
+        self._first = self._first or row
+        self.row = row
+
+    def evaluate(self, row: Row) -> None:
+        """Take the row of an evaluation."""
+        self._evaluated = row
+
+    @property
+    def text(self) -> str:
+        """The numbers in one line."""
+        if self.row is None:
+            return "collecting"
+        episodes = "no episode has ended yet" if math.isnan(self.row[RETURN]) else _EPISODES
+        parts = [_Dashes().format(part, **self.row) for part in (episodes, _SPEED, self._live) if part]
+        if self._evaluated is not None:
+            parts.insert(1, f"evaluation {self._evaluated[EVALUATION]:.4g}")
+        return "  ".join(parts)
+
+    @property
+    def left(self) -> str:
+        """Time until all steps are taken, at the mean speed of this process."""
+        if self.row is None or self._first is None:
+            return "-"
+        speed, seconds = self.row["steps_per_s"], self.row["wall_s"] - self._first["wall_s"]
+        if seconds > 0:
+            speed = (self.row["env_steps"] - self._first["env_steps"]) / seconds
+        return duration(max(self._total - self.row["env_steps"], 0) / max(speed, 1e-9))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words.
+
+    Example:
+        >>> duration(45.2), duration(150.0), duration(12_000.0)
+        ('45 s', '2 min 30 s', '3 h 20 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,137 @@
+"""Evaluations while a run trains: greedy, in environments and with random numbers of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from statistics import fmean, pstdev
+from typing import Any
+
+from recurl.errors import ArgumentError
+from recurl.trainers.algorithms.environment import make_env
+from recurl.trainers.algorithms.seeding import preserved_rng, seed_everything
+from recurl.trainers.config import RunConfig
+from recurl.trainers.files.checkpoints import save_checkpoint
+from recurl.trainers.networks.agent import Agent
+from recurl.trainers.optim.finite import check_finite
+from recurl.trainers.report.metrics import EVALUATION, Row
+from recurl.trainers.run.evaluate import evaluate_policy
+from recurl.trainers.run.folder import RunFolder
+
+SIDE_BY_SIDE = 50
+"""Most environments of an evaluation."""
+EVALUATION_COLUMNS = (
+    "update",
+    "env_steps",
+    EVALUATION,
+    "eval_return_std",
+    "eval_return_min",
+    "eval_return_max",
+    "eval_length",
+    "eval_episodes",
+    "eval_cut",
+    "eval_s",
+)
+_SEED = 2_000_003  # added to the run's: episodes that neither training nor the evaluation at the end plays
+
+
+class PeriodicEvaluation:
+    """Evaluates a policy every so many environment steps, always on the same episodes; the training is not touched.
+
+    Args:
+        config: the options.
+        agent: the networks.
+        folder: where the best policy is kept.
+
+    Attributes:
+        count: evaluations made.
+        last: mean return of the last one; None before the first.
+        best: the largest mean return; None before the first.
+
+    Raises:
+        ArgumentError: the environment can't be made, or has other spaces than that of the training.
+    """
+
+    def __init__(self, config: RunConfig, agent: Agent, folder: RunFolder) -> None:
+        self._config, self._agent, self._folder = config, agent, folder
+        self.count = 0
+        self.last: float | None = None
+        self.best: float | None = None
+        self._env = None
+        with preserved_rng():
+            evaluated = config.for_evaluation()
+            if evaluated is not config:
+                _check_spaces(config, evaluated)
+            if config.eval_every is not None:
+                self._env = make_env(evaluated, min(config.eval_episodes, SIDE_BY_SIDE), policy=agent.actor)
+
+    def due(self, before: int, now: int) -> bool:
+        """Return whether an evaluation stands between two numbers of environment steps."""
+        every = self._config.eval_every
+        return every is not None and now // every > before // every
+
+    def __call__(self, update: int, env_steps: int) -> Row:
+        """Evaluate, keep the policy if it is the best one, and return the numbers."""
+        assert self._env is not None, "due() is False where nothing is to be evaluated"
+        config, start = self._config, time.perf_counter()
+        with preserved_rng():
+            seed_everything(config.seed + _SEED)
+            self._env.set_seed(config.seed + _SEED)
+            found = evaluate_policy(
+                self._agent.actor, self._env, episodes=config.eval_episodes, max_steps=config.eval_max_steps
+            )
+        self.count += 1
+        self.last = found.mean_return
+        if self.best is None or self.last > self.best:
+            self.best = self.last
+            if config.keep_best:
+                self._keep(env_steps)
+        numbers = (
+            update,
+            env_steps,
+            self.last,
+            pstdev(found.returns),
+            min(found.returns),
+            max(found.returns),
+            fmean(found.lengths),
+            len(found.returns),
+            found.cut,
+            round(time.perf_counter() - start, 3),
+        )
+        return dict(zip(EVALUATION_COLUMNS, numbers, strict=True))
+
+    def _keep(self, env_steps: int) -> None:
+        agent = self._agent.state_dict()
+        check_finite(agent, "the policy")
+        state = {"config": self._config.to_dict(), "algorithm": {"agent": agent}, "eval_return": self.last}
+        save_checkpoint(self._folder.best, env_steps, state, keep=1)
+
+    @property
+    def solved(self) -> bool:
+        """Whether the last evaluation reached the return that ends the run."""
+        target = self._config.stop_eval_return
+        return target is not None and self.last is not None and self.last >= target
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._env is not None:
+            self._env.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain values."""
+        return {"count": self.count, "last": self.last, "best": self.best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.count, self.last, self.best = (state[name] for name in ("count", "last", "best"))
+
+
+def _check_spaces(config: RunConfig, evaluated: RunConfig) -> None:
+    with make_env(config, 1) as training, make_env(evaluated, 1) as other:
+        for what in ("observation_spec", "action_spec_unbatched"):
+            wanted, found = getattr(training, what), getattr(other, what)
+            if wanted != found:
+                raise ArgumentError(
+                    "The evaluation's environment (--eval-env, --eval-env-kwargs) must have the "
+                    f"{what.partition('_')[0]}s of the training's, {wanted}, got {found}."
+                )

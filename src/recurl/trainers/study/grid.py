@@ -1,0 +1,112 @@
+"""The jobs of a sweep: every combination of options, with every seed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+from recurl.errors import ArgumentError
+from recurl.nearest import nearest
+from recurl.ranges import Field, fields_of, flag
+from recurl.trainers.config import RunConfig
+
+
+class Job(NamedTuple):
+    """One run of a sweep."""
+
+    name: str
+    """Name of its folder, such as ``cell=lstm,seed=0``."""
+    settings: dict[str, str]
+    """What the sweep set, as written."""
+    config: RunConfig
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return options and the values that they take, from ``field=a,b``.
+
+    Raises:
+        ArgumentError: one is written otherwise, comes twice, or has a value twice.
+
+    Example:
+        >>> parse_settings(["cell=lstm,gru", "learning_rate=1e-3"])
+        {'cell': ('lstm', 'gru'), 'learning_rate': ('1e-3',)}
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = name.removeprefix("--").replace("-", "_")
+        if not (equals and name and all(values.split(","))):
+            raise ArgumentError(f"--set takes field=value,value such as cell=lstm,gru, got {text!r}.")
+        if name in found:
+            raise ArgumentError(f"--set got {name} twice.")
+        found[name] = tuple(values.split(","))
+        if len(set(found[name])) < len(found[name]):
+            raise ArgumentError(f"--set {name} has a value twice: {values}.")
+    return found
+
+
+def check_names(kind: type[RunConfig], settings: Mapping[str, Sequence[str]]) -> None:
+    """Refuse options that an algorithm doesn't have, and the seed, which ``--seeds`` sets.
+
+    Raises:
+        ArgumentError: there is one.
+    """
+    names = [field.name for field in fields_of(kind) if field.name != "seed"]
+    for name in settings:
+        if name == "seed":
+            raise ArgumentError("--set can't set seed: --seeds N trains with N seeds, from --seed on.")
+        if name not in names:
+            raise ArgumentError(f"--set: {kind.algorithm} has no option {name!r}.{nearest(name, names)}")
+
+
+def words(field: Field, value: str) -> list[str]:
+    """Return a value of an option as it stands on a command line.
+
+    Raises:
+        ArgumentError: the option is true or false, and the value neither.
+    """
+    if field.kind is not bool:
+        return [flag(field.name), value]
+    if value not in ("true", "false"):
+        raise ArgumentError(f"--set {field.name} must be true or false, got {value!r}.")
+    return [flag(field.name if value == "true" else f"no_{field.name}")]
+
+
+def make_jobs(
+    kind: type[RunConfig], settings: Mapping[str, Sequence[str]], seeds: int, read: Callable[[list[str]], RunConfig]
+) -> list[Job]:
+    """Return the jobs of a sweep, those of the first seed first.
+
+    Args:
+        kind: options of the algorithm.
+        settings: options and their values; see :func:`parse_settings`.
+        seeds: how many seeds.
+        read: returns the options of a run, from what a combination adds to its command line.
+
+    Raises:
+        ArgumentError: an option or a combination of them can't be used.
+    """
+    check_names(kind, settings)
+    fields = {field.name: field for field in fields_of(kind)}
+    combinations = [dict(zip(settings, values, strict=True)) for values in product(*settings.values())]
+    configs = [
+        read([word for name, value in one.items() for word in words(fields[name], value)]) for one in combinations
+    ]
+    jobs = [
+        Job(_name(one, config.seed + seed), one, replace(config, seed=config.seed + seed))
+        for seed in range(seeds)
+        for one, config in zip(combinations, configs, strict=True)
+    ]
+    names = [job.name for job in jobs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ArgumentError(f"--set has values that make two folders of the name {twice!r}: write them otherwise.")
+    return jobs
+
+
+def _name(settings: Mapping[str, str], seed: int) -> str:
+    parts = [f"{name}={re.split('[/:]', value)[-1]}" for name, value in (*settings.items(), ("seed", str(seed)))]
+    return re.sub(r"[^\w.=,+-]", "-", ",".join(parts))

@@ -1,0 +1,193 @@
+"""A sweep: its folder, and the processes that train its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from recurl.errors import ArgumentError
+from recurl.trainers.algorithms.options_file import write_options_file
+from recurl.trainers.files.durable import is_partial, make_folder, write_whole
+from recurl.trainers.files.lock import LOCK_FILES, FolderLock
+from recurl.trainers.report.metrics import EVALUATION, RETURN, read_metrics
+from recurl.trainers.run.folder import RunFolder
+from recurl.trainers.study.grid import Job
+
+_SECONDS = 0.1
+_STOPPED = (-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # before training, and then
+_COLUMNS = ("job", "status", "env_steps", "wall_s", RETURN, EVALUATION)
+
+
+class Sweep:
+    """The runs of a sweep, each in a folder of its own, trained by as many processes at once as it is told.
+
+    The same sweep in the same folder goes on: runs that are finished stay, others are resumed or begun anew. More seeds
+    may be added.
+
+    Args:
+        folder: where the runs go.
+        jobs: the runs; see :func:`~recurl.trainers.study.grid.make_jobs`.
+        notify: called with notices.
+    """
+
+    def __init__(self, folder: Path, jobs: Sequence[Job], notify: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._jobs = list(jobs)
+        self._lock = FolderLock(folder, notify)
+        self._status: dict[str, str] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the runs that failed."""
+        return [name for name, status in self._status.items() if status == "failed"]
+
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Make the folder, or check that it holds this sweep, and keep other processes from it inside the block.
+
+        Raises:
+            ArgumentError: the folder holds another sweep, or something else.
+            LockedError: another process works there.
+            StorageError: it can't be written.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ArgumentError(f"{self.folder} is not a folder: name another with --run-dir.")
+        make_folder(self.folder)
+        with self._lock.hold():
+            self._check_or_write()
+            self._status = {job.name: "waiting" for job in self._jobs}
+            for row in self._read_results():
+                if row["status"] == "finished" and (self.folder / row["job"] / "config.json").exists():
+                    self._status[row["job"]] = "finished"
+            yield
+
+    def _check_or_write(self) -> None:
+        first = self._jobs[0]
+        options = {name: value for name, value in first.config.to_dict().items() if name not in first.settings}
+        values = {name: list(dict.fromkeys(job.settings[name] for job in self._jobs)) for name in first.settings}
+        wanted = {"options": options, "set": values}
+        path = self.folder / "sweep.json"
+        if path.exists():
+            try:
+                found = json.loads(path.read_text())
+            except ValueError as error:
+                raise ArgumentError(f"{path} is not JSON: {error}. Name another folder with --run-dir.") from error
+            if found != json.loads(json.dumps(wanted)):
+                raise ArgumentError(
+                    f"{self.folder} holds another sweep ({_difference(found, wanted)}): go on with that one, or name "
+                    "another folder with --run-dir."
+                )
+        elif any(file.name not in LOCK_FILES and not is_partial(file) for file in self.folder.iterdir()):
+            raise ArgumentError(f"{self.folder} is not empty and holds no sweep: name another folder with --run-dir.")
+        else:
+            write_whole(path, json.dumps(wanted, indent=2).encode() + b"\n")
+
+    def run(self, processes: int, *, say: Callable[[str], None], should_stop: Callable[[], bool]) -> None:
+        """Train all runs that aren't finished.
+
+        Args:
+            processes: how many at once.
+            say: called with what happens.
+            should_stop: True stops all runs, each with a checkpoint, and returns.
+        """
+        waiting = [job for job in self._jobs if self._status[job.name] != "finished"]
+        say(f"{len(self._jobs)} runs, {len(self._jobs) - len(waiting)} of them finished before, into {self.folder}")
+        by_name, stopping = {job.name: job for job in self._jobs}, False
+        try:
+            while self._processes or (waiting and not stopping):
+                while waiting and len(self._processes) < processes and not stopping:
+                    self._start(waiting.pop(0), say)
+                time.sleep(_SECONDS)
+                if should_stop() and not stopping:
+                    stopping = True
+                    self._terminate()
+                for name in [name for name, process in self._processes.items() if process.poll() is not None]:
+                    self._end(by_name[name], self._processes.pop(name).returncode, say)
+        finally:
+            self._terminate()
+            for process in self._processes.values():
+                process.wait()
+
+    def _start(self, job: Job, say: Callable[[str], None]) -> None:
+        folder = RunFolder(self.folder / job.name)
+        if any(folder.checkpoints.glob("*.pt")):
+            words, what = ["--resume", str(folder.path)], "resumed"
+        else:
+            file = self.folder / f"{job.name}.toml"
+            write_options_file(file, job.config)
+            words, what = ["--config", str(file), "--run-dir", str(folder.path), "--overwrite"], "started"
+        with (self.folder / f"{job.name}.log").open("ab") as log:
+            command = [sys.executable, "-m", "recurl", "train", *words]
+            self._processes[job.name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        say(f"{what} {job.name}")
+
+    def _end(self, job: Job, code: int, say: Callable[[str], None]) -> None:
+        stopped = code in _STOPPED
+        self._status[job.name] = "finished" if code == 0 else "stopped" if stopped else "failed"
+        numbers = self._numbers(job.name)
+        if code == 0:
+            say(f"finished {job.name}: return {float(numbers[RETURN]):.4g} after {numbers['env_steps']} steps")
+        else:
+            said = (self.folder / f"{job.name}.log").read_text(errors="replace").strip().splitlines()
+            last = said[-1] if said and not stopped else ""
+            say(f"{self._status[job.name]} {job.name}{last and f': {last}'} ({self.folder / job.name}.log)")
+        self._write_results()
+
+    def _terminate(self) -> None:
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+
+    def _numbers(self, name: str) -> dict[str, Any]:
+        """Return the last numbers of a run, as text; empty where there are none."""
+        folder = RunFolder(self.folder / name)
+        with contextlib.suppress(ArgumentError):
+            rows, evaluations = read_metrics(folder.metrics)[1], read_metrics(folder.evaluations, EVALUATION)[1]
+            last = rows[-1] if rows else {}
+            found = {column: last.get(column, "") for column in ("env_steps", "wall_s", RETURN)}
+            return {**found, EVALUATION: evaluations[-1][EVALUATION] if evaluations else ""}
+        return dict.fromkeys(_COLUMNS[2:], "")
+
+    def _read_results(self) -> list[dict[str, str]]:
+        path = self.folder / "results.csv"
+        if not path.exists():
+            return []
+        with path.open(newline="") as file:
+            return [
+                row for row in csv.DictReader(file) if {"job", "status"} <= row.keys() and row["job"] in self._status
+            ]
+
+    def _write_results(self) -> None:
+        settings = list(self._jobs[0].settings)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, ["job", *settings, "seed", *_COLUMNS[1:]])
+        writer.writeheader()
+        for job in self._jobs:
+            about = {"job": job.name, **job.settings, "seed": job.config.seed, "status": self._status[job.name]}
+            writer.writerow({**about, **self._numbers(job.name)})
+        write_whole(self.folder / "results.csv", text.getvalue().encode())
+
+
+def _difference(found: Any, wanted: dict[str, Any]) -> str:
+    """Return the first option in which two sweeps differ."""
+    if not isinstance(found, dict):
+        return "its sweep.json holds none"
+    for part in ("set", "options"):
+        one, other = found.get(part), wanted[part]
+        if not isinstance(one, dict):
+            return "its sweep.json holds none"
+        for name in sorted({*one, *other}):
+            if one.get(name) != other.get(name):
+                return f"{name}: {one.get(name)}, not {other.get(name)}"
+    return "other options"

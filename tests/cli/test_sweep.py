@@ -1,0 +1,118 @@
+"""Sweeps as processes: what runs, goes on, fails, is stopped and is refused."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from recurl.cli import main
+from recurl.trainers import RunFolder
+
+pytestmark = pytest.mark.slow
+
+SMALL = (  # noqa: SIM905 - reads as it is typed
+    "--env recurl/TMaze-v0 --env-kwargs corridor_length=3 --num-envs 4 --rollout-steps 16 --minibatches 2 "
+    "--hidden-size 8 --eval-episodes 2 --logger none"
+).split()
+
+
+def sweep(folder, *more, steps=256):
+    return main(["sweep", "ppo", "--run-dir", str(folder), *SMALL, "--total-steps", str(steps), *more])
+
+
+def results(folder):
+    with (folder / "results.csv").open(newline="") as file:
+        return {row["job"]: row for row in csv.DictReader(file)}
+
+
+def test_trains_goes_on_and_is_compared(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    assert sweep(folder, "--set", "cell=gru,none", "--jobs", "2") == 0
+    said = capsys.readouterr().out
+    assert "finished cell=gru,seed=0: return " in said
+    assert f"Compare them: recurl compare {folder}" in said
+    assert {(row["cell"], row["status"], row["env_steps"]) for row in results(folder).values()} == {
+        ("gru", "finished", "256"),
+        ("none", "finished", "256"),
+    }
+    assert RunFolder(folder / "cell=none,seed=0").read_config().cell == "none"
+    assert sweep(folder, "--set", "cell=gru,none", "--seeds", "2") == 0  # one more seed
+    said = capsys.readouterr().out
+    assert "4 runs, 2 of them finished before" in said
+    assert said.count("started") == 2
+    assert main(["compare", str(folder), "--out", str(tmp_path / "out.png")]) == 0
+    *_, gru, none, _ = capsys.readouterr().out.splitlines()
+    assert gru.split()[:2] == ["cell=gru", "2"]
+    assert none.split()[:2] == ["cell=none", "2"]
+    for more, said in (
+        (["--set", "cell=gru,lstm"], "holds another sweep (cell: ['gru', 'none'], not ['gru', 'lstm'])"),
+        (["--set", "cell=gru,none", "--gamma", "0.5"], "holds another sweep (gamma: 0.99, not 0.5)"),
+        (["--set", "cell=gru,none", "--seed", "3"], "holds another sweep (seed: 0, not 3)"),
+    ):
+        assert sweep(folder, *more) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_run_that_fails_is_named_and_the_rest_finished(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    assert sweep(folder, "--set", "env_kwargs=corridor_length=3,corridor_length=-1", "--jobs", "2") == 1
+    said = capsys.readouterr().out
+    assert "1 of 2 runs failed: env_kwargs=corridor_length=-1,seed=0. The same command tries them again." in said
+    assert "failed env_kwargs=corridor_length=-1,seed=0: recurl: --env recurl/TMaze-v0" in said
+    assert {name: row["status"] for name, row in results(folder).items()} == {
+        "env_kwargs=corridor_length=3,seed=0": "finished",
+        "env_kwargs=corridor_length=-1,seed=0": "failed",
+    }
+
+
+def test_a_sweep_that_is_stopped_goes_on(tmp_path):
+    folder = tmp_path / "sweep"
+    command = [sys.executable, "-m", "recurl", "sweep", "ppo", "--run-dir", str(folder), *SMALL, "--total-steps"]
+    process = subprocess.Popen([*command, "10000000"], stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (folder / "seed=0" / "metrics.csv").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGTERM)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert said.splitlines()[-1] == "Go on with the same command."
+    assert results(folder)["seed=0"]["status"] == "stopped"
+    assert list((folder / "seed=0" / "checkpoints").glob("*.pt"))
+    (folder / "seed=0" / "config.json").write_text(
+        (folder / "seed=0" / "config.json").read_text().replace('"total_steps": 10000000', '"total_steps": 64')
+    )
+    done = subprocess.run([*command, "10000000"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "resumed seed=0" in done.stdout
+
+
+def test_a_run_that_is_stopped_before_it_began_is_no_failure(tmp_path):
+    command = [sys.executable, "-m", "recurl", "sweep", "ppo", "--run-dir", str(tmp_path / "sweep"), *SMALL]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while "started" not in (line := process.stdout.readline()):
+        assert line
+    os.kill(process.pid, signal.SIGTERM)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert said.splitlines()[0].startswith("stopped seed=0")
+
+
+def test_folders_that_are_something_else(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "sweep.json").write_text("{")
+    for name, message in (
+        ("file", "is not a folder: name another with --run-dir"),
+        ("full", "is not empty and holds no sweep"),
+        ("broken", "sweep.json is not JSON"),
+    ):
+        assert sweep(tmp_path / name) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""Environments of other packages by their ids: trained, evaluated, loaded, and played in a Gymnasium loop.
+
+Each runs where its package is installed; ``make practice`` installs them all.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+import recurl
+from recurl.cli import main
+from recurl.envs.gym_wrappers import SelectEntries
+
+pytestmark = pytest.mark.slow
+
+IDS = {
+    "ale-py": [["ale_py:ALE/Pong-v5"], ["ale_py:ALE/Breakout-v5", "--env-kwargs", "obs_type=ram"]],
+    "minigrid": [["minigrid:MiniGrid-MemoryS7-v0", "--drop-observations", "mission"]],
+    "popgym": [
+        ["popgym:popgym-RepeatPreviousEasy-v0", "--previous-action", "--previous-reward"],
+        ["popgym:popgym-AutoencodeEasy-v0"],
+        ["popgym:popgym-BattleshipEasy-v0"],
+        ["popgym:popgym-PositionOnlyPendulumEasy-v0"],
+    ],
+    "mujoco": [["HalfCheetah-v5", "--wrapper", "recurl.envs.gym_wrappers:SelectEntries(start=0, stop=8)"]],
+    "box2d": [["LunarLander-v3"], ["BipedalWalker-v3"]],
+}
+SMALL = (  # noqa: SIM905 - reads as it is typed
+    "--num-envs 2 --rollout-steps 16 --sequence-length 8 --total-steps 64 --minibatches 2 --epochs 1 --hidden-size 8 "
+    "--eval-episodes 1 --eval-max-steps 10 --logger none"
+).split()
+
+
+def is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+INSTALLED = [options for package, found in IDS.items() if is_installed(package) for options in found]
+
+
+def test_the_packages_of_the_dev_extra_are_installed() -> None:
+    assert all(map(is_installed, ("ale-py", "minigrid", "popgym")))
+
+
+@pytest.mark.filterwarnings("ignore")  # of these packages
+@pytest.mark.parametrize("options", INSTALLED, ids=lambda options: options[0])
+def test_trains_and_acts(options: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert main(["train", "ppo", "--env", *options, *SMALL, "--run-dir", str(folder)]) == 0
+    assert main(["evaluate", str(folder), "--episodes", "1", "--max-steps", "5", "--stochastic"]) == 0
+    name, *rest = options
+    settings = {"obs_type": "ram"} if "obs_type=ram" in rest else {}
+    policy = recurl.load(folder)
+    env = gym.make(name, **settings)
+    env = SelectEntries(env, 0, 8) if "--wrapper" in rest else env
+    observation, _ = env.reset(seed=0)
+    state, reward = None, 0.0
+    for _ in range(5):
+        action, state = policy.predict(observation, state, reward=reward)
+        assert env.action_space.contains(action)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            observation, _ = env.reset()
+            state = None
+    env.close()

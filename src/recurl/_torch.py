@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = [
     "Dropout",
     "are_modes_active",
+    "assert_async",
     "edits_of",
     "foreach_add_",
     "foreach_copy_",
@@ -65,6 +66,9 @@ Called directly they take 0.60 to 0.78 of the CPU time of these two, which is 15
 step (``benchmarks/bench_gradient_step.py``). Without the names: ``torch.optim.adam.adam(fused=True)``,
 ``get_total_norm`` and ``clip_grads_with_norm_``, with the same bits in 0.86.
 """
+
+assert_async: Callable[[Tensor, str], None] = cast(Any, torch)._assert_async
+"""Stop with an error where a bool on the device is False, without waiting for it. Without it: no check on a GPU."""
 
 edits_of: Callable[[Tensor], int] = attrgetter("_version")
 """Number of in-place edits of a tensor, as counted by torch; raises RuntimeError for inference tensors.

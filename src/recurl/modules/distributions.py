@@ -14,6 +14,7 @@ from torch import distributions as d
 from torch.distributions.utils import lazy_property, probs_to_logits
 from torch.nn import functional as F
 
+from recurl._torch import assert_async
 from recurl.autograd import differentiate_again, first_derivatives_do, gradients_have_derivatives
 from recurl.errors import ArgumentError
 
@@ -89,13 +90,17 @@ class Categorical(d.Categorical):
             ArgumentError: a probability is NaN (looked for on the CPU; elsewhere the device reports it).
         """
         probs: Any = self.probs
-        if self.mask is not None and probs.device.type == "cpu" and first_derivatives_do():
+        on_host = probs.device.type == "cpu"
+        if self.mask is not None and on_host and first_derivatives_do():
             _check_choices(self.mask)
-        if len(sample_shape) or probs.device.type != "cpu" or not first_derivatives_do():
+        if len(sample_shape) or probs.device.type not in ("cpu", "cuda") or not first_derivatives_do():
             return super().sample(torch.Size(sample_shape))
         probs = probs.detach()
         largest, choice = torch.div(probs, torch.empty_like(probs).exponential_()).max(-1)
-        if math.isnan(largest.sum().item()):
+        fits = ~largest.sum().isnan()
+        if not on_host:
+            assert_async(fits, "The probabilities of a categorical distribution must be numbers, got NaN.")
+        elif not fits.item():
             raise ArgumentError(
                 f"The probabilities must be numbers, got NaN in the distribution of {list(choice.shape)} choices: "
                 "look for a loss that diverged, or NaN in the observations."

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.collectors import Collector, OverlappedCollector
+from recurl.collectors.captured import tensor_env
 from recurl.envs import EnvBase
 from recurl.errors import UnsupportedError
 from recurl.specs import Composite, TensorSpec
@@ -67,6 +68,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     """Names of the numbers that :meth:`learn` returns: columns of ``metrics.csv``."""
     live: ClassVar[str]
     """Format of those that are shown during training, such as ``"loss {loss:.3f}"``."""
+    captures = False
+    """Whether what can be a CUDA graph is launched as one: gradient steps, and collection from tasks on the device."""
     collected: ClassVar[tuple[str, ...]] = ("collector",)
     """Parts of a checkpoint that hold collected data, which was checked for NaN when it was collected."""
 
@@ -128,7 +131,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     def _collector(self, env: EnvBase) -> Collector:
         policy, config = collecting(self.agent.policy), self.config
-        return Collector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device)
+        graph = self.captures and tensor_env(env) is not None
+        return Collector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device, cuda_graph=graph)
 
     def _overlapped(self, env: EnvBase) -> OverlappedCollector:
         policy, config = collecting(self.agent.policy), self.config

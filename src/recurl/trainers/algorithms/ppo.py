@@ -44,6 +44,7 @@ class PPO(Learner[PPOConfig, ActorCritic]):
     live = "loss {loss_objective:+.3f} (policy) {loss_critic:.3f} (value)  entropy {entropy:.2f}"
 
     def __init__(self, config: PPOConfig) -> None:
+        self.captures = config.cuda_graph
         super().__init__(config, overlap=config.overlap)
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
         self.gae = GAE(gamma=config.gamma, lmbda=config.gae_lambda, value_network=self.agent.critic)

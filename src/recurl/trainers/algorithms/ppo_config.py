@@ -58,7 +58,8 @@ class PPOConfig(RunConfig):
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""
     cuda_graph: bool = False
-    """Run each gradient step as one CUDA graph (needs --device cuda, and minibatches of equal size)."""
+    """Run each gradient step as one CUDA graph, and with --vectorization device the steps of a batch as another (needs
+    --device cuda, and minibatches of equal size)."""
     overlap: bool = False
     """Collect in a second process while this one learns: faster on two cores; batches are one update old."""
 

@@ -71,7 +71,7 @@ def main() -> None:
 
 def config_of(case: Case, cell: str, **changes: Any) -> PPOConfig:
     options: dict[str, Any] = {
-        "env": "recurl/MaskedCartPole-v0",
+        "env": "recurl/MaskedCartPole-v1",
         "vectorization": "device",
         "device": "cuda",
         "cell": cell,

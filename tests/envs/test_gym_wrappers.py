@@ -2,7 +2,7 @@ import gymnasium as gym
 import pytest
 
 from recurl.envs import GymEnv
-from recurl.envs.gym_wrappers import NamedWrapper
+from recurl.envs.gym_wrappers import FirstActions, NamedWrapper
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
 
 
@@ -54,3 +54,16 @@ def test_what_cannot_wrap():
         GymEnv("CartPole-v1", wrappers=[lambda env: None])  # type: ignore[arg-type, return-value] # refused
     with pytest.raises(ArgumentError, match="Wrappers need single environments"):
         GymEnv("CartPole-v1", 2, vectorization_mode="vector_entry_point", wrappers=[limit])
+
+
+def test_first_actions():
+    env = FirstActions(gym.make("Taxi-v4"), 4)
+    assert env.action_space == gym.spaces.Discrete(4)
+    env.reset(seed=0)
+    other = gym.make("Taxi-v4")
+    other.reset(seed=0)
+    assert env.step(3)[0] == other.step(3)[0]
+    with pytest.raises(ArgumentError, match=r"needs a Discrete action space, got Box"):
+        FirstActions(gym.make("Pendulum-v1"), 2)
+    with pytest.raises(ArgumentError, match=r"count must lie between 1 and the 6 actions that there are, got 7"):
+        FirstActions(gym.make("Taxi-v4"), 7)

@@ -89,6 +89,36 @@ class SelectEntries(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConst
         return observation[self._kept]
 
 
+class FirstActions(gym.ActionWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Offers the first actions of a ``Discrete`` space only: the turns and steps of a MiniGrid, for instance.
+
+    Args:
+        env: an environment with ``Discrete`` actions.
+        count: how many of them are offered.
+
+    Raises:
+        ArgumentError: the actions are others, or there are fewer.
+
+    Example:
+        >>> FirstActions(gym.make("Acrobot-v1"), count=2).action_space
+        Discrete(2)
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], count: int) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, count=count)
+        super().__init__(env)
+        space = env.action_space
+        if not isinstance(space, gym.spaces.Discrete):
+            raise ArgumentError(f"FirstActions needs a Discrete action space, got {space}.")
+        if not 1 <= count <= space.n:
+            raise ArgumentError(f"count must lie between 1 and the {space.n} actions that there are, got {count}.")
+        self.action_space = gym.spaces.Discrete(count, start=int(space.start))
+
+    def action(self, action: Any) -> Any:
+        """Return the action, which is the same."""
+        return action
+
+
 def wrapped(env: gym.Env[Any, Any], wrappers: Sequence[Wrap]) -> gym.Env[Any, Any]:
     """Return ``env`` in ``wrappers``, the first innermost.
 

@@ -428,3 +428,29 @@ def test_bounds_of_flattened_specs():
     assert spec.flatten(2).low.tolist() == [0.0, 1.0, 2.0, 3.0]
     assert spec.expand(3, 2, 2).flatten(2).low.tolist() == [[0.0, 1.0], [2.0, 3.0]] * 3
     assert Composite({"a": spec}, shape=[2, 2]).flatten(2)["a"].shape == (4,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_actions_of_several_numbers_and_rows_reach_their_rows(dtype):
+    def make() -> EnvBase:
+        return GymEnv("Pendulum-v1", num_envs=3, wrappers=[ThreeTorques])
+
+    actions = torch.linspace(-1, 1, 18, dtype=dtype).view(2, 3, 3)
+    rewards = []
+    with ParallelEnv(2, make, concatenate=True) as parallel:
+        for env in (parallel, SerialEnv(2, make)):
+            env.set_seed(0)
+            action = actions.view(*env.batch_size, 3)
+            rewards.append(env.step(env.reset().set("action", action))["next", "reward"].flatten())
+    assert torch.equal(*rewards)
+
+
+class ThreeTorques(gym.ActionWrapper):
+    """A pendulum that is turned by the sum of three numbers."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.action_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+    def action(self, action):
+        return action.sum(keepdims=True)

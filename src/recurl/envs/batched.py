@@ -299,7 +299,8 @@ class ParallelEnv(_BatchedEnv):
         used = shape.numel() * action.dtype.itemsize
         if self._action_bytes is None or used > self._action_bytes.shape[1]:
             raise ArgumentError(f"The action must fit {self.action_spec}, got {action.dtype} {list(action.shape)}.")
-        self._action_bytes[:, :used].view(action.dtype).view(action.shape).copy_(action)
+        slots = self._action_bytes[:, :used].view(action.dtype)
+        slots.copy_(action.reshape(self.num_workers, -1))
         return action.dtype, tuple(shape)
 
     def _ask_all(self, *messages: tuple[Any, ...]) -> list[Any]:

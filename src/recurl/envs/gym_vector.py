@@ -6,19 +6,17 @@ done row keeps its true final observation until it is reset with ``reset(options
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from recurl.envs.gym_ids import check_id, spec_of, with_clear_errors
 from recurl.envs.gym_wrappers import Wrap, wrapped
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UsageError
-from recurl.importing import pip_line
+from recurl.errors import ArgumentError, UsageError
 
 __all__ = [
     "SameStepVectorEnv",
@@ -42,8 +40,8 @@ def make(name: str, wrappers: Sequence[Wrap], /, **kwargs: Any) -> gym.Env[Any, 
         ArgumentError: the environment is unknown to Gymnasium.
         MissingDependencyError: the environment needs a package that is not installed.
     """
-    _check_id(name)
-    return wrapped(_with_clear_errors(name, lambda: gym.make(name, **kwargs)), wrappers)
+    check_id(name)
+    return wrapped(with_clear_errors(name, lambda: gym.make(name, **kwargs)), wrappers)
 
 
 def make_vector(
@@ -74,7 +72,7 @@ def make_vector(
             implementation, which the environment lacks or ``wrappers`` exclude.
         MissingDependencyError: the environment needs a package that is not installed.
     """
-    _check_id(name)
+    check_id(name)
     if num_envs < 1:
         raise ArgumentError(f"num_envs must be at least 1, or None for one unbatched environment, got {num_envs}.")
     if mode not in _MODES:
@@ -84,20 +82,13 @@ def make_vector(
             f"Wrappers need single environments, which the native vector environment of {name!r} has not: take "
             'vectorization_mode="sync" or "async".'
         )
-    return _with_clear_errors(name, lambda: _make_vector(name, num_envs, mode, wrappers, shared_memory, kwargs))
-
-
-def _check_id(name: object) -> None:
-    if isinstance(name, str):
-        return
-    hint = " Wrap an environment with GymWrapper(env)." if isinstance(name, gym.Env | VectorEnv) else ""
-    raise ArgumentTypeError(f"GymEnv takes the id of an environment, such as 'CartPole-v1', got {name!r}.{hint}")
+    return with_clear_errors(name, lambda: _make_vector(name, num_envs, mode, wrappers, shared_memory, kwargs))
 
 
 def _make_vector(
     name: str, num_envs: int, mode: str | None, wrappers: Sequence[Wrap], shared_memory: bool, kwargs: dict[str, Any]
 ) -> VectorEnv[Any, Any, Any]:
-    spec = _spec(name)
+    spec = spec_of(name)
     if mode is None:
         has_native = spec.vector_entry_point and not wrappers
         native = _native(name, num_envs, AutoresetMode.DISABLED, kwargs) if has_native else None
@@ -177,53 +168,15 @@ def native_row(name: str, **kwargs: Any) -> VectorEnv[Any, Any, Any] | None:
     """
 
     def build() -> VectorEnv[Any, Any, Any] | None:
-        return _native(name, 1, AutoresetMode.DISABLED, kwargs) if _spec(name).vector_entry_point else None
+        return _native(name, 1, AutoresetMode.DISABLED, kwargs) if spec_of(name).vector_entry_point else None
 
-    _check_id(name)
-    return _with_clear_errors(name, build)
-
-
-def _spec(name: str) -> EnvSpec:
-    module, _, identifier = name.rpartition(":")
-    if module:
-        importlib.import_module(module)
-    return gym.spec(identifier)
+    check_id(name)
+    return with_clear_errors(name, build)
 
 
 def _mode_of(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     """Return the autoreset mode in the metadata of ``env``; Gymnasium's default if there is none."""
     return AutoresetMode((env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP))
-
-
-def _with_clear_errors(name: str, build: Any) -> Any:
-    try:
-        return build()
-    except gym.error.DependencyNotInstalled as error:
-        raise MissingDependencyError(f"The environment {name!r} needs a package that is missing: {error}") from error
-    except ModuleNotFoundError as error:
-        raise _lacking(name, error) from error
-    except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
-        hint = "" if "Did you mean" in str(error) else _MODULE_HINT
-        raise ArgumentError(f"Gymnasium can't create {name!r}: {error}{hint}") from error
-    except (gym.error.Error, ImportError) as error:
-        raise ArgumentError(f"Gymnasium can't create {name!r}: {error}") from error
-
-
-def _lacking(name: str, error: ModuleNotFoundError) -> Exception:
-    module = name.rpartition(":")[0]
-    if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
-        return MissingDependencyError(
-            f"The environment {name!r} needs the module {error.name!r}, which is not installed: {pip_line(error.name)}"
-        )
-    return ArgumentError(
-        f"Gymnasium can't create {name!r}: there is no module {module!r}: install it ({pip_line(module)}), or name a "
-        "file in the working directory or in a folder on PYTHONPATH."
-    )
-
-
-_MODULE_HINT = (
-    " An environment that a module registers is written module:id, such as ale_py:ALE/Pong-v5 or my_module:My-v0."
-)
 
 
 def autoreset_disabled(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:

@@ -94,7 +94,7 @@ class TritonKernels:
         return None
 
     def _layer(self, call: LayerCall) -> Layer:
-        hidden = call.weights.hidden_size
+        hidden = int(call.weights.hidden_size)  # a symbol where torch.compile has met several sizes
         lowest = torch.bfloat16 in (call.x.dtype, call.options.compute_dtype)
         precision = "bf16" if lowest else call.options.precision
         chosen = None

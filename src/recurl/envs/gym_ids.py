@@ -1,0 +1,78 @@
+"""Ids of Gymnasium: what is registered under them, and clear errors where something is missing."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
+from recurl.importing import pip_line
+
+__all__ = ["check_id", "spec_of", "with_clear_errors"]
+
+_T = TypeVar("_T")
+_MODULE_HINT = (
+    " An environment that a module registers is written module:id, such as ale_py:ALE/Pong-v5 or my_module:My-v0."
+)
+
+
+def check_id(name: object) -> None:
+    """Refuse what is no text.
+
+    Raises:
+        ArgumentTypeError: it is an environment, or something else.
+    """
+    if isinstance(name, str):
+        return
+    hint = " Wrap an environment with GymWrapper(env)." if isinstance(name, gym.Env | VectorEnv) else ""
+    raise ArgumentTypeError(f"GymEnv takes the id of an environment, such as 'CartPole-v1', got {name!r}.{hint}")
+
+
+def spec_of(name: str) -> EnvSpec:
+    """Return what is registered under an id, after importing the module before it.
+
+    Example:
+        >>> spec_of("CartPole-v1").max_episode_steps
+        500
+    """
+    module, _, identifier = name.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return gym.spec(identifier)
+
+
+def with_clear_errors(name: str, build: Callable[[], _T]) -> _T:
+    """Return ``build()``, whose errors about ids and packages become recurl's.
+
+    Raises:
+        ArgumentError: the id is unknown, or can't be made.
+        MissingDependencyError: the environment needs a package that is not installed.
+    """
+    try:
+        return build()
+    except gym.error.DependencyNotInstalled as error:
+        raise MissingDependencyError(f"The environment {name!r} needs a package that is missing: {error}") from error
+    except ModuleNotFoundError as error:
+        raise _lacking(name, error) from error
+    except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
+        hint = "" if "Did you mean" in str(error) else _MODULE_HINT
+        raise ArgumentError(f"Gymnasium can't create {name!r}: {error}{hint}") from error
+    except (gym.error.Error, ImportError) as error:
+        raise ArgumentError(f"Gymnasium can't create {name!r}: {error}") from error
+
+
+def _lacking(name: str, error: ModuleNotFoundError) -> Exception:
+    module = name.rpartition(":")[0]
+    if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
+        return MissingDependencyError(
+            f"The environment {name!r} needs the module {error.name!r}, which is not installed: {pip_line(error.name)}"
+        )
+    return ArgumentError(
+        f"Gymnasium can't create {name!r}: there is no module {module!r}: install it ({pip_line(module)}), or name a "
+        "file in the working directory or in a folder on PYTHONPATH."
+    )

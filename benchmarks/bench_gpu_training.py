@@ -12,6 +12,7 @@ results/gpu_training.csv. Usage::
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import statistics
 import subprocess
@@ -169,7 +170,8 @@ def jax_rate(case: Case, unrolls: list[int]) -> float | None:
     rates = []
     for unroll in unrolls:
         command = [sys.executable, str(JAX), *map(str, case), "20", str(unroll)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        beside = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # torch holds memory too
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=beside)
         found = re.search(r"= ([\d.]+) M steps/s; collection", done.stdout)
         if found is None:
             print(f"jax_ppo.py {case}: {done.stderr.strip().splitlines()[-1:]}", flush=True)

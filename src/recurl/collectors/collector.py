@@ -18,6 +18,7 @@ from recurl.collectors.captured import CapturedSteps, why_not_captured
 from recurl.collectors.exploring import check_thread_explores_alone, exploring
 from recurl.collectors.policy_checks import check_policy
 from recurl.collectors.weights import Weights, state_of
+from recurl.devices import numbered
 from recurl.envs import Act, EnvBase, StepCounter, interact
 from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
@@ -127,7 +128,7 @@ class Collector(CollectorBase):
                 env = env.append_transform(transform)
         self.env = env
         self._original_policy = policy
-        self._policy_device = None if device is None else torch.device(device)
+        self._policy_device = numbered(device)
         self.policy = policy if policy is None else _on_device(policy, self._policy_device)
         check_policy(policy, env, init_random_frames)
         rows = env.batch_size.numel()
@@ -137,7 +138,7 @@ class Collector(CollectorBase):
         self.set_truncated = set_truncated
         self.init_random_frames = init_random_frames
         self.exploration_type = exploration_type
-        self.storing_device = env.device if storing_device is None else torch.device(storing_device)
+        self.storing_device = env.device if storing_device is None else numbered(storing_device)
         self._pending_weights: dict[str, Tensor] | None = None
         self._root: Step | None = None
         self._resets = 0

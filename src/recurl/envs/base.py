@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from recurl.devices import numbered
 from recurl.envs.actions import check_choice, random_action
 from recurl.envs.mdp import check_reset, complete_done, refuse_stale
 from recurl.envs.rollout import Policy, rollout
@@ -74,7 +75,7 @@ class EnvBase(metaclass=_EnvMeta):
         device: torch.device | str | None = None,
     ) -> None:
         self.batch_size = torch.Size(batch_size)
-        self.device = None if device is None else torch.device(device)
+        self.device = numbered(device)
         self.is_closed = False
         self._keeps_memory = keeps_memory(self)
         self._action_unbatched = action_spec.to(self.device)

@@ -8,6 +8,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
+from recurl.devices import numbered
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_actions import ActionReader
 from recurl.envs.gym_observations import ObservationReader
@@ -72,7 +73,7 @@ class TensorEnv(EnvBase):
         if not isinstance(dynamics, Dynamics):  # type: ignore[reportUnnecessaryIsInstance] # users
             raise ArgumentTypeError(f"A TensorEnv steps the Dynamics of a task, got {type(dynamics).__name__}.")
         check_count("num_envs", num_envs, minimum=1)
-        device = torch.get_default_device() if device is None else torch.device(device)
+        device = numbered(torch.get_default_device() if device is None else device)
         self.readers = (
             ObservationReader(dynamics.observation_space, [num_envs], type(dynamics).__name__),
             ActionReader(dynamics.action_space, [num_envs], categorical_action_encoding),

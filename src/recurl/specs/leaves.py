@@ -89,6 +89,13 @@ class Bounded(TensorSpec):
         if bool((self._low > self._high).any()):
             raise ArgumentError(f"Every low must be <= its high, got low={low} and high={high}.")
         super().__init__(size, dtype, device)
+        self._low, self._high = self._low.to(self.device), self._high.to(self.device)
+
+    def to(self, device: Device) -> Bounded:
+        """Return this spec, and its bounds, for tensors on ``device``."""
+        out = super().to(device)
+        out._low, out._high = self._low.to(out.device), self._high.to(out.device)
+        return out
 
     def flatten(self, dims: int) -> Bounded:
         """Return this spec with its first ``dims`` dimensions as one."""
@@ -99,12 +106,12 @@ class Bounded(TensorSpec):
     @property
     def low(self) -> torch.Tensor:
         """Lower bounds, of the spec's shape, on its device."""
-        return self._low.expand(self.shape).to(self.device)
+        return self._low.expand(self.shape)
 
     @property
     def high(self) -> torch.Tensor:
         """Upper bounds, of the spec's shape, on its device."""
-        return self._high.expand(self.shape).to(self.device)
+        return self._high.expand(self.shape)
 
     def rand(self) -> torch.Tensor:
         """Return a uniform sample; standard normal, clamped to the bounds, where a bound is infinite."""

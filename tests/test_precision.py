@@ -39,7 +39,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("fast", "tf32", "ieee"),
         ("high-prec", "tf32x3", "ieee"),
         ("auto/highest", "ieee", "ieee"),
-        ("auto/high", "tf32x3", "ieee"),
+        ("auto/high", "tf32", "ieee"),
         ("auto/medium", "tf32", "ieee"),
     ],
 )

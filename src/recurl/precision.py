@@ -1,13 +1,15 @@
 """Precision of the float32 recurrent matrix products: the process-wide setting, presets by device, resolution.
 
 A value is resolved when it is used: the module's own value, else the process-wide one, else
-``torch.get_float32_matmul_precision()``. torch's own flags are never changed.
+``torch.get_float32_matmul_precision()``. torch's own flags are changed by :func:`torch_matmul_precision` alone.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import torch
 
@@ -18,7 +20,7 @@ _IN_ENVIRONMENT = f"The recurrent matmul precision in the environment variable {
 CONCRETE = ("ieee", "tf32", "tf32x3")
 PRESETS = ("fast", "high-prec")
 MODES = ("auto", *PRESETS, *CONCRETE)
-_FROM_TORCH = {"highest": "ieee", "high": "high-prec", "medium": "fast"}
+_FROM_TORCH = {"highest": "ieee", "high": "fast", "medium": "fast"}
 _ON_TENSOR_CORES = {"fast": "tf32", "high-prec": "tf32x3"}
 
 
@@ -90,6 +92,25 @@ def resolve_precision(mode: str, device: torch.device) -> str:
     if mode in PRESETS:
         return _ON_TENSOR_CORES[mode] if _has_tf32(device) else "ieee"
     return mode
+
+
+@contextmanager
+def torch_matmul_precision(precision: str) -> Generator[None]:
+    """Set ``torch.set_float32_matmul_precision`` inside the block, for all products of float32 matrices.
+
+    Example:
+        >>> with torch_matmul_precision("high"):
+        ...     torch.get_float32_matmul_precision()
+        'high'
+        >>> torch.get_float32_matmul_precision()
+        'highest'
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def check_precision(mode: object, name: str = "The recurrent matmul precision") -> None:

@@ -127,6 +127,9 @@ class RunConfig:
     """Seed of everything random; the same seed gives the same run."""
     device: str = "cpu"
     """Device of the networks, such as cpu or cuda."""
+    matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
+    """Precision of all products of float32 matrices, in torch's words: highest is float32, high and medium are tf32 on
+    a GPU; auto is high on a GPU and highest on a CPU. The run sets it for itself."""
     threads: Threads = 1
     """CPU threads of torch; small networks run slower with more."""
     checkpoint_every: Count = 50
@@ -219,6 +222,12 @@ class RunConfig:
         names = ("env_workers", "wrapper", "drop_observations")
         masked = self.action_mask not in (NO_MASK, ACTION_MASK)
         return [name for name in names if getattr(self, name)] + ["action_mask"] * masked
+
+    @property
+    def torch_precision(self) -> str:
+        """What ``torch.set_float32_matmul_precision`` takes for this run."""
+        by_device = "high" if self.device.startswith("cuda") else "highest"
+        return by_device if self.matmul_precision == "auto" else self.matmul_precision
 
     @property
     def env_name(self) -> str:

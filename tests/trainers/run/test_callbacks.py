@@ -187,3 +187,23 @@ def test_objects_that_are_none():
     with pytest.raises(ArgumentTypeError, match=r"must be an object, got the class Quitter: call it"):
         check_callback(Quitter)
     assert __name__ in sys.modules
+
+
+class Precision:
+    """Note the precision of products during a run."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_update(self, row):
+        self.seen.append(torch.get_float32_matmul_precision())
+
+
+@pytest.mark.parametrize(("option", "during"), [("auto", "highest"), ("medium", "medium")])
+def test_a_run_has_a_precision_of_its_own(option, during, tmp_path):
+    before, watch = torch.get_float32_matmul_precision(), Precision()
+    options = config(matmul_precision=option)
+    run(options, tmp_path / "run", watch)
+    assert set(watch.seen) == {during}
+    assert torch.get_float32_matmul_precision() == before
+    assert PPOConfig(env="recurl/TMaze-v0", device="cuda").torch_precision == "high"

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from recurl.errors import ArgumentError
+from recurl.precision import torch_matmul_precision
 from recurl.trainers.algorithms.seeding import rng_state, set_rng_state
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.config import RunConfig
@@ -141,7 +142,7 @@ class Trainer:
             NonFiniteError: a number isn't finite, and is not to be skipped or can't be; nothing is saved of it.
             StorageError: the folder can't be written; the newest checkpoint stays as it was.
         """
-        with self._held, self._holding(), _frozen():
+        with self._held, self._holding(), _frozen(), torch_matmul_precision(self.config.torch_precision):
             self._asked, self._callbacks = False, Callbacks()
             clock = Clock(*self._times)
             try:

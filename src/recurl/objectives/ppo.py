@@ -196,7 +196,7 @@ class ClipPPOLoss(LossModule):
         """Return the reason why the networks need TensorDicts, or None if they are lowered."""
         return why_not_lowered(self._plan().networks)
 
-    def losses(self, batch: Step) -> dict[str, Tensor]:
+    def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Compute the losses; called in recurrent mode."""
         plan = self._plan()
         if batch.get(IS_INIT, None) is not None:

@@ -11,11 +11,8 @@ from torch import Tensor
 from recurl.continuity import check_order, check_starts
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import (
-    DONE,
     IS_INIT,
     MASK,
-    REWARD,
-    TERMINATED,
     TRAJ_IDS,
     TRAJ_STEPS,
     NestedKey,
@@ -25,11 +22,11 @@ from recurl.keys import (
 from recurl.lowering import Network, Step, inputs_from, inputs_of
 from recurl.mode import set_recurrent_mode
 from recurl.objectives.common import entry, per_token, states_of
+from recurl.objectives.tensor_keys import TensorKeys
 from recurl.recurrence.boundaries import Boundaries
 
-__all__ = ["SEQUENCE_KEYS", "Sequences", "Unroll"]
+__all__ = ["Sequences", "Unroll"]
 
-SEQUENCE_KEYS: tuple[NestedKey, ...] = (next_key(REWARD), next_key(DONE), next_key(TERMINATED))
 _FROM_ENV = "Collect it with an environment of recurl, which writes it under 'next' at every step."
 _GATHERED_ON = ("cpu",)  # devices on which counting the ends of sequences needs no synchronisation
 
@@ -52,7 +49,7 @@ class Sequences(NamedTuple):
     mask: Tensor | None
 
     @classmethod
-    def read(cls, batch: Step) -> Sequences:
+    def read(cls, batch: Step, keys: TensorKeys) -> Sequences:
         """Read the sequences of a batch ``[T]`` or ``[*B, T]``, time last.
 
         A sequence ends at the end of a row, at ``done``, before ``is_init``, where the next token isn't the
@@ -65,7 +62,7 @@ class Sequences(NamedTuple):
         """
         _check_time(batch)
         shape = batch.batch_size
-        reward, done, terminated = (per_token(key, entry(batch, key, _FROM_ENV), shape) for key in SEQUENCE_KEYS)
+        reward, done, terminated = (per_token(key, entry(batch, key, _FROM_ENV), shape) for key in keys.of_sequences)
         mask = batch.get(MASK, None)
         mask = None if mask is None else per_token(MASK, cast(Tensor, mask), shape)
         starts = _starts(batch, done | terminated, mask)
@@ -85,7 +82,7 @@ class Unroll:
 
     Attributes:
         states: keys of the recurrent states of the network.
-        in_keys: entries of a batch that are read, besides ``SEQUENCE_KEYS``.
+        in_keys: entries of a batch that are read, besides those of reward and flags.
 
     Raises:
         ArgumentError: the network does not write ``out_key``.

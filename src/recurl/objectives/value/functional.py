@@ -11,6 +11,7 @@ from recurl.recurrence.linear import reverse_linear_recurrence
 __all__ = [
     "generalized_advantage_estimate",
     "inverse_value_rescaling",
+    "lambda_return",
     "n_step_return",
     "reverse_linear_recurrence",
     "value_rescaling",
@@ -100,6 +101,42 @@ def n_step_return(
         after = torch.where(last, bootstrap[..., :-1], value[..., 1:])
         value = reward + gamma * torch.cat([after, bootstrap[..., -1:]], -1)
     return value
+
+
+def lambda_return(
+    gamma: float, lmbda: float, next_value: Tensor, reward: Tensor, terminated: Tensor, cut: Tensor
+) -> Tensor:
+    """Compute lambda-returns, geometric means of the n-step returns of all n.
+
+    Source: Sutton and Barto, "Reinforcement learning" (2018), equation 12.20. With
+    ``next[t] = (1 - terminated[t]) * next_value[t]``, along the last dimension::
+
+        G[t] = reward[t] + gamma * ((1 - lmbda) * next[t] + lmbda * G[t + 1])
+
+    and ``G[t] = reward[t] + gamma * next[t]`` where ``terminated`` or ``cut``.
+
+    Args:
+        gamma: discount factor per step.
+        lmbda: trace decay, in [0, 1]; 0 gives the one-step return TD(0), 1 the sum of all rewards, TD(1).
+        next_value: ``[..., T]``, value of the true observation after the step; not used where ``terminated``.
+        reward: ``[..., T]``, reward of the step.
+        terminated: bool ``[..., T]``, True where the step ended its episode: nothing is bootstrapped.
+        cut: bool ``[..., T]``, True where the next token doesn't continue this one. The last position is always cut.
+
+    Returns:
+        The returns, ``[..., T]`` in the dtype of ``next_value``.
+
+    Example:
+        >>> no = torch.tensor([False, False, False])
+        >>> lambda_return(0.5, 1.0, torch.tensor([8.0, 8.0, 8.0]), torch.ones(3), no, no)
+        tensor([2.7500, 3.5000, 5.0000])
+    """
+    ends = cut | terminated
+    ends[..., -1:] = True
+    bootstrap = next_value.masked_fill(terminated, 0.0)
+    here = torch.where(ends, bootstrap, (1.0 - lmbda) * bootstrap)
+    coefficient = torch.full_like(bootstrap, gamma * lmbda).masked_fill(ends, 0.0)
+    return reverse_linear_recurrence(reward.to(next_value.dtype) + gamma * here, coefficient.detach())
 
 
 def value_rescaling(value: Tensor, eps: float = 1e-3) -> Tensor:

@@ -2,7 +2,8 @@
 
 from recurl.objectives.common import LossModule
 from recurl.objectives.dqn import DQNLoss
+from recurl.objectives.kinds import ValueEstimators
 from recurl.objectives.ppo import ClipPPOLoss
 from recurl.objectives.targets import HardUpdate, SoftUpdate, target_of
 
-__all__ = ["ClipPPOLoss", "DQNLoss", "HardUpdate", "LossModule", "SoftUpdate", "target_of"]
+__all__ = ["ClipPPOLoss", "DQNLoss", "HardUpdate", "LossModule", "SoftUpdate", "ValueEstimators", "target_of"]

@@ -75,7 +75,11 @@ class KeyedModule(TensorDictModuleBase):
     @property
     def tensor_keys(self) -> TensorKeys:
         """Keys of the entries that are read and written."""
-        changed = {**self.network_keys(), **self._renamed}
+        return self._keys(self.network_keys())
+
+    def _keys(self, decided: Mapping[str, NestedKey]) -> TensorKeys:
+        """Return the keys, those ``decided`` by networks where :meth:`set_keys` says nothing else."""
+        changed = {**decided, **self._renamed}
         return replace(TensorKeys(), **changed) if changed else TensorKeys()
 
     def set_keys(self, **keys: NestedKey | None) -> None:

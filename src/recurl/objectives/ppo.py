@@ -9,16 +9,16 @@ from torch import Tensor
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import NestedKey
 from recurl.lowering import Step
-from recurl.objectives.actor_critic import ActorCriticLoss, estimated, explained_variance, mask_of
 from recurl.objectives.common import entry, masked_mean, standardized
 from recurl.objectives.policy import ActorCritic, sum_events
+from recurl.objectives.policy_gradient import PolicyGradientLoss, estimated, explained_variance, mask_of
 from recurl.objectives.surrogate import Data, Surrogate
 from recurl.objectives.tensor_keys import TensorKeys
 
 __all__ = ["ClipPPOLoss"]
 
 
-class ClipPPOLoss(ActorCriticLoss):
+class ClipPPOLoss(PolicyGradientLoss):
     """Clipped surrogate objective, value loss and entropy bonus.
 
     Source: Schulman et al., "Proximal policy optimization algorithms" (2017), equations 7 and 9.
@@ -121,7 +121,7 @@ class ClipPPOLoss(ActorCriticLoss):
         return ["loss_objective", "loss_critic", *entropy, *(metrics if self.metrics else ())]
 
     def losses_of(self, batch: Step, plan: ActorCritic, keys: TensorKeys) -> dict[NestedKey, Tensor]:
-        """Compute the losses; see :class:`ActorCriticLoss`."""
+        """Compute the losses; see :class:`PolicyGradientLoss`."""
         data = self._read(batch, keys)
         now = self._evaluate(batch, plan, keys, data.mask)
         terms = Surrogate(self.clip_epsilon, self.clip_value, self._distance)(now.log_prob, now.value, data)

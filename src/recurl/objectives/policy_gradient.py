@@ -1,4 +1,4 @@
-"""Base class of losses of an actor and its critic."""
+"""Base class of losses that follow the gradient of a policy: an actor and its critic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recurl.objectives.tensor_keys import TensorKeys
 from recurl.objectives.value.advantages import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator
 from recurl.objectives.value.estimator import ValueEstimator
 
-__all__ = ["ActorCriticLoss", "Outcome", "estimated", "explained_variance", "mask_of"]
+__all__ = ["Outcome", "PolicyGradientLoss", "estimated", "explained_variance", "mask_of"]
 
 _ADVICE = (
     "Run the advantage estimator on the whole batch before cutting it into minibatches: batch = GAE(...)(batch). Or "
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     entropy: Tensor
 
 
-class ActorCriticLoss(LossModule):
+class PolicyGradientLoss(LossModule):
     """Base class of losses of an actor and its critic, which learn from advantages and value targets.
 
     Modules at the beginning of both networks run once. Where a batch has no advantage, the estimator that

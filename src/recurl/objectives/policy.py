@@ -89,16 +89,17 @@ class ActorCritic(NamedTuple):
     states: list[NestedKey]
 
     @classmethod
-    def of(cls, actor: TensorDictModuleBase, critic: TensorDictModuleBase, reader: object) -> ActorCritic:
-        """Return the parts of the networks as they are now.
+    def of(cls, actor: TensorDictModuleBase, critic: TensorDictModuleBase | None, reader: object) -> ActorCritic:
+        """Return the parts of the networks as they are now; of the actor alone if the critic is None.
 
         Raises:
             ArgumentError: see :meth:`Sampler.of`; or two recurrent modules share state keys.
         """
-        sampler, critics, networks = Sampler.of(actor, reader), modules_in_order(critic), (actor, critic)
+        sampler, networks = Sampler.of(actor, reader), [actor, *([] if critic is None else [critic])]
+        critics = [module for network in networks[1:] for module in modules_in_order(network)]
         shared = common_prefix(sampler.before, critics)
         if set(states_of(*sampler.before[shared:], sampler.module)) & set(states_of(*critics[shared:])):
-            check_states(actor, critic)
+            check_states(*networks)
         read = [normalize_key(key) for network in networks for key in network.in_keys]
         return cls(
             Network(sampler.before[:shared]),
@@ -116,15 +117,20 @@ class ActorCritic(NamedTuple):
 
     def __call__(self, batch: Step, value_key: NestedKey) -> tuple[d.Distribution, Tensor]:
         """Return the distribution of actions, and the values ``[*B, T]``, of a batch of sequences."""
-        run = self.trunk(inputs_of(batch, self.keys, self.networks))
+        dist, run = self.run(inputs_of(batch, self.keys, self.networks))
+        value = per_token(value_key, entry(run, value_key, "The critic must write it."), batch.batch_size)
+        return dist, value
+
+    def run(self, inputs: Step) -> tuple[d.Distribution, Step]:
+        """Return the distribution of actions, and what the critic has made of ``inputs``."""
+        run = self.trunk(inputs)
         branch = self.critic(run.copy() if self.critic.modules else run)
-        value = per_token(value_key, entry(branch, value_key, "The critic must write it."), batch.batch_size)
-        return distribution_of(self.sampler.module, self.actor(run)), value
+        return distribution_of(self.sampler.module, self.actor(run)), branch
 
 
-def check_states(actor: TensorDictModuleBase, critic: TensorDictModuleBase) -> None:
+def check_states(*networks: TensorDictModuleBase) -> None:
     """Raise ArgumentError if two recurrent modules of an actor and its critic share state keys."""
-    shared = shared_state([*actor.modules(), *critic.modules()])
+    shared = shared_state([module for network in networks for module in network.modules()])
     if shared is not None:
         raise ArgumentError(
             f"Actor and critic must not share state keys, but each has a recurrent module with the state {shared!r}, "

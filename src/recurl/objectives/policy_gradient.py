@@ -17,9 +17,9 @@ from recurl.lowering import Step, why_not_lowered
 from recurl.objectives.common import LossModule, entry, masked_mean, per_token
 from recurl.objectives.kinds import ValueEstimators, find_kind, hyperparameters_of
 from recurl.objectives.policy import ActorCritic, Sampler, check_states, log_prob_and_entropy, sum_events
-from recurl.objectives.surrogate import DISTANCES
+from recurl.objectives.surrogate import DISTANCES, value_distances
 from recurl.objectives.tensor_keys import TensorKeys
-from recurl.objectives.value.advantages import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator
+from recurl.objectives.value.advantages import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
 from recurl.objectives.value.estimator import ValueEstimator
 
 __all__ = ["Outcome", "PolicyGradientLoss", "estimated", "explained_variance", "mask_of"]
@@ -36,6 +36,7 @@ _ESTIMATORS: Mapping[ValueEstimators, tuple[type[ValueEstimator], Mapping[str, A
         ValueEstimators.TD0: (TD0Estimator, {**_GAMMA, "average_rewards": False}),
         ValueEstimators.TD1: (TD1Estimator, {**_GAMMA, "average_rewards": False}),
         ValueEstimators.TDLambda: (TDLambdaEstimator, {**_LAMBDA, "average_rewards": False}),
+        ValueEstimators.VTrace: (VTrace, {**_GAMMA, "rho_thresh": 1.0, "c_thresh": 1.0, "average_adv": False}),
     }
 )
 
@@ -138,9 +139,11 @@ class PolicyGradientLoss(LossModule):
             return None
         kind, hyperparameters = self._estimate
         create: Any = _ESTIMATORS[kind][0]
-        estimator: ValueEstimator = create(**hyperparameters, value_network=self.critic_network)
+        actor = {"actor_network": self.actor_network} if kind is ValueEstimators.VTrace else {}
+        estimator: ValueEstimator = create(**hyperparameters, **actor, value_network=self.critic_network)
         keys = self.tensor_keys
-        estimator.set_keys(**{name: getattr(keys, name) for name in estimator.accepted_keys})
+        shared = set(estimator.accepted_keys) & set(self.accepted_keys)
+        estimator.set_keys(**{name: getattr(keys, name) for name in shared})
         return estimator
 
     def why_not_lowered(self) -> str | None:
@@ -171,7 +174,7 @@ class PolicyGradientLoss(LossModule):
         with torch.no_grad():
             results = estimator.results(batch)
         batch = batch.copy()
-        for key, result in zip(estimator.out_keys, results, strict=True):
+        for key, result in results.items():
             batch.set(key, result.detach().unsqueeze(-1))
         return batch
 
@@ -183,6 +186,17 @@ class PolicyGradientLoss(LossModule):
         counts = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
         log_prob, entropy = log_prob_and_entropy(dist, plan.sampler.actions(batch, keys.action), counts=counts)
         return Outcome(sum_events(log_prob, shape), value, masked_mean(sum_events(entropy, shape), mask))
+
+    def _score(self, now: Outcome, batch: Step, keys: TensorKeys, mask: Tensor | None) -> Tensor:
+        """Return the loss whose gradient is that of the policy: log-probabilities, weighted by advantages."""
+        return -masked_mean(now.log_prob * estimated(batch, keys.advantage).detach(), mask)
+
+    def _critic_loss(self, now: Outcome, batch: Step, keys: TensorKeys, mask: Tensor | None) -> Tensor:
+        """Return the weighted distance of values and targets."""
+        old_value = estimated(batch, keys.value) if self.clip_value else None
+        target = estimated(batch, keys.value_target).detach()
+        distance, far = value_distances(self._distance, now.value, target, old_value, self.clip_value)
+        return self.critic_coeff * masked_mean(distance if far is None else torch.maximum(distance, far), mask)
 
 
 def estimated(batch: Step, key: NestedKey) -> Tensor:

@@ -41,6 +41,7 @@ class TensorKeys:
     action_value: NestedKey = "action_value"
     advantage: NestedKey = ADVANTAGE
     done: NestedKey = DONE
+    importance_weight: NestedKey = "importance_weight"
     priority: NestedKey = "td_error"
     priority_weight: NestedKey = "priority_weight"
     reward: NestedKey = REWARD

@@ -8,8 +8,9 @@ from torch import Tensor
 from recurl.objectives.common import standardized
 from recurl.objectives.value.estimator import ValueEstimator, Values, check_fractions, without_torchrl_arguments
 from recurl.objectives.value.functional import generalized_advantage_estimate, lambda_return
+from recurl.objectives.value.vtrace import VTrace
 
-__all__ = ["GAE", "TD0Estimator", "TD1Estimator", "TDLambdaEstimator"]
+__all__ = ["GAE", "TD0Estimator", "TD1Estimator", "TDLambdaEstimator", "VTrace"]
 
 
 @without_torchrl_arguments
@@ -77,7 +78,7 @@ class GAE(ValueEstimator):
         self.gamma = gamma
         self.lmbda = lmbda
 
-    def estimate(self, values: Values) -> tuple[Tensor, Tensor]:
+    def estimate(self, values: Values) -> tuple[Tensor, ...]:
         """Compute advantages and value targets; see :class:`ValueEstimator`."""
         sequences = values.sequences
         return generalized_advantage_estimate(
@@ -108,7 +109,7 @@ class _ReturnEstimator(ValueEstimator):
         self.lmbda = lmbda
         self.average_rewards = average_rewards
 
-    def estimate(self, values: Values) -> tuple[Tensor, Tensor]:
+    def estimate(self, values: Values) -> tuple[Tensor, ...]:
         """Compute advantages and value targets; see :class:`ValueEstimator`."""
         reward, terminated, ends = values.sequences.reward, values.sequences.terminated, values.sequences.ends
         if self.average_rewards:

@@ -15,7 +15,7 @@ from recurl.keys import MASK, NestedKey, next_key
 from recurl.lowering import Step
 from recurl.objectives.common import entry, per_token, standardized, without_padding
 from recurl.objectives.sequences import Sequences, Unroll
-from recurl.objectives.tensor_keys import KeyedModule
+from recurl.objectives.tensor_keys import KeyedModule, TensorKeys
 
 __all__ = ["ValueEstimator", "Values", "check_fractions", "without_torchrl_arguments"]
 
@@ -40,15 +40,13 @@ class Values(NamedTuple):
         value: V of every observation.
         next_value: V of the true next observation, 0 where terminated.
         sequences: reward, flags and sequences.
-        batch: the batch, floating-point entries zero at padding.
-        run: inputs and outputs of the critic's pass; None without a critic.
+        log_ratio: log-probability of the action now, less the stored one, where the estimator reads it.
     """
 
     value: Tensor
     next_value: Tensor
     sequences: Sequences
-    batch: Step
-    run: Step | None
+    log_ratio: Tensor | None = None
 
 
 class ValueEstimator(KeyedModule):
@@ -77,7 +75,8 @@ class ValueEstimator(KeyedModule):
         self.value_network = value_network
         self.differentiable = differentiable
         self._average = average
-        self._unroll()
+        if value_network is not None:
+            Unroll(value_network, TensorKeys().value)
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network
@@ -95,26 +94,26 @@ class ValueEstimator(KeyedModule):
         """Write advantages, targets and values into ``tensordict`` and return it."""
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()):
             results = self.results(tensordict)
-        for key, result in zip(self.out_keys, results, strict=True):
+        for key, result in results.items():
             # Also detached from forward-mode tangents, which are kept when gradients are disabled.
             tensordict.set(key, (result if self.differentiable else result.detach()).unsqueeze(-1))
         return tensordict
 
-    def results(self, batch: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return advantage, value target, value and next value, ``[*B, T]`` each; the batch stays as it is."""
+    def results(self, batch: Step) -> dict[NestedKey, Tensor]:
+        """Return what :meth:`forward` writes, ``[*B, T]`` each; the batch stays as it is."""
         if batch.get(MASK, None) is not None:
             batch = without_padding(batch, self.in_keys)
         sequences = Sequences.read(batch, self.tensor_keys)
         values = self._values(batch, sequences)
-        advantage, target = self.estimate(values)
+        advantage, target, *more = self.estimate(values)
         if sequences.mask is not None:
             advantage, target = (torch.where(sequences.mask, result, 0.0) for result in (advantage, target))
         if self._average:
             advantage = standardized(advantage, sequences.mask)
-        return advantage, target, values.value, values.next_value
+        return dict(zip(self.out_keys, (advantage, target, values.value, values.next_value, *more), strict=True))
 
-    def estimate(self, values: Values) -> tuple[Tensor, Tensor]:
-        """Compute advantages and value targets, ``[*B, T]`` each."""
+    def estimate(self, values: Values) -> tuple[Tensor, ...]:
+        """Compute advantages and value targets, and what else ``out_keys`` names, ``[*B, T]`` each."""
         raise NotImplementedError
 
     def why_not_lowered(self) -> str | None:
@@ -126,17 +125,26 @@ class ValueEstimator(KeyedModule):
         return None if self.value_network is None else Unroll(self.value_network, self.tensor_keys.value)
 
     def _values(self, batch: Step, sequences: Sequences) -> Values:
-        shape, unroll, key = batch.batch_size, self._unroll(), self.tensor_keys.value
+        """Read or compute the values."""
+        unroll = self._unroll()
         if unroll is None:
-            value, next_value = (
-                per_token(name, entry(batch, name, "Or pass a value_network, which computes it."), shape)
-                for name in (key, next_key(key))
-            )
-            return Values(value, next_value.masked_fill(sequences.terminated, 0.0), sequences, batch, None)
-        run = unroll.run(batch, sequences)
-        value = per_token(key, cast(Tensor, run.get(key)), shape)
-        next_value = per_token(key, unroll.next_output(batch, sequences, run), shape)
-        return Values(value, next_value, sequences, batch, run)
+            return self._stored(batch, sequences)
+        return self._computed(batch, sequences, unroll, unroll.run(batch, sequences))
+
+    def _stored(self, batch: Step, sequences: Sequences) -> Values:
+        key, shape = self.tensor_keys.value, batch.batch_size
+        value, next_value = (
+            per_token(name, entry(batch, name, "Or pass a value_network, which computes it."), shape)
+            for name in (key, next_key(key))
+        )
+        return Values(value, next_value.masked_fill(sequences.terminated, 0.0), sequences)
+
+    def _computed(self, batch: Step, sequences: Sequences, unroll: Unroll, run: Step) -> Values:
+        """Return the values in ``run``, the critic's pass, and those one step past the ends of sequences."""
+        value = cast(Tensor, run.get(unroll.out_key))
+        next_value = unroll.next_output(batch, sequences, run)
+        shape = batch.batch_size
+        return Values(per_token(unroll.out_key, value, shape), per_token(unroll.out_key, next_value, shape), sequences)
 
 
 def check_fractions(**values: Any) -> None:

@@ -34,7 +34,7 @@ def test_collection_equals_replay(action):
     assert learner.loss.why_not_lowered() is None
     for _ in range(2):
         batch = learner.collect()
-        losses = learner.loss(learner.gae(batch.copy()))
+        losses = learner.loss(learner.estimator(batch.copy()))
         assert (losses["max_ratio"] - 1).abs() < 1e-5
         assert batch["action_log_prob"].shape == (3, 16)
         assert all(map(torch.isfinite, map(torch.as_tensor, learner.learn(batch).values())))

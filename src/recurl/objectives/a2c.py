@@ -43,7 +43,7 @@ class A2CLoss(PolicyGradientLoss):
         clip_value: maximum distance of the value from the stored ``"state_value"``; the larger of the losses of the
             clipped and the unclipped value counts. No clipping if 0.
 
-    Reads the inputs of the networks, the action, ``"advantage"`` and ``"value_target"`` ``[*B, T, 1]`` (constants), with
+    Reads the inputs of the networks, the action, ``"advantage"`` and ``"value_target"`` ``[*B, T, 1]``, with
     ``clip_value`` also ``"state_value"``, and where present ``("collector", "traj_ids")``, ``("collector",
     "traj_steps")`` and ``("collector", "mask")``: all listed in ``in_keys``. Never writes into the batch.
 

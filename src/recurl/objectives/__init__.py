@@ -1,8 +1,21 @@
 """Losses and value estimators over sequences, which run networks in recurrent mode, whatever the mode outside."""
 
+from recurl.objectives.a2c import A2CLoss
 from recurl.objectives.common import LossModule
 from recurl.objectives.dqn import DQNLoss
+from recurl.objectives.kinds import ValueEstimators
 from recurl.objectives.ppo import ClipPPOLoss
+from recurl.objectives.reinforce import ReinforceLoss
 from recurl.objectives.targets import HardUpdate, SoftUpdate, target_of
 
-__all__ = ["ClipPPOLoss", "DQNLoss", "HardUpdate", "LossModule", "SoftUpdate", "target_of"]
+__all__ = [
+    "A2CLoss",
+    "ClipPPOLoss",
+    "DQNLoss",
+    "HardUpdate",
+    "LossModule",
+    "ReinforceLoss",
+    "SoftUpdate",
+    "ValueEstimators",
+    "target_of",
+]

@@ -1,7 +1,8 @@
-"""Shared by GAE and DQN: sequences of a batch, and a network's outputs along them and one step past their ends."""
+"""Sequences of a batch, and a network's outputs along them and one step past their ends, for estimators and losses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -11,11 +12,8 @@ from torch import Tensor
 from recurl.continuity import check_order, check_starts
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import (
-    DONE,
     IS_INIT,
     MASK,
-    REWARD,
-    TERMINATED,
     TRAJ_IDS,
     TRAJ_STEPS,
     NestedKey,
@@ -25,11 +23,11 @@ from recurl.keys import (
 from recurl.lowering import Network, Step, inputs_from, inputs_of
 from recurl.mode import set_recurrent_mode
 from recurl.objectives.common import entry, per_token, states_of
+from recurl.objectives.tensor_keys import TensorKeys
 from recurl.recurrence.boundaries import Boundaries
 
-__all__ = ["SEQUENCE_KEYS", "Sequences", "Unroll"]
+__all__ = ["Sequences", "Unroll", "inputs_in_sequence"]
 
-SEQUENCE_KEYS: tuple[NestedKey, ...] = (next_key(REWARD), next_key(DONE), next_key(TERMINATED))
 _FROM_ENV = "Collect it with an environment of recurl, which writes it under 'next' at every step."
 _GATHERED_ON = ("cpu",)  # devices on which counting the ends of sequences needs no synchronisation
 
@@ -52,7 +50,7 @@ class Sequences(NamedTuple):
     mask: Tensor | None
 
     @classmethod
-    def read(cls, batch: Step) -> Sequences:
+    def read(cls, batch: Step, keys: TensorKeys) -> Sequences:
         """Read the sequences of a batch ``[T]`` or ``[*B, T]``, time last.
 
         A sequence ends at the end of a row, at ``done``, before ``is_init``, where the next token isn't the
@@ -65,7 +63,7 @@ class Sequences(NamedTuple):
         """
         _check_time(batch)
         shape = batch.batch_size
-        reward, done, terminated = (per_token(key, entry(batch, key, _FROM_ENV), shape) for key in SEQUENCE_KEYS)
+        reward, done, terminated = (per_token(key, entry(batch, key, _FROM_ENV), shape) for key in keys.of_sequences)
         mask = batch.get(MASK, None)
         mask = None if mask is None else per_token(MASK, cast(Tensor, mask), shape)
         starts = _starts(batch, done | terminated, mask)
@@ -85,7 +83,7 @@ class Unroll:
 
     Attributes:
         states: keys of the recurrent states of the network.
-        in_keys: entries of a batch that are read, besides ``SEQUENCE_KEYS``.
+        in_keys: entries of a batch that are read, besides those of reward and flags.
 
     Raises:
         ArgumentError: the network does not write ``out_key``.
@@ -109,6 +107,13 @@ class Unroll:
             MissingKeyError: an observation has no counterpart under ``"next"``, or a sequence begins inside an episode
                 without a state to start from.
         """
+        self.check(batch, sequences)
+        run = inputs_in_sequence(batch, sequences, [*self._keys, TRAJ_IDS, TRAJ_STEPS], [self._network])
+        with set_recurrent_mode(True):
+            return self._network(run)
+
+    def check(self, batch: Step, sequences: Sequences) -> None:
+        """Raise MissingKeyError if the network can't run along the sequences and past their ends; see :meth:`run`."""
         check_starts(batch, self.states, sequences.starts)
         for key in self._observed:
             if batch.get(next_key(key), None) is None:
@@ -117,14 +122,6 @@ class Unroll:
                     "step of a trajectory can't be computed. Pass a value_network that includes the trunk: from "
                     "observations, which exist under 'next', to the value."
                 )
-        run = inputs_of(batch, [*self._keys, TRAJ_IDS, TRAJ_STEPS], [self._network])
-        if IS_INIT in self._keys:
-            is_init = sequences.starts.unsqueeze(-1)
-            run.set(IS_INIT, is_init)
-            boundaries = Boundaries(sequences.starts.reshape(-1), batch.batch_size)
-            boundaries.remember(is_init, run.get(TRAJ_IDS, None), run.get(TRAJ_STEPS, None))
-        with set_recurrent_mode(True):
-            return self._network(run)
 
     def why_not_lowered(self) -> str | None:
         """Return the reason why the network needs TensorDicts, or None if it is lowered."""
@@ -170,6 +167,22 @@ class Unroll:
         step = inputs_from(entries, torch.Size([count]), run.device, [self._network])
         with set_recurrent_mode(False):
             return cast(Tensor, self._network(step).get(self.out_key))
+
+
+def inputs_in_sequence(
+    batch: Step, sequences: Sequences, keys: Sequence[NestedKey], networks: Sequence[Network]
+) -> Step:
+    """Return the entries ``keys`` of ``batch`` for ``networks``, with the starts of the sequences as ``"is_init"``.
+
+    See :func:`~recurl.lowering.inputs_of`; ``keys`` must hold those of trajectories.
+    """
+    run = inputs_of(batch, keys, networks)
+    if IS_INIT in keys:
+        is_init = sequences.starts.unsqueeze(-1)
+        run.set(IS_INIT, is_init)
+        boundaries = Boundaries(sequences.starts.reshape(-1), batch.batch_size)
+        boundaries.remember(is_init, run.get(TRAJ_IDS, None), run.get(TRAJ_STEPS, None))
+    return run
 
 
 def _check_time(batch: Step) -> None:

@@ -15,7 +15,17 @@ import recurl
 from recurl.envs import ExplorationType, set_exploration_type
 from recurl.envs.gym_vector import make_vector
 from recurl.errors import ArgumentError, ArgumentTypeError, NonFiniteError, UnsupportedError
-from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, evaluate_run, export_run, load_agent, make_env
+from recurl.trainers import (
+    A2CConfig,
+    DQNConfig,
+    ImpalaConfig,
+    PPOConfig,
+    R2D2Config,
+    evaluate_run,
+    export_run,
+    load_agent,
+    make_env,
+)
 from recurl.trainers.networks.agent import collecting
 from recurl.trainers.policies.policy import Policy
 from recurl.trainers.policies.steps import AgentStep
@@ -30,6 +40,8 @@ CASES = {
     "ppo-none": (PPOConfig, "CartPole-v1", {"cell": "none"}),
     "ppo-own-cell": (PPOConfig, MEMORY, {"cell": "tests.own_cells:FastWeights"}),
     "ppo-own-trunks": (PPOConfig, MEMORY, {"cell": "lstm", "shared_trunk": False}),
+    "a2c-gru": (A2CConfig, MEMORY, {"cell": "gru"}),
+    "impala-lstm": (ImpalaConfig, "Pendulum-v1", {"cell": "lstm", "shared_trunk": False}),
     "dqn-lstm": (DQNConfig, MEMORY, {"cell": "lstm", "normalize_observations": True}),
     "r2d2-gru": (R2D2Config, "recurl/TMaze-v0", {"cell": "gru"}),
 }

@@ -179,10 +179,13 @@ def test_what_cannot_be_captured(monkeypatch):
 
 def test_a_step_that_waits_is_named(monkeypatch):
     def refuse(steps, generator):
-        raise_at_item()
+        try:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        finally:
+            end_capture()
 
-    def raise_at_item():
-        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+    def end_capture():
+        raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
 
     collector = make(TMaze(2), cuda_graph=True)
     batches(collector, 2)

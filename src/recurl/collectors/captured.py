@@ -155,6 +155,8 @@ def _copy_all(kept: dict[object, Tensor], given: dict[object, Tensor]) -> None:
 
 
 def _line(error: BaseException) -> str:
+    while error.__context__ is not None:  # the end of a failed capture fails too
+        error = error.__context__
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(_LIBRARIES):
             return f"{frame.filename}:{frame.lineno} does `{frame.line}`"

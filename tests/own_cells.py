@@ -54,4 +54,4 @@ class FourGates(Cell):
 
 __all__ = ["OWN", "FastWeights", "FourGates", "MinGRU"]
 
-OWN = {cell.__name__.lower(): cell() for cell in (MinGRU, FastWeights)}
+OWN = {"own_mingru": MinGRU(), "fastweights": FastWeights()}

@@ -29,6 +29,7 @@ from recurl.recurrence.cells import (
 from recurl.recurrence.cpu import CpuKernels
 from recurl.recurrence.kernel_backend import AutogradBackend, KernelBackend
 from recurl.recurrence.kernels import Inputs, Kernels
+from recurl.recurrence.linear import linear_recurrence
 from recurl.recurrence.loop import LoopKernels
 from recurl.recurrence.pad import PadBackend
 from recurl.recurrence.reference import ReferenceBackend
@@ -73,6 +74,7 @@ __all__ = [
     "cell_of",
     "check_parameters",
     "dropout_masks",
+    "linear_recurrence",
     "load_cell",
     "record_backends",
     "register_backend",

@@ -38,6 +38,7 @@ from recurl.recurrence.cpu import CpuKernels
 from recurl.recurrence.experiment import check_step
 from recurl.recurrence.kernel_backend import AutogradBackend, KernelBackend
 from recurl.recurrence.kernels import Inputs, Kernels
+from recurl.recurrence.linear import linear_recurrence
 from recurl.recurrence.loop import LoopKernels
 from recurl.recurrence.pad import PadBackend
 from recurl.recurrence.reference import ReferenceBackend
@@ -94,6 +95,7 @@ __all__ = [
     "check_parameters",
     "check_step",
     "dropout_masks",
+    "linear_recurrence",
     "load_cell",
     "record_backends",
     "register_backend",

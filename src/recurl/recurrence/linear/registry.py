@@ -1,0 +1,7 @@
+"""Which kernels of linear recurrences there are."""
+
+from recurl.recurrence.linear.kernels import LinearRegistry
+from recurl.recurrence.linear.loop import LoopLinear, ReferenceLinear
+from recurl.recurrence.linear.scan import ScanLinear
+
+LINEAR = LinearRegistry((LoopLinear(), ScanLinear(), ReferenceLinear()), fast=())

@@ -38,7 +38,7 @@ from recurl.recurrence.cpu import CpuKernels
 from recurl.recurrence.experiment import check_step
 from recurl.recurrence.kernel_backend import AutogradBackend, KernelBackend
 from recurl.recurrence.kernels import Inputs, Kernels
-from recurl.recurrence.linear import linear_recurrence
+from recurl.recurrence.linear import LINEAR, linear_recurrence
 from recurl.recurrence.loop import LoopKernels
 from recurl.recurrence.pad import PadBackend
 from recurl.recurrence.reference import ReferenceBackend
@@ -56,8 +56,9 @@ for _backend in (
     ReferenceBackend(),
 ):
     register_backend(_backend, fast=_backend.name in ("cpu", "triton"))
-for _name in ("loop", "scan", "cpu", "triton"):
-    BACKENDS.register_linear(LinearBackend(_name))
+for _name in LINEAR.names:
+    if _name not in ("auto", "fastest", "reference"):  # the reference steps through every cell
+        BACKENDS.register_linear(LinearBackend(_name))
 
 __all__ = [
     "BACKENDS",

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from recurl._torch import is_functorch_active
-from recurl.recurrence.backend import LayerCall, Support, record_run, without_autocast
+from recurl.recurrence.backend import LayerCall, Support, without_autocast
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
-from recurl.recurrence.linear_recurrence import linear_recurrence
+from recurl.recurrence.linear import LINEAR, linear_recurrence
 
 
 class Segments:
@@ -55,30 +55,30 @@ class LinearBackend:
     """A backend for cells whose step takes ``time``: their products as they stand, their recurrences as one operator.
 
     Args:
-        name: of the backend that runs the operator.
+        name: of the kernels that run the operator.
     """
 
     cells = None
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.kernels = LINEAR.named(name)
 
     def missing(self) -> str | None:
         """See :meth:`recurl.recurrence.backend.Backend.missing`."""
-        return None
+        return self.kernels.missing()
 
     def unsupported(self, support: Support) -> str | None:
         """See :meth:`recurl.recurrence.backend.Backend.unsupported`."""
-        return None
+        return self.missing() or self.kernels.unsupported(support.device, support.dtype)
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
-        """See :meth:`recurl.recurrence.backend.Backend.run`."""
+        """See :meth:`recurl.recurrence.backend.Backend.run`; the operator takes note of it."""
         time = Segments(call.boundaries, self.name)
 
         def step() -> tuple[Tensor, States]:
             return call.cell.step(call.x, call.states, *call.weights, time=time)
 
-        record_run(self.name)
         with without_autocast(call.x.device):
             if call.options.recompute and not is_functorch_active():  # torch.func keeps what it likes
                 return checkpoint(step, use_reentrant=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recurl.recurrence import Boundaries, linear_recurrence, record_backends
 
-KERNELS = ("loop", "scan")
+KERNELS = ("loop", "scan", "cpu")
 BACKENDS = ("reference", *KERNELS)
 DTYPES = (torch.float64, torch.complex128)
 

@@ -1,7 +1,8 @@
 """What each cell learns, in how many steps, and over how long a memory.
 
-Appends to results/cells_learning.csv and draws docs/cells_length.png. Every row is one run of the ``recurl train`` command that its ``command`` column holds, one process and one thread each,
-until the mean return of the last 20 training episodes counts as solved or the steps are used up; then greedy episodes.
+Appends to results/cells_learning.csv and draws docs/cells_length.png. Every row is one run of the ``recurl train``
+command that its ``command`` column holds, one process and one thread each, until the mean return of the last 20
+training episodes counts as solved or the steps are used up; then greedy episodes.
 Rows that are in the table already aren't run again. Usage::
 
     python benchmarks/bench_cells_learning.py --jobs 16                          # both tasks, every cell, three seeds

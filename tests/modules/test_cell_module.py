@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -98,8 +99,10 @@ def test_empty_sequences(cell: str, backend: str) -> None:
 
 @pytest.mark.slow
 @quiet
-@pytest.mark.parametrize("backend", ["loop", "scan"])
-@pytest.mark.parametrize("cell", [*OWN, "mingru with a window", "lru"])
+@pytest.mark.parametrize(
+    ("cell", "backend"),
+    [*itertools.product(OWN, ["loop", "scan"]), ("mingru with a window", "loop"), ("lru", "scan"), ("rglru", "cpu")],
+)
 def test_compiles_as_one_graph(cell: str, backend: str) -> None:
     torch._dynamo.reset()
     module = make(cell, backend)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from examples.mingru import MinGRU
 from torch import Tensor
 
-from recurl.recurrence import Cell, Sizes
+from recurl.recurrence import Cell, MinGRUCell, RGLRUCell, S5Cell, Sizes
 
 
 class FastWeights(Cell):
@@ -52,6 +52,13 @@ class FourGates(Cell):
         return h, (h, c)
 
 
-__all__ = ["OWN", "FastWeights", "FourGates", "MinGRU"]
+__all__ = ["OWN", "VARIANTS", "FastWeights", "FourGates", "MinGRU"]
 
-OWN = {cell.__name__.lower(): cell() for cell in (MinGRU, FastWeights)}
+OWN = {"own_mingru": MinGRU(), "fastweights": FastWeights()}
+
+VARIANTS: dict[str, Cell] = {
+    "mingru with a window": MinGRUCell(state_size=4, conv_width=3),
+    "rglru with a window": RGLRUCell(state_size=6, heads=2, conv_width=3, feed_forward=0),
+    "s5 without norm": S5Cell(state_size=6, norm=False),
+}
+"""Built-in cells, otherwise than by default."""

@@ -16,9 +16,15 @@ from recurl.envs import EnvBase, GymWrapper, InitTracker, TransformedEnv
 from recurl.modules import (
     Categorical,
     CellModule,
+    FFMModule,
     GRUModule,
+    LRUModule,
     LSTMModule,
+    MinGRUModule,
+    MinLSTMModule,
     ProbabilisticActor,
+    RGLRUModule,
+    S5Module,
     get_env_transforms_from_module,
 )
 from tests.own_cells import FastWeights, MinGRU
@@ -26,8 +32,14 @@ from tests.own_cells import FastWeights, MinGRU
 CELLS = {
     "lstm": LSTMModule,
     "gru": GRUModule,
-    "mingru": partial(CellModule, MinGRU),
+    "own_mingru": partial(CellModule, MinGRU),
     "fastweights": partial(CellModule, FastWeights),
+    "mingru": partial(MinGRUModule, conv_width=3),
+    "minlstm": MinLSTMModule,
+    "lru": LRUModule,
+    "s5": S5Module,
+    "rglru": RGLRUModule,
+    "ffm": FFMModule,
 }
 SERVED = [("lstm", "pad"), ("gru", "pad"), *((cell, "loop") for cell in CELLS)]  # by which backend
 

@@ -19,11 +19,15 @@ def test_versions_and_backends() -> None:
     assert seen["python"] == platform.python_version()
     assert seen["torch"] == torch.__version__
     assert {"tensordict", "gymnasium", "numpy", "triton"} <= set(seen)
-    for name in ("pad", "loop", "reference"):
+    assert seen["pad"].startswith("lstm, gru: yes; ")
+    for name in ("loop", "reference"):
         assert seen[name] == "yes"
     for name in ("scan", "cpu", "triton"):
-        assert seen[name] == "yes" or seen[name].startswith("no: ")
-    assert seen["auto"].startswith("pad; under torch.compile ")
+        assert seen[name] == "yes" or seen[name].startswith(("no: ", "lstm, gru: no, "))
+    linear = "mingru, minlstm, lru, s5, rglru, ffm"
+    assert seen["auto"].startswith("lstm, gru: pad; under torch.compile ")
+    assert f"; {linear}: loop; under torch.compile " in seen["auto"]
+    assert f"; {linear}: no, it has kernels for lstm and gru only" in seen["pad"]
     assert seen["fastest"].split(";")[0] in BACKENDS.names
 
 
@@ -58,7 +62,7 @@ def test_reasons_are_the_registry_s() -> None:
         BACKENDS._backends = before
     assert seen["broken"].startswith("no: ")
     assert "pip install it" in seen["broken"]
-    assert seen["picky"].startswith("lstm: yes; gru: no, ")
+    assert seen["picky"].startswith("lstm, mingru, minlstm, lru, s5, rglru, ffm: yes; gru: no, ")
     assert "it has three gates" in seen["picky"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -14,9 +15,10 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.modules import CellModule, GRUModule, LSTMModule, set_recurrent_mode
 from recurl.recurrence import CELLS, Cell, record_backends
-from tests.own_cells import OWN, FastWeights, MinGRU
+from tests.own_cells import OWN, VARIANTS, FastWeights, MinGRU
 
-KNOWN: dict[str, Cell] = CELLS | OWN
+KNOWN: dict[str, Cell] = CELLS | OWN | VARIANTS
+UNGATED = [name for name in KNOWN if name not in ("lstm", "gru")]  # those have tests of their own
 INPUTS, HIDDEN = 3, 5
 # torch's own tracing of an autograd.Function warns.
 quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -86,7 +88,7 @@ def test_outputs_and_gradients_are_the_reference_s(cell: str, backend: str, opti
 
 
 @pytest.mark.parametrize("backend", ["loop", "scan"])
-@pytest.mark.parametrize("cell", OWN)
+@pytest.mark.parametrize("cell", UNGATED)
 def test_empty_sequences(cell: str, backend: str) -> None:
     module = make(cell, backend)
     for shape in ((0,), (2, 0), (0, 3)):
@@ -97,8 +99,10 @@ def test_empty_sequences(cell: str, backend: str) -> None:
 
 @pytest.mark.slow
 @quiet
-@pytest.mark.parametrize("backend", ["loop", "scan"])
-@pytest.mark.parametrize("cell", OWN)
+@pytest.mark.parametrize(
+    ("cell", "backend"),
+    [*itertools.product(OWN, ["loop", "scan"]), ("mingru with a window", "loop"), ("lru", "scan"), ("rglru", "cpu")],
+)
 def test_compiles_as_one_graph(cell: str, backend: str) -> None:
     torch._dynamo.reset()
     module = make(cell, backend)
@@ -114,7 +118,7 @@ def test_compiles_as_one_graph(cell: str, backend: str) -> None:
 
 @pytest.mark.slow
 @quiet
-@pytest.mark.parametrize("cell", OWN)
+@pytest.mark.parametrize("cell", [*OWN, "rglru with a window", "s5", "ffm"])
 def test_compiled_steps(cell: str) -> None:
     torch._dynamo.reset()
     module = make(cell)
@@ -127,7 +131,7 @@ def test_compiled_steps(cell: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [True, False])
-@pytest.mark.parametrize("cell", OWN)
+@pytest.mark.parametrize("cell", UNGATED)
 def test_exports(cell: str, mode: bool) -> None:
     module = make(cell)
     batch = random_batch(module, (2, 4))
@@ -139,7 +143,7 @@ def test_exports(cell: str, mode: bool) -> None:
 
 
 @pytest.mark.parametrize("backend", ["loop", "scan"])
-@pytest.mark.parametrize("cell", OWN)
+@pytest.mark.parametrize("cell", UNGATED)
 def test_ensembles_and_gradients_per_member(cell: str, backend: str) -> None:
     modules = [make(cell, backend) for _ in range(2)]
     modules[1].net.reset_parameters()

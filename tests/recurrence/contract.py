@@ -19,9 +19,9 @@ from recurl.recurrence import (
     record_backends,
     run_stack,
 )
-from tests.own_cells import OWN
+from tests.own_cells import OWN, VARIANTS
 
-KNOWN: dict[str, Cell] = CELLS | OWN
+KNOWN: dict[str, Cell] = CELLS | OWN | VARIANTS
 PATTERNS = ("none", "every", "random", "last", "alternating")
 
 

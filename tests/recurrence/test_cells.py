@@ -154,8 +154,17 @@ def test_what_is_no_cell(value: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lstn", r"There is no cell 'lstn'\. Did you mean 'lstm'\? Cells are lstm, gru, or module:Class"),
-        ("minGRU", "There is no cell 'minGRU'"),
+        (
+            "lstn",
+            r"There is no cell 'lstn'\. Did you mean 'lstm'\? Cells are lstm, gru, mingru, minlstm, lru, s5, rglru, "
+            "ffm, or module:Class",
+        ),
+        ("minGRU", r"There is no cell 'minGRU'\. Did you mean 'mingru'\?"),
+        ("s55(norm=False)", r"There is no cell 's55'\. Did you mean 's5'\?"),
+        ("s5(size=3)", r"The options of 's5\(size=3\)' don't fit .*; s5 takes state_size, norm, min_step, max_step"),
+        ("s5(64)", r"The options of a cell must be numbers, texts or None by name, as in .*; got 's5\(64\)'"),
+        ("s5(norm=len)", "The options of a cell must be numbers"),
+        ("s5(norm=True", "The options of a cell must be numbers"),
         ("no_such_module:Cell", "The module 'no_such_module' of the cell .* can't be imported.*PYTHONPATH"),
         ("..:Cell", "The module '..' of the cell .* can't be imported"),
         ("examples.mingru:MinGru", r"The module 'examples\.mingru' has no cell 'MinGru'\. Did you mean 'MinGRU'\?"),
@@ -169,5 +178,9 @@ def test_names_of_no_cell(text: str, message: str) -> None:
 
 
 def test_cells_by_name() -> None:
-    assert [load_cell(name) for name in CELLS] == [LSTM, GRU]
+    assert [load_cell(name).name for name in CELLS] == list(CELLS)
     assert isinstance(load_cell("examples.mingru:MinGRU"), MinGRU)
+    assert load_cell("tests.own_cells:FastWeights(keys=4)").keys == 4
+    assert load_cell("s5(state_size=64, norm=False)").name == "s5(state_size=64, norm=False)"
+    assert load_cell("s5(min_step=0.001)") == CELLS["s5"]
+    assert load_cell("s5(min_step=0.001)").name == "s5"

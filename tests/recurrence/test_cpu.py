@@ -341,27 +341,29 @@ def test_refuses_a_library_of_another_version(fresh_library: None, monkeypatch: 
         BACKENDS.choose("cpu", SUPPORT)
 
 
-def test_structure_is_that_of_the_header() -> None:
-    body = re.sub(r"//.*", "", HEADER.split("typedef struct recurl_layer {")[1].split("} recurl_layer;")[0])
+@pytest.mark.parametrize("structure", [library.Layer, library.Linear])
+def test_structure_is_that_of_the_header(structure: type[ctypes.Structure]) -> None:
+    name = f"recurl_{structure.__name__.lower()}"
+    body = re.sub(r"//.*", "", HEADER.split(f"typedef struct {name} {{")[1].split(f"}} {name};")[0])
     fields: list[tuple[str, type]] = []
     for declaration in filter(None, map(str.strip, body.split(";"))):
         kind, names = re.fullmatch(r"((?:const )?\w+)\s*(.*)", declaration, re.DOTALL).groups()
         for name in names.split(","):
             pointer = name.strip().startswith("*") or kind.endswith("*")
             fields.append((name.strip(" *\n"), ctypes.c_void_p if pointer else ctypes.c_int64))
-    assert list(library.Layer._fields_) == fields
+    assert list(structure._fields_) == fields
     assert f"#define RECURL_CPU_ABI {library._ABI}\n" in HEADER
 
 
 def test_unknown_instruction_set_is_refused_by_the_library() -> None:
-    arguments = library.Arguments()
+    arguments = library.Arguments(library.Layer())
     arguments.numbers(isa=7)
     with pytest.raises(UnsupportedError, match=r"an instruction set that this processor lacks"):
         arguments.call("forward")
 
 
 def test_out_of_memory_is_an_error() -> None:
-    arguments = library.Arguments()
+    arguments = library.Arguments(library.Layer())
     arguments.numbers(hidden=2**46, outputs=1, inputs=1)
     with pytest.raises(MemoryError, match=r"no memory to work in"):
         arguments.call("forward")

@@ -14,7 +14,7 @@ from recurl.recurrence.cpu import instruction_sets
 from .contract import KNOWN, Case
 
 NAMES = ["reference", "pad", "loop", "cpu", "scan"]
-OWN = [(name, {"cell": cell, "layers": 2}) for name in ("loop", "scan") for cell in ("mingru", "fastweights")]
+OWN = [(name, {"cell": cell, "layers": 2}) for name in ("loop", "scan") for cell in ("own_mingru", "fastweights")]
 WHERE = ["x", "states", "gradients"]
 OPTIONS = [
     {"cell": "lstm"},

@@ -30,7 +30,7 @@ CELL_OPTIONS = [("lstm", {}), ("lstm", {"projection": 3, "bias": False}), ("gru"
 OPERATORS = [
     *((name, *problem) for name in KERNELS for problem in CELL_OPTIONS),
     ("loop", "fastweights", {}),
-    ("scan", "mingru", {"bias": False}),
+    ("scan", "own_mingru", {"bias": False}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""A cell of one's own in the trainers: --cell module:Class, through training, resuming, evaluation and export."""
+"""Cells in the trainers: --cell module:Class or a name with options, through training, resuming, evaluation, export."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ SMALL += ["--num-envs", "4", "--rollout-steps", "16", "--eval-episodes", "2"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "cell"), [("ppo", CELL), ("r2d2", "examples.mingru:MinGRU")])
+@pytest.mark.parametrize(
+    ("algorithm", "cell"),
+    [
+        ("ppo", CELL),
+        ("r2d2", "examples.mingru:MinGRU"),
+        ("dqn", "ffm"),
+        ("ppo", "s5(state_size=6, norm=False)"),
+        ("r2d2", "rglru(conv_width=3)"),
+    ],
+)
 def test_trains_resumes_evaluates_and_exports(algorithm, cell, tmp_path):
     run, path = str(tmp_path / "run"), tmp_path / "run" / "config.json"
     assert main(["train", algorithm, *SMALL, "--cell", cell, "--total-steps", "128", "--run-dir", run]) == 0
@@ -26,7 +35,8 @@ def test_trains_resumes_evaluates_and_exports(algorithm, cell, tmp_path):
     path.write_text(json.dumps(config | {"total_steps": 192}))
     assert main(["train", "--resume", run]) == 0
     assert main(["evaluate", run, "--episodes", "2"]) == 0
-    assert main(["export", run, "--format", "torch"]) == 0
+    for kind in ("torch", "onnx"):
+        assert main(["export", run, "--format", kind]) == 0
     assert json.loads((tmp_path / "run" / "policy.pt2.json").read_text())["cell"] == cell
 
 

@@ -35,7 +35,7 @@ class BenchRNN:
     """
 
     cell: tuple[str, ...] = ("lstm",)
-    """Cells to time: lstm, gru, or module:Class for one of your own."""
+    """Cells to time: lstm, gru, mingru, minlstm, lru, s5, rglru, ffm, or module:Class for one of your own."""
     hidden_size: tuple[Count, ...] = (64,)
     """Widths of the hidden state."""
     input_size: Count | None = None

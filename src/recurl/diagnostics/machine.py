@@ -76,10 +76,13 @@ def _availability(name: str, device: torch.device) -> str:
 
 
 def _by_cell(texts: dict[str, str]) -> str:
-    """One text if it is the same for every cell."""
-    if len(set(texts.values())) == 1:
-        return next(iter(texts.values()))
-    return "; ".join(f"{cell}: {text}" for cell, text in texts.items())
+    """One text if it is the same for every cell; else each text once, after the cells that it is of."""
+    cells: dict[str, list[str]] = {}
+    for cell, text in texts.items():
+        cells.setdefault(text, []).append(cell)
+    if len(cells) == 1:
+        return next(iter(cells))
+    return "; ".join(f"{', '.join(names)}: {text}" for text, names in cells.items())
 
 
 def _choices(name: str, cell: Cell, device: torch.device) -> str:
@@ -92,7 +95,8 @@ def _refusal(name: str, support: Support) -> str | None:
         BACKENDS.choose(name, support)
     except RecurlError as error:
         reason = " ".join(str(error).split())
-        return reason.partition("can't run this call: ")[2] or reason
+        reason = reason.partition("can't run this call: ")[2] or reason
+        return reason.replace(f", not for the cell {support.cell.name}", "").rstrip(".")  # alike for cells alike
     return None
 
 

@@ -36,7 +36,7 @@ class RNNCase:
     """
 
     cell: str = "lstm"
-    """Cell: ``"lstm"``, ``"gru"`` or ``"module:Class"``."""
+    """Cell: a name of a built-in one, such as ``"lstm"``, or ``"module:Class"``."""
     input_size: Count = 64
     """Number of input features."""
     hidden_size: Count = 64

@@ -30,8 +30,9 @@ class CellModule(RecurrentModule):
         proj_size: P; when positive, the output is projected to P units. Only for cells with a projection.
         bidirectional: also run each segment from its end to its start.
         python_based: step from the cell's definition, even if it has a fused step. Not with ``bidirectional``.
-        recurrent_backend: who runs sequences: ``"loop"``, ``"scan"`` and ``"reference"`` serve every cell, ``"pad"``,
-            ``"cpu"`` and ``"triton"`` LSTM and GRU. ``"auto"`` and ``"fastest"`` take one that serves the cell.
+        recurrent_backend: who runs sequences: ``"loop"``, ``"scan"`` and ``"reference"`` serve every cell; ``"cpu"``
+            and ``"triton"`` LSTM, GRU and cells whose step takes ``time``; ``"pad"`` LSTM and GRU. ``"auto"`` and
+            ``"fastest"`` take one that serves the cell.
         recurrent_compute_dtype: dtype of the recurrent products' operands under ``"triton"``.
         recurrent_recompute: ``"full"`` keeps nothing for the backward pass and runs the recurrence again there.
         recurrent_matmul_precision: precision of float32 products under ``"triton"``.
@@ -44,8 +45,9 @@ class CellModule(RecurrentModule):
         default_recurrent_mode: the mode where none is set; False if not given.
 
     Raises:
-        ArgumentError: a value is out of range, key arguments are missing, doubled or too many, or the cell lacks the
-            projection, or the biases to leave out, that were asked for.
+        ArgumentError: a value is out of range, key arguments are missing, doubled or too many, the cell lacks the
+            projection, or the biases to leave out, that were asked for, or its step, tried out on a few rows, breaks
+            the contract of cells.
         ArgumentTypeError: an argument has the wrong type; ``cell`` is no cell.
         UnsupportedError: the backend, asked for by name, doesn't serve the cell.
 
@@ -85,7 +87,7 @@ class CellModule(RecurrentModule):
             recurrent_backend, recurrent_compute_dtype, recurrent_recompute, recurrent_matmul_precision
         )
         cell = cell_of(cell)
-        check_batch_first(batch_first, "CellModule")
+        check_batch_first(batch_first, type(self).__name__)  # pyright: ignore[reportArgumentType] - tensordict hides it
         net = CellNet(
             cell,
             input_size,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from recurl.modules.recurrent_net import RecurrentNet
 from recurl.recurrence import GRU as GRU_CELL
 from recurl.recurrence import LSTM as LSTM_CELL
-from recurl.recurrence import Cell
+from recurl.recurrence import Cell, check_step
 
 
 class LSTM(RecurrentNet):
@@ -70,7 +70,8 @@ class CellNet(RecurrentNet):
         **options: named arguments of :class:`LSTM`.
 
     Raises:
-        ArgumentError: the cell has no projection, or no biases to leave out, and was asked for it.
+        ArgumentError: the cell has no projection, or no biases to leave out, and was asked for it; or its step, tried
+            out on a few rows, breaks the contract of cells.
 
     Example:
         >>> import torch
@@ -83,6 +84,7 @@ class CellNet(RecurrentNet):
     def __init__(self, cell: Cell, *sizes: Any, **options: Any) -> None:
         self.cell = cell
         super().__init__(*sizes, **options)
+        check_step(cell, self.layer_weights()[0][0], self._sizes(0))
 
     def forward(self, x: Tensor, hx: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (each ``[L * D, B, *shape]``; zeros when None)."""

@@ -24,7 +24,7 @@ from recurl.transforms import TensorDictPrimer
 
 
 class RecurrentModule(TensorDictModuleBase):
-    """Base of LSTMModule, GRUModule and CellModule, which add the constructor.
+    """Base of LSTMModule, GRUModule and CellModule, the base of all others, which add the constructor.
 
     See :class:`~recurl.modules.LSTMModule` for what the modules read and write.
     """

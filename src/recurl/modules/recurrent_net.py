@@ -65,9 +65,9 @@ class RecurrentNet(nn.Module):
             raise ArgumentError("python_based=True steps in time order: it can't be combined with bidirectional=True.")
         self.python_based = python_based
         self.state_shapes = self.cell.state_shapes(self._sizes(0))
-        shapes = self._shapes(0)
-        self._given = tuple(name for name in self.cell.parameter_names if name in shapes)
-        self._first = f"{self._given[0]}_l0"
+        # Of each layer: which of the cell's parameters it has.
+        self._given = [frozenset(self._shapes(layer)) for layer in range(num_layers)]
+        self._first = f"{next(name for name in self.cell.parameter_names if name in self._given[0])}_l0"
         for layer in range(num_layers):
             for suffix in self._suffixes(layer):
                 for name, shape in self._shapes(layer).items():
@@ -116,11 +116,10 @@ class RecurrentNet(nn.Module):
         Args:
             for_training: use the cell's initialisation for the trainers.
         """
-        fill = self.cell.initialize_for_training if for_training else self.cell.initialize
         for layer in range(self.num_layers):
             for suffix in self._suffixes(layer):
-                for name in self._shapes(layer):
-                    fill(name, getattr(self, f"{name}_{suffix}"), self._sizes(layer))
+                parameters = {name: getattr(self, f"{name}_{suffix}") for name in self._shapes(layer)}
+                self.cell.initialize_layer(parameters, self._sizes(layer), for_training=for_training)
 
     def adopt(self, module: nn.RNNBase) -> None:
         """Take over the Parameter objects (not copies) and the training flag of a ``torch.nn`` module."""
@@ -153,7 +152,7 @@ class RecurrentNet(nn.Module):
             [
                 self.cell.pack(
                     [
-                        getattr(self, f"{name}_{suffix}") if name in self._given else None
+                        getattr(self, f"{name}_{suffix}") if name in self._given[layer] else None
                         for name in self.cell.parameter_names
                     ]
                 )

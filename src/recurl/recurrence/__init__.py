@@ -15,11 +15,19 @@ from recurl.recurrence.cells import (
     CELLS,
     GRU,
     LSTM,
+    ONE_STEP,
     Cell,
+    FFMCell,
     LayerWeights,
+    LRUCell,
+    MinGRUCell,
+    MinLSTMCell,
+    RGLRUCell,
+    S5Cell,
     Shape,
     Sizes,
     States,
+    Time,
     Weights,
     cell_of,
     check_parameters,
@@ -27,12 +35,15 @@ from recurl.recurrence.cells import (
     remember,
 )
 from recurl.recurrence.cpu import CpuKernels
+from recurl.recurrence.experiment import check_step
 from recurl.recurrence.kernel_backend import AutogradBackend, KernelBackend
 from recurl.recurrence.kernels import Inputs, Kernels
+from recurl.recurrence.linear import LINEAR, linear_recurrence
 from recurl.recurrence.loop import LoopKernels
 from recurl.recurrence.pad import PadBackend
 from recurl.recurrence.reference import ReferenceBackend
 from recurl.recurrence.scan import ScanBackend
+from recurl.recurrence.segments import LinearBackend
 from recurl.recurrence.stack import dropout_masks, run_stack, step_stack
 from recurl.recurrence.triton import TritonKernels
 
@@ -45,6 +56,9 @@ for _backend in (
     ReferenceBackend(),
 ):
     register_backend(_backend, fast=_backend.name in ("cpu", "triton"))
+for _name in LINEAR.names:
+    if _name not in ("auto", "fastest", "reference"):  # the reference steps through every cell
+        BACKENDS.register_linear(LinearBackend(_name))
 
 __all__ = [
     "BACKENDS",
@@ -52,27 +66,37 @@ __all__ = [
     "DEFAULT_OPTIONS",
     "GRU",
     "LSTM",
+    "ONE_STEP",
     "Backend",
     "Boundaries",
     "Cell",
+    "FFMCell",
     "Inputs",
     "KernelBackend",
     "Kernels",
+    "LRUCell",
     "LayerCall",
     "LayerWeights",
+    "MinGRUCell",
+    "MinLSTMCell",
     "Options",
     "PadBackend",
+    "RGLRUCell",
     "ReferenceBackend",
+    "S5Cell",
     "ScanBackend",
     "Shape",
     "Sizes",
     "States",
     "Support",
+    "Time",
     "Weights",
     "boundaries_of",
     "cell_of",
     "check_parameters",
+    "check_step",
     "dropout_masks",
+    "linear_recurrence",
     "load_cell",
     "record_backends",
     "register_backend",

@@ -114,6 +114,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._backends: dict[str, Backend] = {}
+        self._linear: dict[str, Backend] = {}
         self._fast: list[str] = []
 
     def register(self, backend: Backend, fast: bool = False) -> None:
@@ -135,6 +136,10 @@ class Registry:
         self._fast = [name for name in self._fast if name != backend.name]
         if fast:
             self._fast.insert(0, backend.name)
+
+    def register_linear(self, backend: Backend) -> None:
+        """Add who runs cells whose step takes ``time``, in the place of the backend of the same name."""
+        self._linear[backend.name] = backend
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -166,10 +171,11 @@ class Registry:
             name = self._automatic(support)
         elif name == "fastest":
             name = self._fastest(support)
-        reason = _refusal(self._backends[name], support)
+        backend = self._serving(name, support.cell)
+        reason = _refusal(backend, support)
         if reason is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} can't run this call: {reason}.")
-        return self._backends[name]
+        return backend
 
     def check_cell(self, name: str, cell: Cell) -> None:
         """Refuse a backend, by name, that doesn't serve ``cell``; ``"auto"`` and ``"fastest"`` always find one.
@@ -177,15 +183,20 @@ class Registry:
         Raises:
             UnsupportedError: the backend has no kernels for the cell.
         """
-        reason = _refused_cell(self._backends[name], cell) if name in self._backends else None
+        reason = _refused_cell(self._serving(name, cell), cell) if name in self._backends else None
         if reason is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} can't run this module: {reason}.")
 
     def _fastest(self, support: Support) -> str:
         for name in self._fast:
-            if _refusal(self._backends[name], support) is None:
+            if _refusal(self._serving(name, support.cell), support) is None:
                 return name
         return "loop"
+
+    def _serving(self, name: str, cell: Cell) -> Backend:
+        """The backend of this name, or who runs a linear recurrence under it."""
+        backend = self._backends[name]
+        return self._linear.get(name, backend) if cell.takes_time and not _names(backend, cell) else backend
 
     def _automatic(self, support: Support) -> str:
         """``pad`` or else ``loop`` in eager mode, ``scan`` under ``torch.compile``, ``loop`` for ``torch.export``."""
@@ -201,8 +212,12 @@ def _refusal(backend: Backend, support: Support) -> str | None:
     return _refused_cell(backend, support.cell) or backend.unsupported(support)
 
 
+def _names(backend: Backend, cell: Cell) -> bool:
+    return backend.cells is not None and cell.name in backend.cells
+
+
 def _refused_cell(backend: Backend, cell: Cell) -> str | None:
-    if backend.cells is None or cell.name in backend.cells:
+    if backend.cells is None or _names(backend, cell):
         return None
     return f"it has kernels for {' and '.join(backend.cells)} only, not for the cell {cell.name}; use 'auto' or 'loop'"
 

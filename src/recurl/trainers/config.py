@@ -98,7 +98,8 @@ class RunConfig:
     """Width of a hidden layer between the memory and each output; 0 for none."""
 
     cell: str = "lstm"
-    """The memory: lstm, gru, module:Class for a cell of your own, or none for a feed-forward control."""
+    """The memory: lstm, gru, mingru, minlstm, lru, s5, rglru, ffm, module:Class for a cell of your own, or none for a
+    feed-forward control. Options of a cell follow in brackets: "s5(state_size=128, norm=False)"."""
     hidden_size: Count = 64
     """Width of the hidden state, and of the encoder where none is given."""
     num_layers: Count = 1

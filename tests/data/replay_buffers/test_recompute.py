@@ -18,7 +18,7 @@ from recurl.data import (
     TensorDictReplayBuffer,
 )
 from recurl.modules import set_recurrent_mode
-from tests.data.replay_buffers.collected import check_features, make_collector, make_policy, recomputed, segments
+from tests.data.replay_buffers.collected import KNOWN, check_features, make_collector, make_policy, recomputed, segments
 
 SAMPLERS = {
     "random": RandomSampler,
@@ -97,6 +97,26 @@ def test_features_after_reload(data, name, storage, tmp_path):
     for other in (loaded, restored):
         other.extend(batches[4])  # continues the last trajectory
         check_features(policy, other.sample())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize("cell", KNOWN)
+def test_features_of_every_cell(cell, rows, tmp_path):
+    """On samples of every sampler, in memory and on disk; states of any shape are stored."""
+    torch.manual_seed(0)
+    policy = make_policy(cell)
+    collector = make_collector(policy, rows, frames=96)
+    batches = [collector.collect() for _ in range(3)]
+    collector.shutdown()
+    for name, make in SAMPLERS.items():
+        storage = LazyMemmapStorage if name in ("strict", "ragged", "random") else LazyTensorStorage
+        buffer = TensorDictReplayBuffer(
+            storage=storage(250, ndim=1 + (rows is not None)), sampler=make(), batch_size=32
+        )
+        for batch in batches:
+            buffer.extend(batch)
+            check_features(policy, buffer.sample())
 
 
 @pytest.mark.parametrize("name", ["strict", "prioritized slices", "padded", "ragged"])

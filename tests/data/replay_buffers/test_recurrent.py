@@ -146,6 +146,19 @@ def test_refreshed_states_give_the_new_policys_features():
     torch.testing.assert_close(stepped["next", "h"], single["next", "h"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("cell", KNOWN)
+def test_refreshed_states_of_every_cell(cell):
+    policy, other = make_policy(cell), make_policy(cell)
+    buffer = filled(policy, SliceSampler(slice_len=400, strict_length=False, replacement=False), batch_size=400)
+    for sample in buffer:
+        refresh_states(buffer, sample, other)
+    single = buffer[:]
+    with torch.no_grad():
+        stepped = other[0](single.select(*other[0].in_keys))
+    for key in other[0].out_keys[1:]:
+        torch.testing.assert_close(stepped[key], single[key], rtol=1e-5, atol=1e-5)
+
+
 def test_refresh_leaves_overwritten_steps_alone():
     policy, other = make_policy(), make_policy()
     buffer = filled(policy, SliceSampler(slice_len=8), max_size=96, batches=1)

@@ -1,4 +1,4 @@
-"""Recurrent cells: the contract, LSTM and GRU, and cells of a user's own by name."""
+"""Recurrent cells: the contract, those that are built in, and cells of a user's own by name."""
 
 from recurl.recurrence.cells.by_hand import Derivatives, LoopKernel, States
 from recurl.recurrence.cells.cell import (
@@ -11,23 +11,38 @@ from recurl.recurrence.cells.cell import (
     check_parameters,
     remember,
 )
+from recurl.recurrence.cells.ffm import FFMCell
 from recurl.recurrence.cells.gated import GatedCell, LayerWeights
 from recurl.recurrence.cells.gru import GRU
 from recurl.recurrence.cells.load import CELLS, load_cell
+from recurl.recurrence.cells.lru import LRUCell
 from recurl.recurrence.cells.lstm import LSTM
+from recurl.recurrence.cells.minimal import MinGRUCell, MinLSTMCell
+from recurl.recurrence.cells.rglru import RGLRUCell
+from recurl.recurrence.cells.s5 import S5Cell
+from recurl.recurrence.cells.time import ONE_STEP, OneStep, Time
 
 __all__ = [
     "CELLS",
     "GRU",
     "LSTM",
+    "ONE_STEP",
     "Cell",
     "Derivatives",
+    "FFMCell",
     "GatedCell",
+    "LRUCell",
     "LayerWeights",
     "LoopKernel",
+    "MinGRUCell",
+    "MinLSTMCell",
+    "OneStep",
+    "RGLRUCell",
+    "S5Cell",
     "Shape",
     "Sizes",
     "States",
+    "Time",
     "Weights",
     "cell_named",
     "cell_of",

@@ -22,6 +22,7 @@ Weights: TypeAlias = Sequence[Tensor | None]
 
 _classes: WeakValueDictionary[str, type[Cell]] = WeakValueDictionary()
 _with_options: dict[str, Cell] = {}
+_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Cell(ABC):
     """A recurrent cell. A subclass defines :meth:`parameters` and :meth:`step`, in operations of torch.
 
     Everything else is derived from these two: whole sequences, resets, gradients, batching. A row of a step must not
-    depend on the other rows. Attributes that a cell is constructed with are part of its ``name``: give them values
-    with a plain ``repr``, as a frozen dataclass of numbers has.
+    depend on the other rows. Attributes that a cell is constructed with, but for the defaults of a dataclass, are part
+    of its ``name``: give them values with a plain ``repr``, as a frozen dataclass of numbers has.
 
     Attributes:
         state_names: names of the states.
@@ -60,6 +61,9 @@ class Cell(ABC):
         child_name: name of the network inside a module, which begins the names of its parameters.
         features_are_first_state: whether the features of a step are its first state, so that kernels return no more
             than the states.
+        takes_time: whether :meth:`step` has the keyword ``time``, a :class:`~recurl.recurrence.Time`, and reaches back
+            in time through it alone. Then every backend that has linear recurrences runs whole sequences by it.
+        decays: a promise that what the step gives ``time`` as ``a`` has no modulus over 1.
         derivatives: hand-written derivatives, for cells made of gates; else autograd differentiates the step.
         loop: pointwise kernels for the backend ``loop``, for cells made of gates.
 
@@ -82,6 +86,8 @@ class Cell(ABC):
     projects: ClassVar[bool] = False
     child_name: ClassVar[str] = "cell"
     features_are_first_state: ClassVar[bool] = False
+    takes_time: ClassVar[bool] = False
+    decays: ClassVar[bool] = False
     derivatives: ClassVar[Derivatives | None] = None
     loop: ClassVar[LoopKernel | None] = None
     _base_name: ClassVar[str]
@@ -98,6 +104,7 @@ class Cell(ABC):
         _classes[cls._base_name] = cls
         if "step" in vars(cls):
             cls.parameter_names = tuple(_parameters_of(cls.step))
+            cls.takes_time = "time" in inspect.signature(cls.step).parameters
             for shortcut in ("fused_step", "pack", "features_are_first_state", "derivatives", "loop"):
                 if shortcut not in vars(cls):
                     setattr(cls, shortcut, getattr(Cell, shortcut))
@@ -109,7 +116,8 @@ class Cell(ABC):
 
     @torch.compiler.assume_constant_result  # torch 2.11 can't trace vars()
     def _full_name(self) -> str:
-        options = ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
+        given = {key: value for key, value in vars(self).items() if getattr(type(self), key, _ABSENT) != value}
+        options = ", ".join(f"{key}={value!r}" for key, value in given.items())
         return f"{self._base_name}({options})" if options else self._base_name
 
     @abstractmethod
@@ -117,7 +125,7 @@ class Cell(ABC):
         """Return the shapes of the parameters of one layer, by name; without biases where ``sizes.bias`` is false."""
 
     @abstractmethod
-    def step(self, x: Tensor, states: States, *weights: Any) -> tuple[Tensor, States]:
+    def step(self, x: Tensor, states: States, *weights: Any, **time: Any) -> tuple[Tensor, States]:
         """Return the features ``[B, P or H]`` and the states after one step.
 
         Args:
@@ -125,6 +133,7 @@ class Cell(ABC):
             states: states before the step, each ``[B, *shape]``.
             *weights: the parameters; a subclass names them, in any order, with a default of None for those that
                 :meth:`parameters` may leave out.
+            **time: ``time`` alone, if the subclass names it as a keyword, with a default of ``ONE_STEP``.
         """
 
     def fused_step(self, x: Tensor, states: States, *weights: Any) -> tuple[Tensor, States]:
@@ -143,6 +152,12 @@ class Cell(ABC):
     def initialize_for_training(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
         """Fill a parameter as the trainers want it; as :meth:`initialize` does by default."""
         self.initialize(name, parameter, sizes)
+
+    def initialize_layer(self, parameters: Mapping[str, Tensor], sizes: Sizes, *, for_training: bool = False) -> None:
+        """Fill all parameters of one layer in one direction, given by name; one after the other by default."""
+        fill = self.initialize_for_training if for_training else self.initialize
+        for name, parameter in parameters.items():
+            fill(name, parameter, sizes)
 
     def pack(self, tensors: Sequence[Any]) -> Any:
         """Return the parameters of one layer, or anything that there is one of for each, as :meth:`step` takes them."""

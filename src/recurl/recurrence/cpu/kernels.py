@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import LayerWeights, States
-from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, instruction_sets, missing
+from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, Layer, instruction_sets, missing
 from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
 
 _V = TypeVar("_V")
@@ -106,7 +106,7 @@ class CpuKernels:
     def _arguments(self, call: LayerCall) -> Arguments:
         """What forward and backward are told alike."""
         w: LayerWeights = call.weights
-        dtype, arguments = _COMPUTED_IN[call.x.dtype], Arguments()
+        dtype, arguments = _COMPUTED_IN[call.x.dtype], Arguments(Layer())
         arguments.numbers(
             cell=_CELLS[call.cell.name],
             dtype=int(dtype == torch.float64),

@@ -1,4 +1,4 @@
-"""The compiled part of the cpu backend: where it lies, its C structure and functions (``src/recurl_cpu.h``)."""
+"""The compiled part of the cpu backend: where it lies, its C structures and functions (``src/recurl_cpu.h``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARY = Path(__file__).with_name("librecurl_cpu.so")
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 """In the order of ``enum recurl_isa``, slowest first."""
 
-_ABI = 4
+_ABI = 5
 _HOW = "Install a C++ compiler (g++ or clang++), then install recurl again: pip install --force-reinstall --no-deps"
 
 
@@ -46,17 +46,36 @@ class Layer(ctypes.Structure):
     )
 
 
-class Arguments:
-    """A :class:`Layer` being filled in, and the tensors it points into, kept alive with it."""
+class Linear(ctypes.Structure):
+    """``recurl_linear``."""
 
-    def __init__(self) -> None:
-        self.layer = Layer()
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("dtype", "isa", "threads", "tokens", "width", "is_complex")),
+        ("starts", ctypes.c_void_p),
+        ("a", ctypes.c_void_p),
+        ("a_stride", ctypes.c_int64),
+        ("b", ctypes.c_void_p),
+        ("b_stride", ctypes.c_int64),
+        ("states", ctypes.c_void_p),
+        ("states_stride", ctypes.c_int64),
+        ("h", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p),
+        ("grad_stride", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("grad_a", "grad_b", "grad_states")),
+    )
+
+
+class Arguments:
+    """A structure being filled in, and the tensors it points into, kept alive with it."""
+
+    def __init__(self, structure: Layer | Linear) -> None:
+        self.structure = structure
         self._tensors: list[Tensor] = []
 
     def numbers(self, **values: int) -> None:
         """Set plain fields."""
         for name, value in values.items():
-            setattr(self.layer, name, value)
+            setattr(self.structure, name, value)
 
     def whole(self, **tensors: Tensor | None) -> None:
         """Point fields at contiguous tensors; None stays a null pointer."""
@@ -64,7 +83,7 @@ class Arguments:
             if tensor is not None:
                 tensor = tensor.contiguous()
                 self._tensors.append(tensor)
-                setattr(self.layer, name, tensor.data_ptr())
+                setattr(self.structure, name, tensor.data_ptr())
 
     def rows(self, **tensors: Tensor) -> None:
         """Point fields at matrices, and their ``_stride`` at the distance between rows: expanded rows aren't copied."""
@@ -72,12 +91,12 @@ class Arguments:
             if tensor.stride(1) != 1 and tensor.shape[1] != 1:
                 tensor = tensor.contiguous()
             self._tensors.append(tensor)
-            setattr(self.layer, name, tensor.data_ptr())
-            setattr(self.layer, f"{name}_stride", tensor.stride(0))
+            setattr(self.structure, name, tensor.data_ptr())
+            setattr(self.structure, f"{name}_stride", tensor.stride(0))
 
     def call(self, function: str) -> None:
-        """Run ``recurl_cpu_<function>`` on the layer, without the interpreter's lock."""
-        check(getattr(load(), f"recurl_cpu_{function}")(ctypes.byref(self.layer)))
+        """Run ``recurl_cpu_<function>`` on the structure, without the interpreter's lock."""
+        check(getattr(load(), f"recurl_cpu_{function}")(ctypes.byref(self.structure)))
 
 
 def check(status: int) -> None:

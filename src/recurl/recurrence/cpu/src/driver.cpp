@@ -258,6 +258,44 @@ void step(const recurl_step& step, const recurl_step_weights* layers) {
   });
 }
 
+// A linear recurrence as jobs of a thread each, the same result for any cut: pieces of the stream, where segments are
+// short enough for the threads to get equal shares and `by_tokens` allows it, else pieces of its rows.
+std::vector<LinearJob> linear_jobs(const recurl_linear& l, int64_t threads, bool by_tokens) {
+  if (threads == 1) return {{0, l.tokens, 0, l.width}};
+  std::vector<LinearJob> jobs;
+  int64_t longest = 0;
+  const int64_t pieces = 4 * threads;
+  for (int64_t i = 0, begin = 0; by_tokens && begin < l.tokens; ++i) {
+    int64_t end = std::max(begin + 1, l.tokens * (i + 1) / pieces);
+    while (end < l.tokens && !l.starts[end]) ++end;
+    end = std::min(end, l.tokens);
+    longest = std::max(longest, end - begin);
+    jobs.push_back({begin, end, 0, l.width});
+    begin = end;
+  }
+  if (by_tokens && 2 * threads * longest <= l.tokens) return jobs;
+  const int64_t line = kAlign / (l.dtype == RECURL_FLOAT64 ? 8 : 4);
+  const int64_t share = ((l.width + threads - 1) / threads + line - 1) / line * line;
+  if (share >= l.width && longest < l.tokens && by_tokens) return jobs;
+  jobs.clear();
+  for (int64_t first = 0; first < l.width; first += share)
+    jobs.push_back({0, l.tokens, first, std::min(share, l.width - first)});
+  return jobs;
+}
+
+constexpr double kLinearWork = 4;  // a number of a linear recurrence costs as much as so many multiplications
+
+template <class Walk>
+void linear(const recurl_linear& l, bool by_tokens, const Walk& walk) {
+  const int64_t threads = useful_threads(l.threads, kLinearWork * double(l.tokens) * double(l.width));
+  const std::vector<LinearJob> jobs = linear_jobs(l, threads, by_tokens);
+  const int64_t size = linear_scratch(l.width) + kAlign / 8;
+  std::vector<double> scratch(size * threads);
+  parallel(threads, int64_t(jobs.size()), [&](int64_t job, int64_t worker) {
+    walk(&l, &jobs[job], reinterpret_cast<double*>(aligned(reinterpret_cast<char*>(scratch.data() + worker * size))));
+  });
+}
+
 template <class Job>
 int guarded(int64_t isa, const Job& job) {
   if (!recurl_cpu_has(isa)) return RECURL_BAD_ARGUMENT;
@@ -285,4 +323,16 @@ int recurl_cpu_backward(const recurl_layer* layer) {
 }
 int recurl_cpu_step(const recurl_step* step, const recurl_step_weights* layers) {
   return recurl::guarded(step->isa, [&] { recurl::step(*step, layers); });
+}
+int recurl_cpu_linear_forward(const recurl_linear* l) {
+  return recurl::guarded(l->isa, [&] {
+    recurl::linear(*l, true, recurl::kernels_of(l->isa, l->dtype)->linear_forward);
+  });
+}
+int recurl_cpu_linear_backward(const recurl_linear* l) {
+  // The sum over tokens of the gradient of a, the same at every token, is one thread's for each number.
+  const bool by_tokens = l->a_stride != 0 || !l->grad_a;
+  return recurl::guarded(l->isa, [&] {
+    recurl::linear(*l, by_tokens, recurl::kernels_of(l->isa, l->dtype)->linear_backward);
+  });
 }

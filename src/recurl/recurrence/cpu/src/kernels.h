@@ -40,6 +40,14 @@ struct Outer {
   void* sums;    // [columns padded to whole panels], zeros at first
 };
 
+// The part of a linear recurrence that one thread computes: whole segments, numbers first to first + width of each row.
+struct LinearJob {
+  int64_t begin, end, first, width;
+};
+
+// Doubles that such a job needs: two rows, each padded to whole vectors.
+constexpr int64_t linear_scratch(int64_t width) { return 2 * ((width + 7) / 8 * 8); }
+
 struct Kernels {
   // Elements that a packed [depth, columns] matrix takes.
   int64_t (*packed_size)(int64_t depth, int64_t columns);
@@ -65,6 +73,9 @@ struct Kernels {
   // Writes the result for one a transposed, [columns, rows], and the sums, rolled like pack's w; each if not null.
   void (*store_outer)(const Outer* job, int which, int64_t roll, void* matrix, void* vector);
   int64_t panel_columns, outer_scratch;
+  // One job. scratch: linear_scratch doubles.
+  void (*linear_forward)(const recurl_linear* linear, const LinearJob* job, double* scratch);
+  void (*linear_backward)(const recurl_linear* linear, const LinearJob* job, double* scratch);
 };
 
 // By dtype; null where this build lacks the instruction set.

@@ -13,8 +13,8 @@
 #define RECURL_EXPORT __attribute__((visibility("default")))
 #endif
 
-// Raised whenever recurl_layer or a function below changes; the loader refuses a library of another version.
-#define RECURL_CPU_ABI 4
+// Raised whenever a structure or a function below changes; the loader refuses a library of another version.
+#define RECURL_CPU_ABI 5
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
 enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1 };
@@ -91,6 +91,29 @@ typedef struct recurl_step {
   void *h_after, *c_after;  // [B, L, P], [B, L, H]
 } recurl_step;
 RECURL_EXPORT int recurl_cpu_step(const recurl_step* step, const recurl_step_weights* layers);
+
+// A linear recurrence h[n] = a[n] h[n - 1] + b[n] over a flat stream of tokens cut into segments, elementwise; where a
+// segment starts, the stored state is in the place of h[n - 1]. W numbers in a row; complex ones are two each.
+typedef struct recurl_linear {
+  int64_t dtype, isa, threads;
+  int64_t tokens, width, is_complex;
+  const uint8_t* starts;  // [N], nonzero at the first token of each segment; token 0 always is one
+  const void* a;          // [N, W], or [W], the same at every token, with a stride of 0
+  int64_t a_stride;
+  const void* b;  // [N, W], forward only
+  int64_t b_stride;
+  const void* states;  // [N, W], stored states, read at segment starts only
+  int64_t states_stride;
+  void* h;  // [N, W], contiguous like all below
+  // Backward only.
+  const void* grad;  // [N, W], gradient of h
+  int64_t grad_stride;
+  void* grad_a;       // like a, or null; with an a that is the same at every token its sum over tokens, last to first
+  void* grad_b;       // [N, W] or null
+  void* grad_states;  // [N, W] or null; zeros but at segment starts
+} recurl_linear;
+RECURL_EXPORT int recurl_cpu_linear_forward(const recurl_linear* linear);
+RECURL_EXPORT int recurl_cpu_linear_backward(const recurl_linear* linear);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-"""Linear recurrences, such as discounted sums, without a loop over time."""
+"""The recurrence of discounted sums: backwards along the last dimension, cut where a coefficient is zero."""
 
 from __future__ import annotations
 

@@ -1,0 +1,250 @@
+"""The recurrent modules whose cells are linear recurrences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypedDict, Unpack
+
+import torch
+
+from recurl.keys import NestedKey
+from recurl.modules.cell_module import CellModule
+from recurl.recurrence import FFMCell, LRUCell, MinGRUCell, MinLSTMCell, RGLRUCell, S5Cell
+
+
+class CellOptions(TypedDict, total=False):
+    """The arguments of :class:`CellModule` after the sizes."""
+
+    bias: bool
+    batch_first: bool
+    dropout: float
+    proj_size: int
+    bidirectional: bool
+    python_based: bool
+    recurrent_backend: str
+    recurrent_compute_dtype: torch.dtype
+    recurrent_recompute: str
+    recurrent_matmul_precision: str
+    in_key: NestedKey | None
+    in_keys: Sequence[NestedKey] | None
+    out_key: NestedKey | None
+    out_keys: Sequence[NestedKey] | None
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+    default_recurrent_mode: bool | None
+
+
+class MinGRUModule(CellModule):
+    """minGRU blocks that step in an environment and replay whole sequences, reset by ``is_init``.
+
+    Each layer is :class:`recurl.recurrence.MinGRUCell`, with convolution, feed-forward and what they are added to.
+    States are h ``[*B, L, S]`` and, with a convolution, its window ``[*B, L, W - 1, H]``.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        state_size: S, width of the state; None for H.
+        conv_width: W, how many inputs the convolution sees; 0 for none.
+        feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
+        **options: all other arguments of :class:`CellModule`.
+
+    Example:
+        >>> mingru = MinGRUModule(4, 8, conv_width=4, in_key="observation", out_key="features")
+        >>> mingru.in_keys
+        ['observation', 'recurrent_state_h', 'recurrent_state_window', 'is_init']
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        state_size: int | None = None,
+        conv_width: int = 0,
+        feed_forward: int = 4,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = MinGRUCell(state_size, conv_width, feed_forward)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)
+
+
+class MinLSTMModule(CellModule):
+    """minLSTM blocks, with all arguments of :class:`MinGRUModule`; see :class:`recurl.recurrence.MinLSTMCell`.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        state_size: S, width of the state; None for H.
+        conv_width: W, how many inputs the convolution sees; 0 for none.
+        feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
+        **options: all other arguments of :class:`CellModule`.
+
+    Example:
+        >>> minlstm = MinLSTMModule(4, 8, state_size=16, in_key="observation", out_key="features")
+        >>> minlstm.make_tensordict_primer().primers["recurrent_state"].shape
+        torch.Size([1, 16])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        state_size: int | None = None,
+        conv_width: int = 0,
+        feed_forward: int = 4,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = MinLSTMCell(state_size, conv_width, feed_forward)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)
+
+
+class LRUModule(CellModule):
+    """Blocks of linear recurrent units; each layer is :class:`recurl.recurrence.LRUCell`.
+
+    The state holds N complex numbers as pairs, ``[*B, L, N, 2]``.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        state_size: N; None for H.
+        norm: whether each block has its layer norm.
+        min_radius: least modulus that the recurrence starts from.
+        max_radius: largest modulus that it starts from.
+        max_phase: largest phase that it starts from.
+        **options: all other arguments of :class:`CellModule`.
+
+    Example:
+        >>> lru = LRUModule(4, 8, min_radius=0.9, in_key="observation", out_key="features")
+        >>> lru.make_tensordict_primer().primers["recurrent_state"].shape
+        torch.Size([1, 8, 2])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        state_size: int | None = None,
+        norm: bool = True,
+        min_radius: float = 0.0,
+        max_radius: float = 1.0,
+        max_phase: float = 2 * math.pi,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = LRUCell(state_size, norm, min_radius, max_radius, max_phase)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)
+
+
+class S5Module(CellModule):
+    """S5 blocks; each layer is :class:`recurl.recurrence.S5Cell`.
+
+    The state holds N / 2 complex numbers as pairs, ``[*B, L, N / 2, 2]``.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        state_size: N, even; None for H, rounded up.
+        norm: whether each block has its layer norm.
+        min_step: least time step that is drawn at first.
+        max_step: largest time step that is drawn at first.
+        **options: all other arguments of :class:`CellModule`.
+
+    Example:
+        >>> s5 = S5Module(4, 8, num_layers=4, in_key="observation", out_key="features")
+        >>> s5.make_tensordict_primer().primers["recurrent_state"].shape
+        torch.Size([4, 4, 2])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        state_size: int | None = None,
+        norm: bool = True,
+        min_step: float = 0.001,
+        max_step: float = 0.1,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = S5Cell(state_size, norm, min_step, max_step)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)
+
+
+class RGLRUModule(CellModule):
+    """Griffin's residual blocks around the RG-LRU; each layer is :class:`recurl.recurrence.RGLRUCell`.
+
+    States are h ``[*B, L, S]`` and, with a convolution, its window ``[*B, L, W - 1, S]``.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        state_size: S, width of the state; None for H.
+        heads: blocks of the block-diagonal gates.
+        conv_width: W, how many inputs the convolution sees; 0 for none.
+        feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
+        **options: all other arguments of :class:`CellModule`.
+
+    Example:
+        >>> rglru = RGLRUModule(4, 8, heads=2, in_key="observation", out_key="features")
+        >>> rglru.make_tensordict_primer().primers["recurrent_state"].shape
+        torch.Size([1, 8])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        state_size: int | None = None,
+        heads: int = 1,
+        conv_width: int = 0,
+        feed_forward: int = 3,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = RGLRUCell(state_size, heads, conv_width, feed_forward)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)
+
+
+class FFMModule(CellModule):
+    """Fast and forgetful memory; each layer is :class:`recurl.recurrence.FFMCell`.
+
+    The state holds m times c complex numbers as pairs, ``[*B, L, m, c, 2]``.
+
+    Args:
+        input_size: I.
+        hidden_size: H, the width of the features.
+        num_layers: L.
+        memory_size: m, number of decays.
+        context_size: c, number of oscillations.
+        **options: all other arguments of :class:`CellModule`.
+
+    Example:
+        >>> ffm = FFMModule(4, 8, in_key="observation", out_key="features")
+        >>> ffm.make_tensordict_primer().primers["recurrent_state"].shape
+        torch.Size([1, 32, 4, 2])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        memory_size: int = 32,
+        context_size: int = 4,
+        **options: Unpack[CellOptions],
+    ) -> None:
+        cell = FFMCell(memory_size, context_size)
+        super().__init__(cell, input_size, hidden_size, num_layers, **options)

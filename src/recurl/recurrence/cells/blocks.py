@@ -1,0 +1,92 @@
+"""Parts of the blocks that linear recurrences stand in: maps, norms, feed-forward; their shapes and first values."""
+
+from __future__ import annotations
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.recurrence.cells.by_hand import States
+from recurl.recurrence.cells.cell import Cell, Shape, Sizes
+from recurl.recurrence.cells.time import Time
+
+_EPSILON = 1e-6
+
+
+def affine(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, Shape]:
+    """Return the shapes of ``weight_<name>`` and ``bias_<name>`` of a map."""
+    return {f"weight_{name}": (outputs, inputs)} | ({f"bias_{name}": (outputs,)} if bias else {})
+
+
+def encoder(sizes: Sizes) -> dict[str, Shape]:
+    """Return the shapes of the map to the block's width, which there is where the input has another."""
+    if sizes.input_size == sizes.hidden_size:
+        return {}
+    return affine("in", sizes.hidden_size, sizes.input_size, sizes.bias)
+
+
+def encode(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return the input of the block, ``[R, H]``."""
+    return x if weight is None else F.linear(x, weight, bias)
+
+
+def rms_norm(x: Tensor, scale: Tensor) -> Tensor:
+    """Return ``x`` over the root of its mean square (Zhang and Sennrich 2019), scaled."""
+    return x * (x.square().mean(-1, keepdim=True) + _EPSILON).rsqrt() * scale
+
+
+def convolve(
+    time: Time, x: Tensor, before: States, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, States]:
+    """Return a causal convolution of each channel and the window after it; ``x`` and nothing without a ``weight``.
+
+    Args:
+        time: time.
+        x: ``[R, D]``.
+        before: the window, ``([R, W - 1, D],)``.
+        weight: ``[W, D]``, oldest first, or None.
+        bias: ``[D]`` or None.
+    """
+    if weight is None:
+        return x, ()
+    window = time.window(x, before[0])
+    result = (window * weight).sum(1)
+    return (result if bias is None else result + bias), (window[:, 1:],)
+
+
+def check_sizes(**least: tuple[int | None, int]) -> None:
+    """Refuse sizes that aren't integers or are too small; each is given with the least that it may be."""
+    for name, (size, smallest) in least.items():
+        if size is None:
+            continue
+        if not isinstance(size, int) or isinstance(size, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - users
+            raise ArgumentTypeError(f"{name} must be an int, got {size!r}.")
+        if size < smallest:
+            raise ArgumentError(f"{name} must be at least {smallest}, got {size}.")
+
+
+def check_conv_width(width: int) -> None:
+    """Refuse what is no width of a convolution: 0 for none, else how many inputs it sees, 2 or more."""
+    check_sizes(conv_width=(width, 0))
+    if width == 1:
+        raise ArgumentError("conv_width must be 0, for none, or at least 2: a convolution over 1 input sees no past.")
+
+
+class Block(Cell):
+    """A linear recurrence with what its paper puts around it.
+
+    Matrices start from N(0, 1 / inputs), norms at 1 and biases at 0, except where a cell says otherwise.
+    """
+
+    decays = True
+
+    def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
+        """See :meth:`Cell.initialize`."""
+        if name.startswith("scale"):
+            nn.init.ones_(parameter)
+        elif name.startswith("bias"):
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[-1]))

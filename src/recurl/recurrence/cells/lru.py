@@ -1,0 +1,116 @@
+"""LRU, the linear recurrent unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recurl.errors import ArgumentError
+from recurl.recurrence.cells.blocks import check_sizes
+from recurl.recurrence.cells.by_hand import States
+from recurl.recurrence.cells.cell import Shape, Sizes
+from recurl.recurrence.cells.state_space import StateSpace, enter_state, polar
+from recurl.recurrence.cells.time import ONE_STEP, Time
+
+
+@dataclass(frozen=True, repr=False)
+class LRUCell(StateSpace, name="lru"):
+    """Orvieto et al. 2023, "Resurrecting recurrent neural networks": h = a h + gamma (B u), y = Re(C h) + D u.
+
+    a = exp(-exp(nu) + i exp(theta)) is constant in time; gamma is learned and starts at sqrt(1 - abs(a)^2). Block and
+    first values are those of the paper's appendix: layer norm, recurrence, GELU, gated linear unit, skip.
+
+    Args:
+        state_size: N, complex numbers in the state; None for H.
+        norm: whether the block has its layer norm.
+        min_radius: least modulus that a starts from; moduli are uniform by area.
+        max_radius: largest modulus that a starts from.
+        max_phase: largest phase that a starts from.
+    """
+
+    state_size: int | None = None
+    norm: bool = True
+    min_radius: float = 0.0
+    max_radius: float = 1.0
+    max_phase: float = 2 * math.pi
+    child_name: ClassVar[str] = "lru"
+
+    def __post_init__(self) -> None:
+        check_sizes(state_size=(self.state_size, 1))
+        if not 0 <= self.min_radius < self.max_radius <= 1:
+            raise ArgumentError(
+                f"min_radius and max_radius must be in order and in [0, 1], got {self.min_radius} and "
+                f"{self.max_radius}: a state whose modulus grows has no end."
+            )
+        if self.max_phase <= 0:
+            raise ArgumentError(f"max_phase must be positive, got {self.max_phase}.")
+
+    def modes(self, sizes: Sizes) -> int:
+        """See :meth:`StateSpace.modes`."""
+        return self.state_size or sizes.hidden_size
+
+    def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
+        """See :meth:`Cell.parameters`."""
+        modes = self.modes(sizes)
+        shapes: dict[str, Shape] = {"nu_log": (modes,), "theta_log": (modes,), "gamma_log": (modes,)}
+        return shapes | dict(super().parameters(sizes))
+
+    def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
+        """See :meth:`Cell.initialize`."""
+        if name == "nu_log":
+            with torch.no_grad():
+                parameter.uniform_(self.min_radius**2, self.max_radius**2).clamp_(1e-12, 1 - 1e-6)
+                parameter.log_().mul_(-0.5).log_()
+        elif name == "theta_log":
+            with torch.no_grad():
+                parameter.uniform_(0, self.max_phase).clamp_(min=1e-6).log_()
+        elif name == "weight_b":
+            nn.init.normal_(parameter, std=1 / math.sqrt(2 * sizes.hidden_size))
+        elif name == "weight_c":
+            nn.init.normal_(parameter, std=1 / math.sqrt(self.modes(sizes)))
+        elif name == "gamma_log":
+            nn.init.zeros_(parameter)  # until nu is known
+        else:
+            super().initialize(name, parameter, sizes)
+
+    def initialize_layer(self, parameters: Mapping[str, Tensor], sizes: Sizes, *, for_training: bool = False) -> None:
+        """See :meth:`Cell.initialize_layer`."""
+        super().initialize_layer(parameters, sizes, for_training=for_training)
+        with torch.no_grad():
+            square = torch.expm1(-2 * parameters["nu_log"].exp()).neg()
+            parameters["gamma_log"].copy_(0.5 * square.log())
+
+    def step(  # noqa: PLR0913 # pyright: ignore[reportIncompatibleMethodOverride] - the contract: weights by name
+        self,
+        x: Tensor,
+        states: States,
+        nu_log: Tensor,
+        theta_log: Tensor,
+        gamma_log: Tensor,
+        weight_b: Tensor,
+        weight_c: Tensor,
+        skip: Tensor,
+        weight_glu: Tensor,
+        bias_glu: Tensor | None = None,
+        scale_norm: Tensor | None = None,
+        bias_norm: Tensor | None = None,
+        weight_in: Tensor | None = None,
+        bias_in: Tensor | None = None,
+        *,
+        time: Time = ONE_STEP,
+    ) -> tuple[Tensor, States]:
+        """See :meth:`Cell.step`."""
+        x, u = self.enter(x, weight_in, bias_in, scale_norm, bias_norm)
+        a = polar(-nu_log.exp(), theta_log.exp())
+        h = time.recur_complex(a, gamma_log.exp().unsqueeze(-1) * enter_state(u, weight_b), states[0])
+        y = F.linear(h.flatten(1), weight_c) + skip * u
+        return self.leave(x, y, weight_glu, bias_glu), (h,)
+
+
+LRU = LRUCell()

@@ -1,0 +1,152 @@
+"""minGRU and minLSTM: gates that see the input alone."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recurl.recurrence.cells.blocks import (
+    Block,
+    affine,
+    check_conv_width,
+    check_sizes,
+    convolve,
+    encode,
+    encoder,
+    rms_norm,
+)
+from recurl.recurrence.cells.by_hand import States
+from recurl.recurrence.cells.cell import Shape, Sizes
+from recurl.recurrence.cells.time import ONE_STEP, Time
+
+
+@dataclass(frozen=True, repr=False)
+class Minimal(Block):
+    """The block around minGRU and minLSTM: convolution, recurrence, feed-forward, each added to what it reads.
+
+    After Feng et al. 2024, "Were RNNs all we needed?", arranged as in Wang's minGRU-pytorch: root mean square norms
+    before recurrence and feed-forward.
+
+    Args:
+        state_size: S, width of the state; None for H.
+        conv_width: how many inputs a convolution before the recurrence sees; 0 for none.
+        feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
+    """
+
+    state_size: int | None = None
+    conv_width: int = 0
+    feed_forward: int = 4
+    num_gates: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        check_sizes(state_size=(self.state_size, 1), feed_forward=(self.feed_forward, 0))
+        check_conv_width(self.conv_width)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - by options
+        """h, and the window of the convolution if there is one."""
+        return ("h", "window") if self.conv_width else ("h",)
+
+    def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
+        """See :meth:`Cell.state_shapes`."""
+        hidden = sizes.hidden_size
+        window = ((self.conv_width - 1, hidden),) if self.conv_width else ()
+        return ((self.state_size or hidden,), *window)
+
+    def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
+        """See :meth:`Cell.parameters`."""
+        hidden, bias = sizes.hidden_size, sizes.bias
+        state = self.state_size or hidden
+        shapes = encoder(sizes)
+        if self.conv_width:
+            shapes |= {"weight_conv": (self.conv_width, hidden)} | ({"bias_conv": (hidden,)} if bias else {})
+        shapes |= {"scale_gates": (hidden,)} | affine("gates", self.num_gates * state, hidden, bias)
+        if state != hidden:
+            shapes |= affine("out", hidden, state, bias)
+        if self.feed_forward:
+            width = self.feed_forward * hidden
+            shapes |= {"scale_up": (hidden,)} | affine("up", width, hidden, bias) | affine("down", hidden, width, bias)
+        return shapes
+
+    def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
+        """Fill matrices and convolution as ``torch.nn`` does, U(-1/sqrt(inputs), 1/sqrt(inputs))."""
+        if name.startswith("weight"):
+            bound = 1 / math.sqrt(self.conv_width if name == "weight_conv" else parameter.shape[-1])
+            nn.init.uniform_(parameter, -bound, bound)
+        else:
+            super().initialize(name, parameter, sizes)
+
+    @abstractmethod
+    def coefficients(self, gates: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Return a and b of the recurrence from the pre-activations, each ``[R, S]``."""
+
+    def step(  # noqa: PLR0913 # pyright: ignore[reportIncompatibleMethodOverride] - the contract: weights by name
+        self,
+        x: Tensor,
+        states: States,
+        scale_gates: Tensor,
+        weight_gates: Tensor,
+        bias_gates: Tensor | None = None,
+        weight_in: Tensor | None = None,
+        bias_in: Tensor | None = None,
+        weight_conv: Tensor | None = None,
+        bias_conv: Tensor | None = None,
+        weight_out: Tensor | None = None,
+        bias_out: Tensor | None = None,
+        scale_up: Tensor | None = None,
+        weight_up: Tensor | None = None,
+        bias_up: Tensor | None = None,
+        weight_down: Tensor | None = None,
+        bias_down: Tensor | None = None,
+        *,
+        time: Time = ONE_STEP,
+    ) -> tuple[Tensor, States]:
+        """See :meth:`Cell.step`."""
+        x = encode(x, weight_in, bias_in)
+        seen, window = convolve(time, x, states[1:], weight_conv, bias_conv)
+        x = x if weight_conv is None else x + seen
+        gates = F.linear(rms_norm(x, scale_gates), weight_gates, bias_gates)
+        h = time.recur(*self.coefficients(gates.chunk(self.num_gates, -1)), states[0])
+        x = x + encode(h, weight_out, bias_out)
+        if scale_up is not None and weight_up is not None and weight_down is not None:
+            hidden = F.gelu(F.linear(rms_norm(x, scale_up), weight_up, bias_up))
+            x = x + F.linear(hidden, weight_down, bias_down)
+        return x, (h, *window)
+
+
+class MinGRUCell(Minimal, name="mingru"):
+    """minGRU: h = (1 - z) h + z c with z = sigmoid(W_z x) and c = W_h x (Feng et al. 2024, section 3.1)."""
+
+    child_name = "mingru"
+    num_gates = 2
+
+    def coefficients(self, gates: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """See :meth:`Minimal.coefficients`."""
+        update, candidate = gates
+        return (-update).sigmoid(), update.sigmoid() * candidate
+
+
+class MinLSTMCell(Minimal, name="minlstm"):
+    """minLSTM: h = f' h + i' c, with c = W_h x and the gates f', i' a forget and an input gate that sum to 1.
+
+    Feng et al. 2024, section 3.2, the variant whose scale doesn't depend on time: f' = f / (f + i) of the two sigmoids,
+    here as the sigmoid of their logarithms' difference, which nothing can overflow.
+    """
+
+    child_name = "minlstm"
+    num_gates = 3
+
+    def coefficients(self, gates: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """See :meth:`Minimal.coefficients`."""
+        forget, enter, candidate = gates
+        share = F.softplus(-enter) - F.softplus(-forget)
+        return share.sigmoid(), (-share).sigmoid() * candidate
+
+
+MINGRU, MINLSTM = MinGRUCell(), MinLSTMCell()

@@ -1,0 +1,150 @@
+"""RG-LRU, the recurrence of Griffin and Hawk, in their residual block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recurl.errors import ArgumentError
+from recurl.recurrence.cells.blocks import (
+    Block,
+    affine,
+    check_conv_width,
+    check_sizes,
+    convolve,
+    encode,
+    encoder,
+    rms_norm,
+)
+from recurl.recurrence.cells.by_hand import States
+from recurl.recurrence.cells.cell import Shape, Sizes
+from recurl.recurrence.cells.time import ONE_STEP, Time
+
+_SHARPNESS = 8.0  # c of the paper
+_SLOW, _FAST = 0.999, 0.9  # radii between which exp(-softplus(L)) starts
+_CONV_VARIANCE = 0.01
+_LARGEST_SLOPE = 1000.0
+
+
+@dataclass(frozen=True, repr=False)
+class RGLRUCell(Block, name="rglru"):
+    """De et al. 2024, "Griffin", section 2.4: a = exp(-8 softplus(L) r), h = a h + sqrt(1 - a^2) i x.
+
+    r = sigmoid(W_a x + b_a) and i = sigmoid(W_x x + b_x). The block is that of the paper and of Google's
+    recurrentgemma: a branch of GELU times a branch of convolution and recurrence, then a gated feed-forward part, each
+    after a root mean square norm and added to what it reads. Their special case at the start of a sequence is left
+    out, since the start of a slice is no start of an episode; and the slope of the root is bounded.
+
+    Args:
+        state_size: S, width of the state; None for H.
+        heads: blocks of the block-diagonal W_a and W_x; divides S.
+        conv_width: how many inputs the convolution sees; 0 for none. The paper's is 4.
+        feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
+    """
+
+    state_size: int | None = None
+    heads: int = 1
+    conv_width: int = 0
+    feed_forward: int = 3
+    child_name: ClassVar[str] = "rglru"
+
+    def __post_init__(self) -> None:
+        check_sizes(state_size=(self.state_size, 1), heads=(self.heads, 1), feed_forward=(self.feed_forward, 0))
+        check_conv_width(self.conv_width)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - by options
+        """h, and the window of the convolution if there is one."""
+        return ("h", "window") if self.conv_width else ("h",)
+
+    def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
+        """See :meth:`Cell.state_shapes`."""
+        state = self.state_size or sizes.hidden_size
+        return ((state,), *(((self.conv_width - 1, state),) if self.conv_width else ()))
+
+    def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
+        """See :meth:`Cell.parameters`.
+
+        Raises:
+            ArgumentError: the heads don't divide the state.
+        """
+        hidden, bias = sizes.hidden_size, sizes.bias
+        state = self.state_size or hidden
+        if state % self.heads:
+            raise ArgumentError(f"heads must divide the state's width, {state}; got {self.heads}.")
+        per_head = state // self.heads
+        shapes = encoder(sizes) | {"scale_branches": (hidden,)} | affine("branches", 2 * state, hidden, bias)
+        if self.conv_width:
+            shapes |= {"weight_conv": (self.conv_width, state)} | ({"bias_conv": (state,)} if bias else {})
+        shapes |= {"weight_gates": (self.heads, 2 * per_head, per_head), "decay": (state,)}
+        shapes |= {"bias_gates": (self.heads, 2 * per_head)} if bias else {}
+        shapes |= affine("out", hidden, state, bias)
+        if self.feed_forward:
+            width = self.feed_forward * hidden
+            shapes |= {"scale_up": (hidden,)}
+            shapes |= affine("up", 2 * width, hidden, bias) | affine("down", hidden, width, bias)
+        return shapes
+
+    def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
+        """Fill as recurrentgemma does: exp(-softplus(L)) uniform by area between the radii 0.9 and 0.999."""
+        if name == "decay":
+            with torch.no_grad():
+                log_a = parameter.uniform_(_FAST**2, _SLOW**2).log_().mul_(0.5)
+                log_a.neg_().expm1_().log_()  # softplus(decay) = -log a
+        elif name == "weight_conv":
+            nn.init.normal_(parameter, std=math.sqrt(_CONV_VARIANCE / self.conv_width))
+        else:
+            super().initialize(name, parameter, sizes)
+
+    def step(  # noqa: PLR0913 # pyright: ignore[reportIncompatibleMethodOverride] - the contract: weights by name
+        self,
+        x: Tensor,
+        states: States,
+        scale_branches: Tensor,
+        weight_branches: Tensor,
+        weight_gates: Tensor,
+        decay: Tensor,
+        weight_out: Tensor,
+        bias_branches: Tensor | None = None,
+        bias_gates: Tensor | None = None,
+        bias_out: Tensor | None = None,
+        weight_in: Tensor | None = None,
+        bias_in: Tensor | None = None,
+        weight_conv: Tensor | None = None,
+        bias_conv: Tensor | None = None,
+        scale_up: Tensor | None = None,
+        weight_up: Tensor | None = None,
+        bias_up: Tensor | None = None,
+        weight_down: Tensor | None = None,
+        bias_down: Tensor | None = None,
+        *,
+        time: Time = ONE_STEP,
+    ) -> tuple[Tensor, States]:
+        """See :meth:`Cell.step`."""
+        x = encode(x, weight_in, bias_in)
+        gate, inner = F.linear(rms_norm(x, scale_branches), weight_branches, bias_branches).chunk(2, -1)
+        inner, window = convolve(time, inner, states[1:], weight_conv, bias_conv)
+        gates = torch.einsum("rhi,hoi->rho", inner.unflatten(-1, (self.heads, -1)), weight_gates)
+        gates = gates if bias_gates is None else gates + bias_gates
+        recurrence, enter = (part.flatten(1).sigmoid() for part in gates.chunk(2, -1))
+        log_a = -_SHARPNESS * F.softplus(decay) * recurrence
+        h = time.recur(log_a.exp(), _root(-torch.expm1(2 * log_a)) * enter * inner, states[0])
+        x = x + F.linear(h * F.gelu(gate, approximate="tanh"), weight_out, bias_out)
+        if scale_up is not None and weight_up is not None and weight_down is not None:
+            opening, value = F.linear(rms_norm(x, scale_up), weight_up, bias_up).chunk(2, -1)
+            x = x + F.linear(F.gelu(opening, approximate="tanh") * value, weight_down, bias_down)
+        return x, (h, *window)
+
+
+def _root(x: Tensor) -> Tensor:
+    """The square root of what is at least 1e-6; below that a line through 0, so that no slope exceeds 1000."""
+    return x * x.clamp(min=_LARGEST_SLOPE**-2).rsqrt()
+
+
+RGLRU = RGLRUCell()

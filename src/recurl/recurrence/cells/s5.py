@@ -1,0 +1,154 @@
+"""S5, the simplified state space layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recurl.errors import ArgumentError
+from recurl.recurrence.cells.blocks import check_sizes
+from recurl.recurrence.cells.by_hand import States
+from recurl.recurrence.cells.cell import Shape, Sizes
+from recurl.recurrence.cells.state_space import StateSpace, enter_state, polar
+from recurl.recurrence.cells.time import ONE_STEP, Time, multiply
+
+_SLOWEST = -1e-4  # the largest real part, as in the authors' clip_eigs
+
+
+@dataclass(frozen=True, repr=False)
+class S5Cell(StateSpace, name="s5"):
+    """Smith et al. 2022, "Simplified state space layers": h = exp(L dt) h + (exp(L dt) - 1) / L (B u), y = 2 Re(C h).
+
+    A zero-order hold of the diagonal of HiPPO-N, of which one of each conjugate pair is kept; the real part of L stays
+    below -1e-4. Block: layer norm, recurrence with skip D u, GELU, gated linear unit ("full GLU"), skip. Lu et al.
+    2023, who brought it to reinforcement learning with resets in the scan, use four layers of width and state 256
+    without the norm.
+
+    Args:
+        state_size: N, numbers in the state with their conjugates: even, N / 2 are kept; None for H, rounded up.
+        norm: whether the block has its layer norm.
+        min_step: least time step dt that is drawn at first, uniformly by logarithm.
+        max_step: largest time step that is drawn at first.
+    """
+
+    state_size: int | None = None
+    norm: bool = True
+    min_step: float = 0.001
+    max_step: float = 0.1
+    child_name: ClassVar[str] = "s5"
+
+    def __post_init__(self) -> None:
+        check_sizes(state_size=(self.state_size, 2))
+        if self.state_size is not None and self.state_size % 2:
+            raise ArgumentError(f"state_size must be even, since numbers come with conjugates; got {self.state_size}.")
+        if not 0 < self.min_step <= self.max_step:
+            raise ArgumentError(
+                f"min_step and max_step must be positive and in order, got {self.min_step} and {self.max_step}."
+            )
+
+    def modes(self, sizes: Sizes) -> int:
+        """See :meth:`StateSpace.modes`."""
+        return (self.state_size or sizes.hidden_size + 1) // 2
+
+    def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
+        """See :meth:`Cell.parameters`."""
+        modes = self.modes(sizes)
+        shapes: dict[str, Shape] = {"lambda_re": (modes,), "lambda_im": (modes,), "step_log": (modes,)}
+        return shapes | dict(super().parameters(sizes))
+
+    def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
+        """See :meth:`Cell.initialize`; B and C are drawn for HiPPO-N, then turned by its eigenvectors."""
+        size = 2 * self.modes(sizes)
+        with torch.no_grad():
+            if name in ("lambda_re", "lambda_im"):
+                diagonal, _ = hippo(size)
+                parameter.copy_(diagonal.real if name == "lambda_re" else diagonal.imag)
+            elif name == "step_log":
+                parameter.uniform_(math.log(self.min_step), math.log(self.max_step))
+            elif name == "weight_b":
+                b = torch.randn(size, sizes.hidden_size, dtype=torch.float64) / math.sqrt(size)
+                turned = hippo(size)[1].mH @ b.to(torch.complex128)
+                parameter.copy_(torch.view_as_real(turned).transpose(1, 2).flatten(0, 1))
+            elif name == "weight_c":
+                c = torch.randn(sizes.hidden_size, size, 2, dtype=torch.float64) / math.sqrt(size)
+                turned = torch.view_as_complex(c) @ hippo(size)[1]
+                parameter.copy_(torch.view_as_real(turned.conj().resolve_conj()).flatten(1))
+            else:
+                super().initialize(name, parameter, sizes)
+
+    def step(  # noqa: PLR0913 # pyright: ignore[reportIncompatibleMethodOverride] - the contract: weights by name
+        self,
+        x: Tensor,
+        states: States,
+        lambda_re: Tensor,
+        lambda_im: Tensor,
+        step_log: Tensor,
+        weight_b: Tensor,
+        weight_c: Tensor,
+        skip: Tensor,
+        weight_glu: Tensor,
+        bias_glu: Tensor | None = None,
+        scale_norm: Tensor | None = None,
+        bias_norm: Tensor | None = None,
+        weight_in: Tensor | None = None,
+        bias_in: Tensor | None = None,
+        *,
+        time: Time = ONE_STEP,
+    ) -> tuple[Tensor, States]:
+        """See :meth:`Cell.step`."""
+        x, u = self.enter(x, weight_in, bias_in, scale_norm, bias_norm)
+        real, dt = lambda_re.clamp(max=_SLOWEST), step_log.exp()
+        hold = _over_conjugate(_exp_minus_one(real * dt, lambda_im * dt), real, lambda_im)
+        h = time.recur_complex(polar(real * dt, lambda_im * dt), multiply(hold, enter_state(u, weight_b)), states[0])
+        y = 2 * F.linear(h.flatten(1), weight_c) + skip * u
+        return self.leave(x, y, weight_glu, bias_glu), (h,)
+
+
+def _exp_minus_one(re: Tensor, im: Tensor) -> Tensor:
+    """exp(re + i im) - 1 as pairs, without cancellation near 0."""
+    return torch.stack([torch.expm1(re) * im.cos() - 2 * (im / 2).sin().square(), re.exp() * im.sin()], -1)
+
+
+def _over_conjugate(pairs: Tensor, re: Tensor, im: Tensor) -> Tensor:
+    """Pairs over re + i im."""
+    return multiply(pairs, torch.stack([re, -im], -1)) / (re.square() + im.square()).unsqueeze(-1)
+
+
+def hippo(size: int) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues of HiPPO-N with negative imaginary part and their eigenvectors.
+
+    Args:
+        size: N, even.
+
+    Returns:
+        complex128 ``[N / 2]`` and ``[N, N / 2]`` (Smith et al. 2022, appendix B.1).
+
+    Example:
+        >>> values, vectors = hippo(8)
+        >>> values.real, vectors.shape
+        (tensor([-0.5000, -0.5000, -0.5000, -0.5000], dtype=torch.float64), torch.Size([8, 4]))
+    """
+    values, vectors = _hippo(size)
+    return torch.from_numpy(values), torch.from_numpy(vectors)
+
+
+@cache
+def _hippo(size: int) -> tuple[np.ndarray, np.ndarray]:
+    n = np.arange(size, dtype=np.float64)
+    low_rank, scale = np.sqrt(n + 0.5), np.sqrt(2 * n + 1)
+    normal = np.diag(n) - np.tril(np.outer(scale, scale)) + np.outer(low_rank, low_rank)
+    real = normal.diagonal().mean()
+    imaginary, vectors = np.linalg.eigh(-1j * (normal - real * np.eye(size)))
+    half = size // 2
+    return real + 1j * imaginary[:half], np.ascontiguousarray(vectors[:, :half])
+
+
+S5 = S5Cell()

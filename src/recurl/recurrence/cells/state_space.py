@@ -1,0 +1,74 @@
+"""The block of LRU and S5: norm, a complex diagonal recurrence, gated linear unit, skip."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recurl.recurrence.cells.blocks import Block, affine, encode, encoder
+from recurl.recurrence.cells.cell import Shape, Sizes
+
+
+class StateSpace(Block):
+    """x + GLU(GELU(Re(C h) + D u)) with u = norm(x), h = a h + B u, where a and what scales B are the cell's own.
+
+    Complex numbers are pairs of real ones, ``[..., 2]``, states too. ``weight_b`` holds B as rows Re, Im by turns;
+    ``weight_c`` C as columns Re, -Im by turns, so that one real product gives the real part.
+
+    Attributes:
+        norm: whether there is the layer norm.
+    """
+
+    norm: bool
+
+    @abstractmethod
+    def modes(self, sizes: Sizes) -> int:
+        """Return how many complex numbers the state has."""
+
+    def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
+        """See :meth:`Cell.state_shapes`."""
+        return ((self.modes(sizes), 2),)
+
+    def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
+        """See :meth:`Cell.parameters`."""
+        hidden, bias, modes = sizes.hidden_size, sizes.bias, self.modes(sizes)
+        shapes = encoder(sizes) | affine("glu", 2 * hidden, hidden, bias)
+        shapes |= {"weight_b": (2 * modes, hidden), "weight_c": (hidden, 2 * modes), "skip": (hidden,)}
+        if self.norm:
+            shapes |= {"scale_norm": (hidden,)} | ({"bias_norm": (hidden,)} if bias else {})
+        return shapes
+
+    def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
+        """Fill the skip D from N(0, 1), the rest as :class:`Block` does."""
+        if name == "skip":
+            nn.init.normal_(parameter)
+        else:
+            super().initialize(name, parameter, sizes)
+
+    @staticmethod
+    def enter(
+        x: Tensor, weight_in: Tensor | None, bias_in: Tensor | None, scale: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the input of the block and of the recurrence, each ``[R, H]``."""
+        x = encode(x, weight_in, bias_in)
+        return x, x if scale is None else F.layer_norm(x, x.shape[-1:], scale, bias)
+
+    @staticmethod
+    def leave(x: Tensor, y: Tensor, weight_glu: Tensor, bias_glu: Tensor | None) -> Tensor:
+        """Return the features from the input of the block and the output of the recurrence."""
+        value, gate = F.linear(F.gelu(y, approximate="tanh"), weight_glu, bias_glu).chunk(2, -1)
+        return x + value * gate.sigmoid()
+
+
+def polar(log_modulus: Tensor, phase: Tensor) -> Tensor:
+    """Return exp(log_modulus + i phase) as pairs."""
+    return log_modulus.exp().unsqueeze(-1) * torch.stack([phase.cos(), phase.sin()], -1)
+
+
+def enter_state(u: Tensor, weight_b: Tensor) -> Tensor:
+    """Return B u as pairs, ``[R, N, 2]``."""
+    return F.linear(u, weight_b).unflatten(-1, (-1, 2))

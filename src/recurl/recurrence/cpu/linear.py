@@ -1,0 +1,89 @@
+"""Linear recurrences in C++: a walk over tokens, in double precision, one thread for whole segments or for channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recurl.recurrence.cpu.library import INSTRUCTION_SETS, Arguments, Linear, instruction_sets, missing
+from recurl.recurrence.linear.derivatives import Gradients, Needs
+from recurl.recurrence.linear.kernels import Inputs
+
+_COMPUTED_IN = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.complex64: torch.complex64,
+    torch.complex128: torch.complex128,
+}
+
+
+class CpuLinear:
+    """Kernels on the CPU; bfloat16 and float16 are computed in float32.
+
+    What a token gets doesn't depend on the number of threads, on the order of segments or on other channels.
+
+    Attributes:
+        instruction_set: one of :func:`~recurl.recurrence.cpu.instruction_sets`, or None for the fastest of them.
+    """
+
+    name = "cpu"
+
+    def __init__(self, instruction_set: str | None = None) -> None:
+        self.instruction_set = instruction_set
+        self._missing = missing()
+
+    def missing(self) -> str | None:
+        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.missing`."""
+        return self._missing if torch.compiler.is_compiling() else missing()  # which asks the file system: no tracing
+
+    def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """It computes on the CPU only."""
+        return None if device.type == "cpu" else f"its tensors must be on the CPU, they are on {device}; use 'loop'"
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`."""
+        arguments, computed_in = self._arguments(inputs), _COMPUTED_IN[inputs.b.dtype]
+        h = inputs.b.new_empty(inputs.b.shape, dtype=computed_in)
+        arguments.rows(b=_numbers(inputs.b.to(computed_in)))
+        arguments.whole(h=_numbers(h))
+        arguments.call("linear_forward")
+        return h.to(inputs.b.dtype)
+
+    def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
+        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.backward`."""
+        arguments, computed_in = self._arguments(inputs), _COMPUTED_IN[h.dtype]
+        arguments.whole(h=_numbers(h.to(computed_in)))
+        arguments.rows(grad=_numbers(grad.to(computed_in)))
+        a, b, states = (
+            like.new_empty(like.shape, dtype=computed_in) if need else None
+            for like, need in zip((inputs.a, h, inputs.states), needs, strict=True)
+        )
+        for name, gradient in (("grad_a", a), ("grad_b", b), ("grad_states", states)):
+            arguments.whole(**{name: None if gradient is None else _numbers(gradient)})
+        arguments.call("linear_backward")
+        a, b, states = (None if gradient is None else gradient.to(h.dtype) for gradient in (a, b, states))
+        return a, b, states
+
+    def _arguments(self, inputs: Inputs) -> Arguments:
+        """What forward and backward are told alike."""
+        a, states = (_numbers(one.to(_COMPUTED_IN[one.dtype])) for one in (inputs.a, inputs.states))
+        arguments = Arguments(Linear())
+        arguments.numbers(
+            dtype=int(a.dtype == torch.float64),
+            isa=INSTRUCTION_SETS.index(self.instruction_set or instruction_sets()[-1]),
+            threads=torch.get_num_threads(),
+            tokens=states.shape[0],
+            width=states.shape[1],
+            is_complex=int(inputs.a.is_complex()),
+            a_stride=0 if a.ndim == 1 else a.shape[1],
+        )
+        arguments.whole(starts=inputs.boundaries.starts, a=a)
+        arguments.rows(states=states)
+        return arguments
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """Complex numbers as two each, along the last dimension."""
+    return torch.view_as_real(tensor.resolve_conj()).flatten(-2) if tensor.is_complex() else tensor.resolve_neg()

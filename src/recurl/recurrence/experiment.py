@@ -1,0 +1,157 @@
+"""What a cell promises of its step, tried out on a few rows when a network is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl.errors import ArgumentError
+from recurl.recurrence.boundaries import Boundaries
+from recurl.recurrence.cells import Cell, OneStep, Sizes, States
+from recurl.recurrence.segments import Segments
+
+_ROWS = 3
+_passed: set[tuple[Any, ...]] = set()
+
+_Step = Callable[[Tensor, States], tuple[Tensor, States]]
+
+
+def check_step(cell: Cell, weights: Any, sizes: Sizes) -> None:
+    """Refuse a cell whose step, on random input, doesn't do what the contract of cells says.
+
+    A cell that passed once with these sizes is not tried again, nor is one without numbers (on ``"meta"``, or traced).
+
+    Args:
+        cell: the cell.
+        weights: parameters of one layer, as ``cell.pack`` gives them.
+        sizes: sizes of that layer.
+
+    Raises:
+        ArgumentError: the message says which promise is broken, and shows it.
+    """
+    like: Tensor = next(weight for weight in weights if weight is not None).detach()
+    key = (cell.name, sizes, like.dtype, like.device.type)
+    if key in _passed or like.is_meta or type(like) is not Tensor or torch.compiler.is_compiling():
+        return
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(sizes.input_size,), *cell.state_shapes(sizes)]
+    x, *states = (torch.randn(_ROWS, *shape, generator=generator, device="cpu").to(like) for shape in shapes)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        _Trial(cell, weights, sizes).run(x, tuple(states))
+    _passed.add(key)
+
+
+class _Trial:
+    def __init__(self, cell: Cell, weights: Any, sizes: Sizes) -> None:
+        self.cell, self.weights, self.sizes = cell, weights, sizes
+        self.names = ("the features", *(f"the state {name!r}" for name in cell.state_names))
+
+    def run(self, x: Tensor, states: States) -> None:
+        self._check_form(x, states, *self._step(x, states))
+        self._check_function(x, states)
+        self._check_rows(x, states)
+        if self.cell.takes_time:
+            self._check_sequence(x, states)
+            if self.cell.decays:
+                self._step(x, states, time=_Decaying(self.cell))
+
+    def _step(self, x: Tensor, states: States, **time: Any) -> tuple[Tensor, States]:
+        return self.cell.step(x, states, *self.weights, **time)
+
+    def _check_form(self, x: Tensor, states: States, features: Tensor, after: Sequence[Tensor]) -> None:
+        expected = [(_ROWS, self.sizes.output_size), *(tuple(state.shape) for state in states)]
+        found = [tuple(value.shape) for value in (features, *after)]
+        if found != expected:
+            raise ArgumentError(
+                f"A step must return features [rows, hidden_size] and states in the shapes that it got, here "
+                f"{expected}; {self.cell}.step() returned {found}. See Cell.state_shapes for states of other shapes."
+            )
+        for name, value in zip(self.names, (features, *after), strict=True):
+            if value.dtype != x.dtype or value.device != x.device:
+                raise ArgumentError(
+                    f"A step must keep dtype and device, {x.dtype} on {x.device}; {self.cell}.step() returned {name} "
+                    f"as {value.dtype} on {value.device}. Complex numbers are kept as pairs of real ones."
+                )
+
+    def _check_function(self, x: Tensor, states: States) -> None:
+        attributes, inputs = repr(vars(self.cell)), (x.clone(), *(state.clone() for state in states))
+        results = [self._step(x, states) for _ in range(2)]
+        for name, given, kept in zip(("x", *self.names[1:]), (x, *states), inputs, strict=True):
+            if not _equal(given, kept, 0.0):
+                raise ArgumentError(f"A step must not change its inputs; {self.cell}.step() changed {name} in place.")
+        first, second = ((features, *after) for features, after in results)
+        for name, one, other in zip(self.names, first, second, strict=True):
+            if not _equal(one, other, 0.0):
+                raise ArgumentError(
+                    f"A step must be a function of input, states and parameters; {self.cell}.step() was called twice "
+                    f"with the same, and {name} differed by {_difference(one, other):.1e}. Leave out random numbers, "
+                    "and keep in states what is to be remembered."
+                )
+        if repr(vars(self.cell)) != attributes:
+            raise ArgumentError(
+                f"A step must keep nothing in the cell; {self.cell.name} had the attributes {attributes} before two "
+                f"steps and {vars(self.cell)!r} after. Keep in states what is to be remembered."
+            )
+
+    def _check_rows(self, x: Tensor, states: States) -> None:
+        features, after = self._step(x, states)
+        alone, after_alone = self._step(x[:1], tuple(state[:1] for state in states))
+        for name, one, other in zip(self.names, (features, *after), (alone, *after_alone), strict=True):
+            if not _equal(one[:1], other, _tolerance(x)):
+                raise ArgumentError(
+                    f"The rows of a step must not depend on each other; {name} of {self.cell}.step() differed by "
+                    f"{_difference(one[:1], other):.1e} between a row among {_ROWS} and the same row alone."
+                )
+
+    def _check_sequence(self, x: Tensor, states: States) -> None:
+        stored = tuple(torch.cat([state[:1], torch.full_like(state[1:], torch.nan)]) for state in states)
+        starts = torch.tensor([True] + [False] * (_ROWS - 1), device=x.device)
+        features, after = self._step(x, stored, time=Segments(Boundaries(starts, (_ROWS,)), "loop"))
+        carried = tuple(state[:1] for state in states)
+        for token in range(_ROWS):
+            y, carried = self._step(x[token : token + 1], carried)
+            for name, whole, stepped in zip(self.names, (features, *after), (y, *carried), strict=True):
+                if not _equal(whole[token : token + 1], stepped, _tolerance(x)):
+                    raise ArgumentError(
+                        f"A step with time must give the same over a sequence as step by step; {name} of "
+                        f"{self.cell}.step() differed by {_difference(whole[token : token + 1], stepped):.1e} at step "
+                        f"{token + 1} of {_ROWS}. It must touch its states through the methods of time alone."
+                    )
+
+
+class _Decaying(OneStep):
+    """One step that looks at ``a``."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+
+    def recur(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        self._check(a, a)
+        return super().recur(a, b, h)
+
+    def recur_complex(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        self._check(a, a.square().sum(-1).sqrt())
+        return super().recur_complex(a, b, h)
+
+    def _check(self, a: Tensor, modulus: Tensor) -> None:
+        low, high = modulus.min().item(), modulus.max().item()
+        if not (low >= 0 and high <= 1 + _tolerance(a)):
+            raise ArgumentError(
+                f"The cell {self.cell} promises (decays = True) that a lies between 0 and 1; its step gave a from "
+                f"{low:.6g} to {high:.6g}. Take it from a sigmoid or exp(-positive), or set decays = False."
+            )
+
+
+def _tolerance(like: Tensor) -> float:
+    return torch.finfo(like.dtype).eps ** 0.5
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+def _equal(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -1,0 +1,90 @@
+"""Derivatives of a linear recurrence as other linear recurrences, in operations that torch differentiates again.
+
+With c[n] = conj(a[n]) * (grad[n] + c[n + 1]), which starts anew at the last token of each segment, the gradient of
+b[n] is grad[n] + c[n + 1], that of a[n] its product with the state before n, and c[n] goes to the state before n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs
+
+Run = Callable[[Inputs], Tensor]
+Needs = tuple[bool, bool, bool]
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def states_before(inputs: Inputs, h: Tensor) -> Tensor:
+    """Return the state before every token."""
+    return torch.where(inputs.boundaries.starts.unsqueeze(-1), inputs.states, h.roll(1, 0))
+
+
+def gradients(run: Run, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
+    """Return the gradients of a, b and states: :meth:`LinearKernels.backward`, given a forward pass.
+
+    Args:
+        run: the forward pass; differentiable where the gradients are to be.
+        inputs: its inputs.
+        h: its result.
+        grad: gradient of the result.
+        needs: which gradients are wanted.
+    """
+    boundaries, narrow = inputs.boundaries, h.dtype
+    starts, ends = boundaries.starts.unsqueeze(-1), boundaries.ends.unsqueeze(-1)
+    wide = ACCUMULATED[narrow]
+    a, grad = inputs.a.to(wide).conj_physical(), grad.to(wide)
+    reverse = a if a.ndim == 1 else a.flip(0)
+    zeros = grad.new_zeros(()).expand_as(grad)
+    carried = run(Inputs(reverse, (a * grad).flip(0), zeros, boundaries.flipped)).flip(0)
+    grad_b = grad + torch.where(ends, 0, carried.roll(-1, 0))
+    grad_a = grad_b * states_before(inputs, h).to(wide).conj_physical() if needs[0] else None
+    if grad_a is not None and inputs.a.ndim == 1:
+        grad_a = grad_a.sum(0)
+    grad_states = torch.where(starts, carried, 0) if needs[2] else None
+    found = (grad_a, grad_b if needs[1] else None, grad_states)
+    return _narrowed(found, narrow)
+
+
+def _narrowed(found: Gradients, dtype: torch.dtype) -> Gradients:
+    a, b, states = (None if one is None else one.to(dtype) for one in found)
+    return a, b, states
+
+
+def tangent(
+    run: Run, inputs: Inputs, h: Tensor, tangents: tuple[Tensor | None, Tensor | None, Tensor | None]
+) -> Tensor:
+    """Return the derivative of the result along ``tangents`` of a, b and states; None is zero."""
+    wide = ACCUMULATED[h.dtype]
+    of_a, of_b, of_states = (None if one is None else one.to(wide) for one in tangents)
+    zero = h.new_zeros((), dtype=wide).expand_as(h)
+    drive = zero if of_b is None else of_b
+    if of_a is not None:
+        drive = drive + of_a * states_before(inputs, h).to(wide)
+    states = zero if of_states is None else of_states
+    return run(Inputs(inputs.a.to(wide), drive, states, inputs.boundaries)).to(h.dtype)
+
+
+class Composed:
+    """Kernels of which only the forward pass is their own."""
+
+    name = ""
+
+    def missing(self) -> str | None:
+        """Nothing: they need torch only."""
+        return None
+
+    def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """They serve everything."""
+        return None
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """See :meth:`LinearKernels.forward`."""
+        raise NotImplementedError
+
+    def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
+        """See :meth:`LinearKernels.backward`."""
+        return gradients(self.forward, inputs, h, grad, needs)

@@ -1,0 +1,165 @@
+"""``linear_recurrence``, with its derivatives; an autograd.Function in eager mode, operators while tracing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl._torch import is_functorch_active
+from recurl.autograd import gradients_have_derivatives
+from recurl.errors import ArgumentError, UnsupportedError
+from recurl.recurrence.boundaries import Boundaries
+from recurl.recurrence.linear.derivatives import Gradients, gradients, tangent
+from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs, LinearKernels
+from recurl.recurrence.linear.loop import ReferenceLinear
+from recurl.recurrence.linear.ops import forward, map_folded, run_operator
+from recurl.recurrence.linear.registry import LINEAR
+from recurl.recurrence.linear.scan import ScanLinear, TracedScan
+from recurl.recurrence.ops import refuse_forward_mode
+
+__all__ = ["linear_recurrence"]
+
+
+def linear_recurrence(
+    a: Tensor, b: Tensor, states: Tensor, boundaries: Boundaries, recurrent_backend: str = "fastest"
+) -> Tensor:
+    """Solve ``h[n] = a[n] * h[n - 1] + b[n]`` over the segments of a flat stream, real or complex, elementwise.
+
+    Where a segment starts, the state stored at that token stands in the place of ``h[n - 1]``. It is selected, not
+    mixed in: NaN and infinities of other segments, and of states that aren't read, reach nothing.
+
+    The state is carried from token to token in float64 (in float32 where inputs are bfloat16 or float16), so that long
+    sequences with coefficients near one keep the accuracy of their dtype. The same inputs give the same bits.
+
+    Args:
+        a: coefficients ``[N, *shape]``, or ``[*shape]`` where they are the same at every token.
+        b: ``[N, *shape]``.
+        states: stored states ``[N, *shape]``, read at the first token of each segment only.
+        boundaries: the segments, of N tokens.
+        recurrent_backend: ``"reference"``, ``"loop"``, ``"scan"``, ``"cpu"``, ``"triton"``, ``"auto"`` (``loop``, under
+            ``torch.compile`` ``scan``) or ``"fastest"`` (``triton`` or ``cpu`` where they serve, else ``loop``).
+
+    Returns:
+        h, ``[N, *shape]``: differentiable in a, b and states, any number of times, also forwards.
+
+    Raises:
+        ArgumentError: shapes or dtypes don't fit, or there is no such backend.
+        UnsupportedError: the backend can't run this; the message says why.
+
+    Example:
+        >>> boundaries = Boundaries.from_is_init(torch.tensor([True, False, True, False]))
+        >>> b, states = torch.ones(4, 1), torch.tensor([[8.0], [torch.nan], [2.0], [torch.nan]])
+        >>> linear_recurrence(torch.tensor([0.5]), b, states, boundaries).squeeze(-1).tolist()
+        [5.0, 3.5, 2.0, 2.0]
+    """
+    _check(a, b, states, boundaries)
+    kernels = LINEAR.choose(recurrent_backend, b.device, b.dtype)
+    if b.numel() == 0:
+        return b.clone()
+    flat = (a.reshape(*a.shape[: a.ndim - b.ndim + 1], -1), b.flatten(1), states.flatten(1))
+    return _run(kernels, *flat, boundaries).reshape(b.shape)
+
+
+def _check(a: Tensor, b: Tensor, states: Tensor, boundaries: Boundaries) -> None:
+    if b.dtype not in ACCUMULATED or not a.dtype == b.dtype == states.dtype:
+        served = ", ".join(str(dtype).removeprefix("torch.") for dtype in ACCUMULATED)
+        raise ArgumentError(
+            f"a, b and states of a linear recurrence must have one dtype, of {served}; got {a.dtype}, {b.dtype} and "
+            f"{states.dtype}. Convert them, a real coefficient of complex states too."
+        )
+    if b.ndim < 2 or b.shape[0] != boundaries.num_tokens:
+        raise ArgumentError(
+            f"b must be [N, *shape] with the N={boundaries.num_tokens} tokens of the boundaries; got {tuple(b.shape)}. "
+            "Flatten a batch [*B, T, *shape] into one stream."
+        )
+    if a.shape not in (b.shape, b.shape[1:]) or states.shape != b.shape:
+        raise ArgumentError(
+            f"For b of shape {tuple(b.shape)} a must have that shape, or {tuple(b.shape[1:])} where it is the same at "
+            f"every token, and states that shape; got {tuple(a.shape)} and {tuple(states.shape)}. Expand them."
+        )
+    if not a.device == b.device == states.device == boundaries.device:
+        raise ArgumentError(
+            "a, b, states and boundaries must be on one device; "
+            f"got {a.device}, {b.device}, {states.device} and {boundaries.device}."
+        )
+
+
+def _run(kernels: LinearKernels, a: Tensor, b: Tensor, states: Tensor, boundaries: Boundaries) -> Tensor:
+    if isinstance(kernels, ReferenceLinear):
+        if torch.compiler.is_compiling():
+            raise UnsupportedError("The backend 'reference' loops over tokens on the host; under tracing use 'auto'.")
+        return forward(kernels, Inputs(a, b, states, boundaries))
+    if not torch.compiler.is_compiling():
+        return _Recurrence.apply(kernels, boundaries, boundaries.starts, a, b, states)
+    refuse_forward_mode(kernels.name)
+    length = boundaries.batch_shape[-1]
+    if isinstance(kernels, ScanLinear):
+        wanted = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or states.requires_grad)
+        if wanted:
+            return TracedScan.apply(a, b, states, boundaries.starts, length)
+        return kernels.forward(Inputs(a, b, states, boundaries))
+    return run_operator(a, b, states, boundaries.starts, length, kernels.name)
+
+
+class _Recurrence(torch.autograd.Function):
+    """The eager path: (kernels, boundaries, their starts, a, b, states) -> h.
+
+    The starts come apart from the boundaries, for torch.func to see.
+    """
+
+    @staticmethod
+    def forward(
+        kernels: LinearKernels, boundaries: Boundaries, starts: Tensor, a: Tensor, b: Tensor, states: Tensor
+    ) -> Tensor:
+        if boundaries.starts is not starts:
+            boundaries = Boundaries(starts, boundaries.batch_shape[-1:])
+        return forward(kernels, Inputs(a, b, states, boundaries))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.kernels, ctx.boundaries, *tensors = inputs
+        starts, a, _, states = tensors
+        ctx.save_for_backward(starts, a, states, output)
+        ctx.save_for_forward(starts, a, states, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, h = _recall(ctx)
+        needs: tuple[bool, bool, bool] = ctx.needs_input_grad[3:]
+        if is_functorch_active() or gradients_have_derivatives(grads):
+            found = gradients(lambda reverse: _again(ctx.kernels, reverse), inputs, h, grads[0], needs)
+        else:
+            found: Gradients = ctx.kernels.backward(inputs, h, grads[0], needs)
+        return None, None, None, *found
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        inputs, h = _recall(ctx)
+        a, b, states = tangents[3:]
+        return tangent(lambda along: _again(ctx.kernels, along), inputs, h, (a, b, states))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        kernels, boundaries, starts, a, b, states = args
+
+        def run(a: Tensor, b: Tensor, states: Tensor, starts: Tensor) -> Tensor:
+            return _Recurrence.apply(kernels, boundaries, starts, a, b, states)
+
+        of_starts, *dims = in_dims[2:]
+        return map_folded(run, info.batch_size, (*dims, of_starts), (a, b, states, starts))
+
+
+def _again(kernels: LinearKernels, inputs: Inputs) -> Tensor:
+    """The recurrence on other inputs, differentiable."""
+    return _Recurrence.apply(kernels, inputs.boundaries, inputs.boundaries.starts, inputs.a, inputs.b, inputs.states)
+
+
+def _recall(ctx: Any) -> tuple[Inputs, Tensor]:
+    """The inputs, h in the place of b, and h."""
+    starts, a, states, h = ctx.saved_tensors
+    boundaries: Boundaries = ctx.boundaries
+    if boundaries.starts is not starts:
+        boundaries = Boundaries(starts, boundaries.batch_shape[-1:])
+    return Inputs(a, h, states, boundaries), h

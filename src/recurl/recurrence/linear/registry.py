@@ -1,0 +1,8 @@
+"""Which kernels of linear recurrences there are."""
+
+from recurl.recurrence.cpu.linear import CpuLinear
+from recurl.recurrence.linear.kernels import LinearRegistry
+from recurl.recurrence.linear.loop import LoopLinear, ReferenceLinear
+from recurl.recurrence.linear.scan import ScanLinear
+
+LINEAR = LinearRegistry((LoopLinear(), ScanLinear(), CpuLinear(), ReferenceLinear()), fast=("cpu",))

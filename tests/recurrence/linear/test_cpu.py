@@ -1,0 +1,92 @@
+"""The C++ kernels of linear recurrences: every instruction set, any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recurl.errors import UnsupportedError
+from recurl.recurrence import Boundaries, linear_recurrence, record_backends
+from recurl.recurrence.cpu import instruction_sets
+from recurl.recurrence.cpu.linear import CpuLinear
+from recurl.recurrence.linear.kernels import Inputs
+from recurl.recurrence.linear.registry import LINEAR
+
+from .problems import DTYPES, Problem, exact, problem, worst_error
+
+NEEDS = (True, True, True)
+
+
+def solve(case: Problem, kernels: CpuLinear) -> tuple[torch.Tensor, ...]:
+    """h and all gradients, from the kernels themselves."""
+    inputs = Inputs(*case.tensors, case.boundaries)
+    h = kernels.forward(inputs)
+    return h, *kernels.backward(inputs, h, case.grad, NEEDS)
+
+
+@pytest.fixture
+def restore_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_exact_for_any_number_of_channels(isa, dtype, constant):
+    for width in (1, 2, 3, 7, 8, 9, 16, 31, 100):
+        case = problem((3, 20), (width,), dtype, constant, seed=width)
+        assert worst_error(solve(case, CpuLinear(isa)), exact(case)) <= 1e-12
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 40), st.booleans(), st.booleans())
+def test_any_boundaries(isa, starts, width, constant, imaginary):
+    case = problem((len(starts),), (width,), DTYPES[imaginary], constant)
+    case = replace(case, boundaries=Boundaries.from_is_init(torch.tensor(starts)))
+    assert worst_error(solve(case, CpuLinear(isa)), exact(case)) <= 1e-12
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("rate", [0.0, 1e-4, 0.02])
+@pytest.mark.parametrize("constant", [False, True])
+def test_same_bits_for_any_number_of_threads(isa, constant, rate, restore_threads):
+    """Large enough for several: one segment, a few, many; channels that don't come out even."""
+    for dtype, width in ((torch.float32, 200), (torch.complex64, 37), (torch.float32, 3)):
+        case = problem((40_000,), (width,), dtype, constant, rate)
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(solve(case, CpuLinear(isa)))
+        for other in results[1:]:
+            for one, same in zip(results[0], other, strict=True):
+                assert torch.equal(one, same)
+
+
+def test_permuting_segments_permutes_bits():
+    case = problem((300,), (9,), torch.float32)
+    segments = case.boundaries.split(torch.arange(300))
+    order = torch.cat([segments[k] for k in torch.randperm(len(segments)).tolist()])
+    permuted = Problem(
+        *(one[order] for one in case.tensors), Boundaries(case.boundaries.starts[order], (300,)), case.grad[order]
+    )
+    for one, other in zip(solve(case, CpuLinear()), solve(permuted, CpuLinear()), strict=True):
+        assert torch.equal(one[order], other)
+
+
+def test_fastest_on_a_cpu():
+    with record_backends() as ran:
+        linear_recurrence(*problem().tensors, problem().boundaries)
+    assert ran == ["cpu"]
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(UnsupportedError, match=r"'cpu' can't run this linear recurrence: .*on the CPU.*cuda.*'loop'"):
+        LINEAR.choose("cpu", torch.device("cuda"), torch.float32)

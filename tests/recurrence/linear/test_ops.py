@@ -1,0 +1,174 @@
+"""A linear recurrence as an operator: opcheck, torch.compile, torch.func."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import grad, jvp, vmap
+from torch.library import opcheck
+
+from recurl.errors import UnsupportedError
+from recurl.recurrence import Boundaries, linear_recurrence, record_backends
+
+from .problems import DTYPES, KERNELS, exact, problem, relative_error, worst_error
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex:UserWarning"),
+]
+OPERATORS = torch.ops.recurl.linear_recurrence.default, torch.ops.recurl.linear_recurrence_backward.default
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_opcheck(backend, dtype, constant):
+    case = problem(dtype=dtype, constant=constant)
+    forward, backward = OPERATORS
+    tensors = [one.detach().requires_grad_() for one in case.tensors]
+    opcheck(forward, (*tensors, case.boundaries.starts, 7, backend))
+    h = forward(*case.tensors, case.boundaries.starts, 7, backend)
+    for needs in ([True] * 3, [False, True, False]):
+        opcheck(backward, (case.a, h, case.states, case.grad, case.boundaries.starts, 7, needs, backend))
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_the_operator_is_differentiable_twice(backend):
+    case = problem((5,), (2,))
+    tensors = [one.detach().requires_grad_() for one in case.tensors]
+
+    def run(*tensors):
+        return OPERATORS[0](*tensors, case.boundaries.starts, 5, backend)
+
+    assert torch.autograd.gradcheck(run, tensors)
+    assert torch.autograd.gradgradcheck(run, tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", [*KERNELS, "auto"])
+def test_compiled(backend, dtype, constant):
+    """One graph, other lengths too; gradients of what is asked for."""
+
+    def run(a, b, states, is_init):
+        return linear_recurrence(a, b.exp(), states, Boundaries.from_is_init(is_init), backend)
+
+    torch._dynamo.reset()
+    compiler = "inductor" if backend == "auto" else "aot_eager"
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=compiler)
+    for shape in ((3, 7), (2, 12)):
+        case = problem(shape, dtype=dtype, constant=constant)
+        is_init = case.boundaries.starts.view(shape)
+        results = []
+        for function in (run, compiled):
+            tensors = [one.detach().requires_grad_() for one in case.tensors]
+            with record_backends() as ran:
+                h = function(*tensors, is_init)
+            # The scan is seen through: what runs is torch's own code.
+            assert ran == ([] if function is compiled and backend in ("scan", "auto") else [ran[0]])
+            results.append((h, *torch.autograd.grad(h, tensors, case.grad)))
+        assert worst_error(results[1], results[0]) <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", KERNELS)
+def test_compiled_without_gradients_and_forwards(backend):
+    case = problem()
+
+    def run(a, b, states):
+        return linear_recurrence(a, b, states, case.boundaries, backend)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert relative_error(compiled(*case.tensors), run(*case.tensors)) <= 1e-14
+    torch._dynamo.reset()
+    along = torch.compile(lambda *tensors: jvp(run, tensors, tensors), backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=f"'{backend}' has no derivatives of forward mode"):
+        along(*case.tensors)
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0, 0, 0), (0, 1, 1, None), (None, 0, 0, None), (0, None, None, 0)])
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_vmap_equals_a_loop(backend, constant, in_dims):
+    """Values and gradients, of what is mapped and of what is shared; mapped dimensions where they are told to be."""
+    cases = [problem((9,), (2,), constant=constant, seed=seed) for seed in range(3)]
+    parts = [(*case.tensors, case.boundaries.starts) for case in cases]
+    stacked = [
+        one[0] if dim is None else torch.stack(one, dim)
+        for one, dim in zip(zip(*parts, strict=True), in_dims, strict=True)
+    ]
+
+    def run(a, b, states, starts):
+        return linear_recurrence(a, b, states, Boundaries(starts, (9,)), backend)
+
+    def loss(a, b, states, starts):
+        return (run(a, b, states, starts) * cases[0].grad).square().sum()
+
+    def one(index):
+        return [x if dim is None else x.select(dim, index) for x, dim in zip(stacked, in_dims, strict=True)]
+
+    assert relative_error(vmap(run, in_dims)(*stacked), torch.stack([run(*one(k)) for k in range(3)])) <= 1e-12
+    mapped = vmap(grad(loss, (0, 1, 2)), in_dims)(*stacked)
+    looped = [grad(loss, (0, 1, 2))(*one(k)) for k in range(3)]
+    assert worst_error(mapped, tuple(torch.stack(each) for each in zip(*looped, strict=True))) <= 1e-12
+    shared = [x.detach().requires_grad_() for x in stacked[:3]]
+    total = vmap(loss, in_dims)(*shared, stacked[3]).sum()
+    found = torch.autograd.grad(total, shared)
+    expected = [
+        sum(each) if dim is None else torch.stack(each, dim)
+        for each, dim in zip(zip(*looped, strict=True), in_dims, strict=False)
+    ]
+    assert worst_error(found, expected) <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_dims", [(0, 0, 0, 0), (0, 0, 1, None)])
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_vmap_of_the_operators(backend, constant, in_dims):
+    cases = [problem((9,), (2,), constant=constant, seed=seed) for seed in range(3)]
+    forward, backward = OPERATORS
+    h = [forward(*case.tensors, case.boundaries.starts, 9, backend) for case in cases]
+    columns = [
+        [case.a, one, case.states, case.grad, case.boundaries.starts] for case, one in zip(cases, h, strict=True)
+    ]
+    if in_dims[3] is None:
+        for column in columns:
+            column[4] = columns[0][4]
+        h = [forward(case.a, case.b, case.states, columns[0][4], 9, backend) for case in cases]
+        for column, one in zip(columns, h, strict=True):
+            column[1] = one
+    dims = (in_dims[0], 0, in_dims[2], 0, in_dims[3])
+    stacked = [
+        one[0] if dim is None else torch.stack(one, dim)
+        for one, dim in zip(zip(*columns, strict=True), dims, strict=True)
+    ]
+    found = vmap(lambda *tensors: tuple(backward(*tensors, 9, [True] * 3, backend)), dims)(*stacked)
+    expected = [backward(*column, 9, [True] * 3, backend) for column in columns]
+    assert worst_error(found, tuple(torch.stack(each) for each in zip(*expected, strict=True))) <= 1e-12
+    b = torch.stack([case.b for case in cases])
+    mapped = vmap(lambda *tensors: forward(*tensors, 9, backend), in_dims)(stacked[0], b, stacked[2], stacked[4])
+    assert relative_error(mapped, torch.stack(h)) <= 1e-12
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_forward_mode(backend, constant):
+    case = problem((4, 5), (2,), constant=constant)
+    tangents = tuple(torch.randn_like(one) for one in case.tensors)
+    _, along = jvp(lambda *t: linear_recurrence(*t, case.boundaries, backend), case.tensors, tangents)
+    gradients = exact(case)[1:]
+    expected = sum((one * other).sum() for one, other in zip(gradients, tangents, strict=True))
+    assert abs((along * case.grad).sum() - expected) <= 1e-10
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_the_operator_refuses_tangents(backend):
+    case = problem()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(case.b, case.b)
+        with pytest.raises(UnsupportedError, match="no derivatives of forward mode"):
+            OPERATORS[0](case.a, dual, case.states, case.boundaries.starts, 7, backend)

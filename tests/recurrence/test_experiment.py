@@ -1,0 +1,162 @@
+"""Cells whose step breaks its promises are refused when a module is built, with what was seen."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from recurl.errors import ArgumentError
+from recurl.modules import CellModule
+from recurl.recurrence import CELLS, ONE_STEP, Cell
+from tests.own_cells import OWN, VARIANTS
+
+
+class Sum(Cell):
+    """A sound one."""
+
+    def parameters(self, sizes):
+        return {"weight": (sizes.hidden_size, sizes.input_size)}
+
+    def step(self, x, states, weight):
+        h = 0.5 * states[0] + F.linear(x, weight)
+        return h, (h,)
+
+
+class Grows(Sum):
+    def step(self, x, states, weight):
+        h, _ = super().step(x, states, weight)
+        return h, (torch.cat([h, h], -1),)
+
+
+class Narrow(Sum):
+    def step(self, x, states, weight):
+        h, states = super().step(x, states, weight)
+        return h[:, :2], states
+
+
+class Complex(Sum):
+    def step(self, x, states, weight):
+        h, _ = super().step(x, states, weight)
+        return h, (torch.complex(h, h),)
+
+
+class Counts(Sum):
+    def __init__(self):
+        self.steps = 0
+
+    def step(self, x, states, weight):
+        self.steps += 1
+        return super().step(x, states, weight)
+
+
+class Remembers(Sum):
+    last: ClassVar[list[float]] = [0.0]
+
+    def step(self, x, states, weight):
+        h = F.linear(x, weight) + self.last[0]
+        self.last[0] = h.sum()
+        return h, (h,)
+
+
+class Draws(Sum):
+    def step(self, x, states, weight):
+        h = F.dropout(F.linear(x, weight) + states[0], 0.5)
+        return h, (h,)
+
+
+class Overwrites(Sum):
+    def step(self, x, states, weight):
+        h = states[0].add_(F.linear(x, weight))
+        return h, (h,)
+
+
+class Centred(Sum):
+    def step(self, x, states, weight):
+        h, _ = super().step(x - x.mean(0), states, weight)
+        return h, (h,)
+
+
+class PeeksAtStates(Sum):
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        h = time.recur(torch.full_like(states[0], 0.5), F.linear(x, weight).where(states[0] > 0, 0), states[0])
+        return h, (h,)
+
+
+class Explodes(Sum):
+    decays = True
+
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        h = time.recur(1 + F.linear(x, weight).square(), F.linear(x, weight), states[0])
+        return h, (h,)
+
+
+class Alternates(Explodes):
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        h = time.recur(-F.linear(x, weight).sigmoid(), F.linear(x, weight), states[0])
+        return h, (h,)
+
+
+class Spirals(Sum):
+    decays = True
+
+    def state_shapes(self, sizes):
+        return ((sizes.hidden_size, 2),)
+
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        entering = F.linear(x, weight).unsqueeze(-1).expand_as(states[0])
+        h = time.recur_complex(torch.tensor([0.8, 0.8], dtype=x.dtype).expand(5, 2), entering, states[0])
+        return h[..., 0], (h,)
+
+
+def build(cell: type[Cell]) -> CellModule:
+    return CellModule(cell, 4, 5, in_key="x", out_key="y")
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        (Grows, r"states in the shapes that it got, here \[\(3, 5\), \(3, 5\)\]; .*returned \[\(3, 5\), \(3, 10\)\]"),
+        (Narrow, r"must return features \[rows, hidden_size\].*returned \[\(3, 2\), \(3, 5\)\]"),
+        (Complex, "must keep dtype.*returned the state 'h' as torch.complex64.*kept as pairs of real ones"),
+        (Counts, r"must keep nothing in the cell; .*had the attributes \{'steps': 1\}.*and \{'steps': 3\} after"),
+        (Remembers, "must be a function of input.*called twice with the same, and the features differed by"),
+        (Draws, r"must be a function of input.*the features differed by .*Leave out random numbers"),
+        (Overwrites, r"must not change its inputs; .*changed the state 'h' in place"),
+        (Centred, r"must not depend on each other; the features of .*between a row among 3 and the same row alone"),
+        (PeeksAtStates, r"must give the same over a sequence as step by step; the features.*at step [123] of 3"),
+        (Explodes, r"promises \(decays = True\) that a lies between 0 and 1; its step gave a from 1.* to "),
+        (Alternates, r"that a lies between 0 and 1; its step gave a from -0\."),
+        (Spirals, r"that a lies between 0 and 1; its step gave a from 1\.13137 to 1\.13137"),
+    ],
+)
+def test_broken_promises(cell: type[Cell], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        build(cell)
+
+
+@pytest.mark.parametrize("cell", [Sum(), *CELLS.values(), *OWN.values(), *VARIANTS.values()], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_sound_cells_pass(cell: Cell, dtype: torch.dtype) -> None:
+    for options in ({}, {"bias": False} if "fastweights" not in cell.name.lower() and cell.name[:5] != "tests" else {}):
+        CellModule(cell, 6, 8, 2, in_key="x", out_key="y", dtype=dtype, **options)
+
+
+def test_the_experiment_leaves_the_random_numbers_alone() -> None:
+    class Noisy(Sum):
+        def step(self, x, states, weight):
+            torch.rand(3)
+            return super().step(x, states, weight)
+
+    found = []
+    for cell in (Sum, Noisy):
+        torch.manual_seed(0)
+        module = CellModule(cell, 4, 5, in_key="x", out_key="y")
+        found.append((module.net.weight, torch.rand(2)))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_without_numbers_nothing_is_tried() -> None:
+    CellModule(Draws, 4, 5, in_key="x", out_key="y", device="meta")

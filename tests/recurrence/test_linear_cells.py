@@ -1,0 +1,282 @@
+"""The cells that are linear recurrences, against their papers' formulas written out one number at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.recurrence import (
+    BACKENDS,
+    CELLS,
+    Boundaries,
+    Cell,
+    FFMCell,
+    LayerCall,
+    LRUCell,
+    MinGRUCell,
+    MinLSTMCell,
+    RGLRUCell,
+    S5Cell,
+    Sizes,
+    Support,
+)
+from recurl.recurrence.cells.s5 import hippo
+
+INPUTS, HIDDEN, TOKENS = 3, 4, 6
+SIZES = Sizes(INPUTS, HIDDEN)
+Weights = dict[str, np.ndarray]
+
+
+def parameters(cell: Cell, sizes: Sizes = SIZES) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = cell.parameters(sizes)
+    return {name: 0.6 * torch.randn(shapes[name], generator=generator, dtype=torch.float64) for name in shapes}
+
+
+erf = np.vectorize(math.erf)
+
+
+def expit(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * (1 + erf(x / math.sqrt(2))) / 2
+
+
+def fast_gelu(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def rms(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return x / np.sqrt(np.mean(x**2) + 1e-6) * scale
+
+
+def layer_norm(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+
+
+def complex_rows(weight: np.ndarray) -> np.ndarray:
+    return weight[0::2] + 1j * weight[1::2]
+
+
+def convolved(w: Weights, window: list[np.ndarray]) -> np.ndarray:
+    return sum(w["weight_conv"][-lag] * window[-lag] for lag in range(1, 4)) + w["bias_conv"]
+
+
+def minimal(coefficients: Callable[..., tuple[np.ndarray, np.ndarray]], gates: int) -> Callable[..., np.ndarray]:
+    def run(w: Weights, inputs: np.ndarray) -> np.ndarray:
+        h, window, features = np.zeros(5), [np.zeros(HIDDEN)] * 2, []
+        for x in inputs:
+            u = w["weight_in"] @ x + w["bias_in"]
+            window.append(u)
+            u = u + convolved(w, window)
+            a, b = coefficients(*np.split(w["weight_gates"] @ rms(u, w["scale_gates"]) + w["bias_gates"], gates))
+            h = a * h + b
+            u = u + w["weight_out"] @ h + w["bias_out"]
+            up = gelu(w["weight_up"] @ rms(u, w["scale_up"]) + w["bias_up"])
+            features.append(u + w["weight_down"] @ up + w["bias_down"])
+        return np.stack(features)
+
+    return run
+
+
+def mingru(update: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    z = expit(update)
+    return 1 - z, z * candidate
+
+
+def minlstm(forget: np.ndarray, enter: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    f, i = expit(forget), expit(enter)
+    return f / (f + i), i / (f + i) * candidate
+
+
+def state_space(
+    dynamics: Callable[[Weights], tuple[np.ndarray, np.ndarray]], times: float
+) -> Callable[[Weights, np.ndarray], np.ndarray]:
+    def run(w: Weights, inputs: np.ndarray) -> np.ndarray:
+        a, b = dynamics(w)
+        c = np.conj(complex_rows(w["weight_c"].T)).T
+        h, features = np.zeros_like(a), []
+        for x in inputs:
+            skip = w["weight_in"] @ x + w["bias_in"]
+            u = layer_norm(skip) * w["scale_norm"] + w["bias_norm"]
+            h = a * h + b @ u
+            y = fast_gelu(times * (c @ h).real + w["skip"] * u)
+            value, gate = np.split(w["weight_glu"] @ y + w["bias_glu"], 2)
+            features.append(skip + value * expit(gate))
+        return np.stack(features)
+
+    return run
+
+
+def lru(w: Weights) -> tuple[np.ndarray, np.ndarray]:
+    a = np.exp(-np.exp(w["nu_log"]) + 1j * np.exp(w["theta_log"]))
+    return a, np.exp(w["gamma_log"])[:, None] * complex_rows(w["weight_b"])
+
+
+def s5(w: Weights) -> tuple[np.ndarray, np.ndarray]:
+    poles, dt = np.minimum(w["lambda_re"], -1e-4) + 1j * w["lambda_im"], np.exp(w["step_log"])
+    a = np.exp(poles * dt)
+    return a, ((a - 1) / poles)[:, None] * complex_rows(w["weight_b"])
+
+
+def rglru(w: Weights, inputs: np.ndarray) -> np.ndarray:
+    h, window, features = np.zeros(6), [np.zeros(6)] * 2, []
+    for x in inputs:
+        u = w["weight_in"] @ x + w["bias_in"]
+        gate, inner = np.split(w["weight_branches"] @ rms(u, w["scale_branches"]) + w["bias_branches"], 2)
+        window.append(inner)
+        inner = convolved(w, window)
+        heads = [np.split(w["weight_gates"][k] @ inner[3 * k : 3 * k + 3] + w["bias_gates"][k], 2) for k in range(2)]
+        r, i = (expit(np.concatenate([head[part] for head in heads])) for part in range(2))
+        a = np.exp(-8 * np.log1p(np.exp(w["decay"])) * r)
+        h = a * h + np.sqrt(1 - a**2) * i * inner
+        u = u + w["weight_out"] @ (h * fast_gelu(gate)) + w["bias_out"]
+        opening, value = np.split(w["weight_up"] @ rms(u, w["scale_up"]) + w["bias_up"], 2)
+        features.append(u + w["weight_down"] @ (fast_gelu(opening) * value) + w["bias_down"])
+    return np.stack(features)
+
+
+def ffm(w: Weights, inputs: np.ndarray) -> np.ndarray:
+    memory = len(w["alpha"])
+    gamma = np.exp(-np.abs(w["alpha"])[:, None] + 1j * w["omega"])
+    h, features = np.zeros_like(gamma), []
+    for x in inputs:
+        pre = w["weight_in"] @ x + w["bias_in"]
+        y, through, enter, leave = np.split(pre, [memory, memory + HIDDEN, 2 * memory + HIDDEN])
+        h = gamma * h + (y * expit(enter))[:, None]
+        pairs = np.stack([h.real, h.imag], -1).reshape(-1)
+        o = expit(leave)
+        features.append(layer_norm(w["weight_mix"] @ pairs + w["bias_mix"]) * o + through * (1 - o))
+    return np.stack(features)
+
+
+PAPERS: dict[str, tuple[Cell, Callable[[Weights, np.ndarray], np.ndarray]]] = {
+    "mingru": (MinGRUCell(state_size=5, conv_width=3), minimal(mingru, 2)),
+    "minlstm": (MinLSTMCell(state_size=5, conv_width=3), minimal(minlstm, 3)),
+    "lru": (LRUCell(state_size=5), state_space(lru, 1)),
+    "s5": (S5Cell(state_size=6), state_space(s5, 2)),
+    "rglru": (RGLRUCell(state_size=6, heads=2, conv_width=3), rglru),
+    "ffm": (FFMCell(memory_size=3, context_size=2), ffm),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "loop", "scan"])
+@pytest.mark.parametrize("name", PAPERS)
+def test_features_are_the_paper_s(name: str, backend: str) -> None:
+    cell, paper = PAPERS[name]
+    weights = parameters(cell)
+    x = torch.randn(TOKENS, INPUTS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    states = tuple(x.new_zeros(TOKENS, *shape) for shape in cell.state_shapes(SIZES))
+    packed = cell.pack([weights.get(parameter) for parameter in cell.parameter_names])
+    boundaries = Boundaries.from_is_init(torch.zeros(TOKENS, dtype=torch.bool))
+    chosen = BACKENDS.choose(backend, Support(cell, x.device, x.dtype))
+    features, _ = chosen.run(LayerCall(cell, packed, x, states, boundaries))
+    expected = paper({key: value.numpy() for key, value in weights.items()}, x.numpy())
+    assert np.linalg.norm(features.numpy() - expected) <= 1e-12 * np.linalg.norm(expected)
+
+
+def filled(cell: Cell, sizes: Sizes = SIZES) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    made = {name: torch.full(shape, torch.nan) for name, shape in cell.parameters(sizes).items()}
+    cell.initialize_layer(made, sizes)
+    assert all(value.isfinite().all() for value in made.values())
+    return made
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_parameter_is_filled(name: str) -> None:
+    """Of 300 steps on noise none is far out: the first values keep features in scale."""
+    sizes = Sizes(16, 16)
+    cell = CELLS[name]
+    made = filled(cell, sizes)
+    x = torch.randn(300, 16)
+    states = tuple(x.new_zeros(300, *shape) for shape in cell.state_shapes(sizes))
+    packed = cell.pack([made.get(parameter) for parameter in cell.parameter_names])
+    boundaries = Boundaries.from_is_init(torch.zeros(300, dtype=torch.bool))
+    features, _ = BACKENDS.choose("scan", Support(cell, x.device)).run(LayerCall(cell, packed, x, states, boundaries))
+    assert 0.1 < features[100:].std() < 10
+
+
+def test_first_values_of_lru() -> None:
+    made = filled(LRUCell(state_size=4096, min_radius=0.5, max_radius=0.9, max_phase=1.0))
+    radius = torch.exp(-made["nu_log"].exp())
+    assert 0.5 <= radius.min() < 0.51
+    assert 0.89 < radius.max() <= 0.9
+    area = (radius**2 - 0.25) / (0.81 - 0.25)
+    assert abs(area.mean() - 0.5) < 0.02
+    assert made["theta_log"].exp().max() <= 1.0
+    torch.testing.assert_close(made["gamma_log"].exp(), (1 - radius**2).sqrt())
+
+
+def test_first_values_of_s5_are_hippo_s() -> None:
+    """The poles are half of the eigenvalues of the matrix, and its eigenvectors are orthonormal."""
+    size = 16
+    values, vectors = hippo(size)
+    n = np.arange(size)
+    legs = -np.where(
+        n[:, None] > n, np.sqrt(np.outer(2 * n + 1, 2 * n + 1)), np.where(n[:, None] == n, n[:, None] + 1, 0)
+    )
+    normal = legs + np.sqrt(np.outer(n + 0.5, n + 0.5))
+    np.testing.assert_allclose(normal @ vectors.numpy(), vectors.numpy() * values.numpy(), atol=1e-10)
+    assert (values.imag < 0).all()
+    torch.testing.assert_close(vectors.mH @ vectors, torch.eye(size // 2, dtype=vectors.dtype))
+    made = filled(S5Cell(state_size=size))
+    torch.testing.assert_close(made["lambda_im"].double(), values.imag, rtol=1e-5, atol=1e-5)
+    assert math.log(0.001) <= made["step_log"].min() <= made["step_log"].max() <= math.log(0.1)
+
+
+def test_first_values_of_rglru_and_ffm() -> None:
+    made = filled(RGLRUCell(state_size=1000, conv_width=4))
+    radius = torch.exp(-torch.nn.functional.softplus(made["decay"]))
+    assert radius.min() >= 0.9
+    assert radius.max() <= 0.999 + 1e-6
+    made = filled(FFMCell())
+    assert made["alpha"].min().item() == pytest.approx(-math.log(0.01) / 1024)
+    assert (2 * math.pi / made["omega"]).tolist() == pytest.approx([1, 342, 683, 1024])
+
+
+def test_the_root_of_rglru_has_a_bounded_slope() -> None:
+    """Where a gate is shut a is 1, and the slope of sqrt(1 - a^2) infinite."""
+    cell, sizes = RGLRUCell(), Sizes(HIDDEN, HIDDEN)
+    weights = {name: value.float().requires_grad_() for name, value in parameters(cell, sizes).items()}
+    with torch.no_grad():
+        weights["bias_gates"].fill_(-200.0)
+    packed = cell.pack([weights.get(parameter) for parameter in cell.parameter_names])
+    features, _ = cell.step(torch.randn(3, HIDDEN), (torch.randn(3, HIDDEN),), *packed)
+    gradients = torch.autograd.grad(features.sum(), list(weights.values()))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_saturated_gates_of_minlstm_stay_finite() -> None:
+    cell = MinLSTMCell(feed_forward=0)
+    gates = tuple(torch.tensor(values) for values in ([[-500.0, 500.0]], [[-500.0, -500.0]], [[1.0, 1.0]]))
+    a, b = cell.coefficients(gates)
+    assert a.tolist() == [[0.5, 1.0]]
+    assert b.tolist() == [[0.5, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: MinGRUCell(state_size=0), ArgumentError, "state_size must be at least 1, got 0"),
+        (lambda: MinGRUCell(state_size=2.5), ArgumentTypeError, r"state_size must be an int, got 2\.5"),
+        (lambda: MinLSTMCell(conv_width=1), ArgumentError, "conv_width must be 0, for none, or at least 2"),
+        (lambda: MinLSTMCell(feed_forward=-1), ArgumentError, "feed_forward must be at least 0, got -1"),
+        (lambda: S5Cell(state_size=7), ArgumentError, "state_size must be even.*got 7"),
+        (lambda: S5Cell(min_step=0.5), ArgumentError, r"min_step and max_step must be positive and in order, got 0\.5"),
+        (lambda: LRUCell(max_radius=1.5), ArgumentError, r"min_radius and max_radius must be in order and in \[0, 1\]"),
+        (lambda: LRUCell(max_phase=0.0), ArgumentError, "max_phase must be positive, got 0"),
+        (lambda: RGLRUCell(heads=3).parameters(SIZES), ArgumentError, "heads must divide the state's width, 4; got 3"),
+        (lambda: FFMCell(context_size=0), ArgumentError, "context_size must be at least 1, got 0"),
+    ],
+)
+def test_options_that_are_refused(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()

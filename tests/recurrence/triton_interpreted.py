@@ -8,10 +8,8 @@ and which is decided when it is defined.
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import torch
-from triton.runtime import interpreter
 
 from recurl.recurrence import CELLS, Backend, Boundaries, KernelBackend, LayerCall, Options, ReferenceBackend, run_stack
 from recurl.recurrence.triton import TritonKernels, launch, products, weights
@@ -19,18 +17,10 @@ from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.layout import Layout
 
 from .contract import Case, relative_error
+from .interpreter import allow_bounds
 from .test_isolation import WHERE, strangers_reached
 
-patch_tensor = interpreter._patch_lang_tensor
-
-
-def patch_index(tensor: type, scope: Any) -> None:
-    """Let bounds of loops be arrays of one value, of which NumPy from 2.4 on makes no integer."""
-    patch_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-interpreter._patch_lang_tensor = patch_index
+allow_bounds()
 KERNELS = TritonKernels()
 KERNELS.name = "triton_interpreted"  # operators of the name "triton" exist already
 BACKEND = KernelBackend(KERNELS)

@@ -34,19 +34,14 @@ class TritonKernels:
 
     def missing(self) -> str | None:
         """Triton, which comes with torch's CUDA builds."""
-        return _missing()
+        return missing_package()
 
     def unsupported(self, support: Support) -> str | None:
         """It needs an NVIDIA GPU of compute capability 8.0 or newer, float32 or bfloat16, and all units on the chip."""
-        missing = self.missing()
-        if missing is not None:
-            return missing
-        device = support.device
-        if device.type != "cuda" or torch.version.hip is not None:
-            return f"it needs an NVIDIA GPU, the tensors are on {device}; use 'loop' or 'auto'"
-        capability, processors = _hardware(device)
-        if capability < _OLDEST_CAPABILITY:
-            return f"it needs compute capability 8.0 or newer, this GPU has {capability[0]}.{capability[1]}; use 'loop'"
+        refusal = self.missing() or refused_device(support.device)
+        if refusal is not None:
+            return refusal
+        _, processors = _hardware(support.device)
         if support.dtype not in _DTYPES:
             return f"it computes in float32 and bfloat16, got {support.dtype}; use 'loop'"
         tile = self.tile_for("forward", support.hidden_size, _GATES[support.cell.name], "bf16")
@@ -117,8 +112,19 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
 
+def refused_device(device: torch.device) -> str | None:
+    """Return why the kernels can't run on ``device``, or None."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"it needs an NVIDIA GPU, the tensors are on {device}; use 'loop' or 'auto'"
+    capability, _ = _hardware(device)
+    if capability < _OLDEST_CAPABILITY:
+        return f"it needs compute capability 8.0 or newer, this GPU has {capability[0]}.{capability[1]}; use 'loop'"
+    return None
+
+
 @cache
-def _missing() -> str | None:
+def missing_package() -> str | None:
+    """Return what must be installed, or None."""
     if importlib.util.find_spec("triton") is None:
         return "it needs the package triton: pip install 'recurl[triton]', or use recurrent_backend='loop'"
     version = importlib.metadata.version("triton")

@@ -1,0 +1,338 @@
+"""Linear recurrences, forward and backward: checked first, then timed; appends to results/linear_recurrence.csv.
+
+On a GPU: results and gradients against a scan in float64, the same bits twice, NaN in one segment, a replayed CUDA
+graph; then milliseconds of a replayed graph (forward, backward, the gradients of a and b) beside the memory floor of
+the form at the device's bandwidth, and peers where they are installed. On a CPU: the share of the bandwidth of a copy,
+and the loop in ATen. Nothing is timed where a check fails. Usage::
+
+    python benchmarks/bench_linear_recurrence.py                     # a GPU, less than three minutes
+    python benchmarks/bench_linear_recurrence.py --sweep --forms real complex
+    python benchmarks/bench_linear_recurrence.py --device cpu --threads 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linear_recurrence_peers import PEERS
+from recurl.recurrence import Boundaries
+from recurl.recurrence.linear.kernels import Inputs, LinearKernels
+from recurl.recurrence.linear.registry import LINEAR
+from recurl.recurrence.triton.linear import TritonLinear
+from recurl.recurrence.triton.linear_config import Chunk, chunk_for
+from results_file import append, commit
+
+RESULTS = Path(__file__).parent / "results" / "linear_recurrence.csv"
+WIDTH, SHAPES, RESETS = 256, [(64, 2048), (4096, 32), (1, 131_072)], [0.0, 0.02]
+BANDWIDTHS = {"H200": 4.3e12, "H100": 3.0e12}  # bytes per second that copies reach
+FORMS = {
+    "real": (torch.float32, False),
+    "real constant": (torch.float32, True),
+    "complex": (torch.complex64, False),
+    "complex constant": (torch.complex64, True),
+    "bf16": (torch.bfloat16, False),
+}
+LIMITS = {torch.float32: 1e-5, torch.complex64: 1e-5, torch.bfloat16: 1e-2}
+WANTED = (True, True, False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of a recurrence, and a gradient of its result."""
+
+    inputs: Inputs
+    grad: Tensor
+
+    def run(self, kernels: LinearKernels, needs: tuple[bool, bool, bool] = WANTED) -> tuple[Tensor | None, ...]:
+        h = kernels.forward(self.inputs)
+        return h, *kernels.backward(self.inputs, h, self.grad, needs)
+
+    @property
+    def floor(self) -> int:
+        """Bytes that must be moved: a, b in, h out; a, h, its gradient in, the gradients of a and b out."""
+        return (8 if self.inputs.a.ndim > 1 else 5) * self.grad.nbytes
+
+
+def case_of(form: str, shape: tuple[int, int], resets: float, device: str, slowness: float = 0.1) -> Case:
+    generator = torch.Generator(device).manual_seed(0)
+    dtype, constant = FORMS[form]
+    tokens = shape[0] * shape[1]
+    wide = torch.complex64 if dtype.is_complex else torch.float32
+
+    def random(*size: int, dtype: torch.dtype = wide) -> Tensor:
+        return torch.randn(size, device=device, generator=generator, dtype=dtype)
+
+    size = (WIDTH,) if constant else (tokens, WIDTH)
+    a = 1 - slowness * torch.rand(size, device=device, generator=generator)
+    if dtype.is_complex:
+        a = torch.polar(a, random(*size, dtype=torch.float32))
+    is_init = torch.rand(shape, device=device, generator=generator) < resets
+    b, grad = (random(tokens, WIDTH).to(dtype) for _ in range(2))
+    states = random(1, WIDTH).to(dtype).expand(tokens, WIDTH)
+    return Case(Inputs(a.to(dtype), b, states, Boundaries.from_is_init(is_init)), grad)
+
+
+def error_of(found: Tensor, exact: Tensor) -> float:
+    return ((found.to(exact.dtype) - exact).abs().norm() / exact.abs().norm()).item()
+
+
+def checks(kernels: LinearKernels, device: str, forms: list[str]) -> Iterator[tuple[str, bool, str]]:
+    """What is checked, whether it passed, and its numbers."""
+    cases = [((64, 512), 0.02, 0.1), ((1, 100_000), 0.0, 1e-5)]
+    for form in forms:
+        for shape, resets, slowness in cases if device == "cuda" else cases[:1]:
+            case = case_of(form, shape, resets, device, slowness)
+            found, again = (case.run(kernels, (True, True, True)) for _ in range(2))
+            wide = torch.complex128 if case.grad.is_complex() else torch.float64
+            a, b, states = (one.to(wide) for one in case.inputs[:3])
+            exact = Case(Inputs(a, b, states, case.inputs.boundaries), case.grad.to(wide))
+            expected = exact.run(LINEAR.named("scan"), (True, True, True))
+            errors = [error_of(one, other) for one, other in zip(found, expected, strict=True)]
+            same = all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+            passed = max(errors) <= LIMITS[case.grad.dtype] and same  # false for NaN
+            numbers = " ".join(f"{error:.1e}" for error in errors)
+            yield f"{form} {shape} {resets} {slowness}", passed, f"h, da, db, ds {numbers}, same bits {same}"
+    case = case_of("real", (1, 4096), 0.0, device)
+    case.inputs.boundaries.starts[[1000, 3000]] = True
+    clean = case.run(kernels)
+    case.inputs.b[2000] = torch.nan
+    found = case.run(kernels)
+    outside = torch.ones(4096, dtype=torch.bool, device=device)
+    outside[1000:3000] = False
+    kept = [torch.equal(one[outside], other[outside]) for one, other in zip(found[:3], clean[:3], strict=True)]
+    yield "NaN stays in its segment", all(kept) and bool(found[0][2000:3000].isnan().all()), ""
+    if device == "cuda":
+        yield "graph", replays(kernels), "a captured call, replayed on other data"
+
+
+def replays(kernels: LinearKernels) -> bool:
+    case, other = (case_of("real", (8, 512), resets, "cuda") for resets in (0.1, 0.01))
+    graph, results = captured(lambda: case.run(kernels))
+    expected = other.run(kernels)
+    for to, value in zip(case.inputs[:2], other.inputs[:2], strict=True):
+        to.copy_(value)
+    case.inputs.boundaries.starts.copy_(other.inputs.boundaries.starts)
+    case.grad.copy_(other.grad)
+    graph.replay()
+    return all(torch.equal(one, two) for one, two in zip(results[:3], expected[:3], strict=True))
+
+
+def captured(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function()
+    return graph, results
+
+
+def milliseconds(function: Callable[[], Any], device: str, repeat: int = 15) -> float:
+    """Median of calls, one after another."""
+    times = []
+    for _ in range(repeat + 2):
+        if device == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            function()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+        else:
+            start = time.perf_counter()
+            function()
+            times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[2:])
+
+
+def graphed(function: Callable[[], Any]) -> float:
+    graph, _ = captured(function)
+    return milliseconds(graph.replay, "cuda")
+
+
+def copy_bandwidth(device: str) -> float:
+    source = torch.randn(2**26 if device == "cuda" else 2**24, device=device)
+    target = torch.empty_like(source)
+    return 2e3 * source.nbytes / milliseconds(lambda: target.copy_(source), device)
+
+
+def nominal_bandwidth(device: str) -> float:
+    name = torch.cuda.get_device_name() if device == "cuda" else ""
+    return next((value for key, value in BANDWIDTHS.items() if key in name), 0.0) or copy_bandwidth(device)
+
+
+def table(kernels: LinearKernels, args: argparse.Namespace) -> None:
+    """Time all forms and shapes, then peers."""
+    bandwidth = nominal_bandwidth("cuda")
+    print(f"\n{bandwidth / 1e12:.2f} TB/s; a copy reaches {copy_bandwidth('cuda') / 1e12:.2f} TB/s")
+    print(f"{'form':17}{'rows x length':>14}{'resets':>8}{'floor ms':>10}{'ms':>8}{'forward':>9}{'x floor':>9}")
+    for form in args.forms:
+        for shape in SHAPES:
+            for resets in RESETS:
+                case = case_of(form, shape, resets, "cuda")
+                floor, took = 1e3 * case.floor / bandwidth, graphed(lambda case=case: case.run(kernels))
+                forward = graphed(lambda case=case: kernels.forward(case.inputs))
+                sizes = f"{shape[0]} x {shape[1]}"
+                print(
+                    f"{form:17}{sizes:>14}{resets:8}{floor:10.3f}{took:8.3f}{forward:9.3f}{took / floor:9.2f}",
+                    flush=True,
+                )
+                write("triton", form, shape, resets, took, forward, floor)
+    for name, package, make in PEERS:
+        if package is not None and importlib.util.find_spec(package) is None:
+            print(f"{name}: not installed ({package})")
+            continue
+        for shape in SHAPES:
+            peer(name, make, shape, bandwidth)
+
+
+def peer(name: str, make: Callable[..., Callable[[], Any]], shape: tuple[int, int], bandwidth: float) -> None:
+    case = case_of("real", shape, 0.0, "cuda")
+    a, b, grad = (one.view(*shape, WIDTH) for one in (case.inputs.a, case.inputs.b, case.grad))
+    floor = 1e3 * case.floor / bandwidth
+    try:
+        took = milliseconds(make(a, b, grad), "cuda", repeat=5)
+    except Exception as error:  # noqa: BLE001 - whatever a peer raises is printed
+        print(f"{name}, {shape}: {type(error).__name__} {str(error)[:120]!r}", flush=True)
+        return
+    print(f"{name}, {shape[0]} x {shape[1]}: {took:.3f} ms, {took / floor:.1f} x floor", flush=True)
+    write(name, "real", shape, 0.0, took, None, floor)
+
+
+def write(name: str, form: str, shape: tuple[int, int], resets: float, took: float, forward: Any, floor: float) -> None:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    append(RESULTS, {
+        "date": time.strftime("%Y-%m-%d"), "commit": commit(), "device": device, "torch": torch.__version__,
+        "implementation": name, "form": form, "rows": shape[0], "length": shape[1], "width": WIDTH, "resets": resets,
+        "ms": f"{took:.4f}", "forward_ms": "" if forward is None else f"{forward:.4f}", "floor_ms": f"{floor:.4f}",
+        "over_floor": f"{took / floor:.3f}",
+    })  # fmt: skip
+
+
+def variants(chunk: Chunk) -> Iterator[Chunk]:
+    """Chunks that differ from one in one thing."""
+    for steps in (4, 8, 16, 32):
+        yield replace(chunk, steps=steps)
+    for columns in (8, 16, 32, 64):
+        yield replace(chunk, columns=columns, rows=chunk.rows * chunk.columns // columns)
+    for warps in (1, 2, 4, 8):
+        yield replace(chunk, warps=warps, rows=max(1, chunk.rows * warps // chunk.warps))
+    for rows in (chunk.rows // 2, chunk.rows * 2):
+        yield replace(chunk, rows=rows)
+    for group in (4, 8, 16, 32):
+        yield replace(chunk, group=group)
+    for registers in (None, 96, 128, 168):
+        yield replace(chunk, registers=registers)
+
+
+def sweep(args: argparse.Namespace) -> None:
+    """Change one constant at a time while that helps; print all times, then the best chunk."""
+    bandwidth = nominal_bandwidth("cuda")
+    for form in args.forms:
+        dtype, constant = FORMS[form]
+        cases = [case_of(form, shape, 0.0, "cuda") for shape in (SHAPES[0], SHAPES[2])]
+        for direction in args.directions:
+            best = chunk_for(direction, WIDTH, dtype, constant)
+            tried = {best: time_of(direction, best, cases)}
+            for candidate in [one for _ in range(args.rounds) for one in variants(best)]:
+                if candidate in tried or candidate.rows < 2:
+                    continue
+                tried[candidate] = time_of(direction, candidate, cases)
+                print(f"{form} {direction} {tried[candidate]:.4f} {candidate}", flush=True)
+                best = min(tried, key=lambda one: tried[one])
+            part = {"forward": 3, "backward": 5} if not constant else {"forward": 2, "backward": 3}
+            floor = 1e3 * part[direction] * cases[0].grad.nbytes / bandwidth
+            print(
+                f"BEST {form} {direction}: {tried[best]:.4f} ms, {tried[best] / floor:.2f} x floor, {best}", flush=True
+            )
+
+
+def time_of(direction: str, chunk: Chunk, cases: list[Case]) -> float:
+    """Mean over cases of one pass, infinite where the chunk can't be."""
+    kernels, total = TritonLinear(lambda *_: chunk), 0.0
+    for case in cases:
+        h = LINEAR.named("triton").forward(case.inputs)
+
+        def run(case: Case = case, h: Tensor = h) -> object:
+            if direction == "forward":
+                return kernels.forward(case.inputs)
+            return kernels.backward(case.inputs, h, case.grad, WANTED)
+
+        try:
+            total += graphed(run) / len(cases)
+        except Exception as error:  # noqa: BLE001 - too large a chunk
+            print(f"{chunk}: {type(error).__name__} {str(error)[:100]!r}", flush=True)
+            return float("inf")
+    return total
+
+
+def on_cpu(args: argparse.Namespace) -> None:
+    """The share of a copy's bandwidth, and the loop in ATen."""
+    copied = copy_bandwidth("cpu")
+    print(f"\na copy: {copied / 1e9:.1f} GB/s with {torch.get_num_threads()} threads")
+    for form in args.forms:
+        for shape in [(16, 2048), (1024, 32), (1, 32_768)]:
+            for resets in RESETS:
+                case = case_of(form, shape, resets, "cpu")
+                took = milliseconds(lambda case=case: case.run(LINEAR.named("cpu")), "cpu", 7)
+                forward = milliseconds(lambda case=case: LINEAR.named("cpu").forward(case.inputs), "cpu", 7)
+                loop = milliseconds(lambda case=case: case.run(LINEAR.named("loop")), "cpu", 1)
+                floor = 1e3 * case.floor / copied
+                print(f"{form:17}{shape!s:>14}{resets:8} {took:8.1f} ms, {floor / took:.2f} of a copy's bandwidth, "
+                      f"loop {loop / took:.1f} x", flush=True)  # fmt: skip
+                write("cpu", form, shape, resets, took, forward, floor)
+                write("loop", form, shape, resets, loop, None, floor)
+
+
+def keep_memory() -> None:
+    """Have malloc give no memory back, as in a process that has run for a while: fresh pages cost more than a copy."""
+    libc = ctypes.CDLL(None)
+    for option, value in ((-4, 0), (-1, 2**31 - 1)):  # M_MMAP_MAX, M_TRIM_THRESHOLD
+        libc.mallopt(option, value)
+
+
+def main() -> None:
+    """Check, then measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
+    parser.add_argument("--threads", type=int, default=2, help="on a CPU")
+    parser.add_argument("--sweep", action="store_true", help="search the constants of the kernels instead")
+    parser.add_argument("--directions", nargs="+", choices=("forward", "backward"), default=["forward", "backward"])
+    parser.add_argument("--rounds", type=int, default=1, help="of a sweep")
+    args = parser.parse_args()
+    if args.device == "cpu":
+        keep_memory()
+        torch.set_num_threads(args.threads)
+    kernels = LINEAR.choose("triton" if args.device == "cuda" else "cpu", torch.device(args.device), torch.float32)
+    failed = 0
+    for name, passed, numbers in checks(kernels, args.device, args.forms):
+        print("ok  " if passed else "FAIL", name, numbers, flush=True)
+        failed += not passed
+    if failed:
+        sys.exit(f"{failed} checks failed: nothing is timed")
+    if args.device == "cpu":
+        on_cpu(args)
+    elif args.sweep:
+        sweep(args)
+    else:
+        table(kernels, args)
+
+
+if __name__ == "__main__":
+    main()

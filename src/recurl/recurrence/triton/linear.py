@@ -1,0 +1,52 @@
+"""Linear recurrences on an NVIDIA GPU: one pass over memory, in float64 on the chip (float32 for bfloat16)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl.recurrence.linear.derivatives import Gradients, Needs
+from recurl.recurrence.linear.kernels import Inputs
+from recurl.recurrence.triton.backend import missing_package, refused_device
+from recurl.recurrence.triton.linear_config import Chunk, chunk_for
+
+
+class TritonLinear:
+    """Forward and backward as one kernel each.
+
+    Attributes:
+        chunk_for: how to cut a stream: :func:`~recurl.recurrence.triton.linear_config.chunk_for`.
+    """
+
+    name = "triton"
+
+    def __init__(self, chunk_for: Callable[[str, int, torch.dtype, bool], Chunk] = chunk_for) -> None:
+        self.chunk_for = chunk_for
+
+    def missing(self) -> str | None:
+        """Triton, which comes with torch's CUDA builds."""
+        return missing_package()
+
+    def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """It needs an NVIDIA GPU of compute capability 8.0 or newer."""
+        return refused_device(device)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`."""
+        return _launch().run_forward(inputs, self._chunk("forward", inputs))
+
+    def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
+        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.backward`."""
+        return _launch().run_backward(inputs, h, grad, needs, self._chunk("backward", inputs))
+
+    def _chunk(self, direction: str, inputs: Inputs) -> Chunk:
+        return self.chunk_for(direction, inputs.states.shape[1], inputs.states.dtype, inputs.a.ndim == 1)
+
+
+def _launch() -> Any:
+    # By name: a static import would make users without a GPU load Triton.
+    return importlib.import_module("recurl.recurrence.triton.linear_launch")

@@ -1,0 +1,102 @@
+"""Launches of the linear recurrences' kernels: from tensors to tensors. Imported only where Triton is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from recurl.recurrence.boundaries import Boundaries
+from recurl.recurrence.linear.derivatives import Gradients, Needs
+from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs
+from recurl.recurrence.triton.launch import on, start
+from recurl.recurrence.triton.linear_config import Chunk
+from recurl.recurrence.triton.linear_kernels import backward_kernel, forward_kernel
+from recurl.recurrence.triton.linear_parts import EMPTY
+
+_KINDS = {torch.complex64: "packed", torch.complex128: "pairs"}
+
+
+def run_forward(inputs: Inputs, chunk: Chunk) -> Tensor:
+    """Return h."""
+    a, b, states, boundaries = inputs
+    h = torch.empty_like(b, memory_format=torch.contiguous_format)
+    grid = _Grid(chunk, b)
+    with on(b.device):
+        start(forward_kernel, grid.programs)(
+            *(_raw(a.contiguous()), _raw(b.contiguous()), *_rows(states)),
+            *(_flags(boundaries), _raw(h), *grid.arguments),
+            **{"CONSTANT": a.ndim == 1, **grid.constants},
+        )
+    return h
+
+
+def run_backward(inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs, chunk: Chunk) -> Gradients:
+    """Return the gradients of a, b and states."""
+    a, _, states, boundaries = inputs
+    constant, grid = a.ndim == 1, _Grid(chunk, h)
+    shape = (grid.chunks, *a.shape) if constant else a.shape
+    wide = torch.complex128 if h.is_complex() else torch.float64
+    grad_a = h.new_empty(shape if needs[0] else 0, dtype=wide if constant else h.dtype)
+    grad_b, grad_states = (h.new_empty(h.shape if need else 0) for need in needs[1:])
+    to_a = torch.view_as_real(grad_a) if constant and h.is_complex() else _raw(grad_a)
+    with on(h.device):
+        start(backward_kernel, grid.programs)(
+            *(_raw(a.contiguous()), _raw(h.contiguous()), _raw(grad.contiguous()), *_rows(states)),
+            *(_flags(boundaries), to_a, _raw(grad_b), _raw(grad_states), *grid.arguments),
+            **{"CONSTANT": constant, "TO_A": needs[0], "TO_B": needs[1], "TO_STATES": needs[2], **grid.constants},
+        )
+    if constant and needs[0]:
+        grad_a = grad_a.sum(0).to(h.dtype)
+    return grad_a if needs[0] else None, grad_b if needs[1] else None, grad_states if needs[2] else None
+
+
+class _Grid:
+    """How a stream is cut into chunks, and the board that they publish on."""
+
+    def __init__(self, chunk: Chunk, stream: Tensor) -> None:
+        tokens, width = stream.shape
+        words = 4 if stream.is_complex() else 2
+        blocks = -(-width // chunk.columns)
+        self.chunks = -(-tokens // (chunk.steps * chunk.rows))
+        groups = -(-self.chunks // chunk.group)
+        self.programs = self.chunks * blocks
+        size = (self.chunks + groups) * words * width
+        board = torch.full((size + 1,), EMPTY, dtype=torch.int64, device=stream.device)
+        self.arguments = (board, self.chunks * words * width, size, tokens, -0.0)
+        wide = ACCUMULATED[stream.dtype]
+        self.constants: dict[str, Any] = {
+            "WIDTH": width,
+            "BLOCKS": blocks,
+            "KIND": _KINDS.get(stream.dtype, "real"),
+            "ACC": tl.float32 if wide == torch.float32 else tl.float64,
+            "STEPS": chunk.steps,
+            "ROWS": chunk.rows,
+            "COLUMNS": chunk.columns,
+            "GROUP": chunk.group,
+            "num_warps": chunk.warps,
+        }
+        if chunk.registers is not None:
+            self.constants["maxnreg"] = chunk.registers
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """What kernels read: complex64 as words, complex128 as float64; their strides count complex numbers."""
+    if tensor.is_complex():
+        tensor = tensor.resolve_conj()
+        return tensor.view(torch.int64) if tensor.dtype == torch.complex64 else torch.view_as_real(tensor)
+    return tensor.resolve_neg()
+
+
+def _flags(boundaries: Boundaries) -> Tensor:
+    """1 at the first token of each segment."""
+    return boundaries.starts.contiguous().view(torch.uint8)
+
+
+def _rows(states: Tensor) -> tuple[Tensor, int]:
+    """Rows that may be the same one, and how far they are apart."""
+    if states.stride(1) != 1:
+        states = states.contiguous()
+    return _raw(states), states.stride(0)

@@ -1,0 +1,103 @@
+# ruff: noqa: T201 - a program that prints
+"""Run the kernels of linear recurrences in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
+
+Prints one line per check: ``name: error``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from recurl.recurrence.linear.kernels import Inputs
+from recurl.recurrence.triton.linear import TritonLinear
+from recurl.recurrence.triton.linear_config import Chunk
+
+from ..interpreter import allow_bounds
+from .problems import Problem, exact, problem, worst_error
+
+allow_bounds()
+KERNELS = TritonLinear(lambda *_: Chunk(4, 2, 8, 4, 4))  # small: groups and blocks of channels, of few tokens
+NAMES = ("float64", "complex128", "float32", "complex64", "bfloat16")
+
+
+def solve(case: Problem, needs: tuple[bool, bool, bool] = (True, True, True)) -> tuple[torch.Tensor, ...]:
+    inputs = Inputs(*case.tensors, case.boundaries)
+    h = KERNELS.forward(inputs)
+    return h, *KERNELS.backward(inputs, h, case.grad, needs)
+
+
+def error(case: Problem) -> float:
+    wide = torch.complex128 if case.b.is_complex() else torch.float64
+    found = solve(case)
+    assert all(one.dtype == case.b.dtype for one in found)
+    return worst_error(found, exact(case.to(wide)))
+
+
+def isolation() -> int:
+    """How much changes outside a segment with NaN or infinity in it, or by states that aren't read."""
+    case = problem((36,), (3,), torch.float32, rate=0.0)
+    case.boundaries.starts[[10, 26]] = True
+    case.a[[10, 26]] = 0.0
+    clean, outside = solve(case), torch.ones(36, dtype=torch.bool)
+    outside[10:26] = False
+    states = torch.where(case.boundaries.starts[:, None], case.states, torch.nan)
+    wrong = sum(
+        not torch.equal(one, other) for one, other in zip(solve(replace(case, states=states)), clean, strict=True)
+    )
+    for poison in (torch.nan, torch.inf):
+        for name in ("a", "b", "states", "grad"):
+            bad = getattr(case, name).clone()
+            bad[10 if name == "states" else 20] = poison
+            found = solve(replace(case, **{name: bad}))
+            wrong += sum(not torch.equal(one[outside], other[outside]) for one, other in zip(found, clean, strict=True))
+            wrong += all(one[~outside].isfinite().all() for one in found)
+    return int(wrong)
+
+
+def wanted() -> int:
+    """Gradients that aren't wanted aren't there, and change no others."""
+    wrong = 0
+    for constant in (False, True):
+        case = problem((9,), (3,), torch.float32, constant)
+        every = solve(case)
+        for k in range(3):
+            _, *found = solve(case, (k == 0, k == 1, k == 2))
+            wrong += [one is None for one in found] != [k != one for one in range(3)]
+            wrong += not torch.equal(found[k], every[1 + k])
+    return wrong
+
+
+def strides() -> float:
+    """Expanded and transposed tensors, conjugates."""
+    case = problem((20,), (5,), torch.complex64)
+    expanded = replace(case, b=case.b[:, :1].expand(20, 5), states=case.states[:1].expand(20, 5), grad=case.grad.conj())
+    other = replace(case, a=case.a.t().contiguous().t().conj(), states=case.states.t().contiguous().t())
+    return max(error(expanded), error(other))
+
+
+def long() -> float:
+    """A walk over many chunks with decay near one, without any start."""
+    case = problem((2000,), (2,), torch.float32, rate=0.0, decay=(1 - 1e-5, 1 - 1e-6))
+    wide = replace(case.to(torch.float64), boundaries=case.boundaries)
+    KERNELS.chunk_for = lambda *_: Chunk(16, 16, 4, 2, 4)
+    return worst_error(solve(case), exact(wide))
+
+
+def main() -> None:
+    for name in NAMES:
+        dtype = getattr(torch, name)
+        for constant in (False, True):
+            cases = [problem((3, 17), (3,), dtype, constant, 0.05)]
+            if dtype.is_complex == (dtype.itemsize == 16):
+                cases += [problem((40,), (9,), dtype, constant, 0.0), problem((12,), (2,), dtype, constant, 0.5)]
+            print(f"{name} {'constant' if constant else 'varying'}:", max(map(error, cases)))
+    print("isolation:", isolation())
+    print("wanted:", wanted())
+    print("strides:", strides())
+    print("long:", long())
+
+
+if __name__ == "__main__":
+    main()

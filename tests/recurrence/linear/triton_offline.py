@@ -1,0 +1,70 @@
+# ruff: noqa: T201 - a program that prints
+"""Compile the kernels of linear recurrences for a GPU that isn't here; arguments: capability, cases.
+
+Prints one line per kernel: ``name: registers spilled_bytes shared_bytes``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from recurl.recurrence.triton.linear_config import chunk_for
+from recurl.recurrence.triton.linear_kernels import backward_kernel, forward_kernel
+
+from ..triton_offline import resources
+
+NUMBERS = {
+    "float32": ("*fp32", "real"),
+    "bfloat16": ("*bf16", "real"),
+    "float64": ("*fp64", "real"),
+    "complex64": ("*i64", "packed"),
+    "complex128": ("*fp64", "pairs"),
+}
+
+
+def compiled(direction: str, name: str, constant: bool, width: int, capability: int) -> Any:
+    kernel = {"forward": forward_kernel, "backward": backward_kernel}[direction]
+    pointer, kind = NUMBERS[name]
+    chunk = chunk_for(direction, width, getattr(torch, name), constant)
+    constants: dict[str, Any] = {
+        "WIDTH": width,
+        "BLOCKS": -(-width // chunk.columns),
+        "CONSTANT": constant,
+        "TO_A": True,
+        "TO_B": True,
+        "TO_STATES": False,
+        "KIND": kind,
+        "ACC": tl.float32 if name == "bfloat16" else tl.float64,
+        "STEPS": chunk.steps,
+        "ROWS": chunk.rows,
+        "COLUMNS": chunk.columns,
+        "GROUP": chunk.group,
+    }
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    numbers = dict.fromkeys(("groups_at", "ticket_at", "tokens", "states_row"), "i32")
+    types = {"board": "*i64", "starts": "*u8", "nothing": "fp32", **numbers, **dict.fromkeys(constants, "constexpr")}
+    if constant:
+        types["grad_a"] = "*fp64"
+    types = {name: types.get(name, pointer) for name in kernel.arg_names}
+    aligned = [["tt.divisibility", 16]]
+    attributes = {(k,): aligned for k, name in enumerate(types) if types[name].startswith("*") or name == "states_row"}
+    source = ASTSource(kernel, types, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": chunk.warps})
+
+
+def main() -> None:
+    for case in sys.argv[2:]:
+        direction, name, form, width = case.split(",")
+        found = compiled(direction, name, form == "constant", int(width), int(sys.argv[1]))
+        print(f"{case}:", *resources(found.asm["cubin"]), found.metadata.shared, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -37,6 +37,9 @@ from results_file import append
 RESULTS = Path(__file__).parent / "results" / "cells_learning.csv"
 PICTURE = Path(__file__).parents[1] / "docs" / "cells_length.png"
 GREEDY = 200  # episodes
+# Gates that see the present input alone can't tell in one layer how old another is: these have their convolution.
+CONVOLVED = ("mingru", "minlstm", "rglru")
+CELL_TEXTS = [f"{name}(conv_width=4)" if name in CONVOLVED else name for name in CELLS]
 _writing = Lock()
 
 
@@ -83,7 +86,7 @@ def main() -> None:
     """Run what isn't in the table yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["basic"], help=f"of {', '.join(TASKS)}, or names of tasks")
-    parser.add_argument("--cells", nargs="+", default=list(CELLS))
+    parser.add_argument("--cells", nargs="+", default=CELL_TEXTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--more", default="", help="options for every run")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")

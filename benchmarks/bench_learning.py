@@ -87,6 +87,14 @@ EXPERIMENTS = (
         0.95,
     ),
     *(
+        Experiment(f"{name}-{algorithm}", options, ("lstm", "gru", "none"), (0, 1, 2, 3, 4), solved, algorithm)
+        for algorithm in ("a2c", "impala")
+        for name, options, solved in (
+            ("masked-cartpole", "--env recurl/MaskedCartPole-v1", 475.0),
+            ("tmaze-20", "--env recurl/TMaze-v0 --entropy-coeff 0.01 --rollout-steps 32", 0.95),
+        )
+    ),
+    *(
         Experiment(f"{name}-{algorithm}", options, ("lstm", "gru", "none"), (0, 1, 2), 0.9, algorithm)
         for name, algorithm, options in (
             ("repeat-previous-4", "dqn", f"--env recurl/RepeatPrevious-v0 --total-steps 120000 {REPEAT}"),

@@ -26,7 +26,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "stale_weights.csv"
 ENV = "recurl/MaskedCartPole-v1"
-SHAPE = {"num_envs": 16, "rollout_steps": 16, "learning_rate": 3e-3}
+SHAPE = {"num_envs": 16, "rollout_steps": 16, "max_grad_norm": 10.0}
 LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "a2c": ("a2c", {"gae_lambda": 1.0}),  # V-trace's return where all weights are 1: only the correction differs
     "impala": ("impala", {}),
@@ -51,6 +51,14 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 POINTS = 10
 _WRITING = threading.Lock()
+
+
+class Task(NamedTuple):
+    """What all learners are compared on."""
+
+    env: str
+    total_steps: int
+    learning_rate: float
 
 
 def delayed(kind: type[Any], delay: int) -> type[Any]:
@@ -71,11 +79,11 @@ def delayed(kind: type[Any], delay: int) -> type[Any]:
     return Delayed
 
 
-def measure(learner: str, delay: int, seed: int, steps: int, env: str) -> dict[str, object]:
+def measure(learner: str, delay: int, seed: int, task: Task) -> dict[str, object]:
     """Train and evaluate; return a row of the table."""
     algorithm, options = LEARNERS[learner]
     entry = find_algorithm(algorithm)
-    config = entry.config(env=env, seed=seed, total_steps=steps, **SHAPE, **options)  # type: ignore[arg-type]
+    config = entry.config(**task._asdict(), seed=seed, **SHAPE, **options)
     began, run = time.process_time(), delayed(entry.learner, delay)(config)
     curve, divergence = [], []
     for update in range(1, config.updates + 1):
@@ -90,11 +98,10 @@ def measure(learner: str, delay: int, seed: int, steps: int, env: str) -> dict[s
         "commit": commit(),
         "recurl": recurl.__version__,
         "torch": torch.__version__,
-        "env": env,
+        **task._asdict(),
         "learner": learner,
         "delay": delay,
         "seed": seed,
-        "steps": run.env_steps,
         "cpu_s": round(time.process_time() - began, 1),
         "greedy_return": round(score, 2),
         "kl_behaviour": round(float(np.mean(divergence)), 6),
@@ -117,15 +124,15 @@ def rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def same(row: dict[str, str], env: str, steps: int) -> bool:
+def same(row: dict[str, str], task: Task) -> bool:
     """Return whether a row is of this task."""
-    return row["env"] == env and int(row["steps"]) == steps
+    return all(row[name] == str(value) for name, value in task._asdict().items())
 
 
-def table(env: str, steps: int) -> str:
+def table(task: Task) -> str:
     """Return interquartile means, one line for each learner and delay."""
-    lines = [f"{env}, {steps:,} steps", f"{'learner':<20} {'delay':>5} {'runs':>5}  greedy return (95 % interval)"]
-    chosen = [row for row in rows() if same(row, env, steps)]
+    lines = [str(task), f"{'learner':<20} {'delay':>5} {'runs':>5}  greedy return (95 % interval)"]
+    chosen = [row for row in rows() if same(row, task)]
     for learner, delay in sorted({(row["learner"], int(row["delay"])) for row in chosen}):
         of = [float(r["greedy_return"]) for r in chosen if (r["learner"], int(r["delay"])) == (learner, delay)]
         scores = np.array(of)
@@ -135,10 +142,11 @@ def table(env: str, steps: int) -> str:
     return "\n".join(lines)
 
 
-def in_process(learner: str, delay: int, seed: int, steps: int, env: str) -> str | None:
+def in_process(learner: str, delay: int, seed: int, task: Task) -> str | None:
     """Measure in a process of its own and add the row; return what failed."""
     name = f"{learner}, delay {delay}, seed {seed}"
-    words = ["--one", learner, str(delay), str(seed), "--steps", str(steps), "--env", env]
+    words = ["--one", learner, str(delay), str(seed), "--steps", str(task.total_steps), "--env", task.env]
+    words += ["--learning-rate", str(task.learning_rate)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, *words]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
@@ -157,27 +165,28 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each, from 0")
     parser.add_argument("--delays", type=int, nargs="+", default=[0, 5], help="updates that the weights are old")
-    parser.add_argument("--steps", type=int, default=300_000, help="environment steps of a run")
+    parser.add_argument("--steps", type=int, default=150_000, help="environment steps of a run")
+    parser.add_argument("--learning-rate", type=float, default=2e-2, help="large steps, so that age tells")
     parser.add_argument("--env", default=ENV, help="the environment")
     parser.add_argument("--only", default="", help="learners whose name contains this")
     parser.add_argument("--list", action="store_true", help="print what was measured")
     parser.add_argument("--one", nargs=3, metavar=("LEARNER", "DELAY", "SEED"), help="one run, in this process")
     chosen = parser.parse_args()
     batch = SHAPE["num_envs"] * SHAPE["rollout_steps"]
-    steps = int(chosen.steps // batch * batch)
+    task = Task(chosen.env, int(chosen.steps // batch * batch), chosen.learning_rate)
     if chosen.one:
         learner, delay, seed = chosen.one
-        print(json.dumps(measure(learner, int(delay), int(seed), steps, chosen.env)))
+        print(json.dumps(measure(learner, int(delay), int(seed), task)))
         return
     if not chosen.list:
-        done = {(r["learner"], int(r["delay"]), int(r["seed"])) for r in rows() if same(r, chosen.env, steps)}
+        done = {(r["learner"], int(r["delay"]), int(r["seed"])) for r in rows() if same(r, task)}
         wanted = product(range(chosen.seeds), chosen.delays, [name for name in LEARNERS if chosen.only in name])
         jobs = [(name, delay, seed) for seed, delay, name in wanted if (name, delay, seed) not in done]
         with ThreadPoolExecutor(chosen.jobs) as pool:
-            failed = list(filter(None, pool.map(lambda job: in_process(*job, steps, chosen.env), jobs)))
+            failed = list(filter(None, pool.map(lambda job: in_process(*job, task), jobs)))
         if failed:
             sys.exit(f"These failed: {'; '.join(failed)}")
-    print(table(chosen.env, steps))
+    print(table(task))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from recurl import specs
 from recurl.errors import UnsupportedError
 from recurl.mode import set_recurrent_mode
 from recurl.modules import Categorical
-from recurl.trainers import PPO, PPOConfig
+from recurl.trainers import PPO, Impala, ImpalaConfig, PPOConfig
 from recurl.trainers.networks.action_head import Choices
 
 BOX = specs.Composite({"observation": specs.Unbounded(2, 3)}, shape=(2,))
@@ -73,6 +73,11 @@ def test_continuous_actions_stay_in_their_bounds():
 def test_other_actions_are_refused(action, message):
     with pytest.raises(UnsupportedError, match=message):
         make(action=action)
+
+
+def test_the_algorithm_that_refuses_is_named():
+    with pytest.raises(UnsupportedError, match="IMPALA can't choose the action 'action'"):
+        Impala.make_agent(ImpalaConfig(env="none", hidden_size=8), BOX, specs.Bounded(-torch.inf, 1.0, (2,)))
 
 
 def test_choices_are_those_of_a_categorical_and_survive_nan():

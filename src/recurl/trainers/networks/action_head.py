@@ -68,7 +68,7 @@ def make_action_head(config: RunConfig, memory: NestedKey, spec: specs.TensorSpe
     try:
         parts = action_parts(spec, Choices)
     except UnsupportedError as error:
-        raise UnsupportedError(f"PPO can't choose the action {error}") from error
+        raise UnsupportedError(f"{config.algorithm.upper()} can't choose the action {error}") from error
     if isinstance(spec, specs.Categorical) and not spec.shape:
         layer = TensorDictModule(make_head(config, spec.n, 0.01), in_keys=[memory], out_keys=["logits"])
         keys = {"logits": "logits", "mask": ACTION_MASK} if masked else ["logits"]

@@ -114,9 +114,10 @@ def modules_leading_to(module: TensorDictModuleBase, keys: Iterable[NestedKey]) 
     """Return the modules of ``module``, in order, that the outputs ``keys`` depend on."""
     wanted, needed = set(keys), list[TensorDictModuleBase]()
     for part in reversed(modules_in_order(module)):
-        if wanted & {normalize_key(key) for key in part.out_keys}:
+        written = {normalize_key(key) for key in part.out_keys}
+        if wanted & written:
             needed.insert(0, part)
-            wanted |= {normalize_key(key) for key in part.in_keys}
+            wanted = wanted - written | {normalize_key(key) for key in part.in_keys}
     return needed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -27,7 +28,7 @@ from recurl.mode import set_recurrent_mode
 from recurl.objectives.common import entry, per_token, states_of
 from recurl.recurrence.boundaries import Boundaries
 
-__all__ = ["SEQUENCE_KEYS", "Sequences", "Unroll"]
+__all__ = ["SEQUENCE_KEYS", "Passes", "Sequences", "Unroll", "ends_are_gathered", "inputs_in", "picked"]
 
 SEQUENCE_KEYS: tuple[NestedKey, ...] = (next_key(REWARD), next_key(DONE), next_key(TERMINATED))
 _FROM_ENV = "Collect it with an environment of recurl, which writes it under 'next' at every step."
@@ -50,6 +51,11 @@ class Sequences(NamedTuple):
     starts: Tensor
     ends: Tensor
     mask: Tensor | None
+
+    @property
+    def flat_mask(self) -> Tensor | None:
+        """The mask, flat ``[N]``."""
+        return None if self.mask is None else self.mask.reshape(-1)
 
     @classmethod
     def read(cls, batch: Step) -> Sequences:
@@ -74,36 +80,29 @@ class Sequences(NamedTuple):
         return cls(reward, terminated, starts, ends, mask)
 
 
-class Unroll:
-    """Runs a network over sequences: along them, and one step past the end of each.
-
-    Create one for each call: later edits of the network are not seen.
+class Passes:
+    """Modules that run along sequences, and one step past their ends.
 
     Args:
-        network: TensorDict module from observations to ``out_key``, recurrent or not, including all encoders.
-        out_key: key of the output, of any shape per token.
+        modules: the modules in order, from observations to outputs, recurrent or not.
+        also: observations that are read besides.
 
     Attributes:
-        states: keys of the recurrent states of the network.
+        network: the modules.
+        states: keys of the recurrent states of the modules.
         in_keys: entries of a batch that are read, besides ``SEQUENCE_KEYS``.
-
-    Raises:
-        ArgumentError: the network does not write ``out_key``.
     """
 
-    def __init__(self, network: TensorDictModuleBase, out_key: NestedKey) -> None:
-        written = {normalize_key(key) for key in network.out_keys}
-        if out_key not in written:
-            raise ArgumentError(f"The network must write {out_key!r}, but its out_keys are {network.out_keys}.")
-        self._network = Network([network])
-        self.out_key = out_key
-        self._keys = [normalize_key(key) for key in network.in_keys]
-        self.states = states_of(network)
-        self._observed = [key for key in self._keys if key != IS_INIT and key not in self.states]
-        self.in_keys: list[NestedKey] = [*self._keys, *map(next_key, self._observed)]
+    def __init__(self, modules: Sequence[TensorDictModuleBase], also: Iterable[NestedKey] = ()) -> None:
+        self.network = Network(modules)
+        self._keys = inputs_in(modules)
+        self.states = states_of(*modules)
+        observed = [key for key in self._keys if key != IS_INIT and key not in self.states]
+        self._observed = list(dict.fromkeys([*observed, *also]))
+        self.in_keys: list[NestedKey] = [*dict.fromkeys([*self._keys, *also]), *map(next_key, self._observed)]
 
-    def run(self, batch: Step, sequences: Sequences) -> Step:
-        """Run the network over the batch in recurrent mode, and return its inputs and outputs.
+    def inputs(self, batch: Step, sequences: Sequences) -> Step:
+        """Return what the modules read along the sequences.
 
         Raises:
             MissingKeyError: an observation has no counterpart under ``"next"``, or a sequence begins inside an episode
@@ -117,18 +116,60 @@ class Unroll:
                     "step of a trajectory can't be computed. Pass a value_network that includes the trunk: from "
                     "observations, which exist under 'next', to the value."
                 )
-        run = inputs_of(batch, [*self._keys, TRAJ_IDS, TRAJ_STEPS], [self._network])
+        run = inputs_of(batch, [*self._keys, TRAJ_IDS, TRAJ_STEPS], [self.network])
         if IS_INIT in self._keys:
             is_init = sequences.starts.unsqueeze(-1)
             run.set(IS_INIT, is_init)
             boundaries = Boundaries(sequences.starts.reshape(-1), batch.batch_size)
             boundaries.remember(is_init, run.get(TRAJ_IDS, None), run.get(TRAJ_STEPS, None))
-        with set_recurrent_mode(True):
-            return self._network(run)
+        return run
+
+    def step(self, batch: Step, run: Step, where: Tensor | None) -> Step:
+        """Make one step to the next observation of the tokens ``where`` (of all tokens when None), flat.
+
+        Args:
+            batch: ``[*B, T]``.
+            run: the pass along its sequences, from whose states the step is made.
+            where: flat indices.
+        """
+        entries: dict[NestedKey, Tensor] = {key: picked(batch, next_key(key), where) for key in self._observed}
+        entries |= {key: picked(run, next_key(key), where) for key in self.states}
+        count = batch.batch_size.numel() if where is None else where.shape[0]
+        if IS_INIT in self._keys:
+            entries[IS_INIT] = torch.zeros(count, 1, dtype=torch.bool, device=run.get(IS_INIT).device)
+        step = inputs_from(entries, torch.Size([count]), run.device, [self.network])
+        with set_recurrent_mode(False):
+            return self.network(step)
 
     def why_not_lowered(self) -> str | None:
-        """Return the reason why the network needs TensorDicts, or None if it is lowered."""
-        return self._network.why_not_lowered()
+        """Return the reason why the modules need TensorDicts, or None if they are lowered."""
+        return self.network.why_not_lowered()
+
+
+class Unroll(Passes):
+    """Runs a network over sequences: along them, and one step past the end of each.
+
+    Create one for each call: later edits of the network are not seen.
+
+    Args:
+        network: TensorDict module from observations to ``out_key``, recurrent or not, including all encoders.
+        out_key: key of the output, of any shape per token.
+
+    Raises:
+        ArgumentError: the network does not write ``out_key``.
+    """
+
+    def __init__(self, network: TensorDictModuleBase, out_key: NestedKey) -> None:
+        written = {normalize_key(key) for key in network.out_keys}
+        if out_key not in written:
+            raise ArgumentError(f"The network must write {out_key!r}, but its out_keys are {network.out_keys}.")
+        super().__init__([network])
+        self.out_key = out_key
+
+    def run(self, batch: Step, sequences: Sequences) -> Step:
+        """Run the network over the batch in recurrent mode, and return its inputs and outputs; see :meth:`inputs`."""
+        with set_recurrent_mode(True):
+            return self.network(self.inputs(batch, sequences))
 
     def next_output(self, batch: Step, sequences: Sequences, run: Step) -> Tensor:
         """Return the output for the true next observation of every token, 0 where terminated: ``[*B, T, ...]``.
@@ -145,31 +186,36 @@ class Unroll:
 
         shifted = flat.roll(-1, 0).masked_fill(spread(sequences.terminated), 0.0)
         steps = (sequences.ends & ~sequences.terminated).reshape(-1)
-        if steps.device.type in _GATHERED_ON:
+        if ends_are_gathered(steps.device):
             where = steps.nonzero().squeeze(-1)
             if where.numel():
-                shifted = shifted.index_put((where,), self._step(batch, run, where))
+                shifted = shifted.index_put((where,), self._output(batch, run, where))
             return shifted.reshape(output.shape)
         # On other devices the number of ends can't be read without synchronisation: step from every token.
-        return torch.where(spread(steps), self._step(batch, run, None), shifted).reshape(output.shape)
+        return torch.where(spread(steps), self._output(batch, run, None), shifted).reshape(output.shape)
 
-    def _step(self, batch: Step, run: Step, where: Tensor | None) -> Tensor:
-        """Return the output for the next observation of the tokens ``where`` (of all tokens when None), flat."""
-        lead = batch.ndim
+    def _output(self, batch: Step, run: Step, where: Tensor | None) -> Tensor:
+        return cast(Tensor, self.step(batch, run, where).get(self.out_key))
 
-        def pick(source: Step, key: tuple[str, ...]) -> Tensor:
-            flat = cast(Tensor, source.get(key)).flatten(0, lead - 1)
-            return flat if where is None else flat.index_select(0, where)
 
-        entries: dict[NestedKey, Tensor] = {key: pick(batch, next_key(key)) for key in self._observed}
-        entries |= {key: pick(run, next_key(key)) for key in self.states}
-        count = batch.batch_size.numel() if where is None else where.shape[0]
-        if IS_INIT in self._keys:
-            device = run.get(self.out_key).device
-            entries[IS_INIT] = torch.zeros(count, 1, dtype=torch.bool, device=device)
-        step = inputs_from(entries, torch.Size([count]), run.device, [self._network])
-        with set_recurrent_mode(False):
-            return cast(Tensor, self._network(step).get(self.out_key))
+def ends_are_gathered(device: torch.device) -> bool:
+    """Return whether steps are made at the ends of sequences only, whose number must be read from the device."""
+    return device.type in _GATHERED_ON
+
+
+def inputs_in(modules: Iterable[TensorDictModuleBase]) -> list[NestedKey]:
+    """Return the keys that the modules read and none of them has written before."""
+    read, written = dict[NestedKey, None](), set[NestedKey]()
+    for module in modules:
+        read |= dict.fromkeys(key for key in map(normalize_key, module.in_keys) if key not in written)
+        written |= set(map(normalize_key, module.out_keys))
+    return list(read)
+
+
+def picked(source: Step, key: NestedKey, where: Tensor | None) -> Tensor:
+    """Return an entry ``[*B, T, ...]`` of the tokens ``where`` (of all tokens when None), flat."""
+    flat = cast(Tensor, source.get(key)).flatten(0, source.ndim - 1)
+    return flat if where is None else flat.index_select(0, where)
 
 
 def _check_time(batch: Step) -> None:

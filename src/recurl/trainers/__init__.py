@@ -1,4 +1,4 @@
-"""Training: PPO, DQN and R2D2, with and without memory; run folders, checkpoints, evaluation, export."""
+"""Training: PPO, DQN, R2D2 and SAC, with and without memory; run folders, checkpoints, evaluation, export."""
 
 from recurl.trainers.algorithms.dqn import DQN
 from recurl.trainers.algorithms.dqn_config import DQNConfig
@@ -7,6 +7,10 @@ from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.algorithms.ppo import PPO
 from recurl.trainers.algorithms.ppo_config import PPOConfig
 from recurl.trainers.algorithms.r2d2_config import R2D2Config
+from recurl.trainers.algorithms.replay import ReplayLearner
+from recurl.trainers.algorithms.replay_config import ReplayConfig
+from recurl.trainers.algorithms.sac import SAC
+from recurl.trainers.algorithms.sac_config import SACConfig
 from recurl.trainers.algorithms.table import ALGORITHMS, OPTIONS, Algorithm, find_algorithm, read_options, register
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
@@ -32,6 +36,7 @@ __all__ = [
     "DQN",
     "OPTIONS",
     "PPO",
+    "SAC",
     "ActorCritic",
     "Agent",
     "Algorithm",
@@ -48,8 +53,11 @@ __all__ = [
     "PolicyState",
     "QNetwork",
     "R2D2Config",
+    "ReplayConfig",
+    "ReplayLearner",
     "RunConfig",
     "RunFolder",
+    "SACConfig",
     "Trainer",
     "check_export",
     "evaluate_policy",

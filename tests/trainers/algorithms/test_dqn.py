@@ -90,7 +90,7 @@ def test_burnt_in_slices_start_from_states_of_both_networks():
     for _ in range(3):
         dqn.learn(dqn.collect())
     sample = dqn.buffer.sample()
-    trained = dqn._burnt_in(sample)
+    trained = dqn.burnt_in(sample)
     starts = trained["is_init"].squeeze(-1)
     begins = trained["collector", "stored", "is_init"].squeeze(-1)
     assert starts.sum() == 6

@@ -16,6 +16,8 @@ from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.algorithms.ppo import PPO
 from recurl.trainers.algorithms.ppo_config import PPOConfig
 from recurl.trainers.algorithms.r2d2_config import R2D2Config
+from recurl.trainers.algorithms.sac import SAC
+from recurl.trainers.algorithms.sac_config import SACConfig
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent
 
@@ -31,6 +33,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ppo": Algorithm(PPOConfig, PPO),
     "dqn": Algorithm(DQNConfig, DQN),
     "r2d2": Algorithm(R2D2Config, DQN),
+    "sac": Algorithm(SACConfig, SAC),
 }
 """The algorithms by name; :func:`register` adds one."""
 

@@ -6,6 +6,7 @@ from recurl.objectives.dqn import DQNLoss
 from recurl.objectives.ppo import ClipPPOLoss
 from recurl.objectives.sac import SACLoss
 from recurl.objectives.targets import HardUpdate, SoftUpdate, target_of
+from recurl.objectives.td3 import TD3Loss
 
 __all__ = [
     "ClipPPOLoss",
@@ -15,5 +16,6 @@ __all__ = [
     "LossModule",
     "SACLoss",
     "SoftUpdate",
+    "TD3Loss",
     "target_of",
 ]

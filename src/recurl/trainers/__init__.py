@@ -1,4 +1,4 @@
-"""Training: PPO, DQN, R2D2 and SAC, with and without memory; run folders, checkpoints, evaluation, export."""
+"""Training: PPO, DQN, R2D2, SAC and TD3, with and without memory; run folders, checkpoints, evaluation, export."""
 
 from recurl.trainers.algorithms.dqn import DQN
 from recurl.trainers.algorithms.dqn_config import DQNConfig
@@ -12,6 +12,8 @@ from recurl.trainers.algorithms.replay_config import ReplayConfig
 from recurl.trainers.algorithms.sac import SAC
 from recurl.trainers.algorithms.sac_config import SACConfig
 from recurl.trainers.algorithms.table import ALGORITHMS, OPTIONS, Algorithm, find_algorithm, read_options, register
+from recurl.trainers.algorithms.td3 import TD3
+from recurl.trainers.algorithms.td3_config import TD3Config
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
 from recurl.trainers.export.checksum import check_export
@@ -37,6 +39,7 @@ __all__ = [
     "OPTIONS",
     "PPO",
     "SAC",
+    "TD3",
     "ActorCritic",
     "Agent",
     "Algorithm",
@@ -58,6 +61,7 @@ __all__ = [
     "RunConfig",
     "RunFolder",
     "SACConfig",
+    "TD3Config",
     "Trainer",
     "check_export",
     "evaluate_policy",

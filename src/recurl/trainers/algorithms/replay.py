@@ -99,7 +99,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             losses: what the loss returned.
 
         Returns:
-            The numbers that ``averaged`` names, scalars without gradients.
+            The numbers that ``averaged`` names, or those of them that there are, scalars without gradients.
         """
 
     def parts(self) -> dict[str, Stateful | None]:
@@ -121,9 +121,11 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         learned = {**dict.fromkeys(self.averaged, math.nan), **self.others()}
         if self.env_steps < self.config.learning_starts:
             return self.report(learned, ())
-        mean = torch.stack([self._step() for _ in range(self.config.gradient_steps)]).mean(0)
-        learned.update(zip(self.averaged, mean.tolist(), strict=True))
-        return self.report(learned, self.averaged)
+        steps = [self._step() for _ in range(self.config.gradient_steps)]
+        found = {name: [step[name] for step in steps if name in step] for name in self.averaged}
+        found = {name: torch.stack(values).mean() for name, values in found.items() if values}
+        learned.update(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+        return self.report(learned, list(found))
 
     def gradient_step(self, parameters: Iterable[nn.Parameter]) -> GradientStep:
         """Return an optimiser of ``parameters``, with the step size and the bound of the options."""
@@ -134,19 +136,22 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         """Return the numbers that are reported besides those of gradient steps."""
         return {}
 
-    def _step(self) -> Tensor:
+    def losses(self, trained: TensorDictBase) -> TensorDictBase:
+        """Return the losses of the steps to learn from."""
+        return self.loss(trained)
+
+    def _step(self) -> Mapping[str, Tensor]:
         sample = self.buffer.sample().to(self.config.device)
         if self._memory is not None and self.config.refresh_states:
             refresh_states(self.buffer, sample, self._memory)
         trained = self.burnt_in(sample)
-        losses = self.loss(trained)
+        losses = self.losses(trained)
         error = losses["td_error"]
         numbers = self.improve(losses)
-        found = torch.stack([numbers[name] for name in self.averaged])
-        if self.config.prioritized and all_finite([found, error]):
+        if self.config.prioritized and all_finite([*numbers.values(), error]):
             priority = slice_priorities(sample, error, trained, eta=self.config.priority_eta)
             self.buffer.update_priority(sample["index"], priority, sample["collector", "write_step"])
-        return found
+        return numbers
 
     def _make_burn_in(self) -> tuple[MidEpisodeBurnIn, ...]:
         """Return burn-ins of the networks and of their targets."""

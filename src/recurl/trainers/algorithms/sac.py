@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -52,7 +53,7 @@ class SAC(ReplayLearner[SACConfig, SoftActor]):
     def make_loss(self) -> SACLoss | DiscreteSACLoss:
         """Build the loss for the kind of actions."""
         config = self.config
-        options = {
+        options: dict[str, Any] = {
             "alpha_init": config.alpha,
             "fixed_alpha": config.fixed_alpha,
             "target_entropy": "auto" if config.target_entropy is None else config.target_entropy,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recurl.ranges import Count, Fraction, Number, Positive, Whole
-from recurl.trainers.algorithms.replay_config import ReplayConfig
+from recurl.ranges import Fraction, Number, Positive
+from recurl.trainers.algorithms.critics_config import CriticsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(ReplayConfig):
+class SACConfig(CriticsConfig):
     """Options of SAC: soft actor-critic with recurrent actor and critics, from a replay buffer.
 
     Raises:
-        ArgumentError: see :class:`ReplayConfig`.
+        ArgumentError: see :class:`CriticsConfig`.
 
     Example:
         >>> config = SACConfig(env="recurl/MaskedPendulum-v1", cell="gru")
@@ -24,14 +24,6 @@ class SACConfig(ReplayConfig):
 
     algorithm: ClassVar[str] = "sac"
 
-    head_width: Whole = 64
-    """Width of a hidden layer between the memory and each output; 0 for none, but critics of real actions have one."""
-    shared_trunk: bool = False
-    """Share encoder and memory between actor and critics; otherwise each has its own."""
-    critics: Count = 2
-    """Critics, of which the smallest value counts."""
-    target_rate: Fraction = 0.005
-    """Fraction by which the target critics follow the critics, per gradient step."""
     alpha: Positive = 1.0
     """Temperature, the weight of the entropy, at the start."""
     fixed_alpha: bool = False

@@ -18,6 +18,8 @@ from recurl.trainers.algorithms.ppo_config import PPOConfig
 from recurl.trainers.algorithms.r2d2_config import R2D2Config
 from recurl.trainers.algorithms.sac import SAC
 from recurl.trainers.algorithms.sac_config import SACConfig
+from recurl.trainers.algorithms.td3 import TD3
+from recurl.trainers.algorithms.td3_config import TD3Config
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent
 
@@ -34,6 +36,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "dqn": Algorithm(DQNConfig, DQN),
     "r2d2": Algorithm(R2D2Config, DQN),
     "sac": Algorithm(SACConfig, SAC),
+    "td3": Algorithm(TD3Config, TD3),
 }
 """The algorithms by name; :func:`register` adds one."""
 

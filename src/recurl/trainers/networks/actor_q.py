@@ -77,9 +77,10 @@ class ActorQ(Agent):
             choices.
         shared_trunk: give actor and critics one encoder and one memory.
         critics: number of critics.
+        explore: what changes the actor's actions while collecting.
 
     Attributes:
-        actor: from observations to actions; a subclass builds it on :attr:`actor_trunk`.
+        actor: from observations to actions; a subclass builds it with :meth:`make_actor`.
         critics: from observations and action to ``"state_action_value"``, or to ``"action_value"``.
         chooses: whether actions are choices, of which the critics value all.
         policy: the actor, and before it the critics' trunk when they have their own.
@@ -93,6 +94,7 @@ class ActorQ(Agent):
         *,
         shared_trunk: bool,
         critics: int = 2,
+        explore: TensorDictModuleBase | None = None,
     ) -> None:
         super().__init__(config, observation_spec)
         actor_trunk = self.trunk(config, "" if shared_trunk else "actor_")
@@ -103,7 +105,8 @@ class ActorQ(Agent):
         self.actor = self.make_actor(config, observation_spec, action_spec, actor_trunk)
         self.critics = nn.ModuleList(TensorDictSequential(*critic_trunk, head) for head in heads)
         carried = [] if shared_trunk or config.cell == NO_CELL else critic_trunk
-        self.policy = TensorDictSequential(*carried, *self.acting())
+        self.explore = explore
+        self.policy = TensorDictSequential(*carried, self.actor, *([] if explore is None else [explore]))
 
     def make_actor(
         self,
@@ -114,10 +117,6 @@ class ActorQ(Agent):
     ) -> TensorDictSequential:
         """Return the actor, on its encoder and memory."""
         raise NotImplementedError
-
-    def acting(self) -> list[TensorDictModuleBase]:
-        """Return what acts during collection: the actor, and exploration after it where there is one."""
-        return [self.actor]
 
     def critic_list(self) -> list[TensorDictModuleBase]:
         """Return the critics."""

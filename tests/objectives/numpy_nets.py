@@ -1,4 +1,4 @@
-"""Networks in NumPy, for references of losses: analytic in their weights, so that a complex step differentiates them."""
+"""Networks in NumPy for references of losses, analytic in their weights: a complex step differentiates them."""
 
 from __future__ import annotations
 

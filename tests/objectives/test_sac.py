@@ -5,15 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
-from recurl.data import BurnIn
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
-from recurl.mode import recurrent_mode, set_recurrent_mode
 from recurl.lowering import modules_in_order
-from recurl.modules import MLP, Categorical, NormalParamExtractor, ProbabilisticActor, TanhNormal
-from recurl.objectives import SACLoss, SoftUpdate
+from recurl.modules import MLP, NormalParamExtractor, ProbabilisticActor, TanhNormal
+from recurl.objectives import SACLoss
 from tests.objectives.numpy_nets import check_gradients, minimum, mlp, n_step, segments_of, unrolled, weights_of
 from tests.objectives.simulate import ACTIONS, HIDDEN, OBS, Agent, collect, recurrent
 
@@ -53,7 +49,7 @@ def make_actor(body, prefix):
 def make(cell, memory, backend="pad", **options):
     """A loss whose targets differ from the critics, and the agent that collects for it.
 
-    ``memory`` of the critics: each has one of its ``"own"``, they have one for ``"both"``, or ``"shared"`` with the actor.
+    ``memory`` of the critics: each has one of its ``"own"``, they have one for ``"both"``, or the actor's, ``"shared"``
     """
     names = {"own": ["a", "q", "r"], "both": ["a", "q", "q"], "shared": ["a", "a", "a"]}[memory]
     bodies = {name: trunk(cell, name, backend) for name in dict.fromkeys(names)}

@@ -107,6 +107,7 @@ class ActorCriticLoss(LossModule):
         self.gamma = gamma
         self.n_steps = n_steps
         self._distance = DISTANCES[loss_function]
+        self.critics(self.qvalue_network)
         shared = shared_state(m for network in (actor_network, *given) for m in network.modules())
         if shared is not None:
             raise ArgumentError(
@@ -114,7 +115,6 @@ class ActorCriticLoss(LossModule):
                 f"{shared!r}, so one would start from the states of the other. Share the module, or give one other "
                 "keys, in_keys=[value, 'its_state', ...] and out_keys=[features, ('next', 'its_state'), ...]."
             )
-        self.critics(self.qvalue_network)
 
     # -- networks
 
@@ -218,9 +218,9 @@ class ActorCriticLoss(LossModule):
         return self._along(self.qvalue_network, batch, sequences, None)
 
     @torch.no_grad()
-    def delayed(self, batch: Step, sequences: Sequences, ahead: Ahead) -> list[CriticRun]:
+    def delayed(self, batch: Step, sequences: Sequences, ahead: Ahead) -> tuple[list[TrunkRun], list[CriticRun]]:
         """Run the target critics along the sequences and past their ends: what their heads read, ``[N + E, ...]``."""
-        return self._along(self.target_qvalue_network, self.target_batch(batch), sequences, ahead)[1]
+        return self._along(self.target_qvalue_network, self.target_batch(batch), sequences, ahead)
 
     def _along(
         self, networks: nn.ModuleList, batch: Step, sequences: Sequences, ahead: Ahead | None

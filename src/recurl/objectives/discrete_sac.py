@@ -131,7 +131,7 @@ class DiscreteSACLoss(SoftLoss):
         prob = log_prob.exp() * allowed
         values = self._choice_values(critics, counts, allowed[:count])
         with torch.no_grad():
-            slow = self._choice_values(self.delayed(batch, sequences, ahead), counts, allowed)
+            slow = self._choice_values(self.delayed(batch, sequences, ahead)[1], counts, allowed)
             value = (prob * (slow.amin(0) - alpha * log_prob)).sum((-2, -1))
             target = self.targets(sequences, ahead, value)
         chosen = _chosen(values, self.taken(batch))

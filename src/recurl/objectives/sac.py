@@ -252,7 +252,7 @@ class SACLoss(SoftLoss):
         run = actor.trunk.along(batch, sequences, trunks, detached=True)
         action, log_prob = _drawn(actor.distribution(run, ahead))
         with torch.no_grad():
-            value = self.values_of(self.delayed(batch, sequences, ahead), action.detach()).amin(0)
+            value = self.values_of(self.delayed(batch, sequences, ahead)[1], action.detach()).amin(0)
             target = self.targets(sequences, ahead, value - alpha * log_prob.detach())
         out = self.critic_losses(batch, sequences, self.values_of(critics, self.taken(batch)), target)
         action, log_prob, mask = action[:count], log_prob[:count], sequences.flat_mask

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import ACTION, NestedKey, normalize_key
@@ -113,7 +113,10 @@ class TD3Loss(ActorCriticLoss):
         self.updates_actor = True
         for name, value in zip(("low", "high"), _bounds(action_spec, bounds), strict=True):
             self.register_buffer(name, value)
-        self.target_actor_network = target_of(actor_network)
+        # Copied together: what actor and critics share, their targets share too.
+        self.target_qvalue_network, self.target_actor_network = target_of(
+            nn.ModuleList([self.qvalue_network, actor_network])
+        )
         self.actor_trunk()
 
     @property
@@ -157,12 +160,13 @@ class TD3Loss(ActorCriticLoss):
     def _targets(self, batch: Step, sequences: Sequences) -> Tensor:
         """Return the targets of the actions taken, ``[N]``."""
         ahead, target_batch = Ahead.of(sequences), self.target_batch(batch)
-        run = self._trunk_of(self.target_actor_network).along(target_batch, sequences)
+        trunks, critics = self.delayed(batch, sequences, ahead)
+        run = self._trunk_of(self.target_actor_network).along(target_batch, sequences, trunks)
         action = run.entries([self.action_key], ahead)[self.action_key]
         noise = (torch.randn_like(action) * self.policy_noise).clamp(-self.noise_clip, self.noise_clip)
         low, high = self.low.to(action.dtype), self.high.to(action.dtype)
         action = (action + noise * (0.5 * (high - low))).clamp(low, high)
-        value = self.values_of(self.delayed(batch, sequences, ahead), action).amin(0)
+        value = self.values_of(critics, action).amin(0)
         return self.targets(sequences, ahead, value)
 
 

@@ -15,10 +15,10 @@ CRITIC_MEMORY = ("own", "both", "shared")
 
 
 class Drawn(TanhNormal):
-    """A ``TanhNormal`` whose noise is always the same."""
+    """A ``TanhNormal`` whose noise follows from its location."""
 
     def rsample_with_log_prob(self) -> tuple[torch.Tensor, torch.Tensor]:
-        noise = torch.linspace(-1.0, 1.0, self.loc.numel(), dtype=self.loc.dtype).reshape(self.loc.shape)
+        noise = torch.sin(50.0 * self.loc.detach())
         u = self.loc + self.scale * noise
         return self._squash(u), self._sum_event(self._density(u, noise))
 
@@ -60,7 +60,8 @@ def make_replay_loss(
     if kind == "td3":
         loss = TD3Loss(actor, critics, bounds=(-1.0, 1.0), policy_noise=0.0, **options)
     else:
-        loss = {"sac": SACLoss, "discrete sac": DiscreteSACLoss}[kind](actor, critics, **options)
+        kinds = {"sac": SACLoss, "discrete sac": DiscreteSACLoss}
+        loss = kinds[kind](actor, critics, alpha_init=0.3, **options)
     policy = TensorDictSequential(*(bodies[name] for name in bodies if name != "a"), actor)
     states = {"lstm": ("h", "c"), "gru": ("h",), "none": ()}[cell]
     agent = Agent(policy, actor, actor, {f"{name}_{part}": (2, HIDDEN) for name in bodies for part in states})

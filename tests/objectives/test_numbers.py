@@ -16,6 +16,7 @@ from torch.func import functional_call, jvp
 from recurl.errors import ArgumentError
 from recurl.objectives import ClipPPOLoss, DQNLoss, LossModule
 from recurl.objectives.value import GAE
+from tests.objectives.replay_losses import make_replay_loss
 from tests.objectives.simulate import collect, make_agent
 from tests.objectives.test_dqn import make_loss
 
@@ -38,12 +39,25 @@ def total(loss: LossModule, batch: TensorDict) -> Tensor:
     return sum((value for key, value in loss(batch).items() if key.startswith("loss")), torch.zeros(()))
 
 
+def replay(kind: str, memory: str) -> Callable:
+    def make(cell: str, backend: str) -> tuple[LossModule, TensorDict]:
+        loss, agent = make_replay_loss(kind, cell, memory, backend, n_steps=2)
+        loss.double()
+        return loss, collect(agent, 4, 9, 1, dtype=torch.float64)[0]
+
+    return make
+
+
 LOSSES = {
     "PPO": ppo,
     "PPO, tanh": lambda *args: ppo(*args, "tanh"),
     "PPO, one-hot": lambda *args: ppo(*args, "one_hot"),
     "DQN": dqn,
     "DQN, no target network": lambda *args: dqn(*args, delay_value=False, value_rescaling=True),
+    "SAC": replay("sac", "own"),
+    "SAC, shared memory": replay("sac", "shared"),
+    "discrete SAC": replay("discrete sac", "both"),
+    "TD3": replay("td3", "both"),
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
-from recurl.lowering import Step, modules_in_order, shared_state, why_not_lowered
+from recurl.lowering import Step, modules_in_order, shared_state, why_not_lowered, why_whole
 from recurl.objectives.common import LossModule, entry, masked_mean, per_token, states_of
 from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences
 from recurl.objectives.surrogate import DISTANCES
@@ -144,7 +144,7 @@ class ActorCriticLoss(LossModule):
         return [self._taken_apart(cast(TensorDictModuleBase, network)) for network in networks]
 
     def _taken_apart(self, network: TensorDictModuleBase) -> Critic:
-        modules = modules_in_order(network)
+        modules = modules_in_order(network, apart=True)
         if self.value_key not in set(map(normalize_key, network.out_keys)):
             raise ArgumentError(f"A critic must write {self.value_key!r}, but its out_keys are {network.out_keys}.")
         if not self.reads_action:
@@ -154,6 +154,12 @@ class ActorCriticLoss(LossModule):
             raise ArgumentError(
                 f"A critic must read the action, {self.action_key!r}, after its memory, but its in_keys are "
                 f"{network.in_keys}: concatenate features and action in its last layers."
+            )
+        whole = next((module for module in after if isinstance(module, TensorDictSequential)), None)
+        if whole is not None and states_of(whole):
+            raise ArgumentError(
+                "A critic must be a sequence that can be taken apart, as the action enters after the memory, but "
+                f"{why_whole(whole)}."
             )
         if states_of(*after):
             raise ArgumentError(
@@ -171,7 +177,7 @@ class ActorCriticLoss(LossModule):
         """Return ``count`` critics with the memory of ``network`` in common, and layers of their own after it."""
         if count < 1:
             raise ArgumentError(f"num_qvalue_nets must be at least 1, got {count}.")
-        modules = modules_in_order(network)
+        modules = modules_in_order(network, apart=True)
         if self.reads_action:
             after = depending_on([self.action_key], modules)
         else:

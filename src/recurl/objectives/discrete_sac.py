@@ -132,7 +132,7 @@ class DiscreteSACLoss(SoftLoss):
         values = self._choice_values(critics, counts, allowed[:count])
         with torch.no_grad():
             slow = self._choice_values(self.delayed(batch, sequences, ahead)[1], counts, allowed)
-            value = (prob * (slow.amin(0) - alpha * log_prob)).sum((-2, -1))
+            value = (prob.detach() * (slow.amin(0) - alpha * log_prob.detach())).sum((-2, -1))
             target = self.targets(sequences, ahead, value)
         chosen = _chosen(values, self.taken(batch))
         out = self.critic_losses(batch, sequences, chosen, target)

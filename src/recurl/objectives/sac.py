@@ -50,16 +50,12 @@ class Temperature(nn.Module):
                 f"alpha_init={initial}, min_alpha={low}, max_alpha={high}."
             )
         self._bounds = (math.log(least) if least else None, math.log(most) if most < math.inf else None)
+        self.fixed = fixed
         log_alpha = torch.tensor(math.log(initial))
         if fixed:
             self.register_buffer("log_alpha", log_alpha)
         else:
             self.log_alpha = nn.Parameter(log_alpha)
-
-    @property
-    def fixed(self) -> bool:
-        """Whether it isn't learnt."""
-        return not isinstance(self.log_alpha, nn.Parameter)
 
     def forward(self) -> Tensor:
         """Return the temperature, within its bounds, without gradient."""

@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from recurl.errors import ArgumentError
 from recurl.keys import NestedKey, normalize_key
-from recurl.lowering import Network, distribution_of, inputs_from, modules_in_order
+from recurl.lowering import Network, distribution_of, inputs_from, modules_in_order, why_whole
 from recurl.objectives.common import states_of
 from recurl.objectives.trunks import Ahead, Trunk, TrunkRun, outputs_of
 
@@ -36,13 +36,17 @@ class StochasticActor(NamedTuple):
         Raises:
             ArgumentError: it doesn't end with a sampler of one action.
         """
-        *modules, sampler = modules_in_order(network)
+        *modules, sampler = modules_in_order(network, apart=True)
         keys = getattr(sampler, "dist_sample_keys", None)
         if keys is None or len(keys) != 1 or states_of(sampler):
-            given = f"is a {type(sampler).__name__}" if keys is None or states_of(sampler) else f"samples {keys}"
+            given = f"the last module of this one samples {keys}"
+            if keys is None:
+                given = f"the last module of this one is a {type(sampler).__name__}"
+            elif states_of(sampler):
+                given = f"this one can't be taken apart: {why_whole(cast(Any, sampler))}"
             raise ArgumentError(
                 "The actor must be a sequence that ends with a sampler of one action, as "
-                f"ProbabilisticActor(module, ..., distribution_class=...); the last module of this one {given}."
+                f"ProbabilisticActor(module, ..., distribution_class=...); {given}."
             )
         written = set(outputs_of(modules))
         others = [key for key in map(normalize_key, sampler.in_keys) if key not in written]  # such as a mask

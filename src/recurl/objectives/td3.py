@@ -141,7 +141,7 @@ class TD3Loss(ActorCriticLoss):
     def _trunk_of(self, network: TensorDictModuleBase) -> Trunk:
         if self.action_key not in set(map(normalize_key, network.out_keys)):
             raise ArgumentError(f"The actor must write {self.action_key!r}, but its out_keys are {network.out_keys}.")
-        return Trunk(modules_in_order(network))
+        return Trunk(modules_in_order(network, apart=True))
 
     def losses(self, batch: Step) -> dict[str, Tensor]:
         """Compute the losses; called in recurrent mode."""

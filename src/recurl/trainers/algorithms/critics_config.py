@@ -24,11 +24,15 @@ class CriticsConfig(ReplayConfig):
     """Gradient steps per update."""
     slices: Count = 16
     """Slices of trajectories per gradient step."""
+    n_steps: Count = 3
+    """Rewards summed before the bootstrap."""
+    scale_rewards: bool = True
+    """Divide rewards by the running standard deviation of the discounted return, as it is when they are learnt from."""
     head_width: Whole = 64
     """Width of a hidden layer between the memory and each output; 0 for none, but critics of real actions have one."""
     shared_trunk: bool = True
     """Share encoder and memory between actor and critics; otherwise each has its own."""
     critics: Count = 2
     """Critics, of which the smallest value counts."""
-    target_rate: Fraction = 0.005
+    target_rate: Fraction = 0.01
     """Fraction by which the target critics follow the critics, per gradient step."""

@@ -22,7 +22,8 @@ from recurl.data import (
     refresh_states,
     slice_priorities,
 )
-from recurl.keys import NestedKey
+from recurl.keys import DONE, NEXT, REWARD, NestedKey
+from recurl.modules import RewardScaler
 from recurl.trainers.algorithms.learner import AgentT, Learner, Stateful
 from recurl.trainers.algorithms.replay_config import ReplayConfig
 from recurl.trainers.config import NO_CELL
@@ -62,8 +63,8 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
     """Learns from slices of trajectories in a replay buffer; the base of DQN, SAC and TD3.
 
     A subclass builds its loss over replayed slices (:meth:`make_loss`) and makes gradient steps (:meth:`improve`). The
-    base stores what the loss reads, draws slices, starts all networks from the stored states or from zero, burns each
-    network in by itself, refreshes states, and gives slices their priorities.
+    base stores what the loss reads, draws slices, scales rewards, starts all networks from the stored states or from
+    zero, burns each network in by itself, refreshes states, and gives slices their priorities.
 
     Args:
         config: the options; its seed decides everything random.
@@ -81,6 +82,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         super().__init__(config)
         self.loss = self.make_loss()
         self.buffer = _make_buffer(config)
+        self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
         remembers = config.cell != NO_CELL
         self._memory = TensorDictSequential(*self.loss.networks()) if remembers else None
         if self._memory is not None and config.start_state == "zero":
@@ -104,7 +106,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
 
     def parts(self) -> dict[str, Stateful | None]:
         """Return what a checkpoint holds."""
-        return {**super().parts(), "buffer": self.buffer}
+        return {**super().parts(), "buffer": self.buffer, "scaler": self.scaler}
 
     def learn(self, batch: TensorDictBase) -> dict[str, float]:
         """Put a batch into the buffer and improve the networks on samples of it.
@@ -118,6 +120,8 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         """
         self.buffer.extend(batch.select(*self.loss.in_keys, strict=False))
         self.agent.observe(batch)
+        if self.scaler is not None:
+            self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
         learned = {**dict.fromkeys(self.averaged, math.nan), **self.others()}
         if self.env_steps < self.config.learning_starts:
             return self.report(learned, ())
@@ -142,6 +146,8 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
 
     def _step(self) -> Mapping[str, Tensor]:
         sample = self.buffer.sample().to(self.config.device)
+        if self.scaler is not None:
+            sample.set((NEXT, REWARD), self.scaler(sample[NEXT, REWARD]))
         if self._memory is not None and self.config.refresh_states:
             refresh_states(self.buffer, sample, self._memory)
         trained = self.burnt_in(sample)
@@ -157,6 +163,12 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         """Return burn-ins of the networks and of their targets."""
         kinds = (self.loss.networks(), self.loss.target_networks())
         return tuple(MidEpisodeBurnIn(TensorDictSequential(*kind), self.config.burn_in) for kind in kinds)
+
+    def restart(self, rows: Tensor) -> bool:
+        """Begin new episodes in some environments; see :meth:`Learner.restart`."""
+        if self.scaler is not None:
+            self.scaler.returns[rows] = 0
+        return super().restart(rows)
 
     def burnt_in(self, sample: TensorDictBase) -> TensorDictBase:
         """Return the steps of a sample to learn from, each network's states computed by that network."""

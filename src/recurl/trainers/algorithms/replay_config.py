@@ -48,6 +48,8 @@ class ReplayConfig(RunConfig):
     """Steps at the start of a slice that only update its hidden state (none where its episode begins)."""
     refresh_states: bool = False
     """Store the hidden states that the current networks compute along a slice, before they learn from it."""
+    scale_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return, as it is when they are learnt from."""
     n_steps: Count = 1
     """Rewards summed before the bootstrap."""
 
@@ -71,6 +73,11 @@ class ReplayConfig(RunConfig):
             raise ArgumentError(
                 f"--burn-in must be below --slice-length, got {self.burn_in} and {self.slice_length}: nothing is left "
                 "to learn from."
+            )
+        if self.refresh_states and self.start_state != "stored":
+            raise ArgumentError(
+                "--refresh-states stores hidden states for slices to start from: it needs --start-state stored, got "
+                f"{self.start_state}."
             )
         if self.buffer_size < self.frames_per_batch:
             raise ArgumentError(

@@ -24,7 +24,7 @@ class SACConfig(CriticsConfig):
 
     algorithm: ClassVar[str] = "sac"
 
-    alpha: Positive = 1.0
+    alpha: Positive = 0.01
     """Temperature, the weight of the entropy, at the start."""
     fixed_alpha: bool = False
     """Keep the temperature; otherwise it is learnt."""

@@ -15,7 +15,17 @@ import recurl
 from recurl.envs import ExplorationType, set_exploration_type
 from recurl.envs.gym_vector import make_vector
 from recurl.errors import ArgumentError, ArgumentTypeError, NonFiniteError, UnsupportedError
-from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, evaluate_run, export_run, load_agent, make_env
+from recurl.trainers import (
+    DQNConfig,
+    PPOConfig,
+    R2D2Config,
+    SACConfig,
+    TD3Config,
+    evaluate_run,
+    export_run,
+    load_agent,
+    make_env,
+)
 from recurl.trainers.networks.agent import collecting
 from recurl.trainers.policies.policy import Policy
 from recurl.trainers.policies.steps import AgentStep
@@ -32,6 +42,8 @@ CASES = {
     "ppo-own-trunks": (PPOConfig, MEMORY, {"cell": "lstm", "shared_trunk": False}),
     "dqn-lstm": (DQNConfig, MEMORY, {"cell": "lstm", "normalize_observations": True}),
     "r2d2-gru": (R2D2Config, "recurl/TMaze-v0", {"cell": "gru"}),
+    "sac-gru": (SACConfig, "Pendulum-v1", {"cell": "gru", "shared_trunk": False}),
+    "td3-lstm": (TD3Config, "Pendulum-v1", {"cell": "lstm"}),
 }
 STEPS = 90
 

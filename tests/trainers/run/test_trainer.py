@@ -11,7 +11,7 @@ from rich.console import Console
 
 from recurl.errors import ArgumentError, LockedError, MissingDependencyError
 from recurl.keys import TRAJ_IDS
-from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, Trainer
+from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, SACConfig, TD3Config, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -19,11 +19,14 @@ pytestmark = pytest.mark.slow
 CLOCKS = ("wall_s", "cpu_s", "steps_per_s")
 
 
-REPLAY = {"slices": 6, "slice_length": 8, "learning_starts": 128, "buffer_size": 200, "target_interval": 3}
+REPLAY = {"slices": 6, "slice_length": 8, "learning_starts": 128, "buffer_size": 200}
+SWING_UP = {"env": "recurl/MaskedPendulum-v1", "env_kwargs": ("max_episode_steps=11",)}
 
 
 def config(kind=PPOConfig, **options):
     own = {"sequence_length": 8, "entropy_coeff": 0.01} if kind is PPOConfig else REPLAY
+    if issubclass(kind, DQNConfig):
+        own = {**own, "target_interval": 3}
     if kind is R2D2Config:
         own = {**own, "burn_in": 3}
     return kind(
@@ -124,6 +127,9 @@ def test_a_missing_package_is_said_before_the_run(tmp_path, monkeypatch, package
         {"kind": DQNConfig, "cell": "lstm", "normalize_observations": True},
         {"kind": DQNConfig, "cell": "none", "prioritized": True},
         {"kind": R2D2Config, "cell": "gru"},
+        {"kind": SACConfig, "cell": "gru", "prioritized": True, "burn_in": 2},
+        {"kind": SACConfig, **SWING_UP, "shared_trunk": False, "refresh_states": True},
+        {"kind": TD3Config, **SWING_UP, "policy_delay": 3},
         {"kind": R2D2Config, "env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "start_state": "zero"},
     ],
 )

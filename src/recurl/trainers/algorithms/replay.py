@@ -190,7 +190,8 @@ def _make_buffer(config: ReplayConfig) -> TensorDictReplayBuffer:
             strict_length=False,
         )
     else:
-        sampler = SliceSampler(slice_len=config.slice_length, strict_length=False)
+        by_length = config.drawn_by == "length"
+        sampler = SliceSampler(slice_len=config.slice_length, strict_length=False, by_length=by_length)
     return TensorDictReplayBuffer(
         storage=LazyTensorStorage(config.buffer_size, device=config.device, ndim=2),
         sampler=sampler,

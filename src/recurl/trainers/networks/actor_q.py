@@ -61,7 +61,8 @@ class ActionValues(nn.Module):
 
     def forward(self, features: Tensor, action: Tensor) -> Tensor:
         """Return the values."""
-        scaled = ((action - self.centre) / self.half_range).flatten(features.ndim - 1)
+        scaled = (action.to(features.dtype) - self.centre) / self.half_range
+        scaled = scaled.reshape(*features.shape[:-1], -1)
         return self.out(torch.relu(self.hidden(torch.cat([features, scaled], -1))))
 
 

@@ -37,7 +37,8 @@ class WithinBounds(nn.Module):
     def forward(self, numbers: Tensor) -> Tensor:
         """Return the action."""
         half = 0.5 * (self.high - self.low)
-        return torch.addcmul(self.low + half, half, torch.tanh(numbers.unflatten(-1, self.shape)).to(half.dtype))
+        within = torch.tanh(numbers.reshape(*numbers.shape[:-1], *self.shape))
+        return torch.addcmul(self.low + half, half, within.to(half.dtype))
 
 
 class DeterministicActor(ActorQ):

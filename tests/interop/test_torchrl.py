@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torchrl.objectives
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.collectors import Collector
+from torchrl.data import Bounded
 from torchrl.envs import GymEnv, InitTracker, SerialEnv, TensorDictPrimer, TransformedEnv
 from torchrl.modules import get_primers_from_module
 from torchrl.objectives import ClipPPOLoss, DQNLoss, SoftUpdate
@@ -29,6 +31,23 @@ from tests.interop.pairs import RECURL, TORCHRL, actor_and_critic, gradients, pe
 
 BACKENDS = ["pad", "loop", "cpu"]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+OFF_POLICY = {
+    "DDPGLoss": {},
+    "TD3Loss": {"bounds": (-2.0, 2.0)},
+    "SACLoss": {"target_entropy": -1.0},
+    "IQLLoss": {},
+    "CQLLoss": {"target_entropy": -1.0, "action_spec": Bounded(-2, 2, (1,))},
+}
+
+
+def outcome(loss: Any, batch: TensorDictBase) -> list[Any]:
+    """Losses and gradients; some estimate entropies from samples."""
+    torch.manual_seed(2)
+    losses = loss(batch)
+    sum(value for key, value in losses.items() if key.startswith("loss")).backward()
+    return [losses.detach().to_dict(), gradients(loss)]
 
 
 def collect(library: ModuleType, heads: ModuleType = TORCHRL, **options: Any) -> tuple[Any, Any, TensorDictBase]:
@@ -151,6 +170,33 @@ class TestLosses:
                 values.append(gae(batch.clone())["advantage"])
         torch.testing.assert_close(*values)
 
+    @pytest.mark.parametrize("name", ["PPOLoss", "KLPENPPOLoss", "A2CLoss", "ReinforceLoss"])
+    def test_other_losses_of_an_actor_and_a_critic(self, name: str) -> None:
+        found = []
+        for library in (TORCHRL, RECURL):
+            actor, critic, batch = collect(library)
+            with set_recurrent_mode(True):
+                batch = GAE(gamma=0.99, lmbda=0.95, value_network=critic, deactivate_vmap=True)(batch)
+            found.append(outcome(getattr(torchrl.objectives, name)(actor, critic), batch))
+        torch.testing.assert_close(found[1], found[0], **TOLERANCE)
+
+    @pytest.mark.parametrize(("name", "options"), OFF_POLICY.items())
+    def test_off_policy_losses_of_a_recurrent_actor(self, name: str, options: dict[str, Any]) -> None:
+        found = []
+        for library in (TORCHRL, RECURL):
+            actor, critic, batch = collect(library, **({"recurrent_backend": "loop"} if library is RECURL else {}))
+            torch.manual_seed(5)
+            both = TensorDictModule(
+                lambda o, a: torch.cat([o, a], -1), in_keys=["observation", "action"], out_keys=["both"]
+            )
+            worth = TensorDictModule(nn.Linear(4, 1), in_keys=["both"], out_keys=["state_action_value"])
+            networks = [actor, TensorDictSequential(both, worth), *([critic] if name == "IQLLoss" else [])]
+            loss = getattr(torchrl.objectives, name)(*networks, **options)
+            loss.make_value_estimator(gamma=0.9)
+            SoftUpdate(loss, eps=0.9)
+            found.append(outcome(loss, batch))
+        torch.testing.assert_close(found[1], found[0], **TOLERANCE)
+
     def test_dqn(self) -> None:
         """Double Q-learning with target networks, on a batch that TorchRL's collector made."""
         found = []
@@ -243,3 +289,17 @@ class TestBatches:
             their.load_state_dict(mine.state_dict())
         found = self.losses(recurl.objectives.ClipPPOLoss(*theirs), batch.clone())
         torch.testing.assert_close(found, expected, **TOLERANCE)
+
+    @pytest.mark.parametrize("name", ["A2CLoss", "ReinforceLoss"])
+    def test_policy_gradients_are_torchrls(self, name: str) -> None:
+        actor, critic, batch = self.collected()
+        batch = recurl.objectives.value.TDLambdaEstimator(0.99, 0.95, critic)(batch)
+        options = {"entropy_bonus": False} if name == "A2CLoss" else {}
+        found = [
+            outcome(getattr(library, name)(actor, critic, **options), batch.clone())
+            for library in (recurl.objectives, torchrl.objectives)
+        ]
+        for key in ("loss_objective", "loss_critic", "loss_actor", "loss_value"):
+            assert (key in found[0][0]) == (key in found[1][0])
+            if key in found[0][0]:
+                torch.testing.assert_close(found[0][0][key], found[1][0][key], **TOLERANCE)

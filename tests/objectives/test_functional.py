@@ -7,8 +7,10 @@ from recurl.errors import ArgumentError
 from recurl.objectives.value.functional import (
     generalized_advantage_estimate,
     inverse_value_rescaling,
+    lambda_return,
     n_step_return,
     value_rescaling,
+    vtrace_advantage_estimate,
 )
 
 
@@ -89,6 +91,7 @@ def test_a_trajectory_reaches_no_other(which, poison):
     ends = torch.rand(3, 40) < 0.2
     terminated, segments = ends & (torch.rand(3, 40) < 0.5), (ends.roll(1, -1) & (torch.arange(40) > 0)).cumsum(-1)
     clean = dict(zip(("reward", "value", "next_value"), torch.randn(3, 3, 40), strict=True))
+    log_ratio = torch.randn(3, 40)
 
     def results(reward, value, next_value):
         inputs = [tensor.clone().requires_grad_() for tensor in (value, next_value, reward)]
@@ -97,6 +100,9 @@ def test_a_trajectory_reaches_no_other(which, poison):
             *generalized_advantage_estimate(0.9, 0.0, *inputs, terminated, ends),
             *generalized_advantage_estimate(0.0, 0.8, *inputs, terminated, ends),
             *(n_step_return(0.9, n, inputs[1], inputs[2], terminated, ends) for n in (1, 3, 50)),
+            *(lambda_return(0.9, lmbda, inputs[1], inputs[2], terminated, ends) for lmbda in (0.0, 0.8, 1.0)),
+            *vtrace_advantage_estimate(0.9, log_ratio, *inputs, terminated, ends),
+            *vtrace_advantage_estimate(0.9, log_ratio, *inputs, terminated, ends, torch.inf, torch.inf),
         ]
         weights = [torch.where(sick, poison, 1.0) for _ in outputs]
         return *outputs, *torch.autograd.grad(outputs, inputs, weights)
@@ -119,6 +125,8 @@ def test_no_value_is_read_where_a_step_terminated(poison):
     for function in (
         lambda following: generalized_advantage_estimate(0.9, 0.8, value, following, reward, terminated, terminated)[0],
         lambda following: n_step_return(0.9, 3, following, reward, terminated, terminated),
+        lambda following: lambda_return(0.9, 0.8, following, reward, terminated, terminated),
+        lambda following: vtrace_advantage_estimate(0.9, reward, value, following, reward, terminated, terminated)[1],
     ):
         assert torch.equal(function(sick), function(next_value))
         (gradient,) = torch.autograd.grad(function(sick).sum(), sick)

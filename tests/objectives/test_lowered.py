@@ -14,8 +14,8 @@ from recurl.data import SequenceMinibatches
 from recurl.errors import MissingKeyError
 from recurl.lowering import Entries, network
 from recurl.modules import MLP, QValueActor
-from recurl.objectives import ClipPPOLoss, DQNLoss
-from recurl.objectives.value import GAE
+from recurl.objectives import A2CLoss, ClipPPOLoss, DQNLoss, ReinforceLoss
+from recurl.objectives.value import GAE, TDLambdaEstimator, VTrace
 from tests.objectives.simulate import ACTIONS, HIDDEN, OBS, collect, make_agent, recurrent
 
 LOSSES = ["loss_objective", "loss_critic", "loss_entropy"]
@@ -84,6 +84,31 @@ def test_ppo(cell, shared, backend, kind, options, mask, on_tensordicts):
     assert_same(flat(gae(batch)), flat(ours))
     for part, result in zip((ours, *parts), results, strict=True):
         assert_same(outcome(loss, part), result)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize(("cell", "shared", "backend", "kind"), AGENTS)
+def test_policy_gradients_and_estimators(cell, shared, backend, kind, mask, on_tensordicts):
+    agent = make_agent(cell, shared, backend, kind)
+    batch = prepared(agent, mask)
+    batch["action_log_prob"] = batch["action_log_prob"] + torch.linspace(-0.5, 0.5, 48).reshape(4, 12)
+    networks = (agent.actor, agent.critic)
+    losses = [A2CLoss(*networks, clip_value=0.1), ReinforceLoss(*networks)]
+    losses += [loss(*networks).make_value_estimator(name) for loss, name in ((A2CLoss, "vtrace"), (ClipPPOLoss, "td1"))]
+    estimators = [VTrace(0.9, *networks), TDLambdaEstimator(0.9, 0.8, agent.critic)]
+    assert all(part.why_not_lowered() is None for part in (*losses, *estimators))
+
+    def outcomes():
+        estimated = estimators[0](batch.clone())
+        others = [flat(estimator(batch.clone())) for estimator in estimators]
+        parts = [estimated, *SequenceMinibatches(estimated, 3, 5, generator=torch.Generator().manual_seed(0))]
+        pieces = [outcome(loss, part) for loss in losses[:2] for part in parts]
+        return [*others, *pieces, *(outcome(loss, batch) for loss in losses[2:])]
+
+    first = outcomes()
+    on_tensordicts()
+    for ours, theirs in zip(first, outcomes(), strict=True):
+        assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "none"])

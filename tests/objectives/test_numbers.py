@@ -14,8 +14,9 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, jvp
 
 from recurl.errors import ArgumentError
-from recurl.objectives import ClipPPOLoss, DQNLoss, LossModule
-from recurl.objectives.value import GAE
+from recurl.objectives import A2CLoss, ClipPPOLoss, DQNLoss, LossModule, ReinforceLoss
+from recurl.objectives.policy_gradient import PolicyGradientLoss
+from recurl.objectives.value import GAE, VTrace
 from tests.objectives.replay_losses import make_replay_loss
 from tests.objectives.simulate import collect, make_agent
 from tests.objectives.test_dqn import make_loss
@@ -28,6 +29,12 @@ def ppo(cell: str, backend: str, kind: str = "categorical", **options: object) -
     batch = GAE(gamma=0.9, lmbda=0.9, value_network=agent.critic)(batch)
     batch["action_log_prob"] = batch["action_log_prob"] + 0.3 * torch.randn_like(batch["action_log_prob"])
     return ClipPPOLoss(agent.actor, agent.critic, clip_value=0.1, **options), batch
+
+
+def gradient(cell: str, backend: str, kind: Callable, **options: object) -> tuple[LossModule, TensorDict]:
+    loss, batch = ppo(cell, backend)
+    batch = VTrace(0.9, loss.actor_network, loss.critic_network)(batch)
+    return kind(loss.actor_network, loss.critic_network, clip_value=0.1, **options), batch
 
 
 def dqn(cell: str, backend: str, **options: object) -> tuple[DQNLoss, TensorDict]:
@@ -52,6 +59,8 @@ LOSSES = {
     "PPO": ppo,
     "PPO, tanh": lambda *args: ppo(*args, "tanh"),
     "PPO, one-hot": lambda *args: ppo(*args, "one_hot"),
+    "A2C": lambda *args: gradient(*args, A2CLoss),
+    "REINFORCE": lambda *args: gradient(*args, ReinforceLoss, loss_critic_type="l2"),
     "DQN": dqn,
     "DQN, no target network": lambda *args: dqn(*args, delay_value=False, value_rescaling=True),
     "SAC": replay("sac", "own"),
@@ -118,8 +127,9 @@ def test_no_tensor_outlives_its_loss(make: Callable, backend: str) -> None:
     loss, batch = make("gru", backend)
 
     def update() -> None:
-        if isinstance(loss, ClipPPOLoss):
+        if isinstance(loss, PolicyGradientLoss):
             GAE(0.9, 0.9, loss.critic_network)(batch.clone())
+            VTrace(0.9, loss.actor_network, loss.critic_network)(batch.clone())
         total(loss, batch).backward()
         loss.zero_grad()
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from rich.console import Console
 
-from recurl.trainers import PPOConfig, RunFolder, Trainer
+from recurl.trainers import RunFolder, Trainer
+from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 
 
 def trained(path: Path, kind: Any, env: str, options: dict[str, Any]) -> RunFolder:
     """The folder of a run of two updates, so that weights and statistics are not the initial ones."""
     small = {"num_envs": 4, "rollout_steps": 32, "total_steps": 256, "hidden_size": 8, "seed": 1}
-    if kind is not PPOConfig:
+    if not issubclass(kind, OnPolicyConfig):
         small |= {"learning_starts": 64, "slices": 4, "slice_length": 8, "burn_in": 0}
     folder = RunFolder(path)
     folder.create(config := kind(env=env, **small, **options))

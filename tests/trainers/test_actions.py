@@ -12,12 +12,17 @@ from recurl.errors import ArgumentError, UnsupportedError
 from recurl.mode import set_recurrent_mode
 from recurl.modules import recurrent_modules
 from recurl.trainers import (
+    ALGORITHMS,
     DQN,
     PPO,
     SAC,
     TD3,
+    A2CConfig,
     DQNConfig,
+    Impala,
+    ImpalaConfig,
     PPOConfig,
+    ReplayConfig,
     RunFolder,
     SACConfig,
     TD3Config,
@@ -26,7 +31,6 @@ from recurl.trainers import (
     export_run,
     make_env,
 )
-from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from tests.envs.masked import ACTION_SPACES
 
@@ -37,7 +41,9 @@ DQN_SMALL = {**SMALL, "slices": 4, "slice_length": 6, "learning_starts": 48, "bu
 
 
 def options(kind, **more):
-    return kind(**{**(PPO_SMALL if kind is PPOConfig else DQN_SMALL), **more})
+    on_policy = {**SMALL, "entropy_coeff": 0.01, "total_steps": 192}
+    small = DQN_SMALL if issubclass(kind, ReplayConfig) else {PPOConfig: PPO_SMALL}.get(kind, on_policy)
+    return kind(**{**small, **more})
 
 
 def of_any(action, kind=PPOConfig, **more):
@@ -51,7 +57,7 @@ def test_collection_equals_replay(action):
     assert learner.loss.why_not_lowered() is None
     for _ in range(2):
         batch = learner.collect()
-        losses = learner.loss(learner.gae(batch.copy()))
+        losses = learner.loss(learner.estimator(batch.copy()))
         assert (losses["max_ratio"] - 1).abs() < 1e-5
         assert batch["action_log_prob"].shape == (3, 16)
         assert all(map(torch.isfinite, map(torch.as_tensor, learner.learn(batch).values())))
@@ -68,7 +74,7 @@ FITTING = [*((SACConfig, name) for name in (*CHOICES, *BOXES, "unbounded")), *((
 @pytest.mark.parametrize(("kind", "action"), FITTING)
 @pytest.mark.parametrize("shared", [True, False])
 def test_collection_equals_replay_of_actor_and_critics(kind, action, shared):
-    learner = make_algorithm(of_any(action, kind, shared_trunk=shared, cell="gru"))
+    learner = ALGORITHMS[kind.algorithm].learner(of_any(action, kind, shared_trunk=shared, cell="gru"))
     assert learner.collector.why_not_lowered() is None
     assert learner.loss.why_not_lowered() is None
     states = [key for part in recurrent_modules(learner.agent.policy) for key in part.state_keys]
@@ -86,11 +92,26 @@ def test_collection_equals_replay_of_actor_and_critics(kind, action, shared):
     learner.close()
 
 
+@pytest.mark.parametrize("clip_epsilon", [None, 0.2])
+@pytest.mark.parametrize("action", ACTION_SPACES)
+def test_importance_weights_of_what_was_just_collected_are_one(action, clip_epsilon):
+    learner = Impala(options(ImpalaConfig, env=ANY, env_kwargs=(f"kind={action}",), clip_epsilon=clip_epsilon))
+    assert learner.collector.why_not_lowered() is None
+    assert learner.loss.why_not_lowered() is learner.estimator.why_not_lowered() is None
+    for _ in range(2):
+        batch = learner.collect()
+        weight = learner.estimator(batch.copy())["importance_weight"]
+        assert (weight - 1).abs().max() < 1e-5
+        assert all(map(torch.isfinite, map(torch.as_tensor, learner.learn(batch).values())))
+    learner.close()
+
+
 @pytest.mark.parametrize("action", ["start", "multi", "matrix", "nested"])
-def test_tensordicts_give_the_same_numbers(action):
+@pytest.mark.parametrize("kind", [PPOConfig, A2CConfig, ImpalaConfig])
+def test_tensordicts_give_the_same_numbers(kind, action):
     batches = []
     for lowered in (True, False):
-        learner = PPO(of_any(action))
+        learner = ALGORITHMS[kind.algorithm].learner(options(kind, env=ANY, env_kwargs=(f"kind={action}",)))
         if not lowered:
             learner.agent.actor.module[0].module[0].register_forward_hook(lambda *_: None)
         assert (learner.loss.why_not_lowered() is None) == lowered
@@ -125,14 +146,14 @@ MASKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [PPOConfig, DQNConfig, SACConfig])
+@pytest.mark.parametrize("kind", [PPOConfig, A2CConfig, ImpalaConfig, DQNConfig, SACConfig])
 @pytest.mark.parametrize("masks", MASKS)
 def test_masked_runs(tmp_path, kind, masks):
     """The environment refuses forbidden actions, so a run shows that neither training nor evaluation takes any."""
     config = options(kind, env=MASKED, **MASKS[masks])
     folder = run(config, tmp_path)
     assert evaluate_run(folder, episodes=6).mean_return == 5.0
-    agent = make_algorithm(config).agent
+    agent = ALGORITHMS[kind.algorithm].learner(config).agent
     assert "action_mask" not in agent.observations.keys
     with make_env(config, 2, policy=agent.policy) as env:
         results = check_wiring(agent.policy, env, 16)

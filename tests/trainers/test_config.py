@@ -3,7 +3,7 @@ import json
 import pytest
 
 from recurl.errors import ArgumentError
-from recurl.trainers import PPOConfig
+from recurl.trainers import A2CConfig, ImpalaConfig, PPOConfig
 
 ENV = "recurl/RepeatPrevious-v0"
 GRAPH = {"cuda_graph": True, "device": "cuda"}
@@ -63,6 +63,25 @@ def test_options_that_cannot_be_used(options, message):
 def test_dicts_that_cannot_be_read(values, message):
     with pytest.raises(ArgumentError, match=message):
         PPOConfig.from_dict(values)
+
+
+@pytest.mark.parametrize("kind", [A2CConfig, ImpalaConfig])
+def test_options_of_other_algorithms_of_its_kind(kind):
+    assert kind(env=ENV, **GRAPH, rollout_steps=17).on_cpu().cuda_graph is False
+    with pytest.raises(ArgumentError, match="--cuda-graph needs --device cuda, got cpu"):
+        kind(env=ENV, cuda_graph=True)
+    with pytest.raises(ArgumentError, match=r"--cuda-graph needs --backend fastest or triton.* got pad"):
+        kind(env=ENV, **GRAPH, backend="pad")
+
+
+def test_options_of_impala():
+    assert ImpalaConfig(env=ENV, overlap=True).on_cpu().overlap is False
+    with pytest.raises(ArgumentError, match=r"--overlap needs --device cpu, .* got cuda"):
+        ImpalaConfig(env=ENV, overlap=True, device="cuda")
+    with pytest.raises(ArgumentError, match="--rho-thresh must be positive, got 0"):
+        ImpalaConfig(env=ENV, rho_thresh=0.0)
+    with pytest.raises(ArgumentError, match="--clip-epsilon must lie between 0 and 1, both excluded, got 1"):
+        ImpalaConfig(env=ENV, clip_epsilon=1.0)
 
 
 def test_cuda_graphs_fit_equal_minibatches():

@@ -11,18 +11,17 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
 from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
+from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
 from recurl.lowering import Step, modules_in_order, shared_state, why_not_lowered, why_whole
-from recurl.objectives.common import LossModule, entry, masked_mean, per_token, states_of
-from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences
+from recurl.objectives.action_values import ActionValueLoss
+from recurl.objectives.common import entry, masked_mean, per_token, states_of
+from recurl.objectives.sequences import Sequences
 from recurl.objectives.surrogate import DISTANCES
 from recurl.objectives.targets import target_of
 from recurl.objectives.trunks import Ahead, Head, Trunk, TrunkRun, depending_on
-from recurl.objectives.value.functional import n_step_return
 
 __all__ = ["ActorCriticLoss", "Critic", "CriticRun"]
 
-_WEIGHT = "priority_weight"
 _TARGET = "target"
 
 
@@ -49,7 +48,7 @@ class CriticRun(NamedTuple):
         return CriticRun(self.head, {key: value.detach() for key, value in self.entries.items()})
 
 
-class ActorCriticLoss(LossModule):
+class ActorCriticLoss(ActionValueLoss):
     """Base of the actor-critic losses that learn from replay.
 
     A critic's memory reads observations; the action enters after it, so that one pass along the sequences gives the
@@ -65,8 +64,7 @@ class ActorCriticLoss(LossModule):
         loss_function: distance of values and targets: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
     """
 
-    value_key: ClassVar[str] = "state_action_value"
-    """Entry that the critics write."""
+    accepted_keys = (*ActionValueLoss.accepted_keys, "state_action_value")
     reads_action: ClassVar[bool] = True
     """Whether the critics read the action; if not, they write the values of all actions."""
 
@@ -83,11 +81,7 @@ class ActorCriticLoss(LossModule):
         n_steps: int,
         loss_function: str,
     ) -> None:
-        super().__init__()
-        if not 0.0 <= gamma <= 1.0:
-            raise ArgumentError(f"gamma must be in [0, 1], got {gamma}.")
-        if n_steps < 1:
-            raise ArgumentError(f"n_steps must be at least 1, got {n_steps}.")
+        super().__init__(gamma, n_steps)
         if loss_function not in DISTANCES:
             raise ArgumentError(f"loss_function must be one of {sorted(DISTANCES)}, got {loss_function!r}.")
         given = [qvalue_network] if isinstance(qvalue_network, TensorDictModuleBase) else list(qvalue_network)
@@ -104,8 +98,6 @@ class ActorCriticLoss(LossModule):
             raise ArgumentError("qvalue_network must be a critic, or a list of one or more, got an empty list.")
         self.qvalue_network = nn.ModuleList(given)
         self.target_qvalue_network = target_of(self.qvalue_network)
-        self.gamma = gamma
-        self.n_steps = n_steps
         self._distance = DISTANCES[loss_function]
         self.critics(self.qvalue_network)
         shared = shared_state(m for network in (actor_network, *given) for m in network.modules())
@@ -119,9 +111,14 @@ class ActorCriticLoss(LossModule):
     # -- networks
 
     @property
+    def value_key(self) -> NestedKey:
+        """Entry that the critics write."""
+        return self.tensor_keys.state_action_value
+
+    @property
     def action_key(self) -> NestedKey:
-        """Key of the action."""
-        return ACTION
+        """Entry that the critics read as the action, and that holds the actions taken."""
+        return self.tensor_keys.action
 
     def networks(self) -> list[TensorDictModuleBase]:
         """Return the networks whose states a batch holds: critics and actor."""
@@ -192,7 +189,8 @@ class ActorCriticLoss(LossModule):
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the networks
         """Keys of all entries that are read from a batch."""
         trunks = [self.actor_trunk(), *(critic.trunk for critic in self.critics(self.qvalue_network))]
-        own = [self.action_key, *SEQUENCE_KEYS, IS_INIT, TRAJ_IDS, TRAJ_STEPS, MASK, _WEIGHT]
+        keys = self.tensor_keys
+        own = [keys.action, *keys.of_sequences, IS_INIT, TRAJ_IDS, TRAJ_STEPS, MASK, keys.priority_weight]
         return list(dict.fromkeys([*(k for t in trunks for k in t.in_keys), *own, *self.target_states.values()]))
 
     @property
@@ -267,12 +265,11 @@ class ActorCriticLoss(LossModule):
             value: values of the tokens and those steps, ``[N + E]``.
         """
         next_value = value.index_select(0, ahead.following).reshape(sequences.reward.shape)
-        target = n_step_return(
-            self.gamma, self.n_steps, next_value, sequences.reward, sequences.terminated, sequences.ends
-        )
-        return target.reshape(-1)
+        return self.returns(next_value, sequences).reshape(-1)
 
-    def critic_losses(self, batch: Step, sequences: Sequences, values: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def critic_losses(
+        self, batch: Step, sequences: Sequences, values: Tensor, target: Tensor
+    ) -> dict[NestedKey, Tensor]:
         """Return the loss of the critics, and what is reported of it.
 
         Args:
@@ -283,16 +280,17 @@ class ActorCriticLoss(LossModule):
         """
         mask = sequences.flat_mask
         distance = self._distance(values, target.expand_as(values), reduction="none").sum(0)
-        weight = cast(Tensor | None, batch.get(_WEIGHT, None))
+        keys = self.tensor_keys
+        weight = cast(Tensor | None, batch.get(keys.priority_weight, None))
         if weight is not None:
-            distance = distance * per_token(_WEIGHT, weight, batch.batch_size).reshape(-1)
+            distance = distance * per_token(keys.priority_weight, weight, batch.batch_size).reshape(-1)
         found = values.detach()
         error = (target - found).abs().amax(0)
         if mask is not None:
             error = error.masked_fill(~mask, 0.0)
         return {
             "loss_qvalue": masked_mean(distance, mask),
-            "td_error": error.reshape(*batch.batch_size, 1),
+            keys.priority: error.reshape(*batch.batch_size, 1),
             "q_value": masked_mean(found.mean(0), mask),
             "q_target": masked_mean(target, mask),
         }

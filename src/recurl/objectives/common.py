@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NoReturn, cast
+from typing import Any, Self, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.errors import ArgumentError, MissingKeyError, UsageError
+from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import MASK, NestedKey, next_key, normalize_key
 from recurl.lowering import Step, leaves
 from recurl.mode import set_recurrent_mode
+from recurl.objectives.kinds import ValueEstimators
+from recurl.objectives.tensor_keys import KeyedModule
 
 __all__ = [
     "LossModule",
@@ -27,20 +29,21 @@ __all__ = [
 ]
 
 
-class LossModule(TensorDictModuleBase):
+class LossModule(KeyedModule):
     """Base class of all losses: modules that map a batch of sequences to a TensorDict of scalars.
 
     ``forward`` and ``tensors`` enter recurrent mode themselves, so recurrent modules read the batch as sequences (its
     last batch dimension is time), whatever the mode outside. They never write into the batch. Subclasses implement
-    ``losses``, ``why_not_lowered``, ``in_keys`` (all entries that are read; select them to keep minibatches small) and
-    ``out_keys``. Networks are looked up at every call: they may be replaced, edited, copied or pickled at any time.
+    ``losses``, ``make_value_estimator``, ``why_not_lowered``, ``in_keys`` (all entries that are read; select them to
+    keep minibatches small), ``out_keys`` and ``accepted_keys``. Networks are looked up at every call: they may be
+    replaced, edited, copied or pickled at any time.
     """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the losses of a non-empty batch ``[T]`` or ``[*B, T]`` as a TensorDict of scalars."""
         return TensorDict(self.tensors(tensordict), [])
 
-    def tensors(self, batch: Step) -> dict[str, Tensor]:
+    def tensors(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Return the losses by name; the batch may also be ``Entries``, from ``SequenceMinibatches.entries``."""
         if batch.batch_size.numel() == 0:
             raise ArgumentError(
@@ -51,21 +54,20 @@ class LossModule(TensorDictModuleBase):
         with set_recurrent_mode(True):
             return self.losses(batch)
 
-    def make_value_estimator(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raise UsageError: losses contain no value estimators."""
-        raise UsageError(
-            "There is no make_value_estimator(): advantages are computed before the loss, batch = GAE(gamma, lmbda, "
-            "critic)(batch); gamma and n_steps are arguments of DQNLoss."
-        )
+    def make_value_estimator(self, value_type: ValueEstimators | str | None = None, **hyperparameters: Any) -> Self:
+        """Choose how the values that the loss learns are estimated; return the loss.
 
-    def set_keys(self, **keys: object) -> NoReturn:
-        """Raise UsageError: the names of entries are fixed."""
-        raise UsageError(
-            "There is no set_keys(): the entries that are read, listed in in_keys, have fixed names. Rename those of "
-            "your batch instead: batch.rename_key_(old, new)."
-        )
+        Args:
+            value_type: kind of estimate, such as ``ValueEstimators.TDLambda`` or ``"tdlambda"``; None for the default.
+            **hyperparameters: those of the estimator, such as ``gamma`` and ``lmbda``.
 
-    def losses(self, batch: Step) -> dict[str, Tensor]:
+        Raises:
+            ArgumentError: the loss has no such estimates, or an hyperparameter is out of range.
+            ArgumentTypeError: the estimator has no such hyperparameter.
+        """
+        raise NotImplementedError
+
+    def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Compute the losses; called in recurrent mode."""
         raise NotImplementedError
 

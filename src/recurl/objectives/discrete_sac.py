@@ -10,7 +10,9 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.errors import ArgumentError
+from recurl.keys import NestedKey
 from recurl.lowering import Step
+from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.actor_critic import CriticRun
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sac import SoftLoss, Temperature
@@ -84,8 +86,13 @@ class DiscreteSACLoss(SoftLoss):
         ['loss_actor', 'loss_alpha', 'loss_qvalue']
     """
 
-    value_key = "action_value"
+    accepted_keys = (*ActionValueLoss.accepted_keys, "action_value")
     reads_action = False
+
+    @property
+    def value_key(self) -> NestedKey:
+        """Entry that the critics write."""
+        return self.tensor_keys.action_value
 
     def __init__(  # noqa: PLR0913 - those of TorchRL
         self,
@@ -117,9 +124,9 @@ class DiscreteSACLoss(SoftLoss):
             raise ArgumentError(f"target_entropy_weight must be in [0, 1], got {target_entropy_weight}.")
         self.target_entropy_weight = target_entropy_weight
 
-    def losses(self, batch: Step) -> dict[str, Tensor]:
+    def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Compute the losses; called in recurrent mode."""
-        sequences = Sequences.read(batch)
+        sequences = Sequences.read(batch, self.tensor_keys)
         ahead, count = Ahead.of(sequences), batch.batch_size.numel()
         alpha, actor = self.temperature(), self.actor()
         trunks, critics = self.online(batch, sequences)

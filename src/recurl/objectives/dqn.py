@@ -10,23 +10,22 @@ from torch import Tensor
 
 from recurl.absent import without_arguments
 from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.keys import ACTION, IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
+from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
 from recurl.lowering import Network, Step, why_not_lowered
-from recurl.objectives.common import LossModule, entry, masked_mean, per_token, states_of
-from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
+from recurl.objectives.action_values import ActionValueLoss
+from recurl.objectives.common import entry, masked_mean, per_token, states_of
+from recurl.objectives.sequences import Sequences, Unroll
 from recurl.objectives.surrogate import DISTANCES
 from recurl.objectives.targets import target_of
-from recurl.objectives.value.functional import inverse_value_rescaling, n_step_return, value_rescaling
+from recurl.objectives.value.functional import inverse_value_rescaling, value_rescaling
 
 __all__ = ["DQNLoss"]
 
-_WEIGHT = "priority_weight"
 _TARGET = "target"
-_ERROR_KEYS = ["td_error", "q_value", "q_target"]
 
 
 @without_arguments(action_space="leave it out, integer and one-hot actions are distinguished by their shape")
-class DQNLoss(LossModule):
+class DQNLoss(ActionValueLoss):
     """Temporal-difference loss of action values over sequences.
 
     With ``Q`` the network, ``Q'`` its target copy (or itself, without gradient) and ``o'`` the true next observation::
@@ -92,6 +91,7 @@ class DQNLoss(LossModule):
         (True, torch.Size([3, 1]))
     """
 
+    accepted_keys = (*ActionValueLoss.accepted_keys, "action_value")
     target_value_network: TensorDictModuleBase
 
     def __init__(
@@ -105,16 +105,10 @@ class DQNLoss(LossModule):
         delay_value: bool = True,
         loss_function: str = "l2",
     ) -> None:
-        super().__init__()
-        if not 0.0 <= gamma <= 1.0:
-            raise ArgumentError(f"gamma must be in [0, 1], got {gamma}.")
-        if n_steps < 1:
-            raise ArgumentError(f"n_steps must be at least 1, got {n_steps}.")
+        super().__init__(gamma, n_steps)
         if loss_function not in DISTANCES:
             raise ArgumentError(f"loss_function must be one of {sorted(DISTANCES)}, got {loss_function!r}.")
         self.value_network = value_network
-        self.gamma = gamma
-        self.n_steps = n_steps
         self.double_dqn = double_dqn
         self.value_rescaling = value_rescaling
         self._distance = DISTANCES[loss_function]
@@ -125,8 +119,7 @@ class DQNLoss(LossModule):
             )
         if delay_value:
             self.target_value_network = target_of(value_network)
-        self.out_keys = ["loss", *_ERROR_KEYS]
-        _unroll(value_network)
+        self._unroll(value_network)
 
     @property
     def delay_value(self) -> bool:
@@ -136,8 +129,19 @@ class DQNLoss(LossModule):
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network
         """Keys of all entries that are read from a batch."""
-        own = [ACTION, *SEQUENCE_KEYS, IS_INIT, TRAJ_IDS, TRAJ_STEPS, MASK, _WEIGHT, *self.target_states.values()]
-        return list(dict.fromkeys([*_unroll(self.value_network).in_keys, *own]))
+        keys = self.tensor_keys
+        own = [keys.action, *keys.of_sequences, IS_INIT, TRAJ_IDS, TRAJ_STEPS, MASK, keys.priority_weight]
+        return list(dict.fromkeys([*self._unroll(self.value_network).in_keys, *own, *self.target_states.values()]))
+
+    @property
+    def out_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows set_keys
+        """Names of the loss and of the errors and means."""
+        return ["loss", self.tensor_keys.priority, "q_value", "q_target"]
+
+    def network_keys(self) -> dict[str, NestedKey]:
+        """Return the key of the action values, which the network names."""
+        key = getattr(self.value_network, "action_value_key", None)
+        return {} if key is None else {"action_value": normalize_key(key)}
 
     @property
     def target_states(self) -> dict[NestedKey, NestedKey]:
@@ -156,26 +160,26 @@ class DQNLoss(LossModule):
         """Return the reason why the networks need TensorDicts, or None if they are lowered."""
         return why_not_lowered(Network([network]) for network in [*self.networks(), *self.target_networks()])
 
-    def losses(self, batch: Step) -> dict[str, Tensor]:
+    def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Compute the loss; called in recurrent mode."""
-        sequences, shape = Sequences.read(batch), batch.batch_size
-        online = _unroll(self.value_network)
+        keys, shape = self.tensor_keys, batch.batch_size
+        sequences, online = Sequences.read(batch, keys), self._unroll(self.value_network)
         run = online.run(batch, sequences)
         values = cast(Tensor, run.get(online.out_key))
-        chosen = _chosen(values, entry(batch, ACTION, "The policy writes it during collection."))
+        chosen = _chosen(values, entry(batch, keys.action, "The policy writes it during collection."))
         with torch.no_grad():
             target = self._targets(batch, sequences, online, run)
             target = target.detach()  # also from forward-mode tangents, which no_grad keeps
-        weight = batch.get(_WEIGHT, None)
+        weight = batch.get(keys.priority_weight, None)
         distance = self._distance(chosen, target, reduction="none")
         if weight is not None:
-            distance = distance * per_token(_WEIGHT, cast(Tensor, weight), shape)
+            distance = distance * per_token(keys.priority_weight, cast(Tensor, weight), shape)
         error = (target - chosen.detach()).abs()
         if sequences.mask is not None:
             error = error.masked_fill(~sequences.mask, 0.0)
         return {
             "loss": masked_mean(distance, sequences.mask),
-            "td_error": error.unsqueeze(-1),
+            keys.priority: error.unsqueeze(-1),
             "q_value": masked_mean(chosen.detach(), sequences.mask),
             "q_target": masked_mean(target, sequences.mask),
         }
@@ -186,21 +190,22 @@ class DQNLoss(LossModule):
         next_value = next_value.masked_fill(next_value == -torch.inf, 0.0)  # no action is allowed there
         if self.value_rescaling:
             next_value = inverse_value_rescaling(next_value)
-        target = n_step_return(
-            self.gamma, self.n_steps, next_value, sequences.reward, sequences.terminated, sequences.ends
-        )
+        target = self.returns(next_value, sequences)
         return value_rescaling(target) if self.value_rescaling else target
 
     def _next_value(self, batch: Step, sequences: Sequences, online: Unroll, run: Step) -> Tensor:
         """Return the value of every next observation, ``[*B, T]``, as the networks output it."""
         if not self.delay_value:
             return online.next_output(batch, sequences, run).amax(-1)
-        target_batch, target = self._target_batch(batch), _unroll(self.target_value_network)
+        target_batch, target = self._target_batch(batch), self._unroll(self.target_value_network)
         values = target.next_output(target_batch, sequences, target.run(target_batch, sequences))
         if not self.double_dqn:
             return values.amax(-1)
         best = online.next_output(batch, sequences, run).argmax(-1, keepdim=True)
         return values.gather(-1, best).squeeze(-1)
+
+    def _unroll(self, network: TensorDictModuleBase) -> Unroll:
+        return Unroll(network, self.tensor_keys.action_value)
 
     def _target_batch(self, batch: Step) -> Step:
         """Return ``batch`` with the target network's own states in place of the network's, where it has them."""
@@ -211,10 +216,6 @@ class DQNLoss(LossModule):
         for key, value in own.items():
             target_batch.set(key, value)
         return target_batch
-
-
-def _unroll(network: TensorDictModuleBase) -> Unroll:
-    return Unroll(network, normalize_key(getattr(network, "action_value_key", "action_value")))
 
 
 def _chosen(values: Tensor, action: Tensor) -> Tensor:

@@ -2,65 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
-
 import torch
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
-from torch import distributions as d
 
-from recurl.continuity import check_order, check_starts
 from recurl.errors import ArgumentError, UsageError
-from recurl.keys import (
-    ADVANTAGE,
-    IS_INIT,
-    MASK,
-    STATE_VALUE,
-    TRAJ_IDS,
-    TRAJ_STEPS,
-    VALUE_TARGET,
-    NestedKey,
-    normalize_key,
-)
-from recurl.lowering import Network, Step, distribution_of, inputs_of, modules_in_order, shared_state, why_not_lowered
-from recurl.objectives.common import (
-    LossModule,
-    common_prefix,
-    entry,
-    masked_mean,
-    per_token,
-    standardized,
-    states_of,
-)
-from recurl.objectives.surrogate import DISTANCES, Data, Surrogate
+from recurl.keys import NestedKey
+from recurl.lowering import Step
+from recurl.objectives.common import entry, masked_mean, standardized
+from recurl.objectives.policy import ActorCritic, sum_events
+from recurl.objectives.policy_gradient import PolicyGradientLoss, estimated, explained_variance, mask_of
+from recurl.objectives.surrogate import Data, Surrogate
+from recurl.objectives.tensor_keys import TensorKeys
 
 __all__ = ["ClipPPOLoss"]
 
-_RUN_GAE = "Run the advantage estimator on the whole batch before cutting it into minibatches: batch = GAE(...)(batch)."
 
-
-class _Plan(NamedTuple):
-    """Parts of the actor and the critic, as they run in one call."""
-
-    trunk: Network
-    """Modules at the beginning of both, run once."""
-    actor: Network
-    critic: Network
-    sampler: TensorDictModuleBase
-    action_keys: list[NestedKey]
-    """The action, or each of its parts."""
-    log_prob_key: NestedKey
-    keys: list[NestedKey]
-    """Entries that the networks read."""
-    states: list[NestedKey]
-
-    @property
-    def networks(self) -> tuple[Network, Network, Network]:
-        """All networks, in the order in which they run."""
-        return self.trunk, self.actor, self.critic
-
-
-class ClipPPOLoss(LossModule):
+class ClipPPOLoss(PolicyGradientLoss):
     """Clipped surrogate objective, value loss and entropy bonus.
 
     Source: Schulman et al., "Proximal policy optimization algorithms" (2017), equations 7 and 9.
@@ -136,32 +94,24 @@ class ClipPPOLoss(LossModule):
         normalize_advantage: bool = False,
         clip_value: bool | float = False,
     ) -> None:
-        super().__init__()
         if not isinstance(clip_epsilon, Tensor) and not 0.0 < clip_epsilon < 1.0:
             raise ArgumentError(f"clip_epsilon must be in (0, 1), got {clip_epsilon}.")
-        if loss_critic_type not in DISTANCES:
-            raise ArgumentError(f"loss_critic_type must be one of {sorted(DISTANCES)}, got {loss_critic_type!r}.")
-        if clip_value < 0:
-            raise ArgumentError(f"clip_value must be True, False or a positive number, got {clip_value}.")
-        _check_states(actor_network, critic_network)
-        self.actor_network = actor_network
-        self.critic_network = critic_network
+        super().__init__(
+            actor_network,
+            critic_network,
+            entropy_bonus=entropy_bonus,
+            entropy_coeff=entropy_coeff,
+            critic_coeff=critic_coeff,
+            loss_critic_type=loss_critic_type,
+            clip_value=float(clip_epsilon if clip_value is True else clip_value),
+        )
         self.clip_epsilon = clip_epsilon
-        self.entropy_bonus = entropy_bonus
-        self.entropy_coeff = entropy_coeff
-        self.critic_coeff = critic_coeff
         self.normalize_advantage = normalize_advantage
-        self.clip_value = float(clip_epsilon if clip_value is True else clip_value)
-        self.metrics = True
-        self._distance = loss_critic_type
-        self._plan()
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the networks
         """Keys of all entries that are read from a batch."""
-        plan = self._plan()
-        old_value = [STATE_VALUE] if self.clip_value else []
-        return [*plan.keys, *plan.action_keys, plan.log_prob_key, ADVANTAGE, VALUE_TARGET, *old_value, MASK]
+        return [*super().in_keys, self.tensor_keys.sample_log_prob]
 
     @property
     def out_keys(self) -> list[str]:  # type: ignore[override] # follows the options
@@ -170,92 +120,45 @@ class ClipPPOLoss(LossModule):
         entropy = ["loss_entropy"] if self.entropy_bonus else []
         return ["loss_objective", "loss_critic", *entropy, *(metrics if self.metrics else ())]
 
-    def _plan(self) -> _Plan:
-        """Return the parts of the networks as they are now."""
-        *actor, sampler = _parts(self.actor_network)
-        critic = modules_in_order(self.critic_network)
-        shared = common_prefix(actor, critic)
-        networks = (self.actor_network, self.critic_network)
-        if set(states_of(*actor[shared:], sampler)) & set(states_of(*critic[shared:])):
-            _check_states(*networks)
-        return _Plan(
-            Network(actor[:shared]),
-            Network(actor[shared:]),
-            Network(critic[shared:]),
-            sampler,
-            *_keys_of(sampler),
-            list(
-                dict.fromkeys(
-                    normalize_key(k) for k in (*(k for n in networks for k in n.in_keys), TRAJ_IDS, TRAJ_STEPS)
-                )
-            ),
-            list(dict.fromkeys(key for network in networks for key in states_of(network))),
-        )
-
-    def why_not_lowered(self) -> str | None:
-        """Return the reason why the networks need TensorDicts, or None if they are lowered."""
-        return why_not_lowered(self._plan().networks)
-
-    def losses(self, batch: Step) -> dict[str, Tensor]:
-        """Compute the losses; called in recurrent mode."""
-        plan = self._plan()
-        if batch.get(IS_INIT, None) is not None:
-            check_order(batch)
-            check_starts(batch, plan.states)
-        data = self._read(batch, plan)
-        dist, value = _run(batch, plan)
-        shape = batch.batch_size
-        surrogate = Surrogate(self.clip_epsilon, self.clip_value, self._distance)
-        actions = [entry(batch, key, "The actor writes it during collection.") for key in plan.action_keys]
-        log_prob, entropy = self._log_prob_and_entropy(dist, actions)
-        terms = surrogate(_sum_events(log_prob, shape), value, data)
-        out = {"loss_objective": -terms.gain, "loss_critic": self.critic_coeff * terms.distance}
-        entropy = masked_mean(_sum_events(entropy, shape), data.mask)
+    def losses_of(self, batch: Step, plan: ActorCritic, keys: TensorKeys) -> dict[NestedKey, Tensor]:
+        """Compute the losses; see :class:`PolicyGradientLoss`."""
+        data = self._read(batch, keys)
+        now = self._evaluate(batch, plan, keys, data.mask)
+        terms = Surrogate(self.clip_epsilon, self.clip_value, self._distance)(now.log_prob, now.value, data)
+        out: dict[NestedKey, Tensor] = {
+            "loss_objective": -terms.gain,
+            "loss_critic": self.critic_coeff * terms.distance,
+        }
         if self.entropy_bonus:
-            out["loss_entropy"] = -self.entropy_coeff * entropy
+            out["loss_entropy"] = -self.entropy_coeff * now.entropy
         if not self.metrics:
             return out
-        out["entropy"] = entropy.detach()
+        out["entropy"] = now.entropy.detach()
         out |= self._ratio_metrics(terms.log_ratio, terms.ratio, data.mask)
-        out["explained_variance"] = _explained_variance(value.detach(), data.target, data.mask)
-        return {key: out[key] for key in self.out_keys}
+        out["explained_variance"] = explained_variance(now.value.detach(), data.target, data.mask)
+        return out
 
-    def _read(self, batch: Step, plan: _Plan) -> Data:
-        shape = batch.batch_size
+    def _read(self, batch: Step, keys: TensorKeys) -> Data:
         log_prob = entry(
-            batch, plan.log_prob_key, "Build the actor with return_log_prob=True, so that collection stores it."
+            batch, keys.sample_log_prob, "Build the actor with return_log_prob=True, so that collection stores it."
         )
         if log_prob.requires_grad:
             raise UsageError(
-                f"The stored {plan.log_prob_key!r} must not require gradients: collect under torch.no_grad(), or "
+                f"The stored {keys.sample_log_prob!r} must not require gradients: collect under torch.no_grad(), or "
                 "detach it."
             )
-        old_value = entry(batch, STATE_VALUE, _RUN_GAE) if self.clip_value else None
-        mask = cast(Tensor | None, batch.get(MASK, None))
         data = Data(
-            _sum_events(log_prob, shape),
-            per_token(ADVANTAGE, entry(batch, ADVANTAGE, _RUN_GAE), shape),
-            per_token(VALUE_TARGET, entry(batch, VALUE_TARGET, _RUN_GAE), shape),
-            None if old_value is None else per_token(STATE_VALUE, old_value, shape),
-            None if mask is None else per_token(MASK, mask, shape),
+            sum_events(log_prob, batch.batch_size),
+            estimated(batch, keys.advantage),
+            estimated(batch, keys.value_target),
+            estimated(batch, keys.value) if self.clip_value else None,
+            mask_of(batch),
         )
         if self.normalize_advantage:
             return data._replace(advantage=standardized(data.advantage, data.mask))
         return data
 
-    def _log_prob_and_entropy(self, dist: d.Distribution, actions: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the log-probability of an action and the entropy, without gradients if its coefficient is 0."""
-        # The value of a tensor is not read, which would synchronise with the device.
-        counts = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
-        together = getattr(dist, "log_prob_and_entropy", None)
-        if together is not None:
-            log_prob, entropy = together(*actions)
-            return log_prob, entropy if counts else entropy.detach()
-        with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
-            entropy = dist.entropy()
-        return cast(Any, dist).log_prob(*actions), entropy
-
-    def _ratio_metrics(self, log_ratio: Tensor, ratio: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    def _ratio_metrics(self, log_ratio: Tensor, ratio: Tensor, mask: Tensor | None) -> dict[NestedKey, Tensor]:
         outside = (ratio - 1.0).abs() > self.clip_epsilon
         mean, mean_square = masked_mean(ratio, mask), masked_mean(ratio.square(), mask)
         return {
@@ -265,59 +168,3 @@ class ClipPPOLoss(LossModule):
             "max_ratio": (ratio if mask is None else torch.where(mask, ratio, 0.0)).max(),
             "mean_ratio": mean,
         }
-
-
-def _run(batch: Step, plan: _Plan) -> tuple[d.Distribution, Tensor]:
-    """Return the current action distribution, and the current values ``[*B, T]``."""
-    run = plan.trunk(inputs_of(batch, plan.keys, plan.networks))
-    branch = plan.critic(run.copy() if plan.critic.modules else run)
-    value = per_token(STATE_VALUE, entry(branch, STATE_VALUE, "The critic must write it."), batch.batch_size)
-    return distribution_of(plan.sampler, plan.actor(run)), value
-
-
-def _parts(actor: TensorDictModuleBase) -> list[TensorDictModuleBase]:
-    """Return the modules of an actor, in order; the actor itself if it overrides ``get_dist``."""
-    own = isinstance(actor, ProbabilisticTensorDictSequential) and (
-        "get_dist" in vars(actor) or type(actor).get_dist is not ProbabilisticTensorDictSequential.get_dist
-    )
-    return [actor] if own else modules_in_order(actor)
-
-
-def _keys_of(sampler: TensorDictModuleBase) -> tuple[list[NestedKey], NestedKey]:
-    """Return the keys of the action, or of its parts, and the key of its log-probability."""
-    actions = getattr(sampler, "dist_sample_keys", None)
-    log_probs = getattr(sampler, "log_prob_keys", ())
-    if actions is None or len(log_probs) != 1:
-        given = f"is a {type(sampler).__name__}" if actions is None else f"samples {actions}"
-        raise ArgumentError(
-            "PPO needs action probabilities, so the actor must end with a sampler of one action, as "
-            "ProbabilisticActor(module, ..., distribution_class=..., return_log_prob=True) does; the last module "
-            f"of this one {given}."
-        )
-    return [normalize_key(key) for key in actions], normalize_key(log_probs[0])
-
-
-def _check_states(actor: TensorDictModuleBase, critic: TensorDictModuleBase) -> None:
-    shared = shared_state([*actor.modules(), *critic.modules()])
-    if shared is not None:
-        raise ArgumentError(
-            f"Actor and critic must not share state keys, but each has a recurrent module with the state {shared!r}, "
-            "so one would start from the states of the other. Share the module (ActorValueOperator), or give one other "
-            "keys, in_keys=[value, 'its_state', ...] and out_keys=[features, ('next', 'its_state'), ...]."
-        )
-
-
-def _sum_events(values: Tensor, batch_shape: torch.Size) -> Tensor:
-    """Sum values of a distribution, ``[*B, T, ...]``, over the components of an action, to ``[*B, T]``."""
-    extra = values.ndim - len(batch_shape)
-    return values.sum(tuple(range(-extra, 0))) if extra > 0 else values
-
-
-def _explained_variance(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    def variance(x: Tensor) -> Tensor:
-        if mask is None:
-            return x.var(correction=0)
-        return masked_mean((x - masked_mean(x, mask)).square(), mask)
-
-    total = variance(target)
-    return torch.where(total > 0, 1.0 - variance(target - value) / total, 0.0)

@@ -99,10 +99,9 @@ class SoftLoss(ActorCriticLoss):
         """Return the part of the actor that runs along sequences."""
         return self.actor().trunk
 
-    @property
-    def action_key(self) -> NestedKey:
-        """Key of the action."""
-        return self.actor().action_key
+    def network_keys(self) -> dict[str, NestedKey]:
+        """Return the key of the action, which the actor names."""
+        return {"action": self.actor().action_key}
 
     @property
     def log_alpha(self) -> Tensor:
@@ -110,14 +109,15 @@ class SoftLoss(ActorCriticLoss):
         return self.temperature.log_alpha
 
     @property
-    def out_keys(self) -> list[str]:  # type: ignore[override] # follows the options
+    def out_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the options
         """Names of the losses and of what is reported."""
         alpha = [] if self.temperature.fixed else ["loss_alpha"]
-        return ["loss_actor", "loss_qvalue", *alpha, "alpha", "entropy", "td_error", "q_value", "q_target"]
+        priority = self.tensor_keys.priority
+        return ["loss_actor", "loss_qvalue", *alpha, "alpha", "entropy", priority, "q_value", "q_target"]
 
     def with_temperature(
-        self, out: dict[str, Tensor], entropy: Tensor, wanted: Tensor, mask: Tensor | None
-    ) -> dict[str, Tensor]:
+        self, out: dict[NestedKey, Tensor], entropy: Tensor, wanted: Tensor, mask: Tensor | None
+    ) -> dict[NestedKey, Tensor]:
         """Add what concerns the temperature to the losses.
 
         Args:
@@ -239,9 +239,9 @@ class SACLoss(SoftLoss):
             loss_function=loss_function,
         )
 
-    def losses(self, batch: Step) -> dict[str, Tensor]:
+    def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Compute the losses; called in recurrent mode."""
-        sequences = Sequences.read(batch)
+        sequences = Sequences.read(batch, self.tensor_keys)
         ahead, count = Ahead.of(sequences), batch.batch_size.numel()
         alpha, actor = self.temperature(), self.actor()
         trunks, critics = self.online(batch, sequences)

@@ -1,4 +1,4 @@
-"""Shared by GAE and DQN: sequences of a batch, and a network's outputs along them and one step past their ends."""
+"""Sequences of a batch, and a network's outputs along them and one step past their ends, for estimators and losses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from torch import Tensor
 from recurl.continuity import check_order, check_starts
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import (
-    DONE,
     IS_INIT,
     MASK,
-    REWARD,
-    TERMINATED,
     TRAJ_IDS,
     TRAJ_STEPS,
     NestedKey,
@@ -26,11 +23,11 @@ from recurl.keys import (
 from recurl.lowering import Network, Step, inputs_from, inputs_of
 from recurl.mode import set_recurrent_mode
 from recurl.objectives.common import entry, per_token, states_of
+from recurl.objectives.tensor_keys import TensorKeys
 from recurl.recurrence.boundaries import Boundaries
 
-__all__ = ["SEQUENCE_KEYS", "Passes", "Sequences", "Unroll", "ends_are_gathered", "inputs_in", "picked"]
+__all__ = ["Passes", "Sequences", "Unroll", "ends_are_gathered", "inputs_in", "inputs_in_sequence", "picked"]
 
-SEQUENCE_KEYS: tuple[NestedKey, ...] = (next_key(REWARD), next_key(DONE), next_key(TERMINATED))
 _FROM_ENV = "Collect it with an environment of recurl, which writes it under 'next' at every step."
 _GATHERED_ON = ("cpu",)  # devices on which counting the ends of sequences needs no synchronisation
 
@@ -58,7 +55,7 @@ class Sequences(NamedTuple):
         return None if self.mask is None else self.mask.reshape(-1)
 
     @classmethod
-    def read(cls, batch: Step) -> Sequences:
+    def read(cls, batch: Step, keys: TensorKeys) -> Sequences:
         """Read the sequences of a batch ``[T]`` or ``[*B, T]``, time last.
 
         A sequence ends at the end of a row, at ``done``, before ``is_init``, where the next token isn't the
@@ -71,7 +68,7 @@ class Sequences(NamedTuple):
         """
         _check_time(batch)
         shape = batch.batch_size
-        reward, done, terminated = (per_token(key, entry(batch, key, _FROM_ENV), shape) for key in SEQUENCE_KEYS)
+        reward, done, terminated = (per_token(key, entry(batch, key, _FROM_ENV), shape) for key in keys.of_sequences)
         mask = batch.get(MASK, None)
         mask = None if mask is None else per_token(MASK, cast(Tensor, mask), shape)
         starts = _starts(batch, done | terminated, mask)
@@ -90,7 +87,7 @@ class Passes:
     Attributes:
         network: the modules.
         states: keys of the recurrent states of the modules.
-        in_keys: entries of a batch that are read, besides ``SEQUENCE_KEYS``.
+        in_keys: entries of a batch that are read, besides those of reward and flags.
     """
 
     def __init__(self, modules: Sequence[TensorDictModuleBase], also: Iterable[NestedKey] = ()) -> None:
@@ -108,6 +105,11 @@ class Passes:
             MissingKeyError: an observation has no counterpart under ``"next"``, or a sequence begins inside an episode
                 without a state to start from.
         """
+        self.check(batch, sequences)
+        return inputs_in_sequence(batch, sequences, [*self._keys, TRAJ_IDS, TRAJ_STEPS], [self.network])
+
+    def check(self, batch: Step, sequences: Sequences) -> None:
+        """Raise MissingKeyError if the network can't run along the sequences and past their ends."""
         check_starts(batch, self.states, sequences.starts)
         for key in self._observed:
             if batch.get(next_key(key), None) is None:
@@ -116,13 +118,6 @@ class Passes:
                     "step of a trajectory can't be computed. Pass a value_network that includes the trunk: from "
                     "observations, which exist under 'next', to the value."
                 )
-        run = inputs_of(batch, [*self._keys, TRAJ_IDS, TRAJ_STEPS], [self.network])
-        if IS_INIT in self._keys:
-            is_init = sequences.starts.unsqueeze(-1)
-            run.set(IS_INIT, is_init)
-            boundaries = Boundaries(sequences.starts.reshape(-1), batch.batch_size)
-            boundaries.remember(is_init, run.get(TRAJ_IDS, None), run.get(TRAJ_STEPS, None))
-        return run
 
     def step(self, batch: Step, run: Step, where: Tensor | None) -> Step:
         """Make one step to the next observation of the tokens ``where`` (of all tokens when None), flat.
@@ -216,6 +211,22 @@ def picked(source: Step, key: NestedKey, where: Tensor | None) -> Tensor:
     """Return an entry ``[*B, T, ...]`` of the tokens ``where`` (of all tokens when None), flat."""
     flat = cast(Tensor, source.get(key)).flatten(0, source.ndim - 1)
     return flat if where is None else flat.index_select(0, where)
+
+
+def inputs_in_sequence(
+    batch: Step, sequences: Sequences, keys: Sequence[NestedKey], networks: Sequence[Network]
+) -> Step:
+    """Return the entries ``keys`` of ``batch`` for ``networks``, with the starts of the sequences as ``"is_init"``.
+
+    See :func:`~recurl.lowering.inputs_of`; ``keys`` must hold those of trajectories.
+    """
+    run = inputs_of(batch, keys, networks)
+    if IS_INIT in keys:
+        is_init = sequences.starts.unsqueeze(-1)
+        run.set(IS_INIT, is_init)
+        boundaries = Boundaries(sequences.starts.reshape(-1), batch.batch_size)
+        boundaries.remember(is_init, run.get(TRAJ_IDS, None), run.get(TRAJ_STEPS, None))
+    return run
 
 
 def _check_time(batch: Step) -> None:

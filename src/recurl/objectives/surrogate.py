@@ -1,4 +1,4 @@
-"""Terms of the PPO objective, and the derivatives of their means."""
+"""Terms of the PPO objective, and the derivatives of their means; distances of values and targets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from recurl.autograd import differentiate_again, first_derivatives_do, gradients_have_derivatives
 from recurl.objectives.common import masked_mean
 
-__all__ = ["DISTANCES", "Data", "Surrogate", "Terms"]
+__all__ = ["DISTANCES", "Data", "Surrogate", "Terms", "value_distances"]
 
 DISTANCES = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
 
@@ -80,13 +80,7 @@ class Surrogate(NamedTuple):
 
     def distances(self, value: Tensor, data: Data) -> tuple[Tensor, Tensor | None]:
         """Return the distance of every value to its target, and with ``clip_value`` that of the clipped value."""
-        distance = DISTANCES[self.distance]
-        plain = distance(value, data.target, reduction="none")
-        if data.old_value is None:
-            return plain, None
-        # Exact within the bounds, where old + (value - old) would differ from the value by rounding.
-        near = value.clamp(data.old_value - self.clip_value, data.old_value + self.clip_value)
-        return plain, distance(near, data.target, reduction="none")
+        return value_distances(self.distance, value, data.target, data.old_value, self.clip_value)
 
     def slope(self, difference: Tensor) -> Tensor:
         """Return the derivative of the distance with respect to the value, for ``difference = value - target``."""
@@ -97,6 +91,27 @@ class Surrogate(NamedTuple):
                 return difference.sign()
             case _:
                 return difference.clamp(-1.0, 1.0)
+
+
+def value_distances(
+    kind: str, value: Tensor, target: Tensor, old_value: Tensor | None, clip_value: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return the distance of every value to its target, and that of the value clipped around ``old_value``.
+
+    Args:
+        kind: key of ``DISTANCES``.
+        value: values, ``[*B, T]``.
+        target: their targets.
+        old_value: stored values; None for no clipping.
+        clip_value: maximum distance of a value from the stored one.
+    """
+    distance = DISTANCES[kind]
+    plain = distance(value, target, reduction="none")
+    if old_value is None:
+        return plain, None
+    # Exact within the bounds, where old + (value - old) would differ from the value by rounding.
+    near = value.clamp(old_value - clip_value, old_value + clip_value)
+    return plain, distance(near, target, reduction="none")
 
 
 class _Means(torch.autograd.Function):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.keys import ACTION, NestedKey, normalize_key
+from recurl.keys import NestedKey, normalize_key
 from recurl.lowering import Step, modules_in_order
 from recurl.objectives.actor_critic import ActorCriticLoss
 from recurl.objectives.common import masked_mean
@@ -114,21 +114,16 @@ class TD3Loss(ActorCriticLoss):
         for name, value in zip(("low", "high"), _bounds(action_spec, bounds), strict=True):
             self.register_buffer(name, value)
         # Copied together: what actor and critics share, their targets share too.
-        self.target_qvalue_network, self.target_actor_network = target_of(
-            nn.ModuleList([self.qvalue_network, actor_network])
-        )
+        critics, actor = target_of(nn.ModuleList([self.qvalue_network, actor_network]))
+        self.target_qvalue_network = cast(nn.ModuleList, critics)
+        self.target_actor_network = cast(TensorDictModuleBase, actor)
         self.actor_trunk()
 
     @property
-    def out_keys(self) -> list[str]:  # type: ignore[override] # follows the options
+    def out_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the options
         """Names of the losses and of what is reported."""
         actor = ["loss_actor"] if self.updates_actor else []
-        return [*actor, "loss_qvalue", "td_error", "q_value", "q_target"]
-
-    @property
-    def action_key(self) -> NestedKey:
-        """Key of the action."""
-        return ACTION
+        return [*actor, "loss_qvalue", self.tensor_keys.priority, "q_value", "q_target"]
 
     def target_networks(self) -> list[TensorDictModuleBase]:
         """Return the target networks: critics and actor."""
@@ -143,9 +138,9 @@ class TD3Loss(ActorCriticLoss):
             raise ArgumentError(f"The actor must write {self.action_key!r}, but its out_keys are {network.out_keys}.")
         return Trunk(modules_in_order(network, apart=True))
 
-    def losses(self, batch: Step) -> dict[str, Tensor]:
+    def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Compute the losses; called in recurrent mode."""
-        sequences = Sequences.read(batch)
+        sequences = Sequences.read(batch, self.tensor_keys)
         trunks, critics = self.online(batch, sequences)
         target = self._targets(batch, sequences)
         out = self.critic_losses(batch, sequences, self.values_of(critics, self.taken(batch)), target)

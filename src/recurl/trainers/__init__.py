@@ -1,8 +1,12 @@
-"""Training: PPO, DQN, R2D2, SAC and TD3, with and without memory; run folders, checkpoints, evaluation, export."""
+"""Training: PPO, A2C, IMPALA, DQN, R2D2, SAC and TD3, with and without memory; run folders, evaluation, export."""
 
+from recurl.trainers.algorithms.a2c import A2C
+from recurl.trainers.algorithms.a2c_config import A2CConfig
 from recurl.trainers.algorithms.dqn import DQN
 from recurl.trainers.algorithms.dqn_config import DQNConfig
 from recurl.trainers.algorithms.environment import make_env
+from recurl.trainers.algorithms.impala import Impala
+from recurl.trainers.algorithms.impala_config import ImpalaConfig
 from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.algorithms.ppo import PPO
 from recurl.trainers.algorithms.ppo_config import PPOConfig
@@ -34,12 +38,14 @@ from recurl.trainers.run.outcome import Outcome
 from recurl.trainers.run.trainer import Trainer
 
 __all__ = [
+    "A2C",
     "ALGORITHMS",
     "DQN",
     "OPTIONS",
     "PPO",
     "SAC",
     "TD3",
+    "A2CConfig",
     "ActorCritic",
     "Agent",
     "Algorithm",
@@ -49,6 +55,8 @@ __all__ = [
     "EnvSource",
     "Evaluation",
     "GradientStep",
+    "Impala",
+    "ImpalaConfig",
     "Learner",
     "Outcome",
     "PPOConfig",

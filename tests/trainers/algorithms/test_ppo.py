@@ -42,7 +42,7 @@ def test_an_update_changes_every_weight(options):
     assert batch.batch_size == (4, 16)
     row = ppo.learn(batch)
     assert ppo.env_steps == 64
-    assert ppo.loss.why_not_lowered() is ppo.gae.why_not_lowered() is None
+    assert ppo.loss.why_not_lowered() is ppo.estimator.why_not_lowered() is None
     assert all(torch.tensor(list(row.values())).isfinite())
     unchanged = [name for name, value in ppo.agent.named_parameters() if torch.equal(value, before[name])]
     assert unchanged == []

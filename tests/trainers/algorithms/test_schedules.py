@@ -12,7 +12,19 @@ from rich.console import Console
 from recurl.cli import main
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.ranges import Positive
-from recurl.trainers import DQN, PPO, DQNConfig, PPOConfig, R2D2Config, RunFolder, Trainer
+from recurl.trainers import (
+    A2C,
+    DQN,
+    PPO,
+    A2CConfig,
+    DQNConfig,
+    Impala,
+    ImpalaConfig,
+    PPOConfig,
+    R2D2Config,
+    RunFolder,
+    Trainer,
+)
 from recurl.trainers.config import Schedule
 from recurl.trainers.report.metrics import read_metrics
 from tests.trainers.run.test_trainer import config, differing, final_state, metrics, train
@@ -31,7 +43,10 @@ def column(path, name):
 
 
 @pytest.mark.parametrize("schedule", FACTORS)
-@pytest.mark.parametrize(("kind", "learner"), [(PPOConfig, PPO), (DQNConfig, DQN), (R2D2Config, DQN)])
+@pytest.mark.parametrize(
+    ("kind", "learner"),
+    [(PPOConfig, PPO), (A2CConfig, A2C), (ImpalaConfig, Impala), (DQNConfig, DQN), (R2D2Config, DQN)],
+)
 def test_every_algorithm_has_one_of_its_step_size(kind, learner, schedule):
     algorithm = learner(config(kind, learning_rate=1e-2, learning_rate_schedule=schedule))
     found = []

@@ -11,7 +11,9 @@ import torch
 
 from recurl.errors import ArgumentError, MissingDependencyError, NonFiniteError, StorageError, UnsupportedError
 from recurl.trainers import (
+    A2CConfig,
     DQNConfig,
+    ImpalaConfig,
     PPOConfig,
     R2D2Config,
     RunFolder,
@@ -59,6 +61,8 @@ CASES = {
     "ppo-gru-continuous": (PPOConfig, "Pendulum-v1", {"cell": "gru"}),
     "ppo-none": (PPOConfig, "CartPole-v1", {"cell": "none"}),
     "ppo-own-trunks": (PPOConfig, MEMORY, {"cell": "lstm", "shared_trunk": False}),
+    "a2c-gru": (A2CConfig, MEMORY, {"cell": "gru"}),
+    "impala-lstm": (ImpalaConfig, "Pendulum-v1", {"cell": "lstm", "shared_trunk": False}),
     "dqn-lstm": (DQNConfig, MEMORY, {"cell": "lstm", "normalize_observations": True}),
     "r2d2-gru": (R2D2Config, "recurl/TMaze-v0", {"cell": "gru"}),
     "dqn-none": (DQNConfig, "CartPole-v1", {"cell": "none"}),

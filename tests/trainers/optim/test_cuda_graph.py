@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recurl.data import SequenceMinibatches
 from recurl.errors import ArgumentError, UsageError
 from recurl.lowering import Entries, leaves
-from recurl.trainers import PPO, CudaGraphStep, PPOConfig
+from recurl.trainers import ALGORITHMS, PPO, CudaGraphStep, PPOConfig
 from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = (
@@ -135,6 +135,25 @@ def test_a_step_of_ppo_reads_nothing_back(anywhere, env):
     algorithm.close()
     with pytest.raises(AssertionError), NeverWaits():
         torch.ones(()).item()
+
+
+@pytest.mark.parametrize("kind", ["a2c", "impala"])
+def test_other_losses_learn_the_same_in_captured_steps(anywhere, kind):
+    options = {"env": "recurl/RepeatPrevious-v0", "hidden_size": 8, "num_envs": 4, "rollout_steps": 32}
+    config = ALGORITHMS[kind].config(**options, cell="none", total_steps=384, entropy_coeff=0.1)
+    captured = copy.copy(config)
+    object.__setattr__(captured, "cuda_graph", True)  # which a config refuses on a CPU
+    seen = []
+    for options in (config, captured):
+        algorithm = ALGORITHMS[kind].learner(options)
+        seen.append([algorithm.learn(algorithm.collect()) for _ in range(3)])
+        batch = algorithm.estimator(algorithm.collect())
+        (minibatch,) = SequenceMinibatches(batch.select(*algorithm.loss.in_keys, strict=False), 1).entries()
+        with NeverWaits():
+            algorithm._step(minibatch)
+        algorithm.close()
+    for plain, graphed in zip(*seen, strict=True):
+        assert graphed == pytest.approx(plain, rel=1e-3, abs=1e-5)
 
 
 def test_needs_a_cuda_device():

@@ -16,7 +16,9 @@ from recurl.envs import ExplorationType, set_exploration_type
 from recurl.envs.gym_vector import make_vector
 from recurl.errors import ArgumentError, ArgumentTypeError, NonFiniteError, UnsupportedError
 from recurl.trainers import (
+    A2CConfig,
     DQNConfig,
+    ImpalaConfig,
     PPOConfig,
     R2D2Config,
     SACConfig,
@@ -40,6 +42,8 @@ CASES = {
     "ppo-none": (PPOConfig, "CartPole-v1", {"cell": "none"}),
     "ppo-own-cell": (PPOConfig, MEMORY, {"cell": "tests.own_cells:FastWeights"}),
     "ppo-own-trunks": (PPOConfig, MEMORY, {"cell": "lstm", "shared_trunk": False}),
+    "a2c-gru": (A2CConfig, MEMORY, {"cell": "gru"}),
+    "impala-lstm": (ImpalaConfig, "Pendulum-v1", {"cell": "lstm", "shared_trunk": False}),
     "dqn-lstm": (DQNConfig, MEMORY, {"cell": "lstm", "normalize_observations": True}),
     "r2d2-gru": (R2D2Config, "recurl/TMaze-v0", {"cell": "gru"}),
     "sac-gru": (SACConfig, "Pendulum-v1", {"cell": "gru", "shared_trunk": False}),

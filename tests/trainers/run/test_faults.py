@@ -9,7 +9,18 @@ import torch
 from rich.console import Console
 
 from recurl.errors import NonFiniteError
-from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, SACConfig, TD3Config, Trainer, evaluate_run
+from recurl.trainers import (
+    A2CConfig,
+    DQNConfig,
+    ImpalaConfig,
+    PPOConfig,
+    R2D2Config,
+    RunFolder,
+    SACConfig,
+    TD3Config,
+    Trainer,
+    evaluate_run,
+)
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from recurl.trainers.report.metrics import read_metrics
 
@@ -24,6 +35,8 @@ KINDS = {
     "ppo without memory": (PPOConfig, {"sequence_length": 4, "cell": "none"}),
     "ppo, own trunks": (PPOConfig, {"sequence_length": 4, "shared_trunk": False}),
     "overlap": (PPOConfig, {"sequence_length": 4, "overlap": True}),
+    "a2c": (A2CConfig, {}),
+    "impala": (ImpalaConfig, {"overlap": True}),
     "dqn": (DQNConfig, REPLAY),
     "r2d2": (R2D2Config, {**REPLAY, "burn_in": 2}),
     "sac": (SACConfig, {**REPLAY, "burn_in": 2, "prioritized": True, "gradient_steps": 4}),
@@ -71,6 +84,8 @@ def is_good(folder):
         ("ppo", "observation", "inf"),
         ("overlap", "observation", "nan"),
         ("ppo without memory", "observation", "-inf"),
+        ("a2c", "reward", "-inf"),
+        ("impala", "observation", "nan"),
         ("dqn", "reward", "inf"),
         ("r2d2", "observation", "nan"),
         ("sac", "reward", "nan"),
@@ -111,6 +126,8 @@ def test_continuous_actions(tmp_path):
         ("ppo", "observation"),
         ("ppo, own trunks", "observation"),
         ("overlap", "observation"),
+        ("a2c", "observation"),
+        ("impala", "reward"),
         ("dqn", "reward"),
         ("r2d2", "observation"),
     ],

@@ -11,7 +11,18 @@ from rich.console import Console
 
 from recurl.errors import ArgumentError, LockedError, MissingDependencyError
 from recurl.keys import TRAJ_IDS
-from recurl.trainers import DQNConfig, PPOConfig, R2D2Config, RunFolder, SACConfig, TD3Config, Trainer
+from recurl.trainers import (
+    A2CConfig,
+    DQNConfig,
+    ImpalaConfig,
+    PPOConfig,
+    R2D2Config,
+    RunFolder,
+    SACConfig,
+    TD3Config,
+    Trainer,
+)
+from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -24,11 +35,9 @@ SWING_UP = {"env": "recurl/MaskedPendulum-v1", "env_kwargs": ("max_episode_steps
 
 
 def config(kind=PPOConfig, **options):
-    own = {"sequence_length": 8, "entropy_coeff": 0.01} if kind is PPOConfig else REPLAY
-    if issubclass(kind, DQNConfig):
-        own = {**own, "target_interval": 3}
-    if kind is R2D2Config:
-        own = {**own, "burn_in": 3}
+    own = {"entropy_coeff": 0.01} if issubclass(kind, OnPolicyConfig) else REPLAY
+    own = {**own, **({"target_interval": 3} if issubclass(kind, DQNConfig) else {})}
+    own = {**own, **{PPOConfig: {"sequence_length": 8}, R2D2Config: {"burn_in": 3}}.get(kind, {})}
     return kind(
         **{
             "env": "recurl/RepeatPrevious-v0",
@@ -124,6 +133,10 @@ def test_a_missing_package_is_said_before_the_run(tmp_path, monkeypatch, package
         {"env": "recurl/MaskedCartPole-v1", "env_kwargs": ()},
         {"env": "recurl/MaskedPendulum-v1", "env_kwargs": ("max_episode_steps=11",), "shared_trunk": False},
         {"env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "num_layers": 2},
+        {"kind": A2CConfig, "cell": "lstm"},
+        {"kind": A2CConfig, "env": "recurl/MaskedPendulum-v1", "env_kwargs": (), "cell": "gru", "shared_trunk": False},
+        {"kind": ImpalaConfig, "cell": "gru", "overlap": True},
+        {"kind": ImpalaConfig, "cell": "none", "clip_epsilon": 0.2},
         {"kind": DQNConfig, "cell": "lstm", "normalize_observations": True},
         {"kind": DQNConfig, "cell": "none", "prioritized": True},
         {"kind": R2D2Config, "cell": "gru"},

@@ -1,32 +1,20 @@
-"""Advantage estimators on TensorDict batches."""
+"""Advantages and value targets by temporal differences: TD(0), TD(1), TD(lambda) and GAE."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, cast
-
-import torch
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.absent import without_arguments
-from recurl.errors import ArgumentError, UsageError
-from recurl.keys import ADVANTAGE, MASK, STATE_VALUE, VALUE_TARGET, NestedKey, next_key
-from recurl.lowering import Step
-from recurl.objectives.common import entry, per_token, standardized, without_padding
-from recurl.objectives.sequences import SEQUENCE_KEYS, Sequences, Unroll
-from recurl.objectives.value.functional import generalized_advantage_estimate
+from recurl.objectives.common import standardized
+from recurl.objectives.value.estimator import ValueEstimator, Values, check_fractions, without_torchrl_arguments
+from recurl.objectives.value.functional import generalized_advantage_estimate, lambda_return
+from recurl.objectives.value.vtrace import VTrace
 
-__all__ = ["GAE"]
+__all__ = ["GAE", "TD0Estimator", "TD1Estimator", "TDLambdaEstimator", "VTrace"]
 
 
-@without_arguments(
-    shifted="leave it out, next values are always those of the next token if it continues the trajectory",
-    deactivate_vmap="leave it out, nothing is vmapped",
-    vectorized="leave it out, there is one implementation",
-    time_dim="leave it out, time is the last dimension of the batch",
-)
-class GAE(TensorDictModuleBase):
+@without_torchrl_arguments
+class GAE(ValueEstimator):
     """Generalised advantage estimation (GAE) with exact values, for recurrent and feed-forward critics.
 
     One pass of the critic over the batch, in recurrent mode, computes V of every observation and the state after every
@@ -63,6 +51,7 @@ class GAE(TensorDictModuleBase):
             under ``"next"``.
 
     Example:
+        >>> import torch
         >>> from tensordict import TensorDict
         >>> from tensordict.nn import TensorDictModule
         >>> critic = TensorDictModule(torch.nn.Linear(1, 1), in_keys=["observation"], out_keys=["state_value"])
@@ -84,72 +73,140 @@ class GAE(TensorDictModuleBase):
         average_gae: bool = False,
         differentiable: bool = False,
     ) -> None:
-        super().__init__()
-        for name, value in (("gamma", gamma), ("lmbda", lmbda)):
-            if not 0.0 <= value <= 1.0:
-                raise ArgumentError(f"{name} must be in [0, 1], got {value}.")
+        check_fractions(gamma=gamma, lmbda=lmbda)
+        super().__init__(value_network, differentiable=differentiable, average=average_gae)
         self.gamma = gamma
         self.lmbda = lmbda
-        self.value_network = value_network
-        self.average_gae = average_gae
-        self.differentiable = differentiable
-        self.out_keys = cast(Any, [ADVANTAGE, VALUE_TARGET, STATE_VALUE, next_key(STATE_VALUE)])
-        self._unroll()
 
-    @property
-    def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network
-        """Keys of all entries that are read from a batch."""
-        unroll = self._unroll()
-        return [*([STATE_VALUE, next_key(STATE_VALUE)] if unroll is None else unroll.in_keys), *SEQUENCE_KEYS]
-
-    def _unroll(self) -> Unroll | None:
-        return None if self.value_network is None else Unroll(self.value_network, STATE_VALUE)
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write advantages, targets and values into ``tensordict`` and return it."""
-        with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()):
-            masked = tensordict.get(MASK, None) is not None
-            batch: Step = without_padding(tensordict, self.in_keys) if masked else tensordict
-            sequences = Sequences.read(batch)
-            value, next_value = self._values(batch, sequences)
-            advantage, target = generalized_advantage_estimate(
-                self.gamma, self.lmbda, value, next_value, sequences.reward, sequences.terminated, sequences.ends
-            )
-            advantage, target = _finish(advantage, target, sequences.mask, self.average_gae)
-        for key, result in zip(self.out_keys, (advantage, target, value, next_value), strict=True):
-            # Also detached from forward-mode tangents, which are kept when gradients are disabled.
-            tensordict.set(key, (result if self.differentiable else result.detach()).unsqueeze(-1))
-        return tensordict
-
-    def why_not_lowered(self) -> str | None:
-        """Return the reason why the critic needs TensorDicts, or None if it is lowered."""
-        unroll = self._unroll()
-        return None if unroll is None else unroll.why_not_lowered()
-
-    def set_keys(self, **keys: object) -> NoReturn:
-        """Raise UsageError: the names of entries are fixed."""
-        raise UsageError(
-            "There is no set_keys(): the entries that are read and written, listed in in_keys and out_keys, have fixed "
-            "names. Rename those of your batch instead: batch.rename_key_(old, new)."
+    def estimate(self, values: Values) -> tuple[Tensor, ...]:
+        """Compute advantages and value targets; see :class:`ValueEstimator`."""
+        sequences = values.sequences
+        return generalized_advantage_estimate(
+            self.gamma,
+            self.lmbda,
+            values.value,
+            values.next_value,
+            sequences.reward,
+            sequences.terminated,
+            sequences.ends,
         )
 
-    def _values(self, batch: Step, sequences: Sequences) -> tuple[Tensor, Tensor]:
-        """Return V of every observation and of every next observation, ``[*B, T]`` each."""
-        shape, unroll = batch.batch_size, self._unroll()
-        if unroll is None:
-            value, next_value = (
-                per_token(key, entry(batch, key, "Or pass a value_network, which computes it."), shape)
-                for key in (STATE_VALUE, next_key(STATE_VALUE))
-            )
-            return value, next_value.masked_fill(sequences.terminated, 0.0)
-        run = unroll.run(batch, sequences)
-        value = per_token(STATE_VALUE, cast(Tensor, run.get(STATE_VALUE)), shape)
-        return value, per_token(STATE_VALUE, unroll.next_output(batch, sequences, run), shape)
+
+class _ReturnEstimator(ValueEstimator):
+    """Base class of estimators whose target is a lambda-return, and whose advantage is its distance from the value."""
+
+    def __init__(
+        self,
+        gamma: float,
+        lmbda: float,
+        value_network: TensorDictModuleBase | None,
+        average_rewards: bool,
+        differentiable: bool,
+    ) -> None:
+        check_fractions(gamma=gamma, lmbda=lmbda)
+        super().__init__(value_network, differentiable=differentiable, average=False)
+        self.gamma = gamma
+        self.lmbda = lmbda
+        self.average_rewards = average_rewards
+
+    def estimate(self, values: Values) -> tuple[Tensor, ...]:
+        """Compute advantages and value targets; see :class:`ValueEstimator`."""
+        reward, terminated, ends = values.sequences.reward, values.sequences.terminated, values.sequences.ends
+        if self.average_rewards:
+            reward = standardized(reward, values.sequences.mask)
+        target = lambda_return(self.gamma, self.lmbda, values.next_value, reward, terminated, ends)
+        return target - values.value, target
 
 
-def _finish(advantage: Tensor, target: Tensor, mask: Tensor | None, average: bool) -> tuple[Tensor, Tensor]:
-    if mask is not None:
-        advantage, target = torch.where(mask, advantage, 0.0), torch.where(mask, target, 0.0)
-    if average:
-        advantage = standardized(advantage, mask)
-    return advantage, target
+@without_torchrl_arguments
+class TD0Estimator(_ReturnEstimator):
+    """One-step temporal differences: the target is the reward and the discounted value of the next observation.
+
+    Source: Sutton and Barto, "Reinforcement learning" (2018), section 6.1. It is :class:`TDLambdaEstimator` with
+    ``lmbda = 0``, which see for what is read and written.
+
+    Args:
+        gamma: discount factor per step, in [0, 1].
+        value_network: critic; see :class:`ValueEstimator`.
+        average_rewards: shift and scale the rewards to mean 0 and standard deviation 1 over the batch, first.
+        differentiable: let gradients flow from the results into the critic.
+
+    Raises:
+        ArgumentError: gamma is not in [0, 1]; or see :class:`GAE`.
+    """
+
+    def __init__(
+        self,
+        gamma: float,
+        value_network: TensorDictModuleBase | None,
+        average_rewards: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(gamma, 0.0, value_network, average_rewards, differentiable)
+
+
+@without_torchrl_arguments
+class TD1Estimator(_ReturnEstimator):
+    """Returns of all rewards to the end of the sequence, and the discounted value there unless it terminated.
+
+    Source: Sutton and Barto, "Reinforcement learning" (2018), section 5.1. It is :class:`TDLambdaEstimator` with
+    ``lmbda = 1``, which see for what is read and written.
+
+    Args:
+        gamma: discount factor per step, in [0, 1].
+        value_network: critic; see :class:`ValueEstimator`.
+        average_rewards: shift and scale the rewards to mean 0 and standard deviation 1 over the batch, first.
+        differentiable: let gradients flow from the results into the critic.
+
+    Raises:
+        ArgumentError: gamma is not in [0, 1]; or see :class:`GAE`.
+    """
+
+    def __init__(
+        self,
+        gamma: float,
+        value_network: TensorDictModuleBase | None,
+        average_rewards: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(gamma, 1.0, value_network, average_rewards, differentiable)
+
+
+@without_torchrl_arguments
+class TDLambdaEstimator(_ReturnEstimator):
+    """Lambda-returns as value targets, and their distances from the values as advantages.
+
+    See :func:`~recurl.objectives.value.functional.lambda_return` for the formula. The sequences, the values at their
+    ends, and the entries that are read and written are those of :class:`GAE`.
+
+    Args:
+        gamma: discount factor per step, in [0, 1].
+        lmbda: trace decay, in [0, 1].
+        value_network: critic; see :class:`ValueEstimator`.
+        average_rewards: shift and scale the rewards to mean 0 and standard deviation 1 over the batch, first.
+        differentiable: let gradients flow from the results into the critic.
+
+    Raises:
+        ArgumentError: gamma or lmbda is not in [0, 1]; or see :class:`GAE`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> ends = torch.tensor([[False], [False], [True]])
+        >>> batch = TensorDict({"state_value": torch.zeros(3, 1)}, [3])
+        >>> batch["next"] = TensorDict(
+        ...     {"state_value": torch.ones(3, 1), "reward": torch.ones(3, 1), "done": ends, "terminated": ends}, [3]
+        ... )
+        >>> TDLambdaEstimator(gamma=0.5, lmbda=1.0, value_network=None)(batch)["value_target"].squeeze(-1)
+        tensor([1.7500, 1.5000, 1.0000])
+    """
+
+    def __init__(
+        self,
+        gamma: float,
+        lmbda: float,
+        value_network: TensorDictModuleBase | None,
+        average_rewards: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(gamma, lmbda, value_network, average_rewards, differentiable)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,9 +13,12 @@ from recurl.recurrence.linear import reverse_linear_recurrence
 __all__ = [
     "generalized_advantage_estimate",
     "inverse_value_rescaling",
+    "lambda_return",
     "n_step_return",
     "reverse_linear_recurrence",
+    "truncated_weight",
     "value_rescaling",
+    "vtrace_advantage_estimate",
 ]
 
 
@@ -62,6 +67,74 @@ def generalized_advantage_estimate(
     return advantage, advantage + state_value
 
 
+def truncated_weight(log_ratio: Tensor, threshold: float) -> Tensor:
+    """Return ``min(threshold, exp(log_ratio))``, with finite derivatives where the ratio overflows.
+
+    Args:
+        log_ratio: logarithms of importance weights.
+        threshold: largest weight, positive; inf for no bound.
+
+    Example:
+        >>> truncated_weight(torch.tensor([-torch.inf, 0.0, 1000.0]), 1.0)
+        tensor([0., 1., 1.])
+    """
+    return log_ratio.clamp(max=math.log(threshold)).exp()
+
+
+def vtrace_advantage_estimate(
+    gamma: float,
+    log_ratio: Tensor,
+    state_value: Tensor,
+    next_state_value: Tensor,
+    reward: Tensor,
+    terminated: Tensor,
+    cut: Tensor,
+    rho_thresh: float = 1.0,
+    c_thresh: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Compute V-trace targets, and the advantages that they give.
+
+    Source: Espeholt et al., "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures"
+    (2018), section 4. With ``rho = min(rho_thresh, exp(log_ratio))``, ``c = min(c_thresh, exp(log_ratio))`` and
+    ``next[t] = (1 - terminated[t]) * next_state_value[t]``, along the last dimension::
+
+        delta[t]     = rho[t] * (reward[t] + gamma * next[t] - V[t])
+        v[t] - V[t]  = delta[t] + gamma * c[t] * (v[t + 1] - next[t])
+        advantage[t] = reward[t] + gamma * v[t + 1] - V[t]
+
+    where ``v[t + 1]`` is ``next[t]`` where ``terminated`` or ``cut``. The gradient of the policy weights the advantage
+    by ``rho``. For the policy that acted, and thresholds of at least 1, v is the return to the end of the sequence.
+
+    Args:
+        gamma: discount factor per step, in [0, 1].
+        log_ratio: ``[..., T]``, log-probability of the action now, less that of the policy that chose it.
+        state_value: ``[..., T]``, V of the observation before the step.
+        next_state_value: ``[..., T]``, V of the true observation after the step; not used where ``terminated``.
+        reward: ``[..., T]``, reward of the step.
+        terminated: bool ``[..., T]``, True where the step ended its episode: nothing is bootstrapped.
+        cut: bool ``[..., T]``, True where the next token doesn't continue this one. The last position is always cut.
+        rho_thresh: largest importance weight of a temporal difference, which decides the fixed point of V.
+        c_thresh: largest importance weight of the trace, which decides how fast it is approached.
+
+    Returns:
+        ``(advantage, value_target)``, each ``[..., T]`` in the dtype of ``state_value``; the advantage without ``rho``.
+
+    Example:
+        >>> no, zero = torch.zeros(3, dtype=torch.bool), torch.zeros(3)
+        >>> advantage, target = vtrace_advantage_estimate(0.5, zero, zero, zero, torch.ones(3), no, no)
+        >>> target
+        tensor([1.7500, 1.5000, 1.0000])
+    """
+    ends = cut | terminated
+    bootstrap = next_state_value.masked_fill(terminated, 0.0)
+    log_ratio = log_ratio.to(state_value.dtype)
+    rho, c = truncated_weight(log_ratio, rho_thresh), truncated_weight(log_ratio, c_thresh)
+    one_step = reward.to(state_value.dtype) + gamma * bootstrap
+    excess = reverse_linear_recurrence(rho * (one_step - state_value), (gamma * c).masked_fill(ends, 0.0))
+    after = torch.cat([excess[..., 1:], torch.zeros_like(excess[..., :1])], -1).masked_fill(ends, 0.0)
+    return one_step + gamma * after - state_value, state_value + excess
+
+
 def n_step_return(
     gamma: float, n_steps: int, next_value: Tensor, reward: Tensor, terminated: Tensor, cut: Tensor
 ) -> Tensor:
@@ -100,6 +173,42 @@ def n_step_return(
         after = torch.where(last, bootstrap[..., :-1], value[..., 1:])
         value = reward + gamma * torch.cat([after, bootstrap[..., -1:]], -1)
     return value
+
+
+def lambda_return(
+    gamma: float, lmbda: float, next_value: Tensor, reward: Tensor, terminated: Tensor, cut: Tensor
+) -> Tensor:
+    """Compute lambda-returns, geometric means of the n-step returns of all n.
+
+    Source: Sutton and Barto, "Reinforcement learning" (2018), equation 12.20. With
+    ``next[t] = (1 - terminated[t]) * next_value[t]``, along the last dimension::
+
+        G[t] = reward[t] + gamma * ((1 - lmbda) * next[t] + lmbda * G[t + 1])
+
+    and ``G[t] = reward[t] + gamma * next[t]`` where ``terminated`` or ``cut``.
+
+    Args:
+        gamma: discount factor per step.
+        lmbda: trace decay, in [0, 1]; 0 gives the one-step return TD(0), 1 the sum of all rewards, TD(1).
+        next_value: ``[..., T]``, value of the true observation after the step; not used where ``terminated``.
+        reward: ``[..., T]``, reward of the step.
+        terminated: bool ``[..., T]``, True where the step ended its episode: nothing is bootstrapped.
+        cut: bool ``[..., T]``, True where the next token doesn't continue this one. The last position is always cut.
+
+    Returns:
+        The returns, ``[..., T]`` in the dtype of ``next_value``.
+
+    Example:
+        >>> no = torch.tensor([False, False, False])
+        >>> lambda_return(0.5, 1.0, torch.tensor([8.0, 8.0, 8.0]), torch.ones(3), no, no)
+        tensor([2.7500, 3.5000, 5.0000])
+    """
+    ends = cut | terminated
+    ends[..., -1:] = True
+    bootstrap = next_value.masked_fill(terminated, 0.0)
+    here = torch.where(ends, bootstrap, (1.0 - lmbda) * bootstrap)
+    coefficient = torch.full_like(bootstrap, gamma * lmbda).masked_fill(ends, 0.0)
+    return reverse_linear_recurrence(reward.to(next_value.dtype) + gamma * here, coefficient.detach())
 
 
 def value_rescaling(value: Tensor, eps: float = 1e-3) -> Tensor:

@@ -9,9 +9,13 @@ from typing import Any, NamedTuple
 
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
+from recurl.trainers.algorithms.a2c import A2C
+from recurl.trainers.algorithms.a2c_config import A2CConfig
 from recurl.trainers.algorithms.dqn import DQN
 from recurl.trainers.algorithms.dqn_config import DQNConfig
 from recurl.trainers.algorithms.footprint import check_machine
+from recurl.trainers.algorithms.impala import Impala
+from recurl.trainers.algorithms.impala_config import ImpalaConfig
 from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.algorithms.ppo import PPO
 from recurl.trainers.algorithms.ppo_config import PPOConfig
@@ -33,6 +37,8 @@ class Algorithm(NamedTuple):
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": Algorithm(PPOConfig, PPO),
+    "a2c": Algorithm(A2CConfig, A2C),
+    "impala": Algorithm(ImpalaConfig, Impala),
     "dqn": Algorithm(DQNConfig, DQN),
     "r2d2": Algorithm(R2D2Config, DQN),
     "sac": Algorithm(SACConfig, SAC),
@@ -75,7 +81,7 @@ def find_algorithm(name: str) -> Algorithm:
         >>> find_algorithm("r2d3")
         Traceback (most recent call last):
         ...
-        recurl.errors.ArgumentError: There is no algorithm 'r2d3': did you mean r2d2? There are ppo, dqn, r2d2...
+        recurl.errors.ArgumentError: There is no algorithm 'r2d3': did you mean r2d2? There are ppo, a2c...
     """
     module, colon, registered = name.rpartition(":")
     if colon:

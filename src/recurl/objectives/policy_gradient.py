@@ -1,0 +1,222 @@
+"""Base class of losses that follow the gradient of a policy: an actor and its critic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Self, cast
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from recurl.continuity import check_order, check_starts
+from recurl.errors import ArgumentError
+from recurl.keys import IS_INIT, MASK, NestedKey
+from recurl.lowering import Step, why_not_lowered
+from recurl.objectives.common import LossModule, entry, masked_mean, per_token
+from recurl.objectives.kinds import ValueEstimators, find_kind, hyperparameters_of
+from recurl.objectives.policy import ActorCritic, Sampler, check_states, log_prob_and_entropy, sum_events
+from recurl.objectives.surrogate import DISTANCES, value_distances
+from recurl.objectives.tensor_keys import TensorKeys
+from recurl.objectives.value.advantages import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
+from recurl.objectives.value.estimator import ValueEstimator
+
+__all__ = ["Outcome", "PolicyGradientLoss", "estimated", "explained_variance", "mask_of"]
+
+_ADVICE = (
+    "Run the advantage estimator on the whole batch before cutting it into minibatches: batch = GAE(...)(batch). Or "
+    "call make_value_estimator(), and the loss runs one wherever a batch has no advantage."
+)
+_GAMMA = {"gamma": 0.99}
+_LAMBDA = {**_GAMMA, "lmbda": 0.95}
+_ESTIMATORS: Mapping[ValueEstimators, tuple[type[ValueEstimator], Mapping[str, Any]]] = MappingProxyType(
+    {
+        ValueEstimators.GAE: (GAE, {**_LAMBDA, "average_gae": False}),
+        ValueEstimators.TD0: (TD0Estimator, {**_GAMMA, "average_rewards": False}),
+        ValueEstimators.TD1: (TD1Estimator, {**_GAMMA, "average_rewards": False}),
+        ValueEstimators.TDLambda: (TDLambdaEstimator, {**_LAMBDA, "average_rewards": False}),
+        ValueEstimators.VTrace: (VTrace, {**_GAMMA, "rho_thresh": 1.0, "c_thresh": 1.0, "average_adv": False}),
+    }
+)
+
+
+class Outcome(NamedTuple):
+    """What the networks make of a batch, ``[*B, T]`` each; mean entropy."""
+
+    log_prob: Tensor
+    value: Tensor
+    entropy: Tensor
+
+
+class PolicyGradientLoss(LossModule):
+    """Base class of losses of an actor and its critic, which learn from advantages and value targets.
+
+    Modules at the beginning of both networks run once. Where a batch has no advantage, the estimator that
+    :meth:`make_value_estimator` chose computes it, on a copy.
+
+    Args:
+        actor_network: policy that ends with a sampler, such as ``ProbabilisticActor(..., return_log_prob=True)``.
+        critic_network: critic, from observations (and states) to the value.
+        entropy_bonus: include ``loss_entropy``.
+        entropy_coeff: coefficient of the entropy, a number or a scalar tensor.
+        critic_coeff: coefficient of the loss of the critic.
+        loss_critic_type: distance of values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
+        clip_value: maximum distance of the value from the stored one; 0 for no clipping.
+
+    Raises:
+        ArgumentError: an option is out of range; the actor has no sampler or several log-probabilities; or two
+            recurrent modules share state keys.
+    """
+
+    accepted_keys: ClassVar[tuple[str, ...]] = (
+        "action", "advantage", "done", "reward", "sample_log_prob", "terminated", "value", "value_target",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        actor_network: TensorDictModuleBase,
+        critic_network: TensorDictModuleBase,
+        *,
+        entropy_bonus: bool,
+        entropy_coeff: float | Tensor,
+        critic_coeff: float,
+        loss_critic_type: str,
+        clip_value: float,
+    ) -> None:
+        super().__init__()
+        if loss_critic_type not in DISTANCES:
+            raise ArgumentError(f"loss_critic_type must be one of {sorted(DISTANCES)}, got {loss_critic_type!r}.")
+        if clip_value < 0:
+            raise ArgumentError(f"clip_value must be True, False or a positive number, got {clip_value}.")
+        check_states(actor_network, critic_network)
+        self.actor_network = actor_network
+        self.critic_network = critic_network
+        self.entropy_bonus = entropy_bonus
+        self.entropy_coeff = entropy_coeff
+        self.critic_coeff = critic_coeff
+        self.clip_value = float(clip_value)
+        self.metrics = True
+        self._distance = loss_critic_type
+        self._estimate: tuple[ValueEstimators, dict[str, Any]] | None = None
+        self._plan()
+
+    @property
+    def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the networks
+        """Keys of all entries that are read from a batch."""
+        plan, keys, estimator = self._plan(), self.tensor_keys, self.value_estimator
+        read = [*plan.keys, *plan.sampler.keys_of_action(keys.action), keys.advantage, keys.value_target]
+        old_value = [keys.value] if self.clip_value else []
+        return list(dict.fromkeys([*read, *old_value, MASK, *([] if estimator is None else estimator.in_keys)]))
+
+    def network_keys(self) -> dict[str, NestedKey]:
+        """Return the keys of action and log-probability, which the actor names."""
+        return Sampler.of(self.actor_network, self).keys
+
+    def make_value_estimator(self, value_type: ValueEstimators | str | None = None, **hyperparameters: Any) -> Self:
+        """Choose how advantages and value targets are computed where a batch lacks them, and return the loss.
+
+        It saves a line where a loss reads whole batches; minibatches need an advantage that was computed before they
+        were cut.
+
+        Args:
+            value_type: a kind of estimator, such as ``ValueEstimators.TDLambda`` or ``"tdlambda"``; GAE unless given.
+            **hyperparameters: arguments of the estimator besides its networks: gamma (0.99 unless given), lmbda (0.95).
+
+        Raises:
+            ArgumentError: there is no such kind, or a hyperparameter is out of range.
+            ArgumentTypeError: the estimator has no such hyperparameter.
+        """
+        kind = find_kind(ValueEstimators.GAE if value_type is None else value_type, _ESTIMATORS, self)
+        self._estimate = kind, hyperparameters_of(kind, hyperparameters, _ESTIMATORS[kind][1])
+        _ = self.value_estimator
+        return self
+
+    @property
+    def value_estimator(self) -> ValueEstimator | None:
+        """The estimator for batches without advantage, of the present networks; None if there is none."""
+        if self._estimate is None:
+            return None
+        kind, hyperparameters = self._estimate
+        create: Any = _ESTIMATORS[kind][0]
+        actor = {"actor_network": self.actor_network} if kind is ValueEstimators.VTrace else {}
+        estimator: ValueEstimator = create(**hyperparameters, **actor, value_network=self.critic_network)
+        keys = self.tensor_keys
+        shared = set(estimator.accepted_keys) & set(self.accepted_keys)
+        estimator.set_keys(**{name: getattr(keys, name) for name in shared})
+        return estimator
+
+    def why_not_lowered(self) -> str | None:
+        """Return the reason why the networks need TensorDicts, or None if they are lowered."""
+        return why_not_lowered(self._plan().networks)
+
+    def _plan(self) -> ActorCritic:
+        return ActorCritic.of(self.actor_network, self.critic_network, self)
+
+    def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
+        """Compute the losses; called in recurrent mode."""
+        plan = self._plan()
+        keys = self._keys(plan.sampler.keys)
+        if batch.get(IS_INIT, None) is not None:
+            check_order(batch)
+            check_starts(batch, plan.states)
+        return self.losses_of(self._estimated(batch, keys), plan, keys)
+
+    def losses_of(self, batch: Step, plan: ActorCritic, keys: TensorKeys) -> dict[NestedKey, Tensor]:
+        """Compute the losses of a batch with advantages, by the networks and keys as they are now."""
+        raise NotImplementedError
+
+    def _estimated(self, batch: Step, keys: TensorKeys) -> Step:
+        """Return ``batch`` with an advantage, if an estimator was chosen."""
+        estimator = self.value_estimator
+        if estimator is None or batch.get(keys.advantage, None) is not None:
+            return batch
+        with torch.no_grad():
+            results = estimator.results(batch)
+        batch = batch.copy()
+        for key, result in results.items():
+            batch.set(key, result.detach().unsqueeze(-1))
+        return batch
+
+    def _evaluate(self, batch: Step, plan: ActorCritic, keys: TensorKeys, mask: Tensor | None) -> Outcome:
+        """Return what the present networks make of ``batch``."""
+        shape = batch.batch_size
+        dist, value = plan(batch, keys.value)
+        # The value of a tensor is not read, which would synchronise with the device.
+        counts = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
+        log_prob, entropy = log_prob_and_entropy(dist, plan.sampler.actions(batch, keys.action), counts=counts)
+        return Outcome(sum_events(log_prob, shape), value, masked_mean(sum_events(entropy, shape), mask))
+
+    def _score(self, now: Outcome, batch: Step, keys: TensorKeys, mask: Tensor | None) -> Tensor:
+        """Return the loss whose gradient is that of the policy: log-probabilities, weighted by advantages."""
+        return -masked_mean(now.log_prob * estimated(batch, keys.advantage).detach(), mask)
+
+    def _critic_loss(self, now: Outcome, batch: Step, keys: TensorKeys, mask: Tensor | None) -> Tensor:
+        """Return the weighted distance of values and targets."""
+        old_value = estimated(batch, keys.value) if self.clip_value else None
+        target = estimated(batch, keys.value_target).detach()
+        distance, far = value_distances(self._distance, now.value, target, old_value, self.clip_value)
+        return self.critic_coeff * masked_mean(distance if far is None else torch.maximum(distance, far), mask)
+
+
+def estimated(batch: Step, key: NestedKey) -> Tensor:
+    """Return an entry that an estimator writes, ``[*B, T]``."""
+    return per_token(key, entry(batch, key, _ADVICE), batch.batch_size)
+
+
+def mask_of(batch: Step) -> Tensor | None:
+    """Return the mask of a batch, bool ``[*B, T]``, or None."""
+    mask = cast(Tensor | None, batch.get(MASK, None))
+    return None if mask is None else per_token(MASK, mask, batch.batch_size)
+
+
+def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the fraction of the variance of targets that values explain, 0 if all targets are equal."""
+
+    def variance(x: Tensor) -> Tensor:
+        if mask is None:
+            return x.var(correction=0)
+        return masked_mean((x - masked_mean(x, mask)).square(), mask)
+
+    total = variance(target)
+    return torch.where(total > 0, 1.0 - variance(target - value) / total, 0.0)

@@ -1,0 +1,75 @@
+"""REINFORCE with a baseline."""
+
+from __future__ import annotations
+
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from recurl.absent import without_arguments
+from recurl.keys import NestedKey
+from recurl.lowering import Step
+from recurl.objectives.policy import ActorCritic
+from recurl.objectives.policy_gradient import PolicyGradientLoss, mask_of
+from recurl.objectives.tensor_keys import TensorKeys
+
+__all__ = ["ReinforceLoss"]
+
+
+@without_arguments(delay_value="leave it out, targets are computed before the network is changed")
+class ReinforceLoss(PolicyGradientLoss):
+    """Policy gradient with a baseline, and the baseline's loss.
+
+    Source: Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning"
+    (1992). The losses to be summed and minimised are::
+
+        loss_actor = -mean(log_prob * A)
+        loss_value = mean(distance(V, value_target))
+
+    With :class:`~recurl.objectives.value.TD1Estimator`, A is the return of an episode less the baseline V. Batch,
+    means, memory and entries are those of :class:`A2CLoss`.
+
+    Args:
+        actor_network: policy that ends with a sampler, such as ``ProbabilisticActor(..., return_log_prob=True)``.
+        critic_network: baseline, from observations (and states) to ``"state_value"``.
+        loss_critic_type: distance of values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
+        clip_value: maximum distance of the value from the stored ``"state_value"``; the larger of the losses of the
+            clipped and the unclipped value counts. No clipping if 0.
+
+    Returns a TensorDict of the two scalars.
+
+    Raises:
+        ArgumentError: see :class:`A2CLoss`.
+        MissingKeyError: see :class:`A2CLoss`.
+    """
+
+    def __init__(
+        self,
+        actor_network: TensorDictModuleBase,
+        critic_network: TensorDictModuleBase,
+        *,
+        loss_critic_type: str = "smooth_l1",
+        clip_value: float = 0.0,
+    ) -> None:
+        super().__init__(
+            actor_network,
+            critic_network,
+            entropy_bonus=False,
+            entropy_coeff=0.0,
+            critic_coeff=1.0,
+            loss_critic_type=loss_critic_type,
+            clip_value=clip_value,
+        )
+
+    @property
+    def out_keys(self) -> list[str]:  # type: ignore[override] # a property in the base class
+        """Names of the losses."""
+        return ["loss_actor", "loss_value"]
+
+    def losses_of(self, batch: Step, plan: ActorCritic, keys: TensorKeys) -> dict[NestedKey, Tensor]:
+        """Compute the losses; see :class:`PolicyGradientLoss`."""
+        mask = mask_of(batch)
+        now = self._evaluate(batch, plan, keys, mask)
+        return {
+            "loss_actor": self._score(now, batch, keys, mask),
+            "loss_value": self._critic_loss(now, batch, keys, mask),
+        }

@@ -1,0 +1,103 @@
+"""Names of the entries that losses and value estimators read and write, and how they are renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import ClassVar
+
+from tensordict.nn import TensorDictModuleBase
+
+from recurl.errors import ArgumentError
+from recurl.keys import (
+    ACTION,
+    ADVANTAGE,
+    DONE,
+    REWARD,
+    STATE_VALUE,
+    TERMINATED,
+    VALUE_TARGET,
+    NestedKey,
+    next_key,
+    normalize_key,
+)
+
+__all__ = ["KeyedModule", "TensorKeys"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorKeys:
+    """Keys of entries, by the names that ``set_keys`` takes.
+
+    Those of reward and flags are read under ``"next"``.
+
+    Example:
+        >>> TensorKeys(reward="score").of_sequences
+        (('next', 'score'), ('next', 'done'), ('next', 'terminated'))
+    """
+
+    action: NestedKey = ACTION
+    action_value: NestedKey = "action_value"
+    advantage: NestedKey = ADVANTAGE
+    done: NestedKey = DONE
+    importance_weight: NestedKey = "importance_weight"
+    priority: NestedKey = "td_error"
+    priority_weight: NestedKey = "priority_weight"
+    reward: NestedKey = REWARD
+    sample_log_prob: NestedKey = "action_log_prob"
+    state_action_value: NestedKey = "state_action_value"
+    terminated: NestedKey = TERMINATED
+    value: NestedKey = STATE_VALUE
+    value_target: NestedKey = VALUE_TARGET
+
+    @property
+    def of_sequences(self) -> tuple[NestedKey, NestedKey, NestedKey]:
+        """Keys of reward, done and terminated after a step."""
+        return next_key(self.reward), next_key(self.done), next_key(self.terminated)
+
+
+class KeyedModule(TensorDictModuleBase):
+    """Base class of losses and value estimators, whose entries can be renamed.
+
+    Subclasses list in ``accepted_keys`` what they read and write, look keys up in ``tensor_keys`` at every call, and
+    return in ``network_keys`` those that their networks decide.
+    """
+
+    accepted_keys: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields of :class:`TensorKeys` that :meth:`set_keys` takes."""
+
+    _renamed: Mapping[str, NestedKey] = MappingProxyType({})
+
+    def network_keys(self) -> dict[str, NestedKey]:
+        """Return the keys that the networks name, which hold unless :meth:`set_keys` says otherwise."""
+        return {}
+
+    @property
+    def tensor_keys(self) -> TensorKeys:
+        """Keys of the entries that are read and written."""
+        return self._keys(self.network_keys())
+
+    def _keys(self, decided: Mapping[str, NestedKey]) -> TensorKeys:
+        """Return the keys, those ``decided`` by networks where :meth:`set_keys` says nothing else."""
+        changed = {**decided, **self._renamed}
+        return replace(TensorKeys(), **changed) if changed else TensorKeys()
+
+    def set_keys(self, **keys: NestedKey | None) -> None:
+        """Rename entries that are read and written.
+
+        Args:
+            **keys: new keys by name, such as ``advantage="gain"``; None for the default. ``accepted_keys`` lists the
+                names. Recurrent states are named by their modules, and ``"is_init"`` and the entries in ``"collector"``
+                have the same names in all of recurl.
+
+        Raises:
+            ArgumentError: this loss or estimator has no such entry.
+        """
+        unknown = sorted(set(keys) - set(self.accepted_keys))
+        if unknown:
+            raise ArgumentError(
+                f"{type(self).__name__} has no entries named {unknown}: set_keys takes {sorted(self.accepted_keys)}."
+            )
+        changed = {name: key if key is None else normalize_key(key) for name, key in keys.items()}
+        self._renamed = {name: key for name, key in {**self._renamed, **changed}.items() if key is not None}

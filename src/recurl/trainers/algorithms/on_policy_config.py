@@ -1,0 +1,87 @@
+"""Options of the algorithms that learn from each batch and forget it: PPO, A2C, IMPALA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from recurl.envs import EnvBase
+from recurl.errors import ArgumentError
+from recurl.ranges import NotNegative
+from recurl.trainers.config import NO_CELL, RunConfig, Schedule
+from recurl.trainers.env_name import source_of
+
+_CAPTURABLE = ("fastest", "triton")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyConfig(RunConfig):
+    """Options of an actor and a critic that learn from each batch once it is collected.
+
+    Raises:
+        ArgumentError: see :class:`RunConfig`; or a CUDA graph where there can't be one.
+    """
+
+    learning_rate_schedule: Schedule = "linear"
+    """How it falls to zero over --total-steps."""
+    shared_trunk: bool = True
+    """Share encoder and memory between actor and critic; otherwise each has its own."""
+    scale_rewards: bool = True
+    """Divide rewards by the running standard deviation of the discounted return."""
+    entropy_coeff: NotNegative = 0.0
+    """Weight of the entropy bonus at the start."""
+    entropy_coeff_schedule: Schedule = "linear"
+    """How it falls to zero over --total-steps."""
+    critic_coeff: NotNegative = 0.5
+    """Weight of the value loss."""
+    cuda_graph: bool = False
+    """Run each gradient step as one CUDA graph (needs --device cuda, and minibatches of equal size)."""
+
+    @property
+    def gradient_steps_per_batch(self) -> int:
+        """Into how many gradient steps a batch is divided."""
+        return 1
+
+    def check(self) -> None:
+        """Refuse a CUDA graph where there can't be one."""
+        if not self.cuda_graph:
+            return
+        if not self.device.startswith("cuda"):
+            raise ArgumentError(f"--cuda-graph needs --device cuda, got {self.device}.")
+        if self.cell != NO_CELL and self.backend not in _CAPTURABLE:
+            raise ArgumentError(
+                f"--cuda-graph needs --backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got "
+                f"{self.backend}."
+            )
+
+    def on_cpu(self) -> Self:
+        """Return the options of the same run on the CPU, with the backend that is best there."""
+        return replace(self, device="cpu", backend="fastest", cuda_graph=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlappedConfig(OnPolicyConfig):
+    """Options of an algorithm that corrects for batches of older weights, so that they may be collected meanwhile.
+
+    Raises:
+        ArgumentError: see :class:`OnPolicyConfig`; or overlap where it can't work.
+    """
+
+    fixed: ClassVar[tuple[str, ...]] = (*OnPolicyConfig.fixed, "overlap")
+
+    overlap: bool = False
+    """Collect in a second process while this one learns: faster on two cores; batches are one update old."""
+
+    def check(self) -> None:
+        """Refuse a CUDA graph and overlap where they can't work."""
+        super().check()
+        if self.overlap and isinstance(source_of(self.env), EnvBase):
+            raise ArgumentError("--overlap makes the environment in a second process: give a function, env=lambda: ...")
+        if self.overlap and self.device != "cpu":
+            raise ArgumentError(
+                f"--overlap needs --device cpu, as the second process collects there, got {self.device}."
+            )
+
+    def on_cpu(self) -> Self:
+        """Return the options of the same run on the CPU, in one process."""
+        return replace(super().on_cpu(), overlap=False)

@@ -31,5 +31,5 @@ class SACConfig(CriticsConfig):
     target_entropy: Number | None = None
     """Entropy in nats that the temperature is to give, with real actions scaled to [-1, 1]; by default minus their
     number, and --target-entropy-fraction of the largest entropy for choices."""
-    target_entropy_fraction: Fraction = 0.3
+    target_entropy_fraction: Fraction = 0.1
     """Fraction of the entropy of uniform choices that the temperature is to give."""

@@ -42,7 +42,12 @@ from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "stale_weights.csv"
 ENV = "recurl/MaskedCartPole-v1"
-SHAPE = {"num_envs": 16, "rollout_steps": 16, "learning_rate": 3e-3}
+SHAPE = {
+    "num_envs": 16,
+    "rollout_steps": 16,
+    "learning_rate": 3e-2,
+    "max_grad_norm": 10.0,
+}  # large steps, so that age tells
 LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "a2c": ("a2c", {"gae_lambda": 1.0}),  # V-trace's return where all weights are 1: only the correction differs
     "impala": ("impala", {}),
@@ -157,7 +162,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each, from 0")
     parser.add_argument("--delays", type=int, nargs="+", default=[0, 5], help="updates that the weights are old")
-    parser.add_argument("--steps", type=int, default=300_000, help="environment steps of a run")
+    parser.add_argument("--steps", type=int, default=150_000, help="environment steps of a run")
     parser.add_argument("--env", default=ENV, help="the environment")
     parser.add_argument("--only", default="", help="learners whose name contains this")
     parser.add_argument("--list", action="store_true", help="print what was measured")

@@ -127,7 +127,7 @@ def test_help_and_version(capsys):
     ("arguments", "words"),
     [
         ("fly", ["no command 'fly'"]),
-        ("train cem", ["no algorithm 'cem'", "ppo, a2c, impala, dqn, r2d2, sac, td3"]),
+        ("train cem", ["no algorithm 'cem'", "ppo, dqn, r2d2, a2c, impala, sac, td3"]),
         ("train", ["--resume"]),
         ("train ppo", ["--env"]),
         ("train ppo --env NoSuch-v0 --run-dir {tmp}/r", ["--env NoSuch-v0"]),

@@ -22,6 +22,6 @@ def test_without_a_name_it_is_ppo():
 
 def test_unknown_algorithm():
     with pytest.raises(
-        ArgumentError, match=r"There is no algorithm .nothing.\. There are ppo, a2c, impala.* and module:name"
+        ArgumentError, match=r"There is no algorithm .nothing.\. There are ppo, dqn, r2d2.* and module:name"
     ):
         read_options({"algorithm": "nothing", "env": ENV})

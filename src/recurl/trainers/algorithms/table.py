@@ -37,10 +37,10 @@ class Algorithm(NamedTuple):
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": Algorithm(PPOConfig, PPO),
-    "a2c": Algorithm(A2CConfig, A2C),
-    "impala": Algorithm(ImpalaConfig, Impala),
     "dqn": Algorithm(DQNConfig, DQN),
     "r2d2": Algorithm(R2D2Config, DQN),
+    "a2c": Algorithm(A2CConfig, A2C),
+    "impala": Algorithm(ImpalaConfig, Impala),
     "sac": Algorithm(SACConfig, SAC),
     "td3": Algorithm(TD3Config, TD3),
 }
@@ -81,7 +81,7 @@ def find_algorithm(name: str) -> Algorithm:
         >>> find_algorithm("r2d3")
         Traceback (most recent call last):
         ...
-        recurl.errors.ArgumentError: There is no algorithm 'r2d3': did you mean r2d2? There are ppo, a2c...
+        recurl.errors.ArgumentError: There is no algorithm 'r2d3': did you mean r2d2? There are ppo, dqn, r2d2...
     """
     module, colon, registered = name.rpartition(":")
     if colon:

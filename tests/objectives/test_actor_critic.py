@@ -315,3 +315,44 @@ def test_the_temperature_stays_within_its_bounds():
         with torch.no_grad():
             loss.log_alpha.fill_(value)
         assert loss(small())["alpha"].item() == pytest.approx(expected)
+
+
+RENAMED = ("action", "reward", "done", "terminated", "priority", "priority_weight")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", RENAMED)
+def test_every_key_is_renameable(kind, name):
+    loss, agent = prepared(kind)
+    batch = batch_of(agent)
+    batch["priority_weight"] = torch.rand(3, 8, dtype=torch.float64)
+    expected = loss(batch)
+    old = getattr(loss.tensor_keys, name)
+    loss.set_keys(**{name: "fresh"})
+    if name == "action":  # networks read and write it too; what a sampler writes is not read
+        for network in [*loss.networks(), *loss.target_networks()]:
+            for module in (part for part in network.modules() if not hasattr(part, "dist_sample_keys")):
+                for keys in ("in_keys", "out_keys"):
+                    if "action" in getattr(module, keys, []):
+                        setattr(module, keys, ["fresh" if key == "action" else key for key in getattr(module, keys)])
+    if name in ("reward", "done", "terminated"):
+        batch["next"].rename_key_(old, "fresh")
+    elif name != "priority":
+        batch.rename_key_(old, "fresh")
+    found = loss(batch.select(*loss.in_keys, strict=False))
+    assert set(loss.out_keys) == set(found.keys())
+    for ours, theirs in zip(loss.out_keys, type(loss).out_keys.fget(prepared(kind)[0]), strict=True):
+        torch.testing.assert_close(found[ours], expected[theirs], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_returns_are_chosen(kind):
+    loss, agent = prepared(kind, n_steps=2)
+    batch = batch_of(agent)
+    targets = {}
+    for name, options in {"td1": {}, "tdlambda": {"lmbda": 1.0}, "td0": {}}.items():
+        assert loss.make_value_estimator(name, **options) is loss
+        targets[name] = loss(batch)["q_target"]
+    torch.testing.assert_close(targets["td1"], targets["tdlambda"])
+    assert loss.n_steps == 1
+    assert not torch.equal(targets["td0"], targets["td1"])

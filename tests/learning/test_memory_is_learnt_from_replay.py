@@ -16,6 +16,8 @@ SMALL = {
     "hidden_size": 16,
     "total_steps": 8_192,
     "learning_rate": 1e-2,
+    "gradient_steps": 4,
+    "normalize_observations": False,
     "learning_starts": 512,
     "slices": 16,
     "slice_length": 16,

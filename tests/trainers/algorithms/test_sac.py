@@ -125,5 +125,5 @@ def test_the_step_size_has_a_schedule():
     for factor in (1.0, 2 / 3, 1 / 3):
         sac.learn(sac.collect())
         for optimizer in (sac.actor_optimizer, sac.critic_optimizer, sac.alpha_optimizer):
-            assert optimizer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * factor)
+            assert optimizer.optimizer.param_groups[0]["lr"] == pytest.approx(5e-4 * factor)
     sac.close()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.objectives import DQNLoss, HardUpdate
+from recurl.objectives import DQNLoss, HardUpdate, SoftUpdate
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.dqn_config import DQNConfig
 from recurl.trainers.algorithms.learner import Stateful
@@ -32,7 +32,11 @@ class DQN(ReplayLearner[DQNConfig, QNetwork]):
 
     def __init__(self, config: DQNConfig) -> None:
         super().__init__(config)
-        self.targets = HardUpdate(self.loss, value_network_update_interval=config.target_interval)
+        self.targets = (
+            SoftUpdate(self.loss, tau=config.target_rate)
+            if config.target_interval is None
+            else HardUpdate(self.loss, value_network_update_interval=config.target_interval)
+        )
         self.optimizer = self.gradient_step(self.agent.actor.parameters())
 
     @classmethod
@@ -61,7 +65,8 @@ class DQN(ReplayLearner[DQNConfig, QNetwork]):
 
     def parts(self) -> dict[str, Stateful | None]:
         """Return what a checkpoint holds."""
-        own = {"target": self.loss.target_value_network, "targets": self.targets, "optimizer": self.optimizer}
+        counted = self.targets if isinstance(self.targets, HardUpdate) else None
+        own = {"target": self.loss.target_value_network, "targets": counted, "optimizer": self.optimizer}
         return {**super().parts(), **own}
 
     def collect(self) -> TensorDictBase:

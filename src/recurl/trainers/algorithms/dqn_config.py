@@ -24,12 +24,16 @@ class DQNConfig(ReplayConfig):
     """
 
     algorithm: ClassVar[str] = "dqn"
+    n_steps: Count = 3
+    """Rewards summed before the bootstrap."""
     double: bool = True
     """Choose actions by the network, and take their values from the target network (double DQN)."""
     value_rescaling: bool = False
     """Learn values on a compressed scale, for returns of different magnitudes."""
-    target_interval: Count = 100
-    """Gradient steps between two copies of the weights to the target network."""
+    target_rate: Fraction = 0.01
+    """Fraction by which the target network follows the network, per gradient step."""
+    target_interval: Count | None = None
+    """Gradient steps between two copies of the weights to the target network, instead of --target-rate."""
 
     eps_init: Fraction = 1.0
     """Probability of a random action at the start."""

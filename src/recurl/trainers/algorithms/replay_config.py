@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Exponent, Fraction, NoBound, Whole
+from recurl.ranges import Count, Exponent, Fraction, NoBound, Positive, Whole
 from recurl.trainers.config import RunConfig
 
 
@@ -21,8 +22,8 @@ class ReplayConfig(RunConfig):
 
     fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "buffer_size")
 
-    normalize_observations: bool = False
-    """Standardise observations with running statistics, which are saved with the policy."""
+    learning_rate: Positive = 5e-4
+    """Step size of Adam, at the start."""
     num_envs: Count = 16
     """Environments stepped side by side."""
     rollout_steps: Count = 8
@@ -36,7 +37,7 @@ class ReplayConfig(RunConfig):
     """Capacity of the replay buffer in environment steps."""
     learning_starts: Whole = 2_000
     """Environment steps before the first update."""
-    gradient_steps: Count = 4
+    gradient_steps: Count = 16
     """Gradient steps per update."""
     slices: Count = 32
     """Slices of trajectories per gradient step."""
@@ -63,6 +64,12 @@ class ReplayConfig(RunConfig):
     """Exponent of the importance weights, which correct for the priorities."""
     priority_eta: Fraction = 0.9
     """Weight of a slice's largest error, against its mean error, in its priority."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build the options from what :meth:`to_dict` returned; runs of old drew all trajectories alike."""
+        of_old = "priority_eta" in values and "drawn_by" not in values
+        return super().from_dict({**values, "drawn_by": "trajectory"} if of_old else values)
 
     @property
     def replay_steps(self) -> int:

@@ -134,7 +134,7 @@ def test_a_missing_package_is_said_before_the_run(tmp_path, monkeypatch, package
         {"env": "recurl/MaskedPendulum-v1", "env_kwargs": ("max_episode_steps=11",), "shared_trunk": False},
         {"env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "num_layers": 2},
         {"kind": A2CConfig, "cell": "lstm"},
-        {"kind": A2CConfig, "env": "recurl/MaskedPendulum-v1", "env_kwargs": (), "cell": "gru", "shared_trunk": False},
+        {"kind": A2CConfig, **SWING_UP, "cell": "gru", "shared_trunk": False},
         {"kind": ImpalaConfig, "cell": "gru", "overlap": True},
         {"kind": ImpalaConfig, "cell": "none", "clip_epsilon": 0.2},
         {"kind": DQNConfig, "cell": "lstm", "normalize_observations": True},

@@ -28,8 +28,6 @@ class CriticsConfig(ReplayConfig):
     """Rewards summed before the bootstrap."""
     scale_rewards: bool = True
     """Divide rewards by the running standard deviation of the discounted return, as it is when they are learnt from."""
-    head_width: Whole = 64
-    """Width of a hidden layer between the memory and each output; 0 for none, but critics of real actions have one."""
     shared_trunk: bool = True
     """Share encoder and memory between actor and critics; otherwise each has its own."""
     critics: Count = 2

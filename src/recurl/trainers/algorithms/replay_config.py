@@ -28,6 +28,8 @@ class ReplayConfig(RunConfig):
     """Environments stepped side by side."""
     rollout_steps: Count = 8
     """Steps of each environment between two updates."""
+    head_width: Whole = 64
+    """Width of a hidden layer between the memory and each output; 0 for none, but critics of real actions have one."""
     max_grad_norm: NoBound = 10.0
     """Largest norm of the gradient; inf for no bound."""
     checkpoint_every: Count = 250

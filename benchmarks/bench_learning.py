@@ -17,6 +17,7 @@ import argparse
 import csv
 import itertools
 import json
+import math
 import os
 import platform
 import shlex
@@ -247,6 +248,7 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
     """What came out: training until solved, and the greedy return of the final policy."""
     with folder.metrics.open(newline="") as file:
         rows = list(csv.DictReader(file))
+    returns = [float(row["return_mean_20"]) for row in rows if int(row["episodes"]) >= 20]
     first = next((row for row in rows if int(row["episodes"]) >= 20 and float(row["return_mean_20"]) >= solved), None)
     config = folder.read_config()
     task = TASKS.get(config.env_name)
@@ -257,7 +259,7 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
         "steps": rows[-1]["env_steps"],
         "cpu_s": rows[-1]["cpu_s"],
         "wall_s": rows[-1]["wall_s"],
-        "best_return_mean_20": f"{max(float(row['return_mean_20']) for row in rows if int(row['episodes']) >= 20):.4g}",
+        "best_return_mean_20": f"{max(returns, default=math.nan):.4g}",
         "final_return_mean_20": f"{float(rows[-1]['return_mean_20']):.4g}",
         "greedy_return_1000": f"{evaluate_run(folder, episodes=1000 if task else 100).mean_return:.4g}",
         "optimal": "" if task is None else task.optimal_return(**config.env_arguments),

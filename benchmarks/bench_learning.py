@@ -3,24 +3,32 @@
 Every row is one run of the ``recurl train`` command that its ``command`` column holds, in a process of its own,
 then 1,000 fresh greedy episodes. Usage::
 
-    python benchmarks/bench_learning.py                  # everything, about half an hour of CPU time
+    python benchmarks/bench_learning.py                  # everything, hours of CPU time
     python benchmarks/bench_learning.py --only tmaze     # the experiments whose name contains a word
     python benchmarks/bench_learning.py --seeds 0 1      # fewer or other seeds
+    python benchmarks/bench_learning.py --only sac td3 --jobs 16 --limit 1500  # 16 at once, each at most 25 minutes
+
+A run that reaches the limit is ended and evaluated as it is then; its steps are in the row.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
+import math
+import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import tensordict
@@ -86,6 +94,65 @@ EXPERIMENTS = (
         (0,),
         0.95,
     ),
+    Experiment(
+        "masked-pendulum",
+        "--env recurl/MaskedPendulum-v1 --total-steps 500000 --num-envs 16 --gamma 0.9 --epochs 10 "
+        "--sequence-length 64",
+        ("lstm", "gru"),
+        (0, 1, 2),
+        -200.0,
+    ),
+    *(
+        Experiment(
+            f"masked-pendulum-{algorithm}",
+            "--env recurl/MaskedPendulum-v1 --total-steps 60000",
+            ("lstm", "gru", "none"),
+            (0, 1, 2, 3, 4),
+            -200.0,
+            algorithm,
+        )
+        for algorithm in ("sac", "td3")
+    ),
+    *(
+        Experiment(
+            f"masked-cartpole-{algorithm}",
+            f"--env recurl/MaskedCartPole-v1 --total-steps {steps}",
+            ("lstm", "gru", "none"),
+            (0, 1, 2, 3, 4),
+            475.0,
+            algorithm,
+        )
+        for algorithm, steps in (("sac", 100_000), ("dqn", 150_000), ("r2d2", 150_000))
+    ),
+    *(
+        Experiment(f"{name}-{algorithm}", options, ("gru", "lstm"), (0, 1, 2), solved, algorithm)
+        for algorithm in ("r2d2", "sac")
+        for name, options, solved in (
+            # Slices of whole episodes: 50 steps there, and as many that lead nowhere.
+            (
+                "tmaze-50",
+                "--env recurl/TMaze-v0 --env-kwargs corridor_length=50 --total-steps 300000 --slice-length 204",
+                0.9,
+            ),
+            (
+                "repeat-previous-16",
+                "--env recurl/RepeatPrevious-v0 --env-kwargs k=16 --total-steps 600000 --slice-length 64 "
+                f"--hidden-size 128 {REPEAT}",
+                0.9,
+            ),
+        )
+    ),
+    *(
+        Experiment(
+            f"half-cheetah-positions-{algorithm}",
+            "--env HalfCheetah-v5 --wrapper positions_only:PositionsOnly --total-steps 500000 --hidden-size 128",
+            ("gru",),
+            (0, 1, 2),
+            3000.0,
+            algorithm,
+        )
+        for algorithm in ("sac", "td3", "ppo")
+    ),
     *(
         Experiment(f"{name}-{algorithm}", options, ("lstm", "gru", "none"), (0, 1, 2, 3, 4), solved, algorithm)
         for algorithm in ("a2c", "impala")
@@ -110,15 +177,22 @@ EXPERIMENTS = (
 def main() -> None:
     """Run the chosen experiments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="experiments whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="experiments whose name contains one of these")
     parser.add_argument("--cells", nargs="+", help="instead of each experiment's own")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of each experiment's own")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, one thread each")
+    parser.add_argument("--limit", type=float, default=None, help="seconds after which a run is ended")
     chosen = parser.parse_args()
     check_tests()
-    for experiment in EXPERIMENTS:
-        if chosen.only in experiment.name:
-            for row in run(experiment, chosen.cells or experiment.cells, chosen.seeds or experiment.seeds):
-                report(row)
+    runs = [
+        (experiment, cell, seed)
+        for experiment in EXPERIMENTS
+        if any(word in experiment.name for word in chosen.only)
+        for cell, seed in itertools.product(chosen.cells or experiment.cells, chosen.seeds or experiment.seeds)
+    ]
+    with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(run, *one, chosen.limit) for one in runs]):
+            report(done.result())
 
 
 def check_tests() -> None:
@@ -128,26 +202,43 @@ def check_tests() -> None:
         sys.exit("The tests of the trainers fail: no numbers before they pass.")
 
 
-def run(experiment: Experiment, cells: tuple[str, ...], seeds: tuple[int, ...]) -> Iterator[dict[str, object]]:
-    """Train and measure every combination of cell and seed."""
-    for cell in cells:
-        for seed in seeds:
-            with tempfile.TemporaryDirectory() as name:
-                folder = RunFolder(Path(name) / "run")
-                options = f"{experiment.options} --cell {cell} --seed {seed}"
-                command = [sys.executable, "-m", "recurl", "train", experiment.algorithm, *shlex.split(options)]
-                subprocess.run(
-                    [*command, "--eval-episodes", "1", "--run-dir", str(folder.path)], check=True, capture_output=True
-                )
-                yield {
-                    "date": time.strftime("%Y-%m-%d"),
-                    **machine(),
-                    "task": experiment.name,
-                    "command": f"recurl train {experiment.algorithm} {options}",
-                    "cell": cell,
-                    "seed": seed,
-                    **measured(folder, experiment.solved),
-                }
+def run(experiment: Experiment, cell: str, seed: int, limit: float | None) -> dict[str, object]:
+    """Train one combination of cell and seed, and measure it."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = RunFolder(Path(name) / "run")
+        options = f"{experiment.options} --cell {cell} --seed {seed}"
+        command = [sys.executable, "-m", "recurl", "train", experiment.algorithm, *shlex.split(options)]
+        train([*command, "--eval-episodes", "1", "--logger", "none", "--run-dir", str(folder.path)], limit)
+        return {
+            "date": time.strftime("%Y-%m-%d"),
+            **machine(),
+            "task": experiment.name,
+            "command": f"recurl train {experiment.algorithm} {options}",
+            "cell": cell,
+            "seed": seed,
+            **measured(folder, experiment.solved),
+        }
+
+
+def train(command: list[str], limit: float | None) -> None:
+    """Run a command, which may import what is beside this file; end it after ``limit`` seconds, as Ctrl-C would."""
+    process = subprocess.Popen(
+        command,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _, errors = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)  # it saves a checkpoint and ends
+        process.communicate()
+        return
+    if process.returncode:
+        raise RuntimeError(f"{shlex.join(command)} failed: {errors}")
 
 
 def machine() -> dict[str, object]:
@@ -165,9 +256,10 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
     """What came out: training until solved, and the greedy return of the final policy."""
     with folder.metrics.open(newline="") as file:
         rows = list(csv.DictReader(file))
+    returns = [float(row["return_mean_20"]) for row in rows if int(row["episodes"]) >= 20]
     first = next((row for row in rows if int(row["episodes"]) >= 20 and float(row["return_mean_20"]) >= solved), None)
     config = folder.read_config()
-    task = TASKS[config.env]
+    task = TASKS.get(config.env_name)
     return {
         "solved_at": solved,
         "steps_to_solve": first["env_steps"] if first else "",
@@ -175,11 +267,11 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
         "steps": rows[-1]["env_steps"],
         "cpu_s": rows[-1]["cpu_s"],
         "wall_s": rows[-1]["wall_s"],
-        "best_return_mean_20": f"{max(float(row['return_mean_20']) for row in rows if int(row['episodes']) >= 20):.4g}",
+        "best_return_mean_20": f"{max(returns, default=math.nan):.4g}",
         "final_return_mean_20": f"{float(rows[-1]['return_mean_20']):.4g}",
-        "greedy_return_1000": f"{evaluate_run(folder, episodes=1000).mean_return:.4g}",
-        "optimal": task.optimal_return(**config.env_arguments),
-        "memoryless_bound": task.memoryless_return(**config.env_arguments),
+        "greedy_return_1000": f"{evaluate_run(folder, episodes=1000 if task else 100).mean_return:.4g}",
+        "optimal": "" if task is None else task.optimal_return(**config.env_arguments),
+        "memoryless_bound": "" if task is None else task.memoryless_return(**config.env_arguments),
     }
 
 

@@ -29,6 +29,11 @@ REPLAY = (  # noqa: SIM905 - reads as it is typed
     "--slices 4 --slice-length 8 --burn-in 2 --learning-starts 64 --eval-episodes 3"
 ).split()
 
+CONTINUOUS = (  # noqa: SIM905 - likewise
+    "--env recurl/MaskedPendulum-v1 --env-kwargs max_episode_steps=8 --hidden-size 8 --num-envs 4 --rollout-steps 16 "
+    "--slices 4 --slice-length 8 --burn-in 2 --learning-starts 64 --eval-episodes 3"
+).split()
+
 
 def train(folder, *more):
     return main(["train", "ppo", *SMALL, "--total-steps", "128", "--run-dir", str(folder), *more])
@@ -64,12 +69,15 @@ def test_train_then_evaluate(tmp_path, capsys):
     assert "Greedy evaluation over 5 episodes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "r2d2"])
-def test_train_from_replay_then_resume_then_evaluate(tmp_path, capsys, algorithm):
+@pytest.mark.parametrize(
+    ("algorithm", "shown"), [("dqn", "eps 0.05"), ("r2d2", "eps 0.05"), ("sac", "alpha 0.01"), ("td3", "noise 0.10")]
+)
+def test_train_from_replay_then_resume_then_evaluate(tmp_path, capsys, algorithm, shown):
     folder = str(tmp_path / "run")
-    assert main(["train", algorithm, *REPLAY, "--total-steps", "256", "--run-dir", folder]) == 0
+    options = CONTINUOUS if algorithm == "td3" else REPLAY
+    assert main(["train", algorithm, *options, "--total-steps", "256", "--run-dir", folder]) == 0
     said = capsys.readouterr().out
-    for words in (f"by {algorithm} with lstm", "256/256 steps", "eps 0.05", "Finished after 256 steps", "Greedy"):
+    for words in (f"by {algorithm} with lstm", "256/256 steps", shown, "Finished after 256 steps", "Greedy"):
         assert words in said
     assert RunFolder(tmp_path / "run").curve.exists()
     assert main(["train", "--resume", folder]) == 0
@@ -119,7 +127,7 @@ def test_help_and_version(capsys):
     ("arguments", "words"),
     [
         ("fly", ["no command 'fly'"]),
-        ("train sac", ["no algorithm 'sac'", "ppo, dqn, r2d2"]),
+        ("train cem", ["no algorithm 'cem'", "ppo, dqn, r2d2, a2c, impala, sac, td3"]),
         ("train", ["--resume"]),
         ("train ppo", ["--env"]),
         ("train ppo --env NoSuch-v0 --run-dir {tmp}/r", ["--env NoSuch-v0"]),
@@ -131,6 +139,12 @@ def test_help_and_version(capsys):
         ("train ppo --env recurl/TMaze-v0 --colour red", ["--colour"]),
         ("train dqn", ["--env"]),
         ("train dqn --env Pendulum-v1 --run-dir {tmp}/r", ["DQN needs Discrete actions"]),
+        ("train td3 --env recurl/TMaze-v0 --run-dir {tmp}/r", ["TD3 needs Box actions with two finite bounds"]),
+        ("train td3 --env Pendulum-v1 --noise-end 2", ["--noise-end must not exceed --noise-init, got 2.0 and 1.0"]),
+        (
+            "train sac --env Pendulum-v1 --refresh-states --start-state zero",
+            ["--refresh-states stores", "--start-state"],
+        ),
         ("train r2d2 --env recurl/TMaze-v0 --burn-in 40", ["--burn-in must be below --slice-length"]),
         ("train ppo --env recurl/TMaze-v0 --backend magic --run-dir {tmp}/r", ["magic"]),
         ("train ppo --env recurl/TMaze-v0 --device nowhere --run-dir {tmp}/r", ["--device nowhere", "--device cpu"]),

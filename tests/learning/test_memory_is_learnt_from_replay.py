@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from recurl.envs.tasks import TASKS
-from recurl.trainers import DQNConfig, R2D2Config, RunFolder, Trainer, evaluate_run
+from recurl.trainers import DQNConfig, R2D2Config, RunFolder, SACConfig, Trainer, evaluate_run
 
 pytestmark = pytest.mark.learning
 
@@ -16,15 +16,18 @@ SMALL = {
     "hidden_size": 16,
     "total_steps": 8_192,
     "learning_rate": 1e-2,
+    "gradient_steps": 4,
+    "head_width": 0,
+    "normalize_observations": False,
     "learning_starts": 512,
     "slices": 16,
     "slice_length": 16,
-    "target_interval": 50,
 }
 
 
 def make(kind, **options):
-    return kind(**SMALL, **({"burn_in": 2} if kind is R2D2Config else {}), **options)
+    own = {"target_interval": 50} if issubclass(kind, DQNConfig) else {}
+    return kind(**SMALL, **own, **({"burn_in": 2} if kind is R2D2Config else {}), **options)
 
 
 def greedy_return(path, config):
@@ -38,7 +41,13 @@ def greedy_return(path, config):
 
 @pytest.mark.parametrize(
     ("task", "kind", "cell"),
-    [(REPEAT, DQNConfig, "gru"), (REPEAT, R2D2Config, "lstm"), (TMAZE, DQNConfig, "lstm"), (TMAZE, R2D2Config, "gru")],
+    [
+        (REPEAT, DQNConfig, "gru"),
+        (REPEAT, R2D2Config, "lstm"),
+        (REPEAT, SACConfig, "gru"),
+        (TMAZE, DQNConfig, "lstm"),
+        (TMAZE, R2D2Config, "gru"),
+    ],
 )
 def test_with_memory_the_optimum_is_reached(tmp_path, task, kind, cell):
     assert greedy_return(tmp_path, make(kind, **task, cell=cell)) >= 0.95

@@ -16,6 +16,8 @@ from recurl.lowering import Entries, Network, network
 from recurl.modules import MLP, QValueActor
 from recurl.objectives import ClipPPOLoss, DQNLoss
 from recurl.objectives.value import GAE
+from tests.objectives.replay_losses import KINDS as REPLAY_KINDS
+from tests.objectives.replay_losses import make_replay_loss
 from tests.objectives.simulate import ACTIONS, HIDDEN, OBS, Agent, collect, make_agent, recurrent
 
 Call = Callable[[Any, TensorDict], dict[str, torch.Tensor]]
@@ -66,10 +68,14 @@ def subject(kind: str, cell: str = "lstm", backend: str = "loop") -> tuple[Any, 
     if kind == "dqn":
         batch["action"] = torch.randint(ACTIONS, (4, 12))
         return DQNLoss(q_network(cell, backend), gamma=0.9, double_dqn=True), losses_of, batch
+    if kind in REPLAY_KINDS:
+        torch.manual_seed(0)
+        loss, other = make_replay_loss(kind, cell, "own", backend)
+        return loss, losses_of, collect(other, 4, 12, 2, dtype=torch.float32)[1]
     return ClipPPOLoss(agent.actor, agent.critic), losses_of, batch
 
 
-KINDS = ["shared", "separate", "dqn", "gae", "policy"]
+KINDS = ["shared", "separate", "dqn", *REPLAY_KINDS, "gae", "policy"]
 
 
 CASES = [(kind, cell) for kind in KINDS for cell in ("lstm", "gru", "none")]

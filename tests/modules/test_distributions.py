@@ -243,3 +243,23 @@ def test_log_prob_and_entropy_of_probabilities_and_of_other_shapes():
     torch.testing.assert_close(entropy, -(probs * probs.log()).sum(-1))
     torch.testing.assert_close(Categorical(probs=probs).logits, probs.log())
     assert Categorical(logits=probs).log_prob_and_entropy(torch.zeros(3, 1, dtype=torch.int64))[0].shape == (3, 1)
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (-2.0, 5.0)])
+def test_a_sample_with_its_log_prob(bounds):
+    """The same log-density as of the value, and a gradient that doesn't vanish where the value is on a bound."""
+    low, high = bounds
+    loc = torch.tensor([[0.3, -0.2], [0.0, 9.0]], dtype=torch.float64, requires_grad=True)
+    dist = TanhNormal(loc, torch.full_like(loc, 0.4), low=low, high=high)
+    value, log_prob = dist.rsample_with_log_prob()
+    torch.testing.assert_close(log_prob[0], dist.log_prob(value)[0], rtol=1e-8, atol=1e-8)
+    assert dist.log_half_range.tolist() == pytest.approx([2 * math.log((high - low) / 2)] * 2)
+    (gradient,) = torch.autograd.grad(log_prob.sum(), loc)
+    assert gradient[1, 1].item() == pytest.approx(2.0, rel=1e-3)
+
+
+def test_log_probs_of_all_choices():
+    mask = torch.tensor([[True, False, True]])
+    dist = Categorical(logits=torch.zeros(1, 3), mask=mask)
+    assert dist.choice_counts == (3,)
+    assert dist.choice_log_probs.tolist() == [[[pytest.approx(-math.log(2)), -math.inf, pytest.approx(-math.log(2))]]]

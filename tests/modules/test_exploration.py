@@ -4,8 +4,8 @@ from tensordict import TensorDict
 
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.mode import ExplorationType, set_exploration_type
-from recurl.modules import EGreedyModule
-from recurl.specs import Categorical, Composite, OneHot, Unbounded
+from recurl.modules import AdditiveGaussianModule, EGreedyModule
+from recurl.specs import Bounded, Categorical, Composite, OneHot, Unbounded
 
 N = 20_000
 
@@ -77,3 +77,53 @@ def test_what_is_refused():
         EGreedyModule(OneHot(4))(actions(False))
     with pytest.raises(MissingKeyError, match="no 'action' to replace"):
         EGreedyModule(Categorical(2))(TensorDict({}, [3]))
+
+
+BOX = Bounded(torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0]), (2,))
+
+
+def test_noise_is_normal_in_halves_of_the_range():
+    torch.manual_seed(0)
+    td = TensorDict({"action": torch.tensor([[0.0, 0.5]]).expand(N, 2).clone()}, [N])
+    noisy = AdditiveGaussianModule(BOX, sigma_init=0.2)(td)["action"]
+    torch.testing.assert_close(noisy.mean(0), torch.tensor([0.0, 0.5]), atol=0.02, rtol=0)
+    torch.testing.assert_close(noisy.std(0), torch.tensor([0.4, 0.1]), atol=0.0, rtol=0.03)
+
+
+@pytest.mark.parametrize(("kind", "explores"), [("RANDOM", True), ("DETERMINISTIC", False), ("MODE", False)])
+def test_noise_stays_within_the_bounds_and_out_of_evaluation(kind, explores):
+    td = TensorDict({"action": torch.zeros(100, 2)}, [100])
+    with set_exploration_type(ExplorationType[kind]):
+        action = AdditiveGaussianModule(Composite(action=BOX), sigma_init=5.0)(td)["action"]
+    assert (action != 0).any().item() is explores
+    assert (action >= BOX.low).all()
+    assert (action <= BOX.high).all()
+
+
+def test_noise_falls_and_is_saved():
+    module = AdditiveGaussianModule(BOX, sigma_init=0.9, sigma_end=0.1, annealing_num_steps=80)
+    module.step(40)
+    other = AdditiveGaussianModule(BOX)
+    other.load_state_dict(module.state_dict())
+    assert other.sigma.item() == pytest.approx(0.5)
+    module.step(1000)
+    assert module.sigma.item() == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((BOX, 0.1, 0.2), r"0 <= sigma_end <= sigma_init must hold, got sigma_end=0.2 and sigma_init=0.1"),
+        ((BOX, 1.0, 0.1, 0), "annealing_num_steps must be positive, got 0"),
+        ((Categorical(3),), "The action spec must be Bounded, with two finite bounds, got Categorical"),
+        ((Unbounded(3),), "The action spec must be Bounded"),
+    ],
+)
+def test_what_noise_refuses(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        AdditiveGaussianModule(*arguments)
+
+
+def test_noise_needs_an_action():
+    with pytest.raises(MissingKeyError, match="There is no 'action' to change: put the policy before the Additive"):
+        AdditiveGaussianModule(BOX)(TensorDict({"x": torch.zeros(1)}, [1]))

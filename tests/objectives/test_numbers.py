@@ -17,6 +17,7 @@ from recurl.errors import ArgumentError
 from recurl.objectives import A2CLoss, ClipPPOLoss, DQNLoss, LossModule, ReinforceLoss
 from recurl.objectives.policy_gradient import PolicyGradientLoss
 from recurl.objectives.value import GAE, VTrace
+from tests.objectives.replay_losses import make_replay_loss
 from tests.objectives.simulate import collect, make_agent
 from tests.objectives.test_dqn import make_loss
 
@@ -45,6 +46,15 @@ def total(loss: LossModule, batch: TensorDict) -> Tensor:
     return sum((value for key, value in loss(batch).items() if key.startswith("loss")), torch.zeros(()))
 
 
+def replay(kind: str, memory: str) -> Callable:
+    def make(cell: str, backend: str) -> tuple[LossModule, TensorDict]:
+        loss, agent = make_replay_loss(kind, cell, memory, backend, n_steps=2)
+        loss.double()
+        return loss, collect(agent, 4, 9, 1, dtype=torch.float64)[0]
+
+    return make
+
+
 LOSSES = {
     "PPO": ppo,
     "PPO, tanh": lambda *args: ppo(*args, "tanh"),
@@ -53,6 +63,10 @@ LOSSES = {
     "REINFORCE": lambda *args: gradient(*args, ReinforceLoss, loss_critic_type="l2"),
     "DQN": dqn,
     "DQN, no target network": lambda *args: dqn(*args, delay_value=False, value_rescaling=True),
+    "SAC": replay("sac", "own"),
+    "SAC, shared memory": replay("sac", "shared"),
+    "discrete SAC": replay("discrete sac", "both"),
+    "TD3": replay("td3", "both"),
 }
 
 

@@ -9,16 +9,23 @@ from rich.console import Console
 
 from recurl.diagnostics import check_wiring
 from recurl.errors import ArgumentError, UnsupportedError
+from recurl.mode import set_recurrent_mode
+from recurl.modules import recurrent_modules
 from recurl.trainers import (
     ALGORITHMS,
     DQN,
     PPO,
+    SAC,
+    TD3,
     A2CConfig,
     DQNConfig,
     Impala,
     ImpalaConfig,
     PPOConfig,
+    ReplayConfig,
     RunFolder,
+    SACConfig,
+    TD3Config,
     Trainer,
     evaluate_run,
     export_run,
@@ -34,12 +41,13 @@ DQN_SMALL = {**SMALL, "slices": 4, "slice_length": 6, "learning_starts": 48, "bu
 
 
 def options(kind, **more):
-    small = {PPOConfig: PPO_SMALL, DQNConfig: DQN_SMALL}.get(kind, {**SMALL, "entropy_coeff": 0.01, "total_steps": 192})
+    on_policy = {**SMALL, "entropy_coeff": 0.01, "total_steps": 192}
+    small = DQN_SMALL if issubclass(kind, ReplayConfig) else {PPOConfig: PPO_SMALL}.get(kind, on_policy)
     return kind(**{**small, **more})
 
 
-def of_any(action, **more):
-    return options(PPOConfig, env=ANY, env_kwargs=(f"kind={action}",), **more)
+def of_any(action, kind=PPOConfig, **more):
+    return options(kind, env=ANY, env_kwargs=(f"kind={action}",), **more)
 
 
 @pytest.mark.parametrize("action", ACTION_SPACES)
@@ -53,6 +61,34 @@ def test_collection_equals_replay(action):
         assert (losses["max_ratio"] - 1).abs() < 1e-5
         assert batch["action_log_prob"].shape == (3, 16)
         assert all(map(torch.isfinite, map(torch.as_tensor, learner.learn(batch).values())))
+    learner.close()
+
+
+CHOICES = ["start", "multi", "matrix of integers", "multi with start"]
+BOXES = ["scalar", "matrix"]
+
+
+FITTING = [*((SACConfig, name) for name in (*CHOICES, *BOXES, "unbounded")), *((TD3Config, name) for name in BOXES)]
+
+
+@pytest.mark.parametrize(("kind", "action"), FITTING)
+@pytest.mark.parametrize("shared", [True, False])
+def test_collection_equals_replay_of_actor_and_critics(kind, action, shared):
+    learner = ALGORITHMS[kind.algorithm].learner(of_any(action, kind, shared_trunk=shared, cell="gru"))
+    assert learner.collector.why_not_lowered() is None
+    assert learner.loss.why_not_lowered() is None
+    states = [key for part in recurrent_modules(learner.agent.policy) for key in part.state_keys]
+    assert len(states) == (1 if shared else 2)
+    for _ in range(3):
+        batch = learner.collect()
+        replayed = batch.select(*learner.loss.in_keys, strict=False)
+        with set_recurrent_mode(True), torch.no_grad():
+            for network in learner.loss.networks():
+                network(replayed)
+        for key in states:
+            torch.testing.assert_close(replayed["next", key], batch["next", key], rtol=1e-5, atol=1e-6)
+        learned = learner.learn(batch)
+    assert all(map(torch.isfinite, map(torch.as_tensor, learned.values())))
     learner.close()
 
 
@@ -110,7 +146,7 @@ MASKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [PPOConfig, A2CConfig, ImpalaConfig, DQNConfig])
+@pytest.mark.parametrize("kind", [PPOConfig, A2CConfig, ImpalaConfig, DQNConfig, SACConfig])
 @pytest.mark.parametrize("masks", MASKS)
 def test_masked_runs(tmp_path, kind, masks):
     """The environment refuses forbidden actions, so a run shows that neither training nor evaluation takes any."""
@@ -143,8 +179,9 @@ def test_a_resumed_run_is_the_whole_run(tmp_path, config):
         (of_any("unbounded"), "onnx", {"kind": "unbounded", "shape": [2]}),
         (options(PPOConfig, env=MASKED), "torch", {"kind": "categorical", "n": 4}),
         (options(DQNConfig, env=MASKED), "onnx", {"kind": "categorical", "n": 4}),
+        (of_any("multi", SACConfig), "onnx", {"kind": "multi_categorical", "nvec": [2, 3, 4]}),
     ],
-    ids=["nested", "multi", "unbounded", "masked-ppo", "masked-dqn"],
+    ids=["nested", "multi", "unbounded", "masked-ppo", "masked-dqn", "multi-sac"],
 )
 @pytest.mark.slow
 def test_exports(tmp_path, config, kind, action):
@@ -175,5 +212,11 @@ def test_a_network_may_see_the_mask():
 def test_what_is_refused():
     with pytest.raises(ArgumentError, match="--env RecurlTest/Masked-v0 can't be used: The mask 'legal'"):
         PPO(options(PPOConfig, env=MASKED, action_mask="legal"))
+    for action in ("dict", "binary"):
+        with pytest.raises(UnsupportedError, match="SAC needs Box, Discrete or MultiDiscrete actions, got"):
+            SAC(of_any(action, SACConfig))
+    for action in ("multi", "unbounded"):
+        with pytest.raises(UnsupportedError, match="TD3 needs Box actions with two finite bounds"):
+            TD3(of_any(action, TD3Config))
     with pytest.raises(UnsupportedError, match="DQN needs Discrete actions"):
         DQN(options(DQNConfig, env=ANY, env_kwargs=("kind=dict",)))

@@ -11,6 +11,7 @@ from recurl.lowering.network import (
     modules_leading_to,
     shared_state,
     why_not_lowered,
+    why_whole,
 )
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "takes_entries",
     "unmarked",
     "why_not_lowered",
+    "why_whole",
 ]

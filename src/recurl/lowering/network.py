@@ -11,7 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase, T
 from torch import Tensor
 from torch import distributions as d
 
-from recurl._torch import returns_other_entries
+from recurl._torch import has_hooks, returns_other_entries
 from recurl.keys import NestedKey, normalize_key
 from recurl.lowering.entries import Entries, Step, unmarked
 from recurl.lowering.module import Links, children_in_order, hooked, links_of
@@ -25,6 +25,7 @@ __all__ = [
     "modules_leading_to",
     "shared_state",
     "why_not_lowered",
+    "why_whole",
 ]
 
 
@@ -97,26 +98,40 @@ def inputs_from(
     return run
 
 
-def modules_in_order(module: TensorDictModuleBase) -> list[TensorDictModuleBase]:
+def modules_in_order(module: TensorDictModuleBase, *, apart: bool = False) -> list[TensorDictModuleBase]:
     """Return the modules that ``module`` runs one after another, with nested sequences flattened.
 
     A sequence that selects its outputs, has hooks, or does more than run its modules is kept as one module.
+
+    Args:
+        module: a module or a sequence.
+        apart: take sequences apart under global module hooks too, which then don't see the sequences themselves.
     """
-    if not isinstance(module, TensorDictSequential) or hooked(module) is not None or returns_other_entries(module):
+    if not isinstance(module, TensorDictSequential) or (hooked(module) is not None and not apart):
+        return [module]
+    if has_hooks(module) or returns_other_entries(module):
         return [module]
     children = children_in_order(module)
     if isinstance(children, str):
         return [module]
-    return [leaf for child in children for leaf in modules_in_order(child)]
+    return [leaf for child in children for leaf in modules_in_order(child, apart=apart)]
+
+
+def why_whole(sequence: TensorDictSequential) -> str:
+    """Return the reason why :func:`modules_in_order` keeps ``sequence`` as one module."""
+    children = children_in_order(sequence)
+    selects = f"{type(sequence).__name__} selects its outputs"
+    return hooked(sequence) or (children if isinstance(children, str) else selects)
 
 
 def modules_leading_to(module: TensorDictModuleBase, keys: Iterable[NestedKey]) -> list[TensorDictModuleBase]:
     """Return the modules of ``module``, in order, that the outputs ``keys`` depend on."""
     wanted, needed = set(keys), list[TensorDictModuleBase]()
     for part in reversed(modules_in_order(module)):
-        if wanted & {normalize_key(key) for key in part.out_keys}:
+        written = {normalize_key(key) for key in part.out_keys}
+        if wanted & written:
             needed.insert(0, part)
-            wanted |= {normalize_key(key) for key in part.in_keys}
+            wanted = wanted - written | {normalize_key(key) for key in part.in_keys}
     return needed
 
 

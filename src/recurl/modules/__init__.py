@@ -17,7 +17,7 @@ from recurl.modules.distributions import (
     OneHotCategorical,
     TanhNormal,
 )
-from recurl.modules.exploration import EGreedyModule
+from recurl.modules.exploration import AdditiveGaussianModule, EGreedyModule
 from recurl.modules.images import ImageEncoder, ImageScale
 from recurl.modules.joint import (
     ActionDistribution,
@@ -51,6 +51,7 @@ __all__ = [
     "ActionDistribution",
     "ActionPart",
     "ActorValueOperator",
+    "AdditiveGaussianModule",
     "Categorical",
     "CellModule",
     "CellOptions",

@@ -14,9 +14,9 @@ from recurl.keys import ACTION, NestedKey, normalize_key
 from recurl.lowering import Step, StepT, takes_entries
 from recurl.mode import ExplorationType, exploration_type
 from recurl.modules.qvalue import action_choices, mask_in
-from recurl.specs import Categorical, TensorSpec, masked_rand
+from recurl.specs import Bounded, Categorical, Composite, TensorSpec, masked_rand
 
-__all__ = ["EGreedyModule"]
+__all__ = ["AdditiveGaussianModule", "EGreedyModule"]
 
 
 class EGreedyModule(TensorDictModuleBase):
@@ -114,3 +114,85 @@ class EGreedyModule(TensorDictModuleBase):
                 f"{list(action.shape)}. Use the action spec of the environment, in the encoding of the policy."
             )
         return tensordict.set(self.action_key, torch.where(replaced, random.to(action.dtype), action))
+
+
+class AdditiveGaussianModule(TensorDictModuleBase):
+    """Adds normal noise to actions, and clamps them to their bounds.
+
+    Put it behind the policy that collects: ``TensorDictSequential(actor, AdditiveGaussianModule(spec))``. It acts under
+    ``ExplorationType.RANDOM`` (what collectors use) and where no type is set; otherwise the policy's actions stay.
+
+    Args:
+        spec: the action spec, ``Bounded``, of one environment or of a batch of them; a ``Composite`` must hold
+            ``action_key``.
+        sigma_init: standard deviation of the noise at the beginning, in halves of the range of the action.
+        sigma_end: that at the end.
+        annealing_num_steps: environment steps over which it falls, linearly; see :meth:`step`.
+        action_key: the action's entry.
+
+    ``sigma``, ``sigma_init`` and ``sigma_end`` are buffers: they are saved with the module's state. Random numbers come
+    from torch's default generator; nothing waits for the device.
+
+    Raises:
+        ArgumentError: ``0 <= sigma_end <= sigma_init`` doesn't hold; ``annealing_num_steps`` is not positive; or the
+            spec is another one.
+        MissingKeyError: when called, there is no action.
+
+    Example:
+        >>> from recurl.specs import Bounded
+        >>> explore = AdditiveGaussianModule(Bounded(-2.0, 2.0, (1,)), sigma_init=1.0, sigma_end=0.2)
+        >>> explore.step(500)
+        >>> explore.sigma
+        tensor(0.6000)
+    """
+
+    sigma: Tensor
+    sigma_init: Tensor
+    sigma_end: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        sigma_init: float = 1.0,
+        sigma_end: float = 0.1,
+        annealing_num_steps: int = 1000,
+        *,
+        action_key: NestedKey = ACTION,
+    ) -> None:
+        super().__init__()
+        if not 0.0 <= sigma_end <= sigma_init:
+            raise ArgumentError(f"0 <= sigma_end <= sigma_init must hold, got {sigma_end=} and {sigma_init=}.")
+        if annealing_num_steps < 1:
+            raise ArgumentError(f"annealing_num_steps must be positive, got {annealing_num_steps}.")
+        self.action_key = normalize_key(action_key)
+        leaf: object = spec.get(self.action_key) if isinstance(spec, Composite) else spec
+        if not isinstance(leaf, Bounded) or not (leaf.low.isfinite() & leaf.high.isfinite()).all():
+            raise ArgumentError(f"The action spec must be Bounded, with two finite bounds, got {leaf}.")
+        self.in_keys = cast(Any, [self.action_key])
+        self.out_keys = cast(Any, [self.action_key])
+        self.annealing_num_steps = annealing_num_steps
+        for name, value in (("sigma", sigma_init), ("sigma_init", sigma_init), ("sigma_end", sigma_end)):
+            self.register_buffer(name, torch.tensor(value))
+        self.register_buffer("low", leaf.low.clone(), persistent=False)
+        self.register_buffer("high", leaf.high.clone(), persistent=False)
+
+    def step(self, frames: int = 1) -> None:
+        """Lower ``sigma`` by what ``frames`` environment steps are worth, down to ``sigma_end``."""
+        fall = (self.sigma_init - self.sigma_end) * (frames / self.annealing_num_steps)
+        self.sigma.copy_(torch.maximum(self.sigma - fall, self.sigma_end))
+
+    @takes_entries
+    def forward(self, tensordict: StepT) -> StepT:
+        """Change actions in ``tensordict``, and return it."""
+        if exploration_type() not in (ExplorationType.RANDOM, None):
+            return tensordict
+        action = cast(Tensor | None, tensordict.get(self.action_key, None))
+        if action is None:
+            raise MissingKeyError(
+                f"There is no {self.action_key!r} to change: put the policy before the AdditiveGaussianModule; there "
+                f"are {sorted(map(str, tensordict.keys()))}."
+            )
+        noise = torch.randn_like(action) * (self.sigma * (0.5 * (self.high - self.low)))
+        return tensordict.set(self.action_key, (action + noise).clamp(self.low, self.high))

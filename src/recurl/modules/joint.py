@@ -68,6 +68,7 @@ class IndependentCategorical(d.Distribution):
             raise ArgumentError(
                 f"The logits must end with {sum(counts)} choices, for counts {tuple(counts)}, got {list(logits.shape)}."
             )
+        self.choice_counts = tuple(counts)
         allowed = None if mask is None else split_choices(mask.bool(), counts, False)
         self.choices = kind(logits=split_choices(logits, counts, -torch.inf), mask=allowed)
         super().__init__(logits.shape[:-1], torch.Size((len(counts),) if shape is None else shape), validate_args=False)
@@ -99,6 +100,12 @@ class IndependentCategorical(d.Distribution):
         log_prob, entropy = self.choices.log_prob_and_entropy(self._flat(value))
         return log_prob.sum(-1), entropy.sum(-1)
 
+    @property
+    def choice_log_probs(self) -> Tensor:
+        """``[*B, k, n]``, the log-probabilities of all choices of all integers, -inf where forbidden or none."""
+        logits: Any = self.choices.logits
+        return logits
+
     def _shaped(self, flat: Tensor) -> Tensor:
         return flat.reshape((*flat.shape[:-1], *self.event_shape))
 
@@ -129,6 +136,16 @@ class IndependentNormal(d.Independent):
                 "IndependentNormal needs a scale; end the network with a NormalParamExtractor to make one."
             )
         super().__init__(d.Normal(loc, scale, validate_args=False), event_dims, validate_args=False)
+
+    def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
+        """Draw values ``[*B, *A]`` with gradients, and return them with their log-densities, ``[*B]``."""
+        value = self.rsample()
+        return value, self.log_prob(value)
+
+    @property
+    def log_half_range(self) -> Tensor:
+        """``[*B]``, 0: there are no bounds; see :class:`~recurl.modules.TanhNormal`."""
+        return self.mean.new_zeros(self.batch_shape)
 
     @property
     def deterministic_sample(self) -> Tensor:
@@ -300,6 +317,30 @@ class ActionDistribution(d.Distribution):
     def sample(self, sample_shape: _Shape = torch.Size()) -> Any:  # noqa: B008 - as in torch
         """Draw an action, a tensor ``[*sample_shape, *B, ...]`` for each part."""
         return self._joined(dist.sample(torch.Size(sample_shape)) for dist in self.distributions)
+
+    def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
+        """Draw an action of a single part of real numbers; see :class:`~recurl.modules.TanhNormal`."""
+        return self._single.rsample_with_log_prob()
+
+    @property
+    def log_half_range(self) -> Tensor:
+        """``[*B]``, of a single part of real numbers; see :class:`~recurl.modules.TanhNormal`."""
+        return self._single.log_half_range
+
+    @property
+    def choice_log_probs(self) -> Tensor:
+        """``[*B, k, n]``, see :class:`IndependentCategorical`."""
+        return self._single.choice_log_probs
+
+    @property
+    def choice_counts(self) -> tuple[int, ...]:
+        """The number of choices of every integer."""
+        return self._single.choice_counts
+
+    @property
+    def _single(self) -> Any:
+        (only,) = self.distributions
+        return only
 
     @property
     def deterministic_sample(self) -> Any:

@@ -2,20 +2,26 @@
 
 from recurl.objectives.a2c import A2CLoss
 from recurl.objectives.common import LossModule
+from recurl.objectives.discrete_sac import DiscreteSACLoss
 from recurl.objectives.dqn import DQNLoss
 from recurl.objectives.kinds import ValueEstimators
 from recurl.objectives.ppo import ClipPPOLoss
 from recurl.objectives.reinforce import ReinforceLoss
+from recurl.objectives.sac import SACLoss
 from recurl.objectives.targets import HardUpdate, SoftUpdate, target_of
+from recurl.objectives.td3 import TD3Loss
 
 __all__ = [
     "A2CLoss",
     "ClipPPOLoss",
     "DQNLoss",
+    "DiscreteSACLoss",
     "HardUpdate",
     "LossModule",
     "ReinforceLoss",
+    "SACLoss",
     "SoftUpdate",
+    "TD3Loss",
     "ValueEstimators",
     "target_of",
 ]

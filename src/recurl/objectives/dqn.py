@@ -148,10 +148,17 @@ class DQNLoss(ActionValueLoss):
         """Keys at which the states of the target network are read, by state of the network."""
         return {key: (_TARGET, *((key,) if isinstance(key, str) else key)) for key in states_of(self.value_network)}
 
+    def networks(self) -> list[TensorDictModuleBase]:
+        """Return the networks whose states a batch holds: the network."""
+        return [self.value_network]
+
+    def target_networks(self) -> list[TensorDictModuleBase]:
+        """Return the target networks, whose states a batch may hold under ``"target"``."""
+        return [self.target_value_network] if self.delay_value else []
+
     def why_not_lowered(self) -> str | None:
         """Return the reason why the networks need TensorDicts, or None if they are lowered."""
-        networks = [self.value_network, *([self.target_value_network] if self.delay_value else [])]
-        return why_not_lowered(Network([network]) for network in networks)
+        return why_not_lowered(Network([network]) for network in [*self.networks(), *self.target_networks()])
 
     def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
         """Compute the loss; called in recurrent mode."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -26,7 +26,7 @@ from recurl.objectives.common import entry, per_token, states_of
 from recurl.objectives.tensor_keys import TensorKeys
 from recurl.recurrence.boundaries import Boundaries
 
-__all__ = ["Sequences", "Unroll", "inputs_in_sequence"]
+__all__ = ["Passes", "Sequences", "Unroll", "ends_are_gathered", "inputs_in", "inputs_in_sequence", "picked"]
 
 _FROM_ENV = "Collect it with an environment of recurl, which writes it under 'next' at every step."
 _GATHERED_ON = ("cpu",)  # devices on which counting the ends of sequences needs no synchronisation
@@ -48,6 +48,11 @@ class Sequences(NamedTuple):
     starts: Tensor
     ends: Tensor
     mask: Tensor | None
+
+    @property
+    def flat_mask(self) -> Tensor | None:
+        """The mask, flat ``[N]``."""
+        return None if self.mask is None else self.mask.reshape(-1)
 
     @classmethod
     def read(cls, batch: Step, keys: TensorKeys) -> Sequences:
@@ -72,48 +77,39 @@ class Sequences(NamedTuple):
         return cls(reward, terminated, starts, ends, mask)
 
 
-class Unroll:
-    """Runs a network over sequences: along them, and one step past the end of each.
-
-    Create one for each call: later edits of the network are not seen.
+class Passes:
+    """Modules that run along sequences, and one step past their ends.
 
     Args:
-        network: TensorDict module from observations to ``out_key``, recurrent or not, including all encoders.
-        out_key: key of the output, of any shape per token.
+        modules: the modules in order, from observations to outputs, recurrent or not.
+        also: observations that are read besides.
 
     Attributes:
-        states: keys of the recurrent states of the network.
+        network: the modules.
+        states: keys of the recurrent states of the modules.
         in_keys: entries of a batch that are read, besides those of reward and flags.
-
-    Raises:
-        ArgumentError: the network does not write ``out_key``.
     """
 
-    def __init__(self, network: TensorDictModuleBase, out_key: NestedKey) -> None:
-        written = {normalize_key(key) for key in network.out_keys}
-        if out_key not in written:
-            raise ArgumentError(f"The network must write {out_key!r}, but its out_keys are {network.out_keys}.")
-        self._network = Network([network])
-        self.out_key = out_key
-        self._keys = [normalize_key(key) for key in network.in_keys]
-        self.states = states_of(network)
-        self._observed = [key for key in self._keys if key != IS_INIT and key not in self.states]
-        self.in_keys: list[NestedKey] = [*self._keys, *map(next_key, self._observed)]
+    def __init__(self, modules: Sequence[TensorDictModuleBase], also: Iterable[NestedKey] = ()) -> None:
+        self.network = Network(modules)
+        self._keys = inputs_in(modules)
+        self.states = states_of(*modules)
+        observed = [key for key in self._keys if key != IS_INIT and key not in self.states]
+        self._observed = list(dict.fromkeys([*observed, *also]))
+        self.in_keys: list[NestedKey] = [*dict.fromkeys([*self._keys, *also]), *map(next_key, self._observed)]
 
-    def run(self, batch: Step, sequences: Sequences) -> Step:
-        """Run the network over the batch in recurrent mode, and return its inputs and outputs.
+    def inputs(self, batch: Step, sequences: Sequences) -> Step:
+        """Return what the modules read along the sequences.
 
         Raises:
             MissingKeyError: an observation has no counterpart under ``"next"``, or a sequence begins inside an episode
                 without a state to start from.
         """
         self.check(batch, sequences)
-        run = inputs_in_sequence(batch, sequences, [*self._keys, TRAJ_IDS, TRAJ_STEPS], [self._network])
-        with set_recurrent_mode(True):
-            return self._network(run)
+        return inputs_in_sequence(batch, sequences, [*self._keys, TRAJ_IDS, TRAJ_STEPS], [self.network])
 
     def check(self, batch: Step, sequences: Sequences) -> None:
-        """Raise MissingKeyError if the network can't run along the sequences and past their ends; see :meth:`run`."""
+        """Raise MissingKeyError if the network can't run along the sequences and past their ends."""
         check_starts(batch, self.states, sequences.starts)
         for key in self._observed:
             if batch.get(next_key(key), None) is None:
@@ -123,9 +119,52 @@ class Unroll:
                     "observations, which exist under 'next', to the value."
                 )
 
+    def step(self, batch: Step, run: Step, where: Tensor | None) -> Step:
+        """Make one step to the next observation of the tokens ``where`` (of all tokens when None), flat.
+
+        Args:
+            batch: ``[*B, T]``.
+            run: the pass along its sequences, from whose states the step is made.
+            where: flat indices.
+        """
+        entries: dict[NestedKey, Tensor] = {key: picked(batch, next_key(key), where) for key in self._observed}
+        entries |= {key: picked(run, next_key(key), where) for key in self.states}
+        count = batch.batch_size.numel() if where is None else where.shape[0]
+        if IS_INIT in self._keys:
+            entries[IS_INIT] = torch.zeros(count, 1, dtype=torch.bool, device=run.get(IS_INIT).device)
+        step = inputs_from(entries, torch.Size([count]), run.device, [self.network])
+        with set_recurrent_mode(False):
+            return self.network(step)
+
     def why_not_lowered(self) -> str | None:
-        """Return the reason why the network needs TensorDicts, or None if it is lowered."""
-        return self._network.why_not_lowered()
+        """Return the reason why the modules need TensorDicts, or None if they are lowered."""
+        return self.network.why_not_lowered()
+
+
+class Unroll(Passes):
+    """Runs a network over sequences: along them, and one step past the end of each.
+
+    Create one for each call: later edits of the network are not seen.
+
+    Args:
+        network: TensorDict module from observations to ``out_key``, recurrent or not, including all encoders.
+        out_key: key of the output, of any shape per token.
+
+    Raises:
+        ArgumentError: the network does not write ``out_key``.
+    """
+
+    def __init__(self, network: TensorDictModuleBase, out_key: NestedKey) -> None:
+        written = {normalize_key(key) for key in network.out_keys}
+        if out_key not in written:
+            raise ArgumentError(f"The network must write {out_key!r}, but its out_keys are {network.out_keys}.")
+        super().__init__([network])
+        self.out_key = out_key
+
+    def run(self, batch: Step, sequences: Sequences) -> Step:
+        """Run the network over the batch in recurrent mode, and return its inputs and outputs; see :meth:`inputs`."""
+        with set_recurrent_mode(True):
+            return self.network(self.inputs(batch, sequences))
 
     def next_output(self, batch: Step, sequences: Sequences, run: Step) -> Tensor:
         """Return the output for the true next observation of every token, 0 where terminated: ``[*B, T, ...]``.
@@ -142,31 +181,36 @@ class Unroll:
 
         shifted = flat.roll(-1, 0).masked_fill(spread(sequences.terminated), 0.0)
         steps = (sequences.ends & ~sequences.terminated).reshape(-1)
-        if steps.device.type in _GATHERED_ON:
+        if ends_are_gathered(steps.device):
             where = steps.nonzero().squeeze(-1)
             if where.numel():
-                shifted = shifted.index_put((where,), self._step(batch, run, where))
+                shifted = shifted.index_put((where,), self._output(batch, run, where))
             return shifted.reshape(output.shape)
         # On other devices the number of ends can't be read without synchronisation: step from every token.
-        return torch.where(spread(steps), self._step(batch, run, None), shifted).reshape(output.shape)
+        return torch.where(spread(steps), self._output(batch, run, None), shifted).reshape(output.shape)
 
-    def _step(self, batch: Step, run: Step, where: Tensor | None) -> Tensor:
-        """Return the output for the next observation of the tokens ``where`` (of all tokens when None), flat."""
-        lead = batch.ndim
+    def _output(self, batch: Step, run: Step, where: Tensor | None) -> Tensor:
+        return cast(Tensor, self.step(batch, run, where).get(self.out_key))
 
-        def pick(source: Step, key: tuple[str, ...]) -> Tensor:
-            flat = cast(Tensor, source.get(key)).flatten(0, lead - 1)
-            return flat if where is None else flat.index_select(0, where)
 
-        entries: dict[NestedKey, Tensor] = {key: pick(batch, next_key(key)) for key in self._observed}
-        entries |= {key: pick(run, next_key(key)) for key in self.states}
-        count = batch.batch_size.numel() if where is None else where.shape[0]
-        if IS_INIT in self._keys:
-            device = run.get(self.out_key).device
-            entries[IS_INIT] = torch.zeros(count, 1, dtype=torch.bool, device=device)
-        step = inputs_from(entries, torch.Size([count]), run.device, [self._network])
-        with set_recurrent_mode(False):
-            return cast(Tensor, self._network(step).get(self.out_key))
+def ends_are_gathered(device: torch.device) -> bool:
+    """Return whether steps are made at the ends of sequences only, whose number must be read from the device."""
+    return device.type in _GATHERED_ON
+
+
+def inputs_in(modules: Iterable[TensorDictModuleBase]) -> list[NestedKey]:
+    """Return the keys that the modules read and none of them has written before."""
+    read, written = dict[NestedKey, None](), set[NestedKey]()
+    for module in modules:
+        read |= dict.fromkeys(key for key in map(normalize_key, module.in_keys) if key not in written)
+        written |= set(map(normalize_key, module.out_keys))
+    return list(read)
+
+
+def picked(source: Step, key: NestedKey, where: Tensor | None) -> Tensor:
+    """Return an entry ``[*B, T, ...]`` of the tokens ``where`` (of all tokens when None), flat."""
+    flat = cast(Tensor, source.get(key)).flatten(0, source.ndim - 1)
+    return flat if where is None else flat.index_select(0, where)
 
 
 def inputs_in_sequence(

@@ -44,11 +44,14 @@ class _TargetUpdater:
 
     def _follow(self, tau: float) -> None:
         """Move the targets' parameters by the fraction ``tau`` towards those of the networks; copy buffers."""
+        followed = set[int]()  # two targets may share parts
         with torch.no_grad():
             for online, target in _pairs(self.loss_module):
                 _check_shapes(online, target)
                 for source, copied in zip(online.parameters(), target.parameters(), strict=True):
-                    copied.lerp_(source, tau) if tau < 1.0 else copied.copy_(source)
+                    if id(copied) not in followed:
+                        followed.add(id(copied))
+                        copied.lerp_(source, tau) if tau < 1.0 else copied.copy_(source)
                 for source, copied in zip(online.buffers(), target.buffers(), strict=True):
                     copied.copy_(source)
 

@@ -1,4 +1,4 @@
-"""Training: PPO, A2C, IMPALA, DQN and R2D2, with and without memory; run folders, checkpoints, evaluation, export."""
+"""Training: PPO, A2C, IMPALA, DQN, R2D2, SAC and TD3, with and without memory; run folders, evaluation, export."""
 
 from recurl.trainers.algorithms.a2c import A2C
 from recurl.trainers.algorithms.a2c_config import A2CConfig
@@ -11,7 +11,13 @@ from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.algorithms.ppo import PPO
 from recurl.trainers.algorithms.ppo_config import PPOConfig
 from recurl.trainers.algorithms.r2d2_config import R2D2Config
+from recurl.trainers.algorithms.replay import ReplayLearner
+from recurl.trainers.algorithms.replay_config import ReplayConfig
+from recurl.trainers.algorithms.sac import SAC
+from recurl.trainers.algorithms.sac_config import SACConfig
 from recurl.trainers.algorithms.table import ALGORITHMS, OPTIONS, Algorithm, find_algorithm, read_options, register
+from recurl.trainers.algorithms.td3 import TD3
+from recurl.trainers.algorithms.td3_config import TD3Config
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
 from recurl.trainers.export.checksum import check_export
@@ -37,6 +43,8 @@ __all__ = [
     "DQN",
     "OPTIONS",
     "PPO",
+    "SAC",
+    "TD3",
     "A2CConfig",
     "ActorCritic",
     "Agent",
@@ -56,8 +64,12 @@ __all__ = [
     "PolicyState",
     "QNetwork",
     "R2D2Config",
+    "ReplayConfig",
+    "ReplayLearner",
     "RunConfig",
     "RunFolder",
+    "SACConfig",
+    "TD3Config",
     "Trainer",
     "check_export",
     "evaluate_policy",

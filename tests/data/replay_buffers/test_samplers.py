@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from bisect import bisect
+from itertools import accumulate
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +50,19 @@ def test_trajectories_and_starts_are_uniform():
     for starts in of_trajectory.values():
         if len(starts) > 1:
             check_uniform(counted(begin for begin in begins if begin in starts), starts)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_trajectories_in_proportion_to_their_length(strict):
+    lengths = [4, 3, 10, 6]
+    buffer = buffer_of(SliceSampler(slice_len=4, strict_length=strict, by_length=True), lengths, 4 * 6000)
+    ends = list(accumulate(lengths))
+    drawn = counted(bisect(ends, piece[0]) for piece in drawn_slices(buffer.sample()))
+    assert set(drawn) == ({0, 2, 3} if strict else {0, 1, 2, 3})
+    # By step: each drawn as often as the others, so that counts per step of a trajectory are alike.
+    expected = sum(drawn.values()) / sum(lengths[name] for name in drawn)
+    for name, count in drawn.items():
+        assert abs(count / lengths[name] - expected) < 4.5 * (expected / lengths[name]) ** 0.5
 
 
 def test_short_trajectories_come_whole():
@@ -139,7 +155,9 @@ def recordings(draw):
 @given(
     recordings(),
     st.integers(1, 5),
-    st.sampled_from(["strict", "ragged", "padded", "span", "once", "priority", "priority ragged"]),
+    st.sampled_from(
+        ["strict", "ragged", "padded", "by length", "by length ragged", "span", "once", "priority", "priority ragged"]
+    ),
 )
 def test_no_slice_crosses_a_trajectory_or_the_write_cursor(recording, length, kind):
     lanes, capacity, batches = recording
@@ -148,6 +166,8 @@ def test_no_slice_crosses_a_trajectory_or_the_write_cursor(recording, length, ki
         "strict": lambda: SliceSampler(slice_len=length),
         "ragged": lambda: SliceSampler(slice_len=length, strict_length=False),
         "padded": lambda: SliceSampler(slice_len=length, strict_length=False, pad_output=True),
+        "by length": lambda: SliceSampler(slice_len=length, by_length=True),
+        "by length ragged": lambda: SliceSampler(slice_len=length, strict_length=False, by_length=True),
         "span": lambda: SliceSampler(slice_len=length, span=(1, True)),
         "once": lambda: SliceSampler(slice_len=length, replacement=False),
         "priority": lambda: PrioritizedSliceSampler(size, 1.0, 1.0, slice_len=length),
@@ -179,7 +199,7 @@ def test_no_slice_crosses_a_trajectory_or_the_write_cursor(recording, length, ki
         assert (moment[mask] > time - 1 - capacity).all(), "a step that was overwritten"
         lengths = [len(piece) for piece in drawn_slices(sample)]
         assert max(lengths) <= length
-        if kind in ("strict", "once", "priority"):
+        if kind in ("strict", "once", "priority", "by length"):
             assert set(lengths) == {length}
         if kind != "once":
             assert len(lengths) == 8
@@ -287,6 +307,8 @@ def test_errors_of_slices(kind):
 def test_errors_of_slice_options():
     with pytest.raises(ArgumentError, match="pad_output=True needs strict_length=False"):
         SliceSampler(slice_len=3, pad_output=True)
+    with pytest.raises(ArgumentError, match="by_length=True needs replacement=True"):
+        SliceSampler(slice_len=3, by_length=True, replacement=False)
     with pytest.raises(ArgumentError, match="span must be"):
         SliceSampler(slice_len=3, span=(1, -1))
 

@@ -18,6 +18,8 @@ def config(kind=DQNConfig, **options):
             "hidden_size": 8,
             "num_envs": 4,
             "rollout_steps": 16,
+            "gradient_steps": 4,
+            "target_interval": 100,
             "slices": 6,
             "slice_length": 8,
             **({"burn_in": 3} if kind is R2D2Config else {}),
@@ -64,6 +66,23 @@ def test_target_network_follows():
         assert torch.equal(value, target)
 
 
+def test_target_network_follows_at_every_step():
+    dqn = DQN(config(target_interval=None, target_rate=0.5))
+    before = [value.clone() for value in dqn.loss.target_value_network.parameters()]
+    for _ in range(2):
+        dqn.learn(dqn.collect())
+    assert not any(map(torch.equal, dqn.loss.target_value_network.parameters(), before))
+    assert dqn.parts()["targets"] is None
+    dqn.close()
+
+
+def test_runs_of_old_drew_all_trajectories_alike():
+    values = config().to_dict()
+    del values["drawn_by"]
+    assert DQNConfig.from_dict(values).drawn_by == "trajectory"
+    assert DQNConfig(env="x").drawn_by == "length"
+
+
 def test_exploration_falls_over_its_part_of_the_run():
     dqn = DQN(config(eps_init=0.9, eps_end=0.1, exploration_fraction=0.4))
     eps = [dqn.learn(dqn.collect())["eps"] for _ in range(5)]
@@ -90,7 +109,7 @@ def test_burnt_in_slices_start_from_states_of_both_networks():
     for _ in range(3):
         dqn.learn(dqn.collect())
     sample = dqn.buffer.sample()
-    trained = dqn._burnt_in(sample)
+    trained = dqn.burnt_in(sample)
     starts = trained["is_init"].squeeze(-1)
     begins = trained["collector", "stored", "is_init"].squeeze(-1)
     assert starts.sum() == 6

@@ -11,7 +11,8 @@ SMALL = {"env": "recurl/RepeatPrevious-v0", "hidden_size": 8, "num_envs": 4, "ro
 @pytest.fixture(params=ALGORITHMS)
 def learner(request):
     config, kind = ALGORITHMS[request.param]
-    made = kind(config(**SMALL))
+    continuous = {"env": "recurl/MaskedPendulum-v1"} if request.param == "td3" else {}
+    made = kind(config(**{**SMALL, **continuous}))
     yield made
     made.close()
 

@@ -8,7 +8,7 @@ from recurl.trainers import OPTIONS, PPOConfig, read_options
 ENV = "recurl/TMaze-v0"
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "dqn", "r2d2"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "dqn", "r2d2", "sac", "td3"])
 def test_every_algorithm_is_read_back(name):
     config = OPTIONS[name](env=ENV, gamma=0.5)
     read = read_options(json.loads(json.dumps(config.to_dict())))

@@ -17,6 +17,8 @@ from recurl.trainers import (
     PPOConfig,
     R2D2Config,
     RunFolder,
+    SACConfig,
+    TD3Config,
     check_export,
     export_run,
     load_agent,
@@ -64,6 +66,9 @@ CASES = {
     "dqn-lstm": (DQNConfig, MEMORY, {"cell": "lstm", "normalize_observations": True}),
     "r2d2-gru": (R2D2Config, "recurl/TMaze-v0", {"cell": "gru"}),
     "dqn-none": (DQNConfig, "CartPole-v1", {"cell": "none"}),
+    "sac-lstm-continuous": (SACConfig, "Pendulum-v1", {"cell": "lstm", "shared_trunk": False}),
+    "sac-gru": (SACConfig, MEMORY, {"cell": "gru"}),
+    "td3-gru": (TD3Config, "Pendulum-v1", {"cell": "gru"}),
 }
 
 

@@ -21,6 +21,8 @@ from recurl.trainers import (
     ImpalaConfig,
     PPOConfig,
     R2D2Config,
+    SACConfig,
+    TD3Config,
     evaluate_run,
     export_run,
     load_agent,
@@ -44,6 +46,8 @@ CASES = {
     "impala-lstm": (ImpalaConfig, "Pendulum-v1", {"cell": "lstm", "shared_trunk": False}),
     "dqn-lstm": (DQNConfig, MEMORY, {"cell": "lstm", "normalize_observations": True}),
     "r2d2-gru": (R2D2Config, "recurl/TMaze-v0", {"cell": "gru"}),
+    "sac-gru": (SACConfig, "Pendulum-v1", {"cell": "gru", "shared_trunk": False}),
+    "td3-lstm": (TD3Config, "Pendulum-v1", {"cell": "lstm"}),
 }
 STEPS = 90
 

@@ -9,7 +9,18 @@ import torch
 from rich.console import Console
 
 from recurl.errors import NonFiniteError
-from recurl.trainers import A2CConfig, DQNConfig, ImpalaConfig, PPOConfig, R2D2Config, RunFolder, Trainer, evaluate_run
+from recurl.trainers import (
+    A2CConfig,
+    DQNConfig,
+    ImpalaConfig,
+    PPOConfig,
+    R2D2Config,
+    RunFolder,
+    SACConfig,
+    TD3Config,
+    Trainer,
+    evaluate_run,
+)
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from recurl.trainers.report.metrics import read_metrics
 
@@ -28,6 +39,8 @@ KINDS = {
     "impala": (ImpalaConfig, {"overlap": True}),
     "dqn": (DQNConfig, REPLAY),
     "r2d2": (R2D2Config, {**REPLAY, "burn_in": 2}),
+    "sac": (SACConfig, {**REPLAY, "burn_in": 2, "prioritized": True, "gradient_steps": 4}),
+    "td3": (TD3Config, {**REPLAY, "env_kwargs": ("continuous=True",), "gradient_steps": 4}),
 }
 
 
@@ -58,7 +71,8 @@ def run(path, options):
 def is_good(folder):
     state = load_checkpoint(latest_checkpoint(folder.checkpoints))["algorithm"]
     tensors = [*state["agent"].values()]
-    tensors += [value for part in state["optimizer"]["state"].values() for value in part.values()]
+    optimizers = [state[name] for name in state if name.endswith("optimizer")]
+    tensors += [value for optimizer in optimizers for part in optimizer["state"].values() for value in part.values()]
     return all(tensor.isfinite().all() for tensor in tensors)
 
 
@@ -74,6 +88,7 @@ def is_good(folder):
         ("impala", "observation", "nan"),
         ("dqn", "reward", "inf"),
         ("r2d2", "observation", "nan"),
+        ("sac", "reward", "nan"),
     ],
 )
 def test_a_bad_number_stops_the_run_before_it_is_learnt_from(tmp_path, kind, where, number):
@@ -163,7 +178,7 @@ def test_ten_bad_batches_in_a_row_stop_the_run(tmp_path):
     assert is_good(folder)
 
 
-@pytest.mark.parametrize("kind", ["ppo", "dqn", "r2d2"])
+@pytest.mark.parametrize("kind", ["ppo", "dqn", "r2d2", "sac", "td3"])
 def test_losses_that_are_not_finite(tmp_path, kind, monkeypatch):
     """Finite data, weights that a large step has made useless."""
     folder, error = run(tmp_path / "stop", config(kind, learning_rate=1e30, checkpoint_every=1))
@@ -183,11 +198,14 @@ class Explosion(torch.autograd.Function):
         return grad * math.inf
 
 
-@pytest.mark.parametrize("kind", ["ppo", "ppo without memory", "dqn", "r2d2"])
+@pytest.mark.parametrize("kind", ["ppo", "ppo without memory", "dqn", "r2d2", "sac", "td3"])
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_steps_that_are_not_finite_are_not_made(tmp_path, kind, what, monkeypatch):
     """In two updates one gradient step of several is bad: stopped at, or left out of those."""
-    name = {"loss": "loss_critic" if kind.startswith("ppo") else "loss", "gradient": "grad_norm"}[what]
+    parts = {"sac": ("loss_qvalue", "grad_norm_critic", "critic_optimizer"), "dqn": ("loss", "grad_norm", "optimizer")}
+    parts |= {"ppo": ("loss_critic", "grad_norm", "optimizer"), "r2d2": parts["dqn"], "td3": parts["sac"]}
+    key, norm, optimizer = parts[kind.split()[0]]
+    name = {"loss": key, "gradient": norm}[what]
 
     def train(path, options):
         folder = RunFolder(path)
@@ -201,7 +219,6 @@ def test_steps_that_are_not_finite_are_not_made(tmp_path, kind, what, monkeypatc
             nonlocal count
             losses, count = call(batch), count + 1
             if count in ((40, 70) if kind.startswith("ppo") else (20, 45)):
-                key = "loss_critic" if kind.startswith("ppo") else "loss"
                 value = losses[key]
                 losses[key] = value * math.nan if what == "loss" else Explosion.apply(value)
             return losses
@@ -223,7 +240,8 @@ def test_steps_that_are_not_finite_are_not_made(tmp_path, kind, what, monkeypatc
     assert is_good(folder)
     rows = read_metrics(folder.metrics)[1]
     assert int(rows[-1]["skipped"]) == 2
-    made = {int(state["step"]) for state in trainer.algorithm.optimizer.optimizer.state.values()}
+    states = getattr(trainer.algorithm, optimizer).optimizer.state.values()
+    made = {int(state["step"]) for state in states}
     per_update = 16 if kind.startswith("ppo") else 4
     assert made == {12 * per_update - 2}
 

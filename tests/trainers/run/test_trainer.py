@@ -11,7 +11,17 @@ from rich.console import Console
 
 from recurl.errors import ArgumentError, LockedError, MissingDependencyError
 from recurl.keys import TRAJ_IDS
-from recurl.trainers import A2CConfig, DQNConfig, ImpalaConfig, PPOConfig, R2D2Config, RunFolder, Trainer
+from recurl.trainers import (
+    A2CConfig,
+    DQNConfig,
+    ImpalaConfig,
+    PPOConfig,
+    R2D2Config,
+    RunFolder,
+    SACConfig,
+    TD3Config,
+    Trainer,
+)
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 
@@ -20,11 +30,13 @@ pytestmark = pytest.mark.slow
 CLOCKS = ("wall_s", "cpu_s", "steps_per_s")
 
 
-REPLAY = {"slices": 6, "slice_length": 8, "learning_starts": 128, "buffer_size": 200, "target_interval": 3}
+REPLAY = {"slices": 6, "slice_length": 8, "learning_starts": 128, "buffer_size": 200}
+SWING_UP = {"env": "recurl/MaskedPendulum-v1", "env_kwargs": ("max_episode_steps=11",)}
 
 
 def config(kind=PPOConfig, **options):
     own = {"entropy_coeff": 0.01} if issubclass(kind, OnPolicyConfig) else REPLAY
+    own = {**own, **({"target_interval": 3} if issubclass(kind, DQNConfig) else {})}
     own = {**own, **{PPOConfig: {"sequence_length": 8}, R2D2Config: {"burn_in": 3}}.get(kind, {})}
     return kind(
         **{
@@ -123,12 +135,15 @@ def test_a_missing_package_is_said_before_the_run(tmp_path, monkeypatch, package
         {"env": "recurl/MaskedPendulum-v1", "env_kwargs": ("max_episode_steps=11",), "shared_trunk": False},
         {"env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "num_layers": 2},
         {"kind": A2CConfig, "cell": "lstm"},
-        {"kind": A2CConfig, "env": "recurl/MaskedPendulum-v1", "env_kwargs": (), "cell": "gru", "shared_trunk": False},
+        {"kind": A2CConfig, **SWING_UP, "cell": "gru", "shared_trunk": False},
         {"kind": ImpalaConfig, "cell": "gru", "overlap": True},
         {"kind": ImpalaConfig, "cell": "none", "clip_epsilon": 0.2},
         {"kind": DQNConfig, "cell": "lstm", "normalize_observations": True},
         {"kind": DQNConfig, "cell": "none", "prioritized": True},
         {"kind": R2D2Config, "cell": "gru"},
+        {"kind": SACConfig, "cell": "gru", "prioritized": True, "burn_in": 2},
+        {"kind": SACConfig, **SWING_UP, "shared_trunk": False, "refresh_states": True},
+        {"kind": TD3Config, **SWING_UP, "policy_delay": 3},
         {"kind": R2D2Config, "env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",), "start_state": "zero"},
     ],
 )

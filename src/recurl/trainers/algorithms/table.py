@@ -20,6 +20,10 @@ from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.algorithms.ppo import PPO
 from recurl.trainers.algorithms.ppo_config import PPOConfig
 from recurl.trainers.algorithms.r2d2_config import R2D2Config
+from recurl.trainers.algorithms.sac import SAC
+from recurl.trainers.algorithms.sac_config import SACConfig
+from recurl.trainers.algorithms.td3 import TD3
+from recurl.trainers.algorithms.td3_config import TD3Config
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent
 
@@ -37,6 +41,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     "r2d2": Algorithm(R2D2Config, DQN),
     "a2c": Algorithm(A2CConfig, A2C),
     "impala": Algorithm(ImpalaConfig, Impala),
+    "sac": Algorithm(SACConfig, SAC),
+    "td3": Algorithm(TD3Config, TD3),
 }
 """The algorithms by name; :func:`register` adds one."""
 

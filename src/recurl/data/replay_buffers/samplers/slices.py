@@ -96,7 +96,7 @@ def no_slice(keys: TrajectoryKeys, index: TrajectoryIndex, length: int) -> Missi
 
 
 class SliceSampler(Sampler):
-    """Draws slices: a trajectory uniformly (whatever its length), then a start within it uniformly.
+    """Draws slices: a trajectory uniformly, or in proportion to its length, then a start within it uniformly.
 
     A sample is flat, ``[N]``, its slices one after another; in recurrent mode each is one segment that starts from the
     state stored at its first step. The buffer sets ``"is_init"`` at every slice start, and ``truncated_key`` (and
@@ -119,12 +119,15 @@ class SliceSampler(Sampler):
         span: let slices extend beyond the beginning and the end of a trajectory, where they are cut off, so that its
             first and last steps are drawn as often as others: True for any number of steps, an integer for at most that
             many, or a pair (beginning, end).
+        by_length: draw trajectories in proportion to their numbers of steps, so that all steps are drawn about equally
+            often. Otherwise those of long trajectories are drawn less often than those of short ones.
         replacement: if False, each trajectory gives at most one slice per epoch, and iterating over the buffer yields
             one epoch, whose last batch may be incomplete. Extending the buffer begins a new epoch.
 
     Raises:
         ArgumentTypeError: not exactly one of ``num_slices`` and ``slice_len`` is given.
-        ArgumentError: ``pad_output`` is set with ``strict_length``, both keys are given, or ``span`` is negative.
+        ArgumentError: ``pad_output`` is set with ``strict_length``, ``by_length`` without replacement, both keys are
+            given, or ``span`` is negative.
         UsageError: (when sampling) no trajectory is long enough, or the batch size is not a multiple of the slices.
         MissingKeyError: (when extending or sampling) the data has no entry that identifies trajectories.
 
@@ -154,6 +157,7 @@ class SliceSampler(Sampler):
         pad_output: bool = False,
         span: Span = False,
         replacement: bool = True,
+        by_length: bool = False,
     ) -> None:
         super().__init__(TrajectoryKeys(traj_key, end_key), truncated_key)
         self.size = SliceSize(num_slices, slice_len)
@@ -161,7 +165,12 @@ class SliceSampler(Sampler):
             raise ArgumentError(
                 "pad_output=True needs strict_length=False: with strict_length=True there is nothing to pad."
             )
+        if by_length and not replacement:
+            raise ArgumentError(
+                "by_length=True needs replacement=True: without it each trajectory is drawn once, whatever its length."
+            )
         self.strict_length = strict_length
+        self.by_length = by_length
         self.pad_output = pad_output
         self.span = _pair(span)
         self.replacement = replacement
@@ -173,7 +182,9 @@ class SliceSampler(Sampler):
         candidates = index.runs_of(length if self.strict_length else 1)
         if self.keys.chosen is None or candidates.count == 0:
             raise no_slice(self.keys, index, length)
-        if self.replacement:
+        if self.by_length:
+            runs = _runs_by_length(index, count, length if self.strict_length else 1, generator)
+        elif self.replacement:
             runs = candidates.members[random_below(candidates.count, count, generator)]
         else:
             if self._order is None:
@@ -213,6 +224,16 @@ class SliceSampler(Sampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`Sampler.load_state_dict`."""
         self._order = None if state["order"] is None else state["order"].numpy().copy()
+
+
+def _runs_by_length(index: TrajectoryIndex, count: int, least: int, generator: torch.Generator | None) -> Ints:
+    """Draw runs of at least ``least`` steps in proportion to their lengths: those of steps that are drawn uniformly."""
+    found = np.zeros(0, np.int64)
+    while found.size < count:
+        runs = index.run_at(index.nth_position(random_below(len(index), count, generator)))
+        _, first, stop = index.bounds(runs)
+        found = np.concatenate([found, runs[stop - first >= least]])
+    return found[:count]
 
 
 def _pair(span: Span) -> tuple[int, int]:

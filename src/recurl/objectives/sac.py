@@ -1,0 +1,275 @@
+"""Soft actor-critic (SAC) over sequences, for continuous actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from recurl.errors import ArgumentError
+from recurl.keys import NestedKey
+from recurl.lowering import Step
+from recurl.objectives.actor_critic import ActorCriticLoss
+from recurl.objectives.common import masked_mean
+from recurl.objectives.sequences import Sequences
+from recurl.objectives.stochastic_actor import StochasticActor
+from recurl.objectives.trunks import Ahead, Trunk
+
+__all__ = ["SACLoss", "SoftLoss", "Temperature"]
+
+
+class Temperature(nn.Module):
+    """Temperature of SAC, the weight of the entropy, stored as its logarithm.
+
+    Args:
+        initial: at the start.
+        low: smallest one; None for no bound.
+        high: largest one; None for no bound.
+        fixed: make it a buffer instead of a parameter.
+
+    Raises:
+        ArgumentError: ``initial`` isn't positive, or out of the bounds.
+
+    Example:
+        >>> Temperature(0.5, None, 0.7)()
+        tensor(0.5000)
+    """
+
+    log_alpha: Tensor
+
+    def __init__(self, initial: float, low: float | None, high: float | None, *, fixed: bool = False) -> None:
+        super().__init__()
+        least, most = low or 0.0, math.inf if high is None else high
+        if not (0.0 < initial < math.inf and least <= initial <= most):
+            raise ArgumentError(
+                "alpha_init must be positive, from min_alpha to max_alpha, got "
+                f"alpha_init={initial}, min_alpha={low}, max_alpha={high}."
+            )
+        self._bounds = (math.log(least) if least else None, math.log(most) if most < math.inf else None)
+        self.fixed = fixed
+        log_alpha = torch.tensor(math.log(initial))
+        if fixed:
+            self.register_buffer("log_alpha", log_alpha)
+        else:
+            self.log_alpha = nn.Parameter(log_alpha)
+
+    def forward(self) -> Tensor:
+        """Return the temperature, within its bounds, without gradient."""
+        log_alpha = self.log_alpha.detach()
+        low, high = self._bounds
+        return (log_alpha if low is high is None else log_alpha.clamp(low, high)).exp()
+
+
+class SoftLoss(ActorCriticLoss):
+    """Base of SAC for continuous and for discrete actions: an actor with a temperature.
+
+    Args:
+        actor_network: see :class:`SACLoss`.
+        qvalue_network: see :class:`SACLoss`.
+        temperature: weight of the entropy.
+        target_entropy: see :class:`SACLoss`.
+        **options: those of :class:`ActorCriticLoss`.
+    """
+
+    def __init__(
+        self,
+        actor_network: TensorDictModuleBase,
+        qvalue_network: TensorDictModuleBase | Sequence[TensorDictModuleBase],
+        *,
+        temperature: Temperature,
+        target_entropy: float | str,
+        **options: Any,
+    ) -> None:
+        super().__init__(actor_network, qvalue_network, **options)
+        if isinstance(target_entropy, str) and target_entropy != "auto":
+            raise ArgumentError(f"target_entropy must be 'auto' or a number, got {target_entropy!r}.")
+        self.target_entropy = target_entropy
+        self.temperature = temperature
+        self.actor()
+
+    def actor(self) -> StochasticActor:
+        """Return the actor as it is now, taken apart."""
+        return StochasticActor.of(self.actor_network)
+
+    def actor_trunk(self) -> Trunk:
+        """Return the part of the actor that runs along sequences."""
+        return self.actor().trunk
+
+    def network_keys(self) -> dict[str, NestedKey]:
+        """Return the key of the action, which the actor names."""
+        return {"action": self.actor().action_key}
+
+    @property
+    def log_alpha(self) -> Tensor:
+        """Logarithm of the temperature: the parameter that ``loss_alpha`` trains, or a buffer where it is fixed."""
+        return self.temperature.log_alpha
+
+    @property
+    def out_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the options
+        """Names of the losses and of what is reported."""
+        alpha = [] if self.temperature.fixed else ["loss_alpha"]
+        priority = self.tensor_keys.priority
+        return ["loss_actor", "loss_qvalue", *alpha, "alpha", "entropy", priority, "q_value", "q_target"]
+
+    def with_temperature(
+        self, out: dict[NestedKey, Tensor], entropy: Tensor, wanted: Tensor, mask: Tensor | None
+    ) -> dict[NestedKey, Tensor]:
+        """Add what concerns the temperature to the losses.
+
+        Args:
+            out: the losses of actor and critics.
+            entropy: entropy of every token or its estimate, ``[N]``, without gradients.
+            wanted: the entropy that the temperature is to give, ``[N]`` or a scalar.
+            mask: bool ``[N]``, False at padding.
+        """
+        if not self.temperature.fixed:
+            out["loss_alpha"] = self.log_alpha * masked_mean(entropy - wanted, mask)
+        out |= {"alpha": self.temperature(), "entropy": masked_mean(entropy, mask)}
+        return {key: out[key] for key in self.out_keys}
+
+
+class SACLoss(SoftLoss):
+    """Losses of actor, critics and temperature of SAC, for continuous actions, over sequences.
+
+    With the policy ``pi``, ``K`` critics ``Q_k`` and their delayed copies ``Q'_k``, a new action ``a'`` drawn from
+    ``pi`` for every observation, and the true next observation ``o'``, the losses to be summed and minimised are::
+
+        V(o)        = min_k Q'_k(o, a') - alpha log pi(a' | o)
+        target      = n-step return of the rewards and V(o') (0 where terminated)
+        loss_qvalue = sum_k mean(weight * distance(Q_k(o, action), target))
+        loss_actor  = mean(alpha log pi(a' | o) - min_k Q_k(o, a'))
+        loss_alpha  = log_alpha * mean(-log pi(a' | o) - target_entropy)
+
+    Source: Haarnoja et al., "Soft actor-critic algorithms and applications" (2018), equations 5, 7 and 17, with
+    ``log_alpha`` in place of ``alpha`` in the last, as usual.
+
+    Log-probabilities are those of the action scaled to [-1, 1] (of a :class:`~recurl.modules.TanhNormal` from its own
+    bounds), so that the same temperature and target entropy fit any bounds.
+
+    The batch is a set of sequences, ``[T]``, ``[*B, T]`` or flat slices of a replay buffer; all networks run over them
+    in recurrent mode, whatever the mode outside, each with states of its own. Where a trajectory, slice or row ends,
+    actor and target critics make one step from the states that they have just computed, with the true next observation.
+    A critic's memory reads observations, and the action enters after it. A memory (or any first modules) that the actor
+    shares with a critic is trained by ``loss_qvalue``; ``loss_actor`` sees it detached, and sends no gradient to the
+    critics.
+
+    Args:
+        actor_network: policy that ends with a sampler that can be differentiated, such as
+            ``ProbabilisticActor(..., distribution_class=TanhNormal)``.
+        qvalue_network: critics, TensorDict modules from observations and action to ``"state_action_value"``,
+            ``[*B, T, 1]``: a list, each with a memory of its own (other state keys) or one that they share; or one, of
+            which ``num_qvalue_nets`` are made with its memory in common and new layers after it.
+        num_qvalue_nets: number of critics that are made of one.
+        alpha_init: initial temperature.
+        min_alpha: smallest temperature; None for no bound.
+        max_alpha: largest temperature; None for no bound.
+        fixed_alpha: keep the temperature; there is no ``loss_alpha`` then.
+        target_entropy: entropy in nats that the temperature is to give, with the action scaled to [-1, 1]; ``"auto"``
+            for minus the number of components of an action.
+        gamma: discount factor per step, in [0, 1].
+        n_steps: number of rewards that are summed before the next value, at least 1.
+        loss_function: distance of values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
+
+    The copies ``target_qvalue_network`` are to be updated with a :class:`SoftUpdate`.
+
+    Reads the inputs of the networks, at the root and (except states and ``"is_init"``) under ``"next"``; the action;
+    ``("next", "reward")``, ``("next", "done")``, ``("next", "terminated")``, ``[*B, T, 1]``; and where present
+    ``"is_init"``, ``("collector", "traj_ids")``, ``("collector", "traj_steps")``, ``("collector", "mask")`` (False at
+    padding) and ``"priority_weight"`` ``[*B, T]``: all listed in ``in_keys``. Where the batch has ``("target", key)``
+    for a state ``key`` of a critic, sequences of its target start from this entry. Never writes into the batch.
+
+    Returns a TensorDict with the scalar losses, and without gradients ``alpha``, ``entropy`` (the mean of
+    ``-log pi(a' | o)``), ``td_error``, ``[*B, T, 1]``, the largest ``|target - Q_k|`` of every token (0 at padding),
+    and the means ``q_value`` and ``q_target``.
+
+    Raises:
+        ArgumentError: an option is out of range; the actor doesn't end with a sampler of one action that can be
+            differentiated; a critic lacks the action, or reads it in its memory; or two recurrent modules share state
+            keys.
+        MissingKeyError: an entry is missing, or a state of sequences that begin inside an episode.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
+        >>> from recurl.modules import MLP, NormalParamExtractor, ProbabilisticActor, TanhNormal
+        >>> net = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
+        >>> actor = ProbabilisticActor(
+        ...     TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"]),
+        ...     in_keys=["loc", "scale"],
+        ...     distribution_class=TanhNormal,
+        ... )
+        >>> critic = TensorDictModule(MLP(4, 1, depth=1), ["observation", "action"], ["state_action_value"])
+        >>> loss = SACLoss(actor, critic)
+        >>> ends = torch.tensor([[False], [False], [True]])
+        >>> after = TensorDict({"observation": torch.zeros(3, 3), "reward": torch.ones(3, 1)}, [3])
+        >>> after["done"] = after["terminated"] = ends
+        >>> batch = TensorDict({"observation": torch.zeros(3, 3), "action": torch.zeros(3, 1), "next": after}, [3])
+        >>> losses = loss(batch)
+        >>> len(loss.qvalue_network), losses["loss_actor"].requires_grad, losses["td_error"].shape
+        (2, True, torch.Size([3, 1]))
+    """
+
+    def __init__(  # noqa: PLR0913 - those of TorchRL
+        self,
+        actor_network: TensorDictModuleBase,
+        qvalue_network: TensorDictModuleBase | Sequence[TensorDictModuleBase],
+        *,
+        num_qvalue_nets: int = 2,
+        alpha_init: float = 1.0,
+        min_alpha: float | None = None,
+        max_alpha: float | None = None,
+        fixed_alpha: bool = False,
+        target_entropy: float | str = "auto",
+        gamma: float = 0.99,
+        n_steps: int = 1,
+        loss_function: str = "smooth_l1",
+    ) -> None:
+        super().__init__(
+            actor_network,
+            qvalue_network,
+            temperature=Temperature(alpha_init, min_alpha, max_alpha, fixed=fixed_alpha),
+            target_entropy=target_entropy,
+            num_qvalue_nets=num_qvalue_nets,
+            gamma=gamma,
+            n_steps=n_steps,
+            loss_function=loss_function,
+        )
+
+    def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
+        """Compute the losses; called in recurrent mode."""
+        sequences = Sequences.read(batch, self.tensor_keys)
+        ahead, count = Ahead.of(sequences), batch.batch_size.numel()
+        alpha, actor = self.temperature(), self.actor()
+        trunks, critics = self.online(batch, sequences)
+        run = actor.trunk.along(batch, sequences, trunks, detached=True)
+        action, log_prob = _drawn(actor.distribution(run, ahead))
+        with torch.no_grad():
+            value = self.values_of(self.delayed(batch, sequences, ahead)[1], action.detach()).amin(0)
+            target = self.targets(sequences, ahead, value - alpha * log_prob.detach())
+        out = self.critic_losses(batch, sequences, self.values_of(critics, self.taken(batch)), target)
+        action, log_prob, mask = action[:count], log_prob[:count], sequences.flat_mask
+        best = self.values_of(critics, action, frozen=True).amin(0)
+        out["loss_actor"] = masked_mean(alpha * log_prob - best, mask)
+        auto = isinstance(self.target_entropy, str)
+        wanted = -float(action[0].numel()) if auto else self.target_entropy
+        return self.with_temperature(out, -log_prob.detach(), alpha.new_tensor(wanted), mask)
+
+
+def _drawn(dist: Any) -> tuple[Tensor, Tensor]:
+    """Return actions ``[M, ...]`` with gradients, and log-probabilities ``[M]`` of these scaled to [-1, 1]."""
+    together = getattr(dist, "rsample_with_log_prob", None)
+    if together is None and not getattr(dist, "has_rsample", False):
+        raise ArgumentError(
+            "SACLoss needs actions that can be differentiated, which a "
+            f"{type(dist).__name__} doesn't draw: take a TanhNormal, or DiscreteSACLoss for discrete actions."
+        )
+    if together is None:
+        action = dist.rsample()
+        log_prob = dist.log_prob(action)
+        return action, log_prob.flatten(1).sum(-1) if log_prob.ndim > 1 else log_prob
+    action, log_prob = together()
+    return action, log_prob + getattr(dist, "log_half_range", 0.0)

@@ -1,0 +1,178 @@
+"""Twin delayed deep deterministic policy gradient (TD3) over sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.keys import NestedKey, normalize_key
+from recurl.lowering import Step, modules_in_order
+from recurl.objectives.actor_critic import ActorCriticLoss
+from recurl.objectives.common import masked_mean
+from recurl.objectives.sequences import Sequences
+from recurl.objectives.targets import target_of
+from recurl.objectives.trunks import Ahead, Trunk
+from recurl.specs import Bounded, TensorSpec
+
+__all__ = ["TD3Loss"]
+
+
+class TD3Loss(ActorCriticLoss):
+    """Losses of actor and critics of TD3, for continuous actions, over sequences.
+
+    With the deterministic policy ``pi``, ``K`` critics ``Q_k``, their delayed copies ``pi'`` and ``Q'_k``, and the true
+    next observation ``o'``, the losses to be summed and minimised are::
+
+        noise       = clip(normal * policy_noise, -noise_clip, noise_clip) * half the range of the action
+        target      = n-step return of the rewards and min_k Q'_k(o', clip(pi'(o') + noise, low, high))
+        loss_qvalue = sum_k mean(weight * distance(Q_k(o, action), target))
+        loss_actor  = -mean(Q_1(o, pi(o)))
+
+    Source: Fujimoto et al., "Addressing function approximation error in actor-critic methods" (2018), algorithm 1.
+    Actor and targets are to be updated every second step or so ("delayed policy updates"): while the attribute
+    ``updates_actor`` is False, ``loss_actor`` is neither computed nor returned.
+
+    Sequences, states, ends and shared memories are those of :class:`SACLoss`; the target actor has states of its own.
+
+    Args:
+        actor_network: policy, from observations to the action.
+        qvalue_network: critics, see :class:`SACLoss`.
+        action_spec: the action of one environment, with two bounds. Exactly one of ``action_spec`` and ``bounds`` must
+            be given.
+        bounds: lowest and highest action, numbers or tensors that broadcast to an action.
+        num_qvalue_nets: number of critics that are made of one.
+        policy_noise: standard deviation of the noise on the target's action, in halves of the range.
+        noise_clip: largest such noise, likewise.
+        gamma: discount factor per step, in [0, 1].
+        n_steps: number of rewards that are summed before the next value, at least 1.
+        loss_function: distance of values and targets: ``"smooth_l1"``, ``"l1"`` or ``"l2"``.
+
+    The copies ``target_actor_network`` and ``target_qvalue_network`` are to be updated with a :class:`SoftUpdate`.
+
+    Reads what :class:`SACLoss` reads, and under ``"target"`` also states of the actor. Returns a TensorDict with the
+    scalar losses, and without gradients ``td_error``, ``[*B, T, 1]``, the largest ``|target - Q_k|`` of every token (0
+    at padding), and the means ``q_value`` and ``q_target``.
+
+    Raises:
+        ArgumentTypeError: not exactly one of ``action_spec`` and ``bounds`` is given.
+        ArgumentError: an option is out of range; there are no two bounds; the actor doesn't write the action; a critic
+            lacks the action, or reads it in its memory; or two recurrent modules share state keys.
+        MissingKeyError: an entry is missing, or a state of sequences that begin inside an episode.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
+        >>> from recurl.modules import MLP
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Tanh())
+        >>> actor = TensorDictModule(net, ["observation"], ["action"])
+        >>> critic = TensorDictModule(MLP(4, 1, depth=1), ["observation", "action"], ["state_action_value"])
+        >>> loss = TD3Loss(actor, critic, bounds=(-1.0, 1.0))
+        >>> after = TensorDict({"observation": torch.zeros(3, 3), "reward": torch.ones(3, 1)}, [3])
+        >>> after["done"] = after["terminated"] = torch.tensor([[False], [False], [True]])
+        >>> batch = TensorDict({"observation": torch.zeros(3, 3), "action": torch.zeros(3, 1), "next": after}, [3])
+        >>> sorted(key for key, value in loss(batch).items() if value.requires_grad)
+        ['loss_actor', 'loss_qvalue']
+    """
+
+    target_actor_network: TensorDictModuleBase
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        actor_network: TensorDictModuleBase,
+        qvalue_network: TensorDictModuleBase | Sequence[TensorDictModuleBase],
+        *,
+        action_spec: TensorSpec | None = None,
+        bounds: tuple[float | Tensor, float | Tensor] | None = None,
+        num_qvalue_nets: int = 2,
+        policy_noise: float = 0.2,
+        noise_clip: float = 0.5,
+        gamma: float = 0.99,
+        n_steps: int = 1,
+        loss_function: str = "smooth_l1",
+    ) -> None:
+        super().__init__(
+            actor_network,
+            qvalue_network,
+            num_qvalue_nets=num_qvalue_nets,
+            gamma=gamma,
+            n_steps=n_steps,
+            loss_function=loss_function,
+        )
+        for name, value in (("policy_noise", policy_noise), ("noise_clip", noise_clip)):
+            if not value >= 0.0:
+                raise ArgumentError(f"{name} must not be negative, got {value}.")
+        self.policy_noise = policy_noise
+        self.noise_clip = noise_clip
+        self.updates_actor = True
+        for name, value in zip(("low", "high"), _bounds(action_spec, bounds), strict=True):
+            self.register_buffer(name, value)
+        # Copied together: what actor and critics share, their targets share too.
+        critics, actor = target_of(nn.ModuleList([self.qvalue_network, actor_network]))
+        self.target_qvalue_network = cast(nn.ModuleList, critics)
+        self.target_actor_network = cast(TensorDictModuleBase, actor)
+        self.actor_trunk()
+
+    @property
+    def out_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the options
+        """Names of the losses and of what is reported."""
+        actor = ["loss_actor"] if self.updates_actor else []
+        return [*actor, "loss_qvalue", self.tensor_keys.priority, "q_value", "q_target"]
+
+    def target_networks(self) -> list[TensorDictModuleBase]:
+        """Return the target networks: critics and actor."""
+        return [*super().target_networks(), self.target_actor_network]
+
+    def actor_trunk(self) -> Trunk:
+        """Return the actor, which runs along sequences."""
+        return self._trunk_of(self.actor_network)
+
+    def _trunk_of(self, network: TensorDictModuleBase) -> Trunk:
+        if self.action_key not in set(map(normalize_key, network.out_keys)):
+            raise ArgumentError(f"The actor must write {self.action_key!r}, but its out_keys are {network.out_keys}.")
+        return Trunk(modules_in_order(network, apart=True))
+
+    def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
+        """Compute the losses; called in recurrent mode."""
+        sequences = Sequences.read(batch, self.tensor_keys)
+        trunks, critics = self.online(batch, sequences)
+        target = self._targets(batch, sequences)
+        out = self.critic_losses(batch, sequences, self.values_of(critics, self.taken(batch)), target)
+        if self.updates_actor:
+            run = self.actor_trunk().along(batch, sequences, trunks, detached=True)
+            action = run.entries([self.action_key])[self.action_key]
+            value = self.values_of(critics[:1], action, frozen=True)[0]
+            out["loss_actor"] = -masked_mean(value, sequences.flat_mask)
+        return {key: out[key] for key in self.out_keys}
+
+    @torch.no_grad()
+    def _targets(self, batch: Step, sequences: Sequences) -> Tensor:
+        """Return the targets of the actions taken, ``[N]``."""
+        ahead, target_batch = Ahead.of(sequences), self.target_batch(batch)
+        trunks, critics = self.delayed(batch, sequences, ahead)
+        run = self._trunk_of(self.target_actor_network).along(target_batch, sequences, trunks)
+        action = run.entries([self.action_key], ahead)[self.action_key]
+        noise = (torch.randn_like(action) * self.policy_noise).clamp(-self.noise_clip, self.noise_clip)
+        low, high = self.low.to(action.dtype), self.high.to(action.dtype)
+        action = (action + noise * (0.5 * (high - low))).clamp(low, high)
+        value = self.values_of(critics, action).amin(0)
+        return self.targets(sequences, ahead, value)
+
+
+def _bounds(spec: TensorSpec | None, bounds: tuple[float | Tensor, float | Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Return lowest and highest action."""
+    if (spec is None) == (bounds is None):
+        raise ArgumentTypeError(f"Give exactly one of action_spec and bounds, got {spec} and {bounds}.")
+    if spec is not None and not isinstance(spec, Bounded):
+        raise ArgumentError(f"TD3Loss needs actions with bounds, a Bounded spec, got {spec}.")
+    given: Any = (spec.low, spec.high) if isinstance(spec, Bounded) else bounds
+    low, high = (torch.as_tensor(value) for value in given)
+    if not bool((low < high).all() & low.isfinite().all() & high.isfinite().all()):
+        raise ArgumentError(f"TD3Loss needs two finite bounds, low < high, got {low} and {high}.")
+    return low, high

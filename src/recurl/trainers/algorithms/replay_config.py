@@ -1,0 +1,96 @@
+"""Options of the algorithms that learn from a replay buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from recurl.errors import ArgumentError
+from recurl.ranges import Count, Exponent, Fraction, NoBound, Positive, Whole
+from recurl.trainers.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig(RunConfig):
+    """Options of the algorithms that learn from slices of replayed trajectories.
+
+    Raises:
+        ArgumentError: see :class:`~recurl.trainers.RunConfig`; or a burn-in as long as a slice, or a buffer smaller
+            than a batch.
+    """
+
+    fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "buffer_size")
+
+    learning_rate: Positive = 5e-4
+    """Step size of Adam, at the start."""
+    num_envs: Count = 16
+    """Environments stepped side by side."""
+    rollout_steps: Count = 8
+    """Steps of each environment between two updates."""
+    head_width: Whole = 64
+    """Width of a hidden layer between the memory and each output; 0 for none, but critics of real actions have one."""
+    max_grad_norm: NoBound = 10.0
+    """Largest norm of the gradient; inf for no bound."""
+    checkpoint_every: Count = 250
+    """Updates between two checkpoints, which hold the replay buffer too."""
+
+    buffer_size: Count = 100_000
+    """Capacity of the replay buffer in environment steps."""
+    learning_starts: Whole = 2_000
+    """Environment steps before the first update."""
+    gradient_steps: Count = 16
+    """Gradient steps per update."""
+    slices: Count = 32
+    """Slices of trajectories per gradient step."""
+    slice_length: Count = 32
+    """Largest number of steps in a slice; a shorter trajectory is taken whole."""
+    drawn_by: Literal["length", "trajectory"] = "length"
+    """How trajectories are drawn where slices have no priorities: in proportion to their length, or all alike."""
+    start_state: Literal["stored", "zero"] = "stored"
+    """Hidden state at the start of a slice: the one stored during collection, or zero."""
+    burn_in: Whole = 0
+    """Steps at the start of a slice that only update its hidden state (none where its episode begins)."""
+    refresh_states: bool = False
+    """Store the hidden states that the current networks compute along a slice, before they learn from it."""
+    scale_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return, as it is when they are learnt from."""
+    n_steps: Count = 1
+    """Rewards summed before the bootstrap."""
+
+    prioritized: bool = False
+    """Draw slices in proportion to their temporal-difference errors instead of uniformly."""
+    priority_exponent: Exponent = 0.9
+    """Exponent of the priorities; 0 draws uniformly."""
+    importance_exponent: Exponent = 0.6
+    """Exponent of the importance weights, which correct for the priorities."""
+    priority_eta: Fraction = 0.9
+    """Weight of a slice's largest error, against its mean error, in its priority."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build the options from what :meth:`to_dict` returned; runs of old drew all trajectories alike."""
+        of_old = "priority_eta" in values and "drawn_by" not in values
+        return super().from_dict({**values, "drawn_by": "trajectory"} if of_old else values)
+
+    @property
+    def replay_steps(self) -> int:
+        """Environment steps that the replay buffer holds."""
+        return self.buffer_size
+
+    def check(self) -> None:
+        """Refuse options that don't fit together."""
+        if self.burn_in >= self.slice_length:
+            raise ArgumentError(
+                f"--burn-in must be below --slice-length, got {self.burn_in} and {self.slice_length}: nothing is left "
+                "to learn from."
+            )
+        if self.refresh_states and self.start_state != "stored":
+            raise ArgumentError(
+                "--refresh-states stores hidden states for slices to start from: it needs --start-state stored, got "
+                f"{self.start_state}."
+            )
+        if self.buffer_size < self.frames_per_batch:
+            raise ArgumentError(
+                f"--buffer-size must hold one batch of {self.frames_per_batch} steps, got {self.buffer_size}."
+            )

@@ -1,0 +1,112 @@
+"""Actor and critics of TD3, and noise."""
+
+from __future__ import annotations
+
+import torch
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from torch import Tensor, nn
+
+from recurl import specs
+from recurl.errors import UnsupportedError
+from recurl.keys import ACTION
+from recurl.modules import AdditiveGaussianModule
+from recurl.trainers.config import RunConfig
+from recurl.trainers.networks.actor_q import ActorQ, is_box
+from recurl.trainers.networks.layers import make_head
+
+__all__ = ["DeterministicActor", "WithinBounds", "check_bounded_actions"]
+
+
+class WithinBounds(nn.Module):
+    """Real numbers ``[*B, n]`` as an action within its bounds, ``[*B, *A]``, by tanh.
+
+    Example:
+        >>> WithinBounds(specs.Bounded(0.0, 4.0, (2,)))(torch.zeros(3, 2))[0]
+        tensor([2., 2.])
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, spec: specs.Bounded) -> None:
+        super().__init__()
+        self.shape = spec.shape
+        self.register_buffer("low", spec.low.clone(), persistent=False)
+        self.register_buffer("high", spec.high.clone(), persistent=False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Return the action."""
+        half = 0.5 * (self.high - self.low)
+        within = torch.tanh(numbers.reshape(*numbers.shape[:-1], *self.shape))
+        return torch.addcmul(self.low + half, half, within.to(half.dtype))
+
+
+class DeterministicActor(ActorQ):
+    """Actor of TD3, critics, and noise for collection.
+
+    Args:
+        config: see :class:`ActorQ`.
+        observation_spec: see :class:`ActorQ`.
+        action_spec: actions of one environment, real numbers with bounds.
+        noise_init: standard deviation of the noise at the start, in halves of the range.
+        noise_end: that after ``noise_steps``.
+        noise_steps: environment steps over which it falls, linearly.
+        shared_trunk: see :class:`ActorQ`.
+        critics: see :class:`ActorQ`.
+
+    Attributes:
+        explore: adds the noise while collecting.
+    """
+
+    explore: AdditiveGaussianModule
+
+    def __init__(
+        self,
+        config: RunConfig,
+        observation_spec: specs.Composite,
+        action_spec: specs.TensorSpec,
+        *,
+        noise_init: float,
+        noise_end: float,
+        noise_steps: int,
+        shared_trunk: bool,
+        critics: int = 2,
+    ) -> None:
+        explore = AdditiveGaussianModule(action_spec, noise_init, noise_end, noise_steps)
+        super().__init__(
+            config,
+            observation_spec,
+            action_spec,
+            shared_trunk=shared_trunk,
+            critics=critics,
+            explore=explore,
+        )
+
+    def make_actor(
+        self,
+        config: RunConfig,
+        observation_spec: specs.Composite,
+        action_spec: specs.TensorSpec,
+        trunk: list[TensorDictModuleBase],
+    ) -> TensorDictSequential:
+        """Return the actor, on its encoder and memory."""
+        assert isinstance(action_spec, specs.Bounded)
+        net = nn.Sequential(make_head(config, action_spec.shape.numel(), 0.01), WithinBounds(action_spec))
+        return TensorDictSequential(*trunk, TensorDictModule(net, in_keys=[trunk[-1].out_keys[0]], out_keys=[ACTION]))
+
+
+def check_bounded_actions(spec: specs.TensorSpec) -> None:
+    """Refuse actions that TD3 can't choose.
+
+    Raises:
+        UnsupportedError: they are no real numbers with finite bounds.
+    """
+    if not isinstance(spec, specs.Bounded) or not is_box(spec) or not _finite(spec):
+        raise UnsupportedError(
+            f"TD3 needs Box actions with two finite bounds, low < high, got {spec}: take SAC or PPO, or wrap the "
+            "environment."
+        )
+
+
+def _finite(spec: specs.Bounded) -> bool:
+    return bool((spec.low.isfinite() & spec.high.isfinite() & (spec.low < spec.high)).all())

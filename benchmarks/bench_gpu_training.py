@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=RESULTS)
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    torch.set_float32_matmul_precision("high")  # as recurl train does on a GPU, and JAX
     check()
     for case in (CASES[index] for index in options.only):
         peer = jax_rate(case, options.unroll) if options.jax else None
@@ -84,6 +85,8 @@ def config_of(case: Case, cell: str, **changes: Any) -> PPOConfig:
         "minibatches": case.minibatches,
         "total_steps": 10**12,
         "cuda_graph": True,
+        "normalize_observations": False,
+        "scale_rewards": False,
         **changes,
     }
     return PPOConfig(**options)

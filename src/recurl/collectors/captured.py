@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
+from recurl.capture import KeptTensors, without_garbage_collection
 from recurl.envs import EnvBase, TensorEnv
 from recurl.envs.transformed import TransformedEnv
 from recurl.errors import UsageError
-from recurl.kept_tensors import KeptTensors
 from recurl.lowering import Step, leaves
 
 __all__ = ["CapturedSteps", "tensor_env"]
@@ -119,7 +119,7 @@ def record(steps: Callable[[], Batch], generator: Generator) -> tuple[Replay, Ba
     """Record what ``steps`` launches, and return what launches it, and its result, which every launch overwrites."""
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
+    with without_garbage_collection(), torch.cuda.graph(graph):
         result = steps()
     return graph.replay, result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 
+from recurl.capture import KeptTensors, without_garbage_collection
 from recurl.errors import ArgumentError, UsageError
-from recurl.kept_tensors import KeptTensors
 from recurl.lowering import Entries, leaves
 from recurl.quiet import quiet
 
@@ -80,6 +81,7 @@ class CudaGraphStep:
         self._kept: KeptTensors | None = None
         self._steered: list[Any] = []
         self._graph: CudaGraphModule | None = None
+        self._calls = 0
 
     def __call__(self, batch: Batch) -> Any:
         """Make one step on ``batch`` and return what the step returns, in tensors that no later call changes."""
@@ -91,7 +93,7 @@ class CudaGraphStep:
             raise ArgumentError(_difference(self._signature, signature))
         self._check_unchanged()
         try:
-            with quiet("tensordict", logging.WARNING):  # it logs that it makes and records a graph
+            with self._recording(), quiet("tensordict", logging.WARNING):  # it logs that it makes and records a graph
                 return self._graph(*(entries[key] for key in self._signature))
         except RuntimeError as error:
             if "captur" in str(error):
@@ -101,6 +103,10 @@ class CudaGraphStep:
                     f"CUDA says: {str(error).splitlines()[0]}"
                 ) from error
             raise
+
+    def _recording(self) -> AbstractContextManager[None]:
+        self._calls += 1
+        return without_garbage_collection() if self._calls == _WARM_UP else nullcontext()
 
     def _begin(self, batch: Batch, signature: _Signature) -> CudaGraphModule:
         self._signature = signature

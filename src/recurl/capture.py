@@ -1,7 +1,10 @@
-"""Parameters and buffers that must stay where they are, as a CUDA graph goes on with what it was recorded with."""
+"""What the recording of a CUDA graph asks for: memory that stays where it is, and no garbage collection meanwhile."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,7 +12,7 @@ from torch import Tensor, nn
 from recurl._torch import tensors_of
 from recurl.errors import UsageError
 
-__all__ = ["KeptTensors"]
+__all__ = ["KeptTensors", "without_garbage_collection"]
 
 
 class KeptTensors:
@@ -49,3 +52,24 @@ class KeptTensors:
                     f"{name} was replaced since the first step, but a CUDA graph goes on with the old one: change it "
                     "in place, or call reset() to record the graph anew."
                 )
+
+
+@contextmanager
+def without_garbage_collection() -> Generator[None]:
+    """Collect garbage, and none inside the block: an older graph that is freed while one is recorded spoils it.
+
+    Example:
+        >>> with without_garbage_collection():
+        ...     gc.isenabled()
+        False
+        >>> gc.isenabled()
+        True
+    """
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -139,6 +139,7 @@ def measure(case: Case, cell: str, peer: float | None, options: argparse.Namespa
         "device": torch.cuda.get_device_name(),
         "recurl": __version__,
         "torch": torch.__version__,
+        "precision": torch.get_float32_matmul_precision(),
         "cell": cell,
         **case._asdict(),
         "update_ms": round(medians["update"] * 1e3, 2),

@@ -3,9 +3,10 @@
 For every task: each step of 100 random episodes, from the host's state, compared in roundings of float32 (4 are
 allowed); random play and a recurrent policy for some hundred steps under
 ``torch.cuda.set_sync_debug_mode("error")``; a saved state that goes on bitwise. Then the time of a step of random play,
-launched one by one. Usage::
+launched one by one, and in a CUDA graph. Usage::
 
     python benchmarks/check_tasks_gpu.py                    # a minute
+    python benchmarks/check_tasks_gpu.py --popgym           # the 42 tasks of POPGym instead
     python benchmarks/check_tasks_gpu.py --device cpu       # without the mode, as a trial
 """
 
@@ -20,17 +21,22 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from gymnasium.spaces import MultiDiscrete
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
+from recurl.collectors import Collector
 from recurl.envs import EnvBase, InitTracker, RewardSum, StepCounter, TensorEnv, interact
 from recurl.envs.readback import refuse_read_back
 from recurl.envs.tasks import Bandit, Dynamics, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze, check_dynamics
+from recurl.envs.tasks.popgym import POPGYM_TASKS
 from recurl.lowering import Entries
 from recurl.modules import GRUModule
 
-TASKS: list[Callable[[], Dynamics]] = [Bandit, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze]
+TASKS: dict[str, Callable[[], Dynamics]] = {
+    task.__name__: task for task in (Bandit, MaskedCartPole, MaskedPendulum, RepeatPrevious, TMaze)
+}
 
 
 def main() -> None:
@@ -40,19 +46,24 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--popgym", action="store_true")
     options = parser.parse_args()
-    name = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
-    print(f"torch {torch.__version__}, {name}, {options.rows} rows")
-    print(f"{'task':16s} {'roundings':>9s} {'random play':>12s} {'policy':>8s} {'resumed':>8s} {'us/step':>8s}")
+    device = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
+    print(f"torch {torch.__version__}, {device}, {options.rows} rows")
+    columns = (
+        f"{'roundings':>9s} {'random play':>12s} {'policy':>8s} {'resumed':>8s} {'us/step':>8s} {'in a graph':>10s}"
+    )
+    print(f"{'task':31s} {columns}")
     failed = False
-    for task in TASKS:
+    for name, task in (POPGYM_TASKS if options.popgym else TASKS).items():
         roundings = check_dynamics(task(), device=options.device, episodes=options.episodes)
         played = [outcome(lambda with_policy=kind, task=task: play(task(), options, with_policy)) for kind in (0, 1)]
         resumed = outcome(lambda task=task: resume(task(), options))
         row = (*played, resumed)
         failed |= any(text != "ok" for text in row)
         outcomes = f"{row[0]:>12s} {row[1]:>8s} {row[2]:>8s}"
-        print(f"{task.__name__:16s} {roundings:9.2f} {outcomes} {speed(task(), options):8.1f}", flush=True)
+        times = f"{speed(task(), options):8.1f} {captured_speed(task(), options):10.1f}"
+        print(f"{name:31s} {roundings:9.2f} {outcomes} {times}", flush=True)
     sys.exit(int(failed))
 
 
@@ -92,10 +103,18 @@ def memory_and_greedy_head(task: Dynamics, device: str) -> TensorDictSequential:
     """A recurrent policy that samples nothing."""
     inputs = task.observation_space.shape[0]
     memory = GRUModule(inputs, 64, in_key="observation", out_key="memory", python_based=True, device=device)
-    actions = int(getattr(task.action_space, "n", 1))
-    head = nn.Linear(64, actions, device=device)
-    acting = (lambda x: head(x).argmax(-1)) if actions > 1 else (lambda x: head(x))
-    return TensorDictSequential(memory, TensorDictModule(acting, ["memory"], ["action"]))
+    space = task.action_space
+    counts = space.nvec.tolist() if isinstance(space, MultiDiscrete) else [int(getattr(space, "n", 1))]
+    head = nn.Linear(64, sum(counts), device=device)
+
+    def acting(x: torch.Tensor) -> torch.Tensor:
+        parts = [part.argmax(-1) for part in head(x).split(counts, -1)]
+        if isinstance(space, MultiDiscrete):
+            return torch.stack(parts, -1)
+        return parts[0] if counts[0] > 1 else head(x)
+
+    numbers = TensorDictModule(lambda x: x.float(), ["observation"], ["observation"])
+    return TensorDictSequential(numbers, memory, TensorDictModule(acting, ["memory"], ["action"]))
 
 
 def play(task: Dynamics, options: argparse.Namespace, with_policy: int) -> None:
@@ -108,7 +127,8 @@ def play(task: Dynamics, options: argparse.Namespace, with_policy: int) -> None:
         start: Any = Entries.of(root) if entries and policy is None else root
         start, done = interact(env, policy, start, 3, write=lambda *_: None), []  # constants, kernels
         with never_waiting(options.device):
-            interact(env, policy, start, options.steps, write=lambda _, td, done=done: done.append(td["next"]["done"]))
+            steps = max(options.steps, task.step_limit + 1)
+            interact(env, policy, start, steps, write=lambda _, td, done=done: done.append(td["next"]["done"]))
         if not torch.stack(done).any():
             raise AssertionError("no episode ended")
 
@@ -141,6 +161,24 @@ def speed(task: Dynamics, options: argparse.Namespace) -> float:
     interact(env, None, root, options.steps, write=lambda *_: None)
     wait()
     return (time.perf_counter() - start) / options.steps * 1e6
+
+
+def captured_speed(task: Dynamics, options: argparse.Namespace) -> float:
+    """Microseconds of a step of random play in a CUDA graph; NaN without a GPU."""
+    if not options.device.startswith("cuda"):
+        return float("nan")
+    env = TensorEnv(task, options.rows, device=options.device, categorical_action_encoding=True)
+    steps, batches = 64, 4
+    frames = options.rows * steps
+    collector = Collector(env, None, frames_per_batch=frames, device=options.device, cuda_graph=True)
+    for _ in range(4):  # kernels are compiled and recorded
+        collector.collect()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(batches):
+        collector.collect()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / (steps * batches) * 1e6
 
 
 if __name__ == "__main__":

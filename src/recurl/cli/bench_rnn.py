@@ -131,12 +131,13 @@ def _cases(wanted: BenchRNN) -> list[RNNCase]:
     return list(dict.fromkeys(cases))
 
 
-def _device_name(device: str) -> str:
+def device_name(device: str) -> str:
+    """Return the name of a GPU, or the architecture of this CPU."""
     return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else f"{platform.machine()} CPU"
 
 
 def _show(console: Console, case: RNNCase, results: Sequence[RNNTime]) -> None:
-    title = f"{case}, {case.dtype} on {_device_name(case.device)}: forward and backward"
+    title = f"{case}, {case.dtype} on {device_name(case.device)}: forward and backward"
     console.print(title, markup=False, highlight=False, soft_wrap=True)
     table = Table("backend")
     for name in ("ms", "min - max", "tokens/s", "slower by", "error", "MiB"):
@@ -183,7 +184,7 @@ def _row(result: RNNTime, wanted: BenchRNN) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "recurl": __version__,
         "torch": torch.__version__,
-        "device_name": _device_name(wanted.device),
+        "device_name": device_name(wanted.device),
         "threads": wanted.threads,
         **vars(result.case),
         "backend": result.backend,

@@ -26,7 +26,10 @@ COMMANDS = {
     "evaluate": {"RUN": "play episodes with a trained policy, and print statistics of their returns"},
     "play": {"RUN": "show episodes of a trained policy on the screen, or in a video: --video out.mp4"},
     "export": {"RUN": "write a trained policy as a torch or ONNX file that runs without recurl"},
-    "bench": {"rnn": "time every recurrent backend on this machine, on your own shapes"},
+    "bench": {
+        "rnn": "time every recurrent backend on this machine, on your own shapes",
+        "popgym": "train memory cells on the tasks of POPGym, all in one table",
+    },
     "doctor": {"": "what runs on this machine; with a policy or a run: is its memory wired right?"},
 }
 """Arguments and summary of each command, a module of this package that is a :class:`Command`."""

@@ -163,9 +163,9 @@ class TensorEnv(EnvBase):
             fits = shape == rows and not action.is_floating_point() and action.dtype != torch.bool
             wanted = f"integers of shape {list(rows)}, or one-hot of shape {[*rows, int(space.n)]}"
         else:
-            rows = (*self.batch_size, *space.shape)
-            fits = shape == rows and action.is_floating_point()
-            wanted = f"floating-point numbers of shape {list(rows)}"
+            rows, real = (*self.batch_size, *space.shape), isinstance(space, gym.spaces.Box)
+            fits = shape == rows and action.is_floating_point() == real and action.dtype != torch.bool
+            wanted = f"{'floating-point numbers' if real else 'integers'} of shape {list(rows)}"
         if not fits:
             raise ArgumentError(f"The actions must be {wanted}, got {action.dtype} of shape {list(shape)}.")
         return action if action.is_floating_point() else action.to(torch.int64)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from tensordict import TensorDict
 
 from recurl.envs import TensorEnv
 from recurl.envs.tasks import (
@@ -38,9 +39,26 @@ class Walk(Dynamics):
         return xp.astype(state["place"][:, None], xp.float32)
 
 
+class Walk2(Dynamics):
+    """Walk on a board: an action chooses one of two ways along the first axis, and one of three along the second."""
+
+    def __init__(self):
+        super().__init__(observation_space=Box(-9.0, 9.0, (2,), np.float32), actions=(2, 3), step_limit=5)
+
+    def begin(self, xp, draw):
+        return {"place": draw.uniform(-1.0, 1.0, (2,))}
+
+    def advance(self, xp, state, steps, actions):
+        place = state["place"] + actions.T
+        return {"place": place}, place[0] - place[1], place[0] > 4.0
+
+    def observe(self, xp, state, steps):
+        return xp.astype(state["place"].T, xp.float32)
+
+
 @pytest.mark.parametrize(
     "dynamics",
-    [Bandit(), MaskedCartPole(), MaskedPendulum(), RepeatPrevious(), TMaze(), Walk()],
+    [Bandit(), MaskedCartPole(), MaskedPendulum(), RepeatPrevious(), TMaze(), Walk(), Walk2()],
     ids=lambda made: type(made).__name__,
 )
 def test_one_step_agrees_at_every_step_of_100_episodes(dynamics):
@@ -74,6 +92,44 @@ def test_wrong_results_are_refused(functions, message):
         TaskVectorEnv(Walk(**functions), 3)
     with pytest.raises(ArgumentError, match=message):
         TensorEnv(Walk(**functions), 3)
+
+
+def test_an_action_may_choose_several_things():
+    host, device = TaskVectorEnv(Walk2(), 3, "Disabled"), TensorEnv(Walk2(), 3)
+    assert str(host.single_action_space) == "MultiDiscrete([2 3])"
+    device.reset()
+    device.running = {"place": torch.zeros(2, 3, dtype=torch.float64), "steps": torch.zeros(3, dtype=torch.int64)}
+    actions = [[0, 0], [1, 2], [0, 1]]
+    step = device.step(TensorDict({"action": torch.tensor(actions)}, [3]))
+    np.testing.assert_array_equal(step["next", "observation"], np.array(actions))
+    host.reset()
+    before = host.state["place"].T
+    np.testing.assert_array_equal(host.step(actions)[0], (before + actions).astype(np.float32))
+    np.testing.assert_array_equal(host.action_space.high, [[1, 2]] * 3)
+
+
+@pytest.mark.parametrize(
+    ("actions", "came"),
+    [
+        ([[0, 3]] * 3, r"values from \[0 3\] to \[0 3\]"),
+        ([[0, -1]] * 3, r"values from \[ 0 -1\] to \[ 0 -1\]"),
+        ([0, 1, 1], r"int64 of shape \(3,\)"),
+        ([[0.0, 1.0]] * 3, r"float64 of shape \(3, 2\)"),
+    ],
+)
+def test_choices_out_of_range_are_refused(actions, came):
+    env = TaskVectorEnv(Walk2(), 3)
+    env.reset()
+    with pytest.raises(ArgumentError, match=r"integers in \[0, \[2, 3\]\), all of them of shape \(3, 2\); got " + came):
+        env.step(actions)
+
+
+@pytest.mark.parametrize("actions", [torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2), torch.zeros(3, 2).bool()])
+def test_choices_of_another_kind_are_refused_on_a_device(actions):
+    env = TensorEnv(Walk2(), 3)
+    env.reset()
+    with pytest.raises(ArgumentError, match=r"actions must be integers of shape \[3, 2\], got torch"):
+        env.step(TensorDict({"action": actions}, [3]))
 
 
 KEPT = np.zeros(1)

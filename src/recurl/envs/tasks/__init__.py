@@ -1,5 +1,6 @@
 """Small partially observable tasks with known returns; importing this package registers them with gymnasium."""
 
+from recurl.envs.tasks import popgym
 from recurl.envs.tasks.agreement import check_dynamics
 from recurl.envs.tasks.bandit import Bandit, BanditEnv, BanditVectorEnv
 from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
@@ -32,6 +33,7 @@ __all__ = [
     "TaskEnv",
     "TaskVectorEnv",
     "check_dynamics",
+    "popgym",
     "register_dynamics",
     "register_tasks",
 ]

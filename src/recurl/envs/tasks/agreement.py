@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
@@ -74,6 +74,8 @@ def _actions(dynamics: Dynamics, rng: np.random.Generator, rows: int) -> NDArray
     if isinstance(space, Box):
         low, high = np.clip(space.low, -10, 10), np.clip(space.high, -10, 10)
         return rng.uniform(low, high, (rows, *space.shape)).astype(np.float32)
+    if isinstance(space, MultiDiscrete):
+        return rng.integers(space.nvec, size=(rows, *space.shape))
     return rng.integers(int(space.n), size=rows)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -59,6 +59,32 @@ def check_actions(actions: Any, shape: tuple[int, ...], num_actions: int) -> Act
     raise ArgumentError(f"an action must be an integer in [0, {num_actions}), all of them of shape {shape}; got {came}")
 
 
+def check_choices(actions: Any, shape: tuple[int, ...], nvec: NDArray[np.int64]) -> Actions:
+    """Return actions that choose several things each as an int64 array, or refuse them.
+
+    Args:
+        actions: integers from 0 of shape `shape`, below `nvec` along the last axis: an array, or a value that numpy
+            converts to one.
+        shape: `(num_envs, n)`, or `(n,)` for a single environment.
+        nvec: how many choices there are of each thing, `[n]`.
+
+    Raises:
+        ArgumentError: the shape differs, or the actions are not integers or out of range.
+
+    Example:
+        >>> check_choices([[0, 2], [1, 0]], (2, 2), np.array([2, 3])).dtype
+        dtype('int64')
+    """
+    array = np.asarray(actions)
+    if array.shape != shape or array.dtype.kind not in "iu":
+        came = f"{array.dtype} of shape {array.shape}"
+    elif ((array < 0) | (array >= nvec)).any():
+        came = f"values from {array.min(axis=0)} to {array.max(axis=0)}"
+    else:
+        return array.astype(np.int64, copy=False)
+    raise ArgumentError(f"actions must be integers in [0, {nvec.tolist()}), all of them of shape {shape}; got {came}")
+
+
 def check_vectors(actions: Any, shape: tuple[int, ...]) -> NDArray[np.floating[Any]]:
     """Return `actions` as a floating-point array, or refuse them; a floating-point dtype is kept.
 
@@ -84,9 +110,10 @@ def check_vectors(actions: Any, shape: tuple[int, ...]) -> NDArray[np.floating[A
 class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     """Vector environment of a task: rows stepped together in numpy.
 
-    Observations are float32 `[num_envs, ...]`, actions integers `[num_envs]` or real vectors `[num_envs, n]`, rewards
-    float64 `[num_envs]`, terminated and truncated bool `[num_envs]`; every array returned is new. A row that reaches
-    the step limit is truncated, whether or not it also terminated (as in gymnasium's `TimeLimit`).
+    Observations are float32 `[num_envs, ...]`, actions integers `[num_envs]` or `[num_envs, n]` or real vectors
+    `[num_envs, n]`, rewards float64 `[num_envs]`, terminated and truncated bool `[num_envs]`; every array returned is
+    new. A row that reaches the step limit is truncated, whether or not it also terminated (as in gymnasium's
+    `TimeLimit`).
 
     Args:
         dynamics: the task.
@@ -119,7 +146,6 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self.metadata = {"render_modes": [], "autoreset_mode": self._mode}
         self.single_observation_space = dynamics.observation_space
         self.single_action_space = dynamics.action_space
-        self._num_actions = int(space.n) if isinstance(space := dynamics.action_space, Discrete) else None
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._step_limit = np.array(dynamics.step_limit)
@@ -172,7 +198,7 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Play one step in every row.
 
         Args:
-            actions: integers `[num_envs]`, or real vectors `[num_envs, n]`.
+            actions: integers `[num_envs]` or `[num_envs, n]`, or real vectors `[num_envs, n]`.
 
         Raises:
             ArgumentError: `actions` have the wrong shape or dtype, or are out of range.
@@ -206,15 +232,17 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Return `actions` as an array, or refuse them.
 
         Args:
-            actions: integers `rows`, or real vectors `[*rows, n]`.
+            actions: integers `rows` or `[*rows, n]`, or real vectors `[*rows, n]`.
             rows: `(num_envs,)`, or `()` for a single environment.
 
         Raises:
             ArgumentError: `actions` have the wrong shape or dtype, or are out of range.
         """
-        if self._num_actions is None:
-            return check_vectors(actions, (*rows, *(self.single_action_space.shape or ())))
-        return check_actions(actions, rows, self._num_actions)
+        space = self.dynamics.action_space
+        if isinstance(space, Discrete):
+            return check_actions(actions, rows, int(space.n))
+        shape = (*rows, *space.shape)
+        return check_vectors(actions, shape) if isinstance(space, Box) else check_choices(actions, shape, space.nvec)
 
     def get_state(self) -> dict[str, Any]:
         """Return the complete state of all rows: arrays, and the generators' states as plain containers.

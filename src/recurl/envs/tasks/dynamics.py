@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from recurl.envs.tasks.namespaces import HOST, Draw, Namespace, RowDraw
 from recurl.errors import ArgumentError
@@ -43,8 +43,9 @@ class Dynamics(ABC):
     of actions and observations.
 
     Args:
-        observation_space: space of one row's observation.
-        actions: number of discrete actions, or the Box of one continuous action.
+        observation_space: space of one row's observation: numbers, or bits.
+        actions: number of discrete actions; or a sequence of such numbers, where an action chooses several things at
+            once; or the Box of one continuous action.
         step_limit: steps after which an episode is truncated, at least 1.
 
     Attributes:
@@ -53,9 +54,11 @@ class Dynamics(ABC):
         step_limit: steps after which an episode is truncated.
     """
 
-    def __init__(self, *, observation_space: Box, actions: int | Box, step_limit: int) -> None:
+    def __init__(
+        self, *, observation_space: Box | MultiBinary, actions: int | Sequence[int] | Box, step_limit: int
+    ) -> None:
         self.observation_space = observation_space
-        self.action_space = actions if isinstance(actions, Box) else Discrete(actions)
+        self.action_space = _action_space(actions)
         self.step_limit = step_limit
 
     @abstractmethod
@@ -78,7 +81,8 @@ class Dynamics(ABC):
             xp: the namespace.
             state: arrays as :meth:`begin` or this function returned them; one that stays the same may be returned.
             steps: steps that each row has made in its episode, without this one, int64 `[rows]`.
-            actions: integers `[rows]`, or real vectors `[rows, n]`.
+            actions: integers `[rows]`, or `[rows, n]` where an action chooses several things; or real vectors
+                `[rows, n]`.
         """
 
     @abstractmethod
@@ -90,6 +94,18 @@ class Dynamics(ABC):
             state: the state.
             steps: steps that each row has made in its episode, int64 `[rows]`.
         """
+
+
+def _action_space(actions: int | Sequence[int] | Box) -> Discrete | MultiDiscrete | Box:
+    if isinstance(actions, Box):
+        return actions
+    return Discrete(actions) if isinstance(actions, int) else MultiDiscrete(list(actions))
+
+
+def _no_actions(dynamics: Dynamics, xp: Namespace, rows: int) -> Any:
+    """Return actions of zeros."""
+    space = dynamics.action_space
+    return xp.zeros((rows, *(space.shape or ())), dtype=xp.float32 if isinstance(space, Box) else xp.int64)
 
 
 def check_step(dynamics: Dynamics, xp: Namespace, draw: Draw, rows: int) -> State:
@@ -107,8 +123,7 @@ def check_step(dynamics: Dynamics, xp: Namespace, draw: Draw, rows: int) -> Stat
     begun = dynamics.begin(xp, draw)
     _check_rows(dynamics, "begin", begun, rows)
     steps = xp.zeros(rows, dtype=xp.int64)
-    space, seen = dynamics.action_space, dynamics.observation_space
-    actions = steps if isinstance(space, Discrete) else xp.zeros((rows, *space.shape), dtype=xp.float32)
+    actions, seen = _no_actions(dynamics, xp, rows), dynamics.observation_space
     _check(
         dynamics,
         "observe",
@@ -141,8 +156,7 @@ def check_memory(dynamics: Dynamics) -> None:
     """
     begun = dynamics.begin(HOST, RowDraw([np.random.default_rng(0)]))
     steps = np.zeros(1, dtype=np.int64)
-    space = dynamics.action_space
-    actions = steps if isinstance(space, Discrete) else np.zeros((1, *space.shape), dtype=np.float32)
+    actions = _no_actions(dynamics, HOST, 1)
     first, second = (dynamics.advance(HOST, begun, steps, actions)[0] for _ in range(2))
     seen = dynamics.observe(HOST, first, steps)
     for name, array in first.items():

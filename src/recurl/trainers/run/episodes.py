@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recurl.errors import ArgumentError
+from recurl.trainers.run.running import RunningEpisodes
 
 WINDOW = 20
 
@@ -30,9 +31,7 @@ class EpisodeStats:
     """
 
     def __init__(self, num_envs: int) -> None:
-        # Of the episodes that go on.
-        self._return = np.zeros(num_envs)
-        self._length = np.zeros(num_envs, dtype=np.int64)
+        self._running = RunningEpisodes(num_envs)
         self.episodes = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
@@ -47,16 +46,11 @@ class EpisodeStats:
         """
         rewards, dones = reward.cpu().double().numpy(), done.cpu().numpy()
         gone = np.zeros(len(rewards), dtype=bool) if without is None else without.cpu().numpy()
-        dones = dones & ~gone[:, None]
-        begin = np.zeros(len(rewards), dtype=np.int64)  # of the episode that a row is in
-        for step, row in np.argwhere(dones.T):
-            self.returns.append(float(self._return[row] + rewards[row, begin[row] : step + 1].sum()))
-            self.lengths.append(int(self._length[row] + step + 1 - begin[row]))
-            self.episodes += 1
-            self._return[row], self._length[row], begin[row] = 0.0, 0, step + 1
-        self._return += [row[first:].sum() for row, first in zip(rewards, begin, strict=True)]
-        self._length += rewards.shape[1] - begin
-        self._return[gone], self._length[gone] = 0.0, 0
+        ended = self._running.add(rewards, dones & ~gone[:, None])
+        self.returns.extend(ended.returns[-WINDOW:].tolist())
+        self.lengths.extend(ended.lengths[-WINDOW:].tolist())
+        self.episodes += len(ended.steps)
+        self._running.returns[gone], self._running.lengths[gone] = 0.0, 0
 
     @property
     def mean_return(self) -> float:
@@ -80,8 +74,8 @@ class EpisodeStats:
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors and plain values."""
         return {
-            "return": torch.from_numpy(self._return.copy()),
-            "length": torch.from_numpy(self._length.copy()),
+            "return": torch.from_numpy(self._running.returns.copy()),
+            "length": torch.from_numpy(self._running.lengths.copy()),
             "episodes": self.episodes,
             "returns": list(self.returns),
             "lengths": list(self.lengths),
@@ -94,11 +88,12 @@ class EpisodeStats:
             ArgumentError: it is of another number of environments.
         """
         sums, lengths = state["return"].numpy().copy(), state["length"].numpy().copy()
-        if not sums.shape == lengths.shape == self._return.shape:
+        if not sums.shape == lengths.shape == self._running.returns.shape:
             raise ArgumentError(
-                f"The episodes must be those of {len(self._return)} environments, got {sums.shape} and {lengths.shape}."
+                f"The episodes must be those of {len(self._running.returns)} environments, got {sums.shape} and "
+                f"{lengths.shape}."
             )
-        self._return, self._length = sums, lengths
+        self._running.returns, self._running.lengths = sums, lengths
         self.episodes = state["episodes"]
         self.returns = deque(state["returns"], maxlen=WINDOW)
         self.lengths = deque(state["lengths"], maxlen=WINDOW)

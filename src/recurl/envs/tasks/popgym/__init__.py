@@ -1,0 +1,40 @@
+"""The tasks of POPGym, native on host and device, except its mazes; importing this package registers them.
+
+Each agrees with the package `popgym` step for step: see the classes for what is followed and what isn't. Observations
+are vectors: what is discrete there is one-hot here, int8, one part after the other, as `gymnasium.spaces.flatten` has
+it; real numbers stay float32.
+
+Source: Morad et al., "POPGym: Benchmarking Partially Observable Reinforcement Learning" (2023).
+"""
+
+from recurl.envs.tasks.popgym.autoencode import Autoencode
+from recurl.envs.tasks.popgym.battleship import Battleship
+from recurl.envs.tasks.popgym.cartpole import NoisyPositionOnlyCartPole, PositionOnlyCartPole, VelocityOnlyCartPole
+from recurl.envs.tasks.popgym.concentration import Concentration
+from recurl.envs.tasks.popgym.count_recall import CountRecall
+from recurl.envs.tasks.popgym.higher_lower import HigherLower
+from recurl.envs.tasks.popgym.minesweeper import MineSweeper
+from recurl.envs.tasks.popgym.multiarmed_bandit import MultiarmedBandit
+from recurl.envs.tasks.popgym.pendulum import NoisyPositionOnlyPendulum, PositionOnlyPendulum
+from recurl.envs.tasks.popgym.repeat import RepeatFirst, RepeatPrevious
+from recurl.envs.tasks.popgym.table import POPGYM_TASKS, popgym_id, register_popgym
+
+__all__ = [
+    "POPGYM_TASKS",
+    "Autoencode",
+    "Battleship",
+    "Concentration",
+    "CountRecall",
+    "HigherLower",
+    "MineSweeper",
+    "MultiarmedBandit",
+    "NoisyPositionOnlyCartPole",
+    "NoisyPositionOnlyPendulum",
+    "PositionOnlyCartPole",
+    "PositionOnlyPendulum",
+    "RepeatFirst",
+    "RepeatPrevious",
+    "VelocityOnlyCartPole",
+    "popgym_id",
+    "register_popgym",
+]

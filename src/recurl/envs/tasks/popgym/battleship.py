@@ -1,0 +1,97 @@
+"""Battleship: sink ships on a board that isn't seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recurl.envs.tasks.dynamics import Dynamics, State, check_count
+from recurl.envs.tasks.namespaces import Draw, Namespace
+from recurl.envs.tasks.popgym.cards import one_hot, one_hot_space
+from recurl.errors import ArgumentError
+
+
+class Battleship(Dynamics):
+    """Fire at the squares of a board until all ships are sunk.
+
+    POPGym's Battleship. Observation: whether the last shot hit, one-hot `[2]`; which square it was isn't shown. Action:
+    row and column. Reward: `1 / ship squares` for a hit, `-1 / water squares` for a miss; a square that was fired at
+    before is a miss. Terminated when all ships are sunk. There are as many steps as squares.
+
+    Ships are placed one after the other, each uniformly among the places that are left, as in the package, which tries
+    places until one is free. There, and here, an episode's worst return is below -1: all shots may miss.
+
+    State: `ships` and `shot_at`, bool `[squares, rows]`, row by row; `hit`, bool `[rows]`.
+
+    Args:
+        board_size: squares of a side; at least 2.
+        ship_sizes: squares of each ship, at least 2 each.
+
+    Raises:
+        ArgumentError: an argument is out of range, or there may be no room for a ship.
+    """
+
+    def __init__(self, board_size: int = 10, ship_sizes: Sequence[int] = (2, 3, 3, 4)) -> None:
+        self.board_size = check_count("board_size", board_size, minimum=2)
+        self.ship_sizes = tuple(check_count("ship_sizes", size, minimum=2) for size in ship_sizes)
+        self.num_squares, self.num_targets = board_size**2, sum(self.ship_sizes)
+        self._places = [_places(board_size, size) for size in self.ship_sizes]
+        self._check_room()
+        super().__init__(
+            observation_space=one_hot_space(2), actions=(board_size, board_size), step_limit=self.num_squares
+        )
+
+    def _check_room(self) -> None:
+        """Refuse ships that may find no place: a square that is taken is part of twice its size of a ship's places."""
+        taken = 0
+        for size, places in zip(self.ship_sizes, self._places, strict=True):
+            if 2 * size * taken >= len(places):
+                raise ArgumentError(
+                    f"ship_sizes must leave room for every ship, wherever those before it lie; got {self.ship_sizes} "
+                    f"on a board of {self.board_size} x {self.board_size}: take a larger board or fewer ships"
+                )
+            taken += size
+
+    def begin(self, xp: Namespace, draw: Draw) -> State:
+        """Place the ships."""
+        ships = None
+        for places in self._places:
+            # The largest of random numbers, those of the places that are left, is that of a place drawn uniformly.
+            scores = draw.uniform(0.0, 1.0, (len(places),))
+            table = xp.asarray(places)
+            if ships is None:
+                chosen = xp.argmax(scores, axis=0)
+                ships = xp.take(table, chosen).T
+            else:
+                chosen = xp.argmax(xp.where(xp.matmul(table, ships) > 0, -1.0, scores), axis=0)
+                ships = ships + xp.take(table, chosen).T
+        ships = xp.astype(ships, xp.bool)
+        none = xp.zeros(tuple(ships.shape), dtype=xp.bool)
+        return {"ships": ships, "shot_at": none, "hit": xp.zeros((ships.shape[1],), dtype=xp.bool)}
+
+    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
+        """Fire."""
+        square = actions[:, 0] * self.board_size + actions[:, 1]
+        ships, before = state["ships"], state["shot_at"]
+        hit = xp.pick(ships, square) & ~xp.pick(before, square)
+        shot_at = before | (xp.arange(self.num_squares)[:, None] == square)
+        reward = xp.where(hit, 1 / self.num_targets, -1 / (self.num_squares - self.num_targets))
+        return {"ships": ships, "shot_at": shot_at, "hit": hit}, reward, xp.all(shot_at | ~ships, axis=0)
+
+    def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
+        """Return whether the shot hit."""
+        return one_hot(xp, (state["hit"],), (2,))
+
+
+def _places(board_size: int, size: int) -> NDArray[np.float32]:
+    """Return all places of a ship, 1 at its squares: `[places, squares]`."""
+    starts = range(board_size - size + 1)
+    boards = np.zeros((2, board_size, len(starts), board_size, board_size), np.float32)
+    for line in range(board_size):
+        for start in starts:
+            boards[0, line, start, line, start : start + size] = 1
+            boards[1, line, start, start : start + size, line] = 1
+    return boards.reshape(-1, board_size**2)

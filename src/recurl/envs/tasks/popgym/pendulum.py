@@ -1,0 +1,76 @@
+"""Pendulum, from its angle."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from gymnasium.spaces import Box
+
+from recurl.envs.tasks.dynamics import State
+from recurl.envs.tasks.masked_pendulum import MaskedPendulum
+from recurl.envs.tasks.namespaces import Draw, Namespace
+from recurl.envs.tasks.popgym.noise import Noise
+
+_HALF = 16.2736044 / 2
+"""Half the least reward of gymnasium's Pendulum."""
+
+
+class PositionOnlyPendulum(MaskedPendulum):
+    """Swing a pendulum up and keep it there, from its angle.
+
+    POPGym's PositionOnlyPendulum: that of gymnasium, with the velocity hidden. Observation: cosine and sine of the
+    angle, float32 `[2]`. Action: the torque, in [-2, 2], and clipped to it. Reward: that of gymnasium moved and scaled
+    to [-1, 1], divided by the step limit. Never terminated. As in the package, harder means shorter: 200, 150 and 100
+    steps.
+
+    State: `physical`, float64 `[2, rows]`: the angle and its velocity.
+
+    Args:
+        max_episode_length: steps after which an episode is truncated; at least 1.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+    """
+
+    def __init__(self, max_episode_length: int = 200) -> None:
+        super().__init__(max_episode_length)
+
+    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
+        """Apply the torque."""
+        after, reward, terminated = super().advance(xp, state, steps, actions)
+        return after, (reward + _HALF) / _HALF / self.step_limit, terminated
+
+
+class NoisyPositionOnlyPendulum(PositionOnlyPendulum):
+    """Swing a pendulum up and keep it there, from its angle with noise.
+
+    POPGym's NoisyPositionOnlyPendulum: see `PositionOnlyPendulum`. Normal noise is added to cosine and sine; what
+    leaves [-1, 1] is clipped. As in the package, all difficulties have 200 steps.
+
+    State: `physical`, float64 `[2, rows]`: the angle and its velocity; `noise_0` and `noise_1`, float64
+    `[step_limit + 1, rows]`.
+
+    Args:
+        noise_sigma: standard deviation of the noise; positive.
+        max_episode_length: steps after which an episode is truncated; at least 1.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+    """
+
+    def __init__(self, noise_sigma: float = 0.1, max_episode_length: int = 200) -> None:
+        super().__init__(max_episode_length)
+        self.noise = Noise(cast(Box, self.observation_space), noise_sigma, self.step_limit)
+
+    def begin(self, xp: Namespace, draw: Draw) -> State:
+        """Return an angle and a velocity for every row, and the noise."""
+        return {**super().begin(xp, draw), **self.noise.begin(draw)}
+
+    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
+        """Apply the torque."""
+        after, reward, terminated = super().advance(xp, state, steps, actions)
+        return self.noise.keep(state, after), reward, terminated
+
+    def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
+        """Return cosine and sine with noise."""
+        return self.noise.add(xp, state, steps, super().observe(xp, state, steps))

@@ -1,0 +1,87 @@
+"""Table of POPGym's tasks: their names, dynamics and arguments, registered with gymnasium."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+
+from recurl.envs.tasks.dynamics import Dynamics
+from recurl.envs.tasks.popgym.autoencode import Autoencode
+from recurl.envs.tasks.popgym.battleship import Battleship
+from recurl.envs.tasks.popgym.cartpole import NoisyPositionOnlyCartPole, PositionOnlyCartPole, VelocityOnlyCartPole
+from recurl.envs.tasks.popgym.concentration import Concentration
+from recurl.envs.tasks.popgym.count_recall import CountRecall
+from recurl.envs.tasks.popgym.higher_lower import HigherLower
+from recurl.envs.tasks.popgym.minesweeper import MineSweeper
+from recurl.envs.tasks.popgym.multiarmed_bandit import MultiarmedBandit
+from recurl.envs.tasks.popgym.pendulum import NoisyPositionOnlyPendulum, PositionOnlyPendulum
+from recurl.envs.tasks.popgym.repeat import RepeatFirst, RepeatPrevious
+from recurl.envs.tasks.registry import register_dynamics
+
+DIFFICULTIES = ("Easy", "Medium", "Hard")
+
+_Arguments = dict[str, Any]
+
+_FAMILIES: dict[Callable[..., Dynamics], tuple[_Arguments, _Arguments, _Arguments]] = {
+    Autoencode: ({"num_decks": 1}, {"num_decks": 2}, {"num_decks": 3}),
+    Battleship: ({"board_size": 8}, {"board_size": 10}, {"board_size": 12}),
+    Concentration: (
+        {"num_decks": 1, "deck_type": "colors"},
+        {"num_decks": 2, "deck_type": "colors"},
+        {"num_decks": 1, "deck_type": "ranks"},
+    ),
+    CountRecall: (
+        {"num_decks": 1, "deck_type": "colors"},
+        {"num_decks": 2, "deck_type": "suits"},
+        {"num_decks": 4, "deck_type": "ranks"},
+    ),
+    HigherLower: ({"num_decks": 1}, {"num_decks": 2}, {"num_decks": 3}),
+    MineSweeper: (
+        {"board_size": 4, "num_mines": 2},
+        {"board_size": 6, "num_mines": 6},
+        {"board_size": 8, "num_mines": 10},
+    ),
+    MultiarmedBandit: (
+        {"num_bandits": 10, "episode_length": 200},
+        {"num_bandits": 20, "episode_length": 400},
+        {"num_bandits": 30, "episode_length": 600},
+    ),
+    NoisyPositionOnlyCartPole: ({"noise_sigma": 0.1}, {"noise_sigma": 0.2}, {"noise_sigma": 0.3}),
+    NoisyPositionOnlyPendulum: ({"noise_sigma": 0.1}, {"noise_sigma": 0.2}, {"noise_sigma": 0.3}),
+    PositionOnlyCartPole: ({"max_episode_length": 200}, {"max_episode_length": 400}, {"max_episode_length": 600}),
+    PositionOnlyPendulum: ({"max_episode_length": 200}, {"max_episode_length": 150}, {"max_episode_length": 100}),
+    RepeatFirst: ({"num_decks": 1}, {"num_decks": 8}, {"num_decks": 16}),
+    RepeatPrevious: ({"num_decks": 1, "k": 4}, {"num_decks": 2, "k": 32}, {"num_decks": 3, "k": 64}),
+    VelocityOnlyCartPole: ({"max_episode_length": 200}, {"max_episode_length": 400}, {"max_episode_length": 600}),
+}
+
+POPGYM_TASKS: dict[str, Callable[..., Dynamics]] = {
+    f"{family.__name__}{difficulty}": partial(family, **arguments)
+    for family, levels in _FAMILIES.items()
+    for difficulty, arguments in zip(DIFFICULTIES, levels, strict=True)
+}
+"""What makes the dynamics of each task, by its name: `RepeatPreviousEasy` and so on."""
+
+
+def popgym_id(name: str) -> str:
+    """Return the id of a task for `gymnasium.make` and `gymnasium.make_vec`.
+
+    Example:
+        >>> env = gymnasium.make_vec(popgym_id("RepeatPreviousEasy"), num_envs=2)
+        >>> env.reset(seed=0)[0].shape, env.single_action_space
+        ((2, 4), Discrete(4))
+    """
+    return f"recurl/popgym-{name}-v0"
+
+
+def register_popgym() -> None:
+    """Register all tasks with gymnasium; those that are already registered are skipped."""
+    for name, create in POPGYM_TASKS.items():
+        if popgym_id(name) not in gymnasium.registry:
+            register_dynamics(popgym_id(name), create)
+
+
+register_popgym()

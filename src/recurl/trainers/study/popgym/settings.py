@@ -1,0 +1,175 @@
+"""What is run on POPGym: tasks, cells, and two settings of PPO."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from recurl.envs.tasks.popgym import POPGYM_TASKS, popgym_id
+from recurl.envs.tasks.popgym.table import DIFFICULTIES
+from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.nearest import nearest
+from recurl.recurrence import CELLS as KNOWN
+from recurl.trainers.algorithms.ppo_config import PPOConfig
+from recurl.trainers.config import NO_CELL
+from recurl.trainers.study.grid import check_names
+
+CELLS = (*(name for name in ("gru", "lstm", "mingru", "s5") if name in KNOWN), NO_CELL)
+"""The cells that are compared unless others are named."""
+
+MAZES = tuple(f"{maze}{level}" for maze in ("LabyrinthEscape", "LabyrinthExplore") for level in DIFFICULTIES)
+"""Tasks that aren't native: the package ``popgym`` plays them, on the host."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fast": {
+        "num_envs": 512,
+        "rollout_steps": 128,
+        "sequence_length": 128,
+        "epochs": 4,
+        "minibatches": 8,
+        "learning_rate": 3e-4,
+        "gae_lambda": 0.95,
+        "entropy_coeff": 0.01,
+        "encoder_width": 128,
+        "head_width": 128,
+    },
+    "paper": {
+        "num_envs": 64,
+        "rollout_steps": 1024,
+        "sequence_length": 1024,
+        "epochs": 30,
+        "minibatches": 8,
+        "learning_rate": 5e-5,
+        "learning_rate_schedule": "constant",
+        "gae_lambda": 1.0,
+        "critic_coeff": 1.0,
+        "scale_rewards": False,
+        "normalize_observations": False,
+        "encoder_width": 128,
+        "encoder_layers": 2,
+        "head_width": 128,
+    },
+}
+"""Options of PPO in each setting, besides those of both."""
+_BOTH = {"hidden_size": 256, "gamma": 0.99, "clip_epsilon": 0.2, "previous_action": True, "logger": "none"}
+_OWN = ("env", "env_kwargs", "cell", "num_layers", "seed", "total_steps", "device", "cuda_graph")
+"""Options that the benchmark sets itself."""
+_ASIDE = (*_OWN, "algorithm", "backend", "vectorization", "threads", "logger", "checkpoint_every", "callback")
+"""Options that don't belong to a setting: what differs between runs, and what a machine decides."""
+_LAYERS = re.compile(r"(.*)\*(\d+)")
+
+
+class Run(NamedTuple):
+    """A run: what a row of the results is of."""
+
+    task: str
+    cell: str
+    """As it was named; with ``*4`` behind for 4 layers."""
+    seed: int
+    config: PPOConfig
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What tells it from the others of its setting."""
+        return self.task, self.cell, self.seed
+
+
+def find_tasks(names: Sequence[str]) -> list[str]:
+    """Return tasks by their names, or those of their families, in the order of the table; all native ones for none.
+
+    Args:
+        names: such as ``RepeatPreviousEasy``, or ``RepeatPrevious`` for its three difficulties.
+
+    Raises:
+        ArgumentError: there is no such task.
+        MissingDependencyError: a maze needs a package that is missing.
+
+    Example:
+        >>> find_tasks(["HigherLowerHard", "Autoencode"])
+        ['AutoencodeEasy', 'AutoencodeMedium', 'AutoencodeHard', 'HigherLowerHard']
+    """
+    every = (*POPGYM_TASKS, *MAZES)
+    families = {name: [f"{name}{level}" for level in DIFFICULTIES] for name in map(_family, every)}
+    found: set[str] = set()
+    for name in names:
+        if name not in every and name not in families:
+            raise ArgumentError(f"--tasks: there is no task {name!r}.{nearest(name, (*families, *every))}")
+        found.update(families.get(name, [name]))
+    if found.intersection(MAZES) and not (find_spec("mazelib") and find_spec("popgym")):
+        raise MissingDependencyError("The mazes of POPGym need its package: pip install 'popgym[navigation]'.")
+    return [name for name in every if name in found] if names else list(POPGYM_TASKS)
+
+
+def _family(name: str) -> str:
+    return next(name.removesuffix(level) for level in DIFFICULTIES if name.endswith(level))
+
+
+def make_runs(
+    tasks: Sequence[str], cells: Sequence[str], seeds: int, settings: Mapping[str, Any], *, budget: int, device: str
+) -> list[Run]:
+    """Return the runs of a benchmark: all tasks of a cell, then of the next one; then the next seed.
+
+    Args:
+        tasks: their names.
+        cells: names of cells, ``none`` for no memory; ``s5*4`` has four layers.
+        seeds: how many seeds, from 0 on.
+        settings: options of PPO; see :func:`setting`.
+        budget: environment steps of each run.
+        device: device of environments and networks.
+
+    Raises:
+        ArgumentError: a cell is unknown, or an option can't be used.
+    """
+    on_gpu = device.startswith("cuda")
+    common: dict[str, Any] = {**settings, "total_steps": budget, "device": device, "checkpoint_every": 10**6}
+    made: list[Run] = []
+    for cell in dict.fromkeys(cells):
+        layers = _LAYERS.fullmatch(cell)
+        name, depth = (layers[1], int(layers[2])) if layers else (cell, 1)
+        own: dict[str, Any] = {
+            "cell": name,
+            "num_layers": depth,
+            "cuda_graph": on_gpu and common.get("cuda_graph", True),
+        }
+        first = PPOConfig(env=_env(tasks[0]), **{**common, **own})
+        made += [Run(task, cell, 0, replace(first, env=_env(task))) for task in tasks]
+    return [run._replace(seed=seed, config=replace(run.config, seed=seed)) for seed in range(seeds) for run in made]
+
+
+def _env(task: str) -> str:
+    return f"popgym:popgym-{task}-v0" if task in MAZES else popgym_id(task)
+
+
+def setting(name: str, changes: Mapping[str, Any], *, cuda_graph: bool = True) -> dict[str, Any]:
+    """Return the options of PPO of a setting.
+
+    Args:
+        name: ``fast`` or ``paper``.
+        changes: options that differ from it.
+        cuda_graph: capture steps as CUDA graphs, on a GPU.
+
+    Raises:
+        ArgumentError: there is no such option, or the benchmark sets it itself.
+    """
+    taken = sorted(set(changes) & set(_OWN))
+    if taken:
+        raise ArgumentError(
+            f"--set can't set {taken[0]}, which the benchmark sets itself (recurl bench popgym --help)."
+        )
+    check_names(PPOConfig, dict.fromkeys(changes, ()))
+    return {**_BOTH, **SETTINGS[name], **changes, "cuda_graph": cuda_graph}
+
+
+def options_text(config: PPOConfig) -> str:
+    """Return the options of a setting as text, those that have their defaults left out.
+
+    Example:
+        >>> options_text(PPOConfig(env="TMaze-v0", gamma=0.9, num_envs=64, seed=3))
+        'gamma=0.9 num_envs=64'
+    """
+    usual = PPOConfig(env="none").to_dict()
+    chosen = {name: value for name, value in config.to_dict().items() if name not in _ASIDE and value != usual[name]}
+    return " ".join(f"{name}={value}" for name, value in sorted(chosen.items()))

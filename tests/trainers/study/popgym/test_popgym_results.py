@@ -1,0 +1,157 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.trainers.study.popgym import Result, Results, Summary, find_tasks, make_runs, options_text
+from recurl.trainers.study.popgym.settings import SETTINGS, setting
+
+FIRST = Result(
+    task="RepeatFirstEasy",
+    cell="gru",
+    seed=0,
+    mmer=0.5,
+    last=0.25,
+    episodes=200,
+    env_steps=1000,
+    wall_s=1.5,
+    setting="fast",
+    budget=1000,
+    options="epochs=4 gamma=0.9",
+    device="a, CPU",
+    versions="recurl 1",
+    date="2020-01-01",
+)
+SAME = {"setting": "fast", "budget": 1000, "options": "epochs=4 gamma=0.9"}
+
+
+def test_results_are_read_as_they_were_written(tmp_path):
+    rows = [FIRST, replace(FIRST, seed=1, last=math.inf, cell="my:Cell(a=1, b='x')")]
+    results = Results(tmp_path / "popgym.csv")
+    for row in rows:
+        results.add(row)
+    again = Results(tmp_path / "popgym.csv")
+    assert again.rows == rows
+    again.check_setting(**SAME)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"setting": "paper"}, "its setting is fast, not paper"),
+        ({"budget": 2000}, "its budget is 1000, not 2000"),
+        ({"options": "epochs=5"}, "its options is epochs=4 gamma=0.9, not epochs=5.*another folder"),
+    ],
+)
+def test_results_of_another_setting_are_refused(tmp_path, change, message):
+    results = Results(tmp_path / "popgym.csv")
+    results.check_setting(**SAME)
+    results.add(FIRST)
+    with pytest.raises(ArgumentError, match=message):
+        results.check_setting(**{**SAME, **change})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace("mmer", "score"), "must hold results of recurl bench popgym, with the columns task"),
+        (lambda text: text.replace("0.5", "half"), "holds a row that can't be read .*half"),
+        (lambda text: text[: text.index("fast")], "holds a row that can't be read"),
+        (lambda text: "", "must hold results"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, damage, message):
+    path = tmp_path / "popgym.csv"
+    Results(path).add(FIRST)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ArgumentError, match=message):
+        Results(path)
+
+
+def scored(scores):
+    return [
+        replace(FIRST, task=task, cell=cell, seed=seed, mmer=value)
+        for (task, cell), values in scores.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+def test_means_are_over_common_tasks_and_seeds(tmp_path):
+    summary = Summary(
+        scored(
+            {
+                ("RepeatFirstHard", "gru"): [0.9, 0.7],
+                ("AutoencodeEasy", "gru"): [0.2],
+                ("HigherLowerEasy", "gru"): [0.5],
+                ("RepeatFirstHard", "none"): [0.1, 0.3],
+                ("HigherLowerEasy", "none"): [0.5],
+            }
+        )
+    )
+    assert summary.tasks == ["AutoencodeEasy", "HigherLowerEasy", "RepeatFirstHard"]
+    assert summary.common == ["HigherLowerEasy", "RepeatFirstHard"]
+    assert summary.mean("gru")[0] == pytest.approx(0.65)
+    assert summary.mean("none")[0] == pytest.approx(0.35)
+    assert summary.unbeaten == ["HigherLowerEasy"]
+    table = summary.table().splitlines()
+    assert table[1].split() == ["AutoencodeEasy", "0.200", "-"]
+    assert table[4].split() == ["mean", "of", "2", "common", "tasks", "0.650", "0.350"]
+    assert "unverified" in table[6]
+    assert table[-1] == "No cell beats no memory: HigherLowerEasy"
+    summary.draw(tmp_path / "popgym.png")
+    assert (tmp_path / "popgym.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_are_every_task_of_a_cell_then_the_next():
+    runs = make_runs(["RepeatFirstEasy", "MineSweeperHard"], ["gru", "lstm*2", "gru"], 2, setting("fast", {}), **SIZE)
+    assert [run.key for run in runs[:5]] == [
+        ("RepeatFirstEasy", "gru", 0),
+        ("MineSweeperHard", "gru", 0),
+        ("RepeatFirstEasy", "lstm*2", 0),
+        ("MineSweeperHard", "lstm*2", 0),
+        ("RepeatFirstEasy", "gru", 1),
+    ]
+    config = runs[3].config
+    assert (config.cell, config.num_layers, config.env_name) == ("lstm", 2, "recurl/popgym-MineSweeperHard-v0")
+    assert {options_text(run.config) for run in runs} == {options_text(runs[0].config)}
+
+
+SIZE = {"budget": 10**7, "device": "cpu"}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_have_the_protocol_of_the_paper(name):
+    (run,) = make_runs(["RepeatFirstEasy"], ["gru"], 1, setting(name, {}), **SIZE)
+    config = run.config
+    assert (config.hidden_size, config.gamma, config.previous_action) == (256, 0.99, True)
+    if name == "paper":
+        assert (config.num_envs, config.rollout_steps, config.epochs, config.minibatches) == (64, 1024, 30, 8)
+        assert (config.learning_rate, config.gae_lambda, config.clip_epsilon) == (5e-5, 1.0, 0.2)
+
+
+def test_changes_are_part_of_the_setting():
+    (run,) = make_runs(["RepeatFirstEasy"], ["gru"], 1, setting("fast", {"epochs": 7}), **SIZE)
+    assert "epochs=7" in options_text(run.config)
+    with pytest.raises(ArgumentError, match=r"ppo has no option 'epoch'\. Did you mean epochs\?"):
+        setting("fast", {"epoch": 7})
+    with pytest.raises(ArgumentError, match="can't set seed, which the benchmark sets itself"):
+        setting("fast", {"seed": 7})
+
+
+def test_unknown_tasks_and_missing_mazes_are_refused():
+    with pytest.raises(ArgumentError, match=r"there is no task 'RepeatFirst2'\. Did you mean RepeatFirst\?"):
+        find_tasks(["RepeatFirst2"])
+    assert len(find_tasks([])) == 42
+
+
+def test_mazes_need_their_package(monkeypatch):
+    from recurl.trainers.study.popgym import settings
+
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'popgym\[navigation\]'"):
+        find_tasks(["LabyrinthEscape"])
+    monkeypatch.setattr(settings, "find_spec", lambda name: name)
+    assert find_tasks(["LabyrinthEscape"])[0] == "LabyrinthEscapeEasy"
+    (run,) = make_runs(["LabyrinthEscapeEasy"], ["gru"], 1, setting("fast", {}), **SIZE)
+    assert run.config.env_name == "popgym:popgym-LabyrinthEscapeEasy-v0"

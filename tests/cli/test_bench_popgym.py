@@ -4,7 +4,7 @@ import signal
 import pytest
 
 from recurl.cli import main
-from recurl.trainers.study.popgym import MaxMeanReturn
+from recurl.trainers.study.popgym.score import MaxMeanReturn
 
 SMALL = (  # noqa: SIM905 - reads as it is typed
     "bench popgym --device cpu --budget 256 --set num_envs=4 rollout_steps=16 sequence_length=16 epochs=1 "

@@ -24,18 +24,10 @@ from recurl.trainers.config import keyword_arguments
 from recurl.trainers.files.durable import make_folder
 from recurl.trainers.files.lock import FolderLock
 from recurl.trainers.report.metrics import Row
-from recurl.trainers.study.popgym import (
-    CELLS,
-    MaxMeanReturn,
-    Result,
-    Results,
-    Run,
-    Summary,
-    find_tasks,
-    make_runs,
-    options_text,
-)
-from recurl.trainers.study.popgym.settings import setting
+from recurl.trainers.study.popgym.results import Result, Results
+from recurl.trainers.study.popgym.score import MaxMeanReturn
+from recurl.trainers.study.popgym.settings import CELLS, Run, find_tasks, make_runs, options_text, setting
+from recurl.trainers.study.popgym.summary import Summary
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from check_popgym import compare
 from recurl.envs.tasks.popgym import POPGYM_TASKS
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")]  # the package is a peer
 
 
 @pytest.mark.parametrize("name", POPGYM_TASKS)

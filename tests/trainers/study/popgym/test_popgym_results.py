@@ -4,8 +4,10 @@ from dataclasses import replace
 import pytest
 
 from recurl.errors import ArgumentError, MissingDependencyError
-from recurl.trainers.study.popgym import Result, Results, Summary, find_tasks, make_runs, options_text
-from recurl.trainers.study.popgym.settings import SETTINGS, setting
+from recurl.trainers.study.popgym import settings
+from recurl.trainers.study.popgym.results import Result, Results
+from recurl.trainers.study.popgym.settings import SETTINGS, find_tasks, make_runs, options_text, setting
+from recurl.trainers.study.popgym.summary import Summary
 
 FIRST = Result(
     task="RepeatFirstEasy",
@@ -146,8 +148,6 @@ def test_unknown_tasks_and_missing_mazes_are_refused():
 
 
 def test_mazes_need_their_package(monkeypatch):
-    from recurl.trainers.study.popgym import settings
-
     monkeypatch.setattr(settings, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'popgym\[navigation\]'"):
         find_tasks(["LabyrinthEscape"])

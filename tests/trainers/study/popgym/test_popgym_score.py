@@ -6,7 +6,8 @@ import torch
 from tensordict import TensorDict
 
 from recurl.trainers.run.running import RunningEpisodes
-from recurl.trainers.study.popgym import MaxMeanReturn, score
+from recurl.trainers.study.popgym import score
+from recurl.trainers.study.popgym.score import MaxMeanReturn
 
 
 def batch(rewards, dones):

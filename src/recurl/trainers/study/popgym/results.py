@@ -22,7 +22,7 @@ class Result:
     cell: str
     seed: int
     mmer: float
-    """The score: see :class:`~recurl.trainers.study.popgym.MaxMeanReturn`."""
+    """The score: see :class:`~recurl.trainers.study.popgym.score.MaxMeanReturn`."""
     last: float
     """Mean return of the last window."""
     episodes: int

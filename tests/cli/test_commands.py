@@ -38,6 +38,7 @@ LEFT = {
     "stop_eval_return",
     "keep_best",
 }
+ENVS = {"td3": ["recurl/MaskedPendulum-v1"]}
 SMALL = {
     "env": ["recurl/TMaze-v0", "recurl/RepeatPrevious-v0", "CartPole-v1"],
     "encoder_width": [1, 8],
@@ -94,7 +95,10 @@ def trains(out, generator):
             if field.kind is bool:
                 words.append(flag(field.name if generator.random() < 0.5 else f"no-{field.name}"))
             else:
-                values = SMALL.get(field.name) or field.choices or edges(field.range, field.kind, outside=False)
+                small = ENVS.get(command[1]) if field.name == "env" else None
+                values = (
+                    small or SMALL.get(field.name) or field.choices or edges(field.range, field.kind, outside=False)
+                )
                 words += [flag(field.name), str(generator.choice(values))]
         chosen = dict(pairwise(words))
         steps = int(chosen["--num-envs"]) * int(chosen["--rollout-steps"])

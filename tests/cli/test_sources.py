@@ -38,7 +38,7 @@ def test_the_help_shows_the_defaults_of_the_preset(capsys):
         read("ppo --preset maze --help")
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "(the working directory is searched too). (default: recurl/TMaze-v0)" in said
-    assert "feed-forward control. (default: gru)" in said
+    assert 'norm=False)". (default: gru)' in said
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,11 @@ class ReplayConfig(RunConfig):
                 f"--burn-in must be below --slice-length, got {self.burn_in} and {self.slice_length}: nothing is left "
                 "to learn from."
             )
+        if self.refresh_states and self.backend in ("auto", "pad"):
+            raise ArgumentError(
+                "--refresh-states needs the hidden state after every step, but --backend pad, which auto may choose, "
+                f"returns it at segment ends only: take fastest or loop, got {self.backend}."
+            )
         if self.refresh_states and self.start_state != "stored":
             raise ArgumentError(
                 "--refresh-states stores hidden states for slices to start from: it needs --start-state stored, got "

@@ -143,6 +143,12 @@ def test_tensors_of():
     assert module.running_mean is other
 
 
+def test_assert_async():
+    _torch.assert_async(torch.tensor(True), "unseen")
+    with pytest.raises(RuntimeError, match="what was wrong"):
+        _torch.assert_async(torch.tensor(False), "what was wrong")
+
+
 def test_edits_of():
     tensor = torch.zeros(2)
     before = _torch.edits_of(tensor)

@@ -129,7 +129,7 @@ def test_autocast_leaves_a_recurrence_alone(backend: str, cell: str) -> None:
     assert torch.equal(features, exact)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", [name for name, cell in CELLS.items() if not cell.takes_time])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_autocast_leaves_gradients_alone(backend: str, cell: str) -> None:
     """Also where the backward pass stands inside the autocast block, which torch advises against."""

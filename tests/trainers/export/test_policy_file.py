@@ -210,7 +210,7 @@ def test_a_function_that_differs_is_refused(lstm, edit, what):
 
 
 def test_a_tie_may_be_broken_the_other_way(tmp_path):
-    policy, env = policy_of(trained(tmp_path, DQNConfig, MEMORY, {"cell": "gru"}))
+    policy, env = policy_of(trained(tmp_path, DQNConfig, MEMORY, {"cell": "gru", "head_width": 0}))
     head = policy.actor[-2][-1].module
     with torch.no_grad():
         head.weight.zero_()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 ENV = "tests.trainers.faulty:recurl-test/Faulty-v0"
-REPLAY = {"slices": 4, "slice_length": 8, "learning_starts": 32, "buffer_size": 400}
+REPLAY = {"slices": 4, "slice_length": 8, "learning_starts": 32, "buffer_size": 400, "gradient_steps": 4}
 SMALL = {"hidden_size": 8, "num_envs": 4, "rollout_steps": 8, "total_steps": 32 * 12, "checkpoint_every": 2}
 KINDS = {
     "ppo": (PPOConfig, {"sequence_length": 4}),
@@ -39,8 +39,8 @@ KINDS = {
     "impala": (ImpalaConfig, {"overlap": True}),
     "dqn": (DQNConfig, REPLAY),
     "r2d2": (R2D2Config, {**REPLAY, "burn_in": 2}),
-    "sac": (SACConfig, {**REPLAY, "burn_in": 2, "prioritized": True, "gradient_steps": 4}),
-    "td3": (TD3Config, {**REPLAY, "env_kwargs": ("continuous=True",), "gradient_steps": 4}),
+    "sac": (SACConfig, {**REPLAY, "burn_in": 2, "prioritized": True}),
+    "td3": (TD3Config, {**REPLAY, "env_kwargs": ("continuous=True",)}),
 }
 
 

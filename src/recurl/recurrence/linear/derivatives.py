@@ -36,12 +36,12 @@ def gradients(run: Run, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -
     boundaries, narrow = inputs.boundaries, h.dtype
     starts, ends = boundaries.starts.unsqueeze(-1), boundaries.ends.unsqueeze(-1)
     wide = ACCUMULATED[narrow]
-    a, grad = inputs.a.to(wide).conj_physical(), grad.to(wide)
+    a, grad = _conjugate(inputs.a.to(wide)), grad.to(wide)
     reverse = a if a.ndim == 1 else a.flip(0)
     zeros = grad.new_zeros(()).expand_as(grad)
     carried = run(Inputs(reverse, (a * grad).flip(0), zeros, boundaries.flipped)).flip(0)
     grad_b = grad + torch.where(ends, 0, carried.roll(-1, 0))
-    grad_a = grad_b * states_before(inputs, h).to(wide).conj_physical() if needs[0] else None
+    grad_a = grad_b * _conjugate(states_before(inputs, h).to(wide)) if needs[0] else None
     if grad_a is not None and inputs.a.ndim == 1:
         grad_a = grad_a.sum(0)
     grad_states = torch.where(starts, carried, 0) if needs[2] else None
@@ -88,3 +88,8 @@ class Composed:
     def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
         """See :meth:`LinearKernels.backward`."""
         return gradients(self.forward, inputs, h, grad, needs)
+
+
+def _conjugate(x: Tensor) -> Tensor:
+    """Return the conjugate: of operations that vmap has rules for."""
+    return torch.complex(x.real, -x.imag) if x.is_complex() else x

@@ -69,9 +69,9 @@ class ReplayConfig(RunConfig):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build the options from what :meth:`to_dict` returned; runs of old drew all trajectories alike."""
+        """Build the options from what :meth:`to_dict` returned; what runs of old didn't say is as it was then."""
         of_old = "priority_eta" in values and "drawn_by" not in values
-        return super().from_dict({**values, "drawn_by": "trajectory"} if of_old else values)
+        return super().from_dict({"head_width": 0, "drawn_by": "trajectory", **values} if of_old else values)
 
     @property
     def replay_steps(self) -> int:

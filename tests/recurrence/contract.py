@@ -50,9 +50,9 @@ class Case:
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.seed)
 
-        def normal(*shape: int) -> Tensor:
+        def normal(*shape: int, below_zero: bool = False) -> Tensor:
             value = torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.6
-            return value.to(self.dtype).requires_grad_()
+            return (-value.abs() if below_zero else value).to(self.dtype).requires_grad_()
 
         cell = KNOWN[self.cell]
         tokens = torch.Size(self.shape).numel()
@@ -66,7 +66,11 @@ class Case:
         self.states = tuple(normal(tokens, slots, *shape) for shape in cell.state_shapes(sizes[0]))
 
         def weights(shapes: dict[str, tuple[int, ...]]) -> Weights:
-            return cell.pack([normal(*shapes[name]) if name in shapes else None for name in cell.parameter_names])
+            drawn = [  # S5's clip of the real parts would make most of their gradients 0
+                normal(*shapes[name], below_zero=name == "lambda_re") if name in shapes else None
+                for name in cell.parameter_names
+            ]
+            return cell.pack(drawn)
 
         self.weights = [[weights(cell.parameters(layer)) for _ in range(self.directions)] for layer in sizes]
         self.masks = None

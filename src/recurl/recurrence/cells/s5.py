@@ -106,20 +106,32 @@ class S5Cell(StateSpace, name="s5"):
         """See :meth:`Cell.step`."""
         x, u = self.enter(x, weight_in, bias_in, scale_norm, bias_norm)
         real, dt = lambda_re.clamp(max=_SLOWEST), step_log.exp()
-        hold = _over_conjugate(_exp_minus_one(real * dt, lambda_im * dt), real, lambda_im)
-        h = time.recur_complex(polar(real * dt, lambda_im * dt), multiply(hold, enter_state(u, weight_b)), states[0])
+        re, im = real * dt, lambda_im * dt
+        hold = dt.unsqueeze(-1) * _mean_exp(re, im)
+        h = time.recur_complex(polar(re, im), multiply(hold, enter_state(u, weight_b)), states[0])
         y = 2 * F.linear(h.flatten(1), weight_c) + skip * u
         return self.leave(x, y, weight_glu, bias_glu), (h,)
 
 
-def _exp_minus_one(re: Tensor, im: Tensor) -> Tensor:
-    """exp(re + i im) - 1 as pairs, without cancellation near 0."""
-    return torch.stack([torch.expm1(re) * im.cos() - 2 * (im / 2).sin().square(), re.exp() * im.sin()], -1)
+def _mean_exp(re: Tensor, im: Tensor) -> Tensor:
+    """(exp(z) - 1) / z of z = re + i im as pairs, which is the mean of exp over the line from 0 to z.
+
+    Near 0 the quotient would be exact and its derivative not (two large terms that cancel), so it is integrated there.
+    """
+    nodes, weights = (re.new_tensor(part) for part in _gauss())
+    along = polar(re.unsqueeze(-1) * nodes, im.unsqueeze(-1) * nodes)
+    integral = (along * weights.unsqueeze(-1)).sum(-2)
+    less_one = polar(re, im) - re.new_tensor([1.0, 0.0])
+    square = re.square() + im.square()
+    quotient = multiply(less_one, torch.stack([re, -im], -1)) / square.unsqueeze(-1)
+    return torch.where((square < 1).unsqueeze(-1), integral, quotient)
 
 
-def _over_conjugate(pairs: Tensor, re: Tensor, im: Tensor) -> Tensor:
-    """Pairs over re + i im."""
-    return multiply(pairs, torch.stack([re, -im], -1)) / (re.square() + im.square()).unsqueeze(-1)
+@cache
+def _gauss() -> tuple[list[float], list[float]]:
+    """Nodes and weights of Gauss-Legendre quadrature from 0 to 1, exact to float64 for exp of numbers up to 1."""
+    nodes, weights = np.polynomial.legendre.leggauss(10)
+    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
 
 
 def hippo(size: int) -> tuple[Tensor, Tensor]:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import Tensor, nn
 
 from recurl._torch import tensors_of
-from recurl.errors import UsageError
 
 __all__ = ["KeptTensors", "without_garbage_collection"]
 
 
 class KeptTensors:
-    """The parameters and buffers of a module, to be changed in place only.
+    """The submodules, parameters and buffers of a module, to be changed in place only.
 
     Args:
         module: whose.
@@ -24,34 +22,37 @@ class KeptTensors:
     Example:
         >>> net = nn.Linear(2, 1)
         >>> kept = KeptTensors(net)
-        >>> kept.check()
+        >>> kept.replaced() is None
+        True
         >>> net.weight = nn.Parameter(net.weight.clone())
-        >>> kept.check()
-        Traceback (most recent call last):
-        recurl.errors.UsageError: weight was replaced since the first step, but a CUDA graph goes on with the old ...
+        >>> kept.replaced()
+        'weight'
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._watched: list[tuple[dict[str, Any], str, Tensor, int]] = [
-            (owned, name, tensor, tensor.data_ptr())
-            for part in module.modules()
-            for owned in tensors_of(part)
-            for name, tensor in owned.items()
-            if tensor is not None
-        ]
+        self._module = module
+        self._kept = _held(module)
 
-    def check(self) -> None:
-        """Refuse tensors that were replaced.
+    def replaced(self) -> str | None:
+        """Return the name of what was replaced, added or removed since, or None."""
+        now = _held(self._module)
+        for name, (kept, pointer) in self._kept.items():
+            found, at = now.pop(name, (None, None))
+            if found is not kept or at != pointer:
+                return name
+        return next(iter(now), None)
 
-        Raises:
-            UsageError: one was; the message names it.
-        """
-        for owned, name, tensor, pointer in self._watched:
-            if owned.get(name) is not tensor or tensor.data_ptr() != pointer:
-                raise UsageError(
-                    f"{name} was replaced since the first step, but a CUDA graph goes on with the old one: change it "
-                    "in place, or call reset() to record the graph anew."
-                )
+
+def _held(module: nn.Module) -> dict[str, tuple[nn.Module | Tensor, int | None]]:
+    """Return what ``module`` holds, by name, and where the memory of tensors is."""
+    held: dict[str, tuple[nn.Module | Tensor, int | None]] = {}
+    for path, part in module.named_modules():
+        held[path] = part, None
+        for owned in tensors_of(part):
+            for name, tensor in owned.items():
+                if tensor is not None:
+                    held[f"{path}.{name}" if path else name] = tensor, tensor.data_ptr()
+    return held
 
 
 @contextmanager

@@ -158,13 +158,30 @@ def test_random_actions():
     assert_same(batches(collector(cuda_graph=True), 4), expected)
 
 
-def test_replaced_weights_are_refused():
-    collector = make(TMaze(2), cuda_graph=True)
-    batches(collector, 3)
-    head = collector.policy[1][0].module
-    head.bias = nn.Parameter(head.bias.clone())
-    with pytest.raises(UsageError, match=r"bias was replaced since the first step, but a CUDA graph goes on with"):
-        collector.collect()
+def replace_parameter(actor):
+    actor[0].module.bias = nn.Parameter(actor[0].module.bias + 1)
+
+
+def move_data(actor):
+    actor[0].module.weight.data = actor[0].module.weight.data * 2
+
+
+def replace_module(actor):
+    actor[0].module = nn.Sequential(actor[0].module, nn.Tanh())
+
+
+@pytest.mark.parametrize("replace", [replace_parameter, move_data, replace_module])
+def test_replaced_weights_are_recorded_anew(replace, recorded):
+    def collected(**options):
+        torch.manual_seed(1)
+        collector = make(TMaze(2), **options)
+        found = batches(collector, 4)
+        replace(collector.policy[1])
+        return found + batches(collector, 3)
+
+    expected = collected()
+    assert_same(collected(cuda_graph=True), expected)
+    assert recorded == [1, 1]
 
 
 def test_what_cannot_be_captured(monkeypatch):

@@ -36,6 +36,9 @@ class _Recording(NamedTuple):
     setting: object
     weights: KeptTensors | None
 
+    def replaced(self) -> bool:
+        return self.weights is not None and self.weights.replaced() is not None
+
 
 class CapturedSteps:
     """Runs the steps of a batch, and from the third batch on replays them as a CUDA graph.
@@ -43,7 +46,8 @@ class CapturedSteps:
     A replay repeats the recorded kernels: it reads weights and buffers in place, draws the random numbers that
     launching the kernels one by one would have drawn, and gives the same bits. The root and the states of the
     environment are in memory that every replay reads and overwrites; where somebody replaced them in between, by a
-    reset or a restored state, they are copied there first.
+    reset or a restored state, they are copied there first. Where a module, parameter or buffer of the policy was
+    replaced, the batch is recorded anew.
 
     Args:
         env: the environment, a :class:`~recurl.envs.TensorEnv` with any transforms.
@@ -51,7 +55,7 @@ class CapturedSteps:
         steps: makes the steps of a batch, from a root, and returns batch, ``done`` of each step, and next root.
 
     Raises:
-        UsageError: (when called) the steps can't be recorded, or parameters of the policy were replaced since.
+        UsageError: (when called) the steps can't be recorded.
     """
 
     def __init__(self, env: EnvBase, policy: object, steps: Steps) -> None:
@@ -63,31 +67,28 @@ class CapturedSteps:
         self._warm = 0
         self._recording: _Recording | None = None
 
-    def reset(self) -> None:
-        """Forget the graph: the next batch records it anew."""
-        self._recording = None
-
     def __call__(self, root: Step, setting: object) -> tuple[TensorDict, Tensor, Step]:
         """Make the steps of a batch.
 
         Args:
             root: where they begin.
             setting: what else they depend on; the graph is recorded anew where it differs from the recorded one.
+
+        Returns:
+            The batch, whether a row was done at each step, in memory that the next call overwrites, and the next root.
         """
         if self._warm < _WARM_UP:
             self._warm += 1
             return self._steps(root)
         now = (setting, self._policy and [module.training for module in self._policy.modules()])
         recording = self._recording
-        if recording is None or recording.setting != now:
+        if recording is None or recording.setting != now or recording.replaced():
             recording = self._recording = self._record(root, now)
-        if recording.weights is not None:
-            recording.weights.check()
         _copy_all(_all_of(recording.root, recording.state), _all_of(root, self._env.running))
         self._env.running = recording.state
         recording.replay()
         batch, done = recording.batch
-        return batch.clone(), done.clone(), recording.root
+        return batch.clone(), done, recording.root
 
     def _record(self, root: Step, setting: object) -> _Recording:
         state = self._env.running

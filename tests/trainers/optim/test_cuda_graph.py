@@ -196,6 +196,10 @@ def move_data(net, optimizer):
     net.layer.bias.data = torch.zeros(1)
 
 
+def replace_module(net, optimizer):
+    net.layer = copy.deepcopy(net.layer)
+
+
 def replace_buffer(net, optimizer):
     net.scale = nn.Buffer(torch.zeros(3))
 
@@ -213,6 +217,7 @@ def replace_rate(net, optimizer):
     [
         (replace_parameter, "bias was replaced since the first step"),
         (move_data, "bias was replaced since the first step"),
+        (replace_module, "layer was replaced since the first step"),
         (replace_buffer, "scale was replaced since the first step"),
         (replace_state, "state or step size was replaced"),
         (replace_rate, "state or step size was replaced"),

@@ -43,8 +43,8 @@ class CudaGraphStep:
         optimizer: what it steps, made with ``capturable=True``.
 
     Raises:
-        UsageError: ``module`` is not on a CUDA device. When called: a parameter, buffer, step size or the optimiser's
-            state was replaced since the first call (see :meth:`reset`), or the step can't be captured.
+        UsageError: ``module`` is not on a CUDA device. When called: a submodule, parameter, buffer, step size or the
+            optimiser's state was replaced since the first call (see :meth:`reset`), or the step can't be captured.
         ArgumentError: the optimiser is not capturable. When called: entries of the batch, their shapes, dtypes or
             devices differ from those of the first call.
 
@@ -130,8 +130,12 @@ class CudaGraphStep:
         return [self._optimizer.state, *(group["lr"] for group in self._optimizer.param_groups)]
 
     def _check_unchanged(self) -> None:
-        if self._kept is not None:
-            self._kept.check()
+        replaced = None if self._kept is None else self._kept.replaced()
+        if replaced is not None:
+            raise UsageError(
+                f"{replaced} was replaced since the first step, but a CUDA graph goes on with the old one: change it "
+                "in place, or call reset() to record the graph anew."
+            )
         for now, then in zip(self._steering(), self._steered, strict=True):
             if now is not then:
                 raise UsageError(

@@ -68,8 +68,6 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     """Names of the numbers that :meth:`learn` returns: columns of ``metrics.csv``."""
     live: ClassVar[str]
     """Format of those that are shown during training, such as ``"loss {loss:.3f}"``."""
-    captures = False
-    """Whether what can be a CUDA graph is launched as one: gradient steps, and collection from tasks on the device."""
     collected: ClassVar[tuple[str, ...]] = ("collector",)
     """Parts of a checkpoint that hold collected data, which was checked for NaN when it was collected."""
 
@@ -86,6 +84,11 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.agent = self.make_agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
         self._overlap = overlap
         self.collector = self._overlapped(env) if overlap else self._collector(env)
+
+    @property
+    def captures(self) -> bool:
+        """Whether what can be a CUDA graph is launched as one: gradient steps, and steps of tasks on the device."""
+        return False
 
     @classmethod
     @abstractmethod

@@ -67,7 +67,6 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     """Options with a schedule that are attributes of the loss."""
 
     def __init__(self, config: OnPolicyT, *, overlap: bool = False) -> None:
-        self.captures = config.cuda_graph
         super().__init__(config, overlap=overlap)
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
         self.estimator = self.make_estimator()
@@ -77,9 +76,14 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             learning_rate=config.learning_rate,
             max_norm=config.max_grad_norm,
             eps=1e-5,
-            capturable=config.cuda_graph,
+            capturable=self.captures,
         )
-        self._train = self._captured() if config.cuda_graph else self._step
+        self._train = self._captured() if self.captures else self._step
+
+    @property
+    def captures(self) -> bool:
+        """Whether the options ask for it."""
+        return self.config.cuda_graph
 
     @abstractmethod
     def make_estimator(self) -> ValueEstimator:
@@ -138,7 +142,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
 
     def _epoch(self, minibatches: SequenceMinibatches, *, last: bool) -> list[_Report]:
         """Make the gradient steps of an epoch; diagnostics are computed in the last one."""
-        self.loss.metrics = last or self.config.cuda_graph  # a captured step always does the same
+        self.loss.metrics = last or self.captures  # a captured step always does the same
         return [self._train(minibatch) for minibatch in minibatches.entries()]
 
     def _step(self, minibatch: Entries) -> _Report:

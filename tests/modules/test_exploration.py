@@ -75,7 +75,7 @@ def test_what_is_refused():
         EGreedyModule(Unbounded(2))
     with pytest.raises(ArgumentError, match=r"have shape \[20000, 4\], got \[20000\]"):
         EGreedyModule(OneHot(4))(actions(False))
-    with pytest.raises(MissingKeyError, match="no 'action' to replace"):
+    with pytest.raises(MissingKeyError, match="no 'action' to change: put the policy before the EG"):
         EGreedyModule(Categorical(2))(TensorDict({}, [3]))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -19,7 +21,60 @@ from recurl.specs import Bounded, Categorical, Composite, TensorSpec, masked_ran
 __all__ = ["AdditiveGaussianModule", "EGreedyModule"]
 
 
-class EGreedyModule(TensorDictModuleBase):
+class _Exploration(TensorDictModuleBase):
+    """Changes the actions of a policy, by an amount that falls linearly with the environment's steps.
+
+    Args:
+        init: the amount at the beginning.
+        end: that at the end.
+        annealing_num_steps: environment steps over which it falls.
+        action_key: the action's entry.
+        reads: the other entries that :meth:`_explored` reads.
+
+    Raises:
+        ArgumentError: ``annealing_num_steps`` is not positive.
+    """
+
+    amount: ClassVar[str]
+    """Name of the amount: of its buffer, and with ``_init`` and ``_end`` of those of its ends."""
+
+    def __init__(
+        self, init: float, end: float, annealing_num_steps: int, action_key: NestedKey, reads: Sequence[Any] = ()
+    ) -> None:
+        super().__init__()
+        if annealing_num_steps < 1:
+            raise ArgumentError(f"annealing_num_steps must be positive, got {annealing_num_steps}.")
+        self.action_key = normalize_key(action_key)
+        self.in_keys = cast(Any, [self.action_key, *reads])
+        self.out_keys = cast(Any, [self.action_key])
+        self.annealing_num_steps = annealing_num_steps
+        for name, value in (("", init), ("_init", init), ("_end", end)):
+            self.register_buffer(self.amount + name, torch.tensor(value))
+
+    def step(self, frames: int = 1) -> None:
+        """Lower the amount by what ``frames`` environment steps are worth, down to its end."""
+        now, init, end = (cast(Tensor, getattr(self, self.amount + name)) for name in ("", "_init", "_end"))
+        now.copy_(torch.maximum(now - (init - end) * (frames / self.annealing_num_steps), end))
+
+    @takes_entries
+    def forward(self, tensordict: StepT) -> StepT:
+        """Change actions in ``tensordict``, and return it."""
+        if exploration_type() not in (ExplorationType.RANDOM, None):
+            return tensordict
+        action = cast(Tensor | None, tensordict.get(self.action_key, None))
+        if action is None:
+            raise MissingKeyError(
+                f"There is no {self.action_key!r} to change: put the policy before the {type(self).__name__}; there "
+                f"are {sorted(map(str, tensordict.keys()))}."
+            )
+        return tensordict.set(self.action_key, self._explored(tensordict, action))
+
+    @abstractmethod
+    def _explored(self, tensordict: Step, action: Tensor) -> Tensor:
+        """Return the actions to take instead of ``action``."""
+
+
+class EGreedyModule(_Exploration):
     """Replaces each action, with probability ``eps``, by a random one of the action spec.
 
     Put it behind the policy that collects: ``TensorDictSequential(actor, EGreedyModule(spec))``. It acts under
@@ -30,7 +85,7 @@ class EGreedyModule(TensorDictModuleBase):
             must hold ``action_key``.
         eps_init: probability at the beginning.
         eps_end: probability at the end.
-        annealing_num_steps: environment steps over which it falls, linearly; see :meth:`step`.
+        annealing_num_steps: environment steps over which it falls, linearly, by ``step(frames)``.
         action_key: the action's entry.
         action_mask_key: the entry with the mask, ``[*B, n]``, nonzero where an action is allowed: random actions are
             uniform over the allowed ones.
@@ -51,6 +106,7 @@ class EGreedyModule(TensorDictModuleBase):
         tensor(0.6000)
     """
 
+    amount = "eps"
     eps: Tensor
     eps_init: Tensor
     eps_end: Tensor
@@ -65,24 +121,12 @@ class EGreedyModule(TensorDictModuleBase):
         action_key: NestedKey = ACTION,
         action_mask_key: NestedKey | None = None,
     ) -> None:
-        super().__init__()
         if not 0.0 <= eps_end <= eps_init <= 1.0:
             raise ArgumentError(f"0 <= eps_end <= eps_init <= 1 must hold, got {eps_end=} and {eps_init=}.")
-        if annealing_num_steps < 1:
-            raise ArgumentError(f"annealing_num_steps must be positive, got {annealing_num_steps}.")
-        self.action_key = normalize_key(action_key)
-        self.action_mask_key = None if action_mask_key is None else normalize_key(action_mask_key)
-        self.in_keys = cast(Any, [self.action_key, *([self.action_mask_key] if self.action_mask_key else [])])
-        self.out_keys = cast(Any, [self.action_key])
-        self.annealing_num_steps = annealing_num_steps
+        mask_key = None if action_mask_key is None else normalize_key(action_mask_key)
+        super().__init__(eps_init, eps_end, annealing_num_steps, action_key, [] if mask_key is None else [mask_key])
+        self.action_mask_key = mask_key
         self._one_hot, self._choices = action_choices(spec, self.action_key)
-        for name, value in (("eps", eps_init), ("eps_init", eps_init), ("eps_end", eps_end)):
-            self.register_buffer(name, torch.tensor(value))
-
-    def step(self, frames: int = 1) -> None:
-        """Lower ``eps`` by what ``frames`` environment steps are worth, down to ``eps_end``."""
-        fall = (self.eps_init - self.eps_end) * (frames / self.annealing_num_steps)
-        self.eps.copy_(torch.maximum(self.eps - fall, self.eps_end))
 
     def _random(self, tensordict: Step, device: torch.device) -> Tensor:
         """Return random choices, ``[*B]``."""
@@ -92,17 +136,7 @@ class EGreedyModule(TensorDictModuleBase):
         mask = mask_in(tensordict, self.action_mask_key, torch.Size([*batch, self._choices]))
         return masked_rand(Categorical(self._choices), mask)
 
-    @takes_entries
-    def forward(self, tensordict: StepT) -> StepT:
-        """Replace actions in ``tensordict``, and return it."""
-        if exploration_type() not in (ExplorationType.RANDOM, None):
-            return tensordict
-        action = cast(Tensor | None, tensordict.get(self.action_key, None))
-        if action is None:
-            raise MissingKeyError(
-                f"There is no {self.action_key!r} to replace: put the policy before the EGreedyModule; there are "
-                f"{sorted(map(str, tensordict.keys()))}."
-            )
+    def _explored(self, tensordict: Step, action: Tensor) -> Tensor:
         batch = tensordict.batch_size
         random = self._random(tensordict, action.device)
         replaced = torch.rand(batch, device=action.device) < self.eps
@@ -113,10 +147,10 @@ class EGreedyModule(TensorDictModuleBase):
                 f"For a batch of {list(batch)} the spec's actions have shape {list(random.shape)}, got "
                 f"{list(action.shape)}. Use the action spec of the environment, in the encoding of the policy."
             )
-        return tensordict.set(self.action_key, torch.where(replaced, random.to(action.dtype), action))
+        return torch.where(replaced, random.to(action.dtype), action)
 
 
-class AdditiveGaussianModule(TensorDictModuleBase):
+class AdditiveGaussianModule(_Exploration):
     """Adds normal noise to actions, and clamps them to their bounds.
 
     Put it behind the policy that collects: ``TensorDictSequential(actor, AdditiveGaussianModule(spec))``. It acts under
@@ -127,7 +161,7 @@ class AdditiveGaussianModule(TensorDictModuleBase):
             ``action_key``.
         sigma_init: standard deviation of the noise at the beginning, in halves of the range of the action.
         sigma_end: that at the end.
-        annealing_num_steps: environment steps over which it falls, linearly; see :meth:`step`.
+        annealing_num_steps: environment steps over which it falls, linearly, by ``step(frames)``.
         action_key: the action's entry.
 
     ``sigma``, ``sigma_init`` and ``sigma_end`` are buffers: they are saved with the module's state. Random numbers come
@@ -146,6 +180,7 @@ class AdditiveGaussianModule(TensorDictModuleBase):
         tensor(0.6000)
     """
 
+    amount = "sigma"
     sigma: Tensor
     sigma_init: Tensor
     sigma_end: Tensor
@@ -161,38 +196,15 @@ class AdditiveGaussianModule(TensorDictModuleBase):
         *,
         action_key: NestedKey = ACTION,
     ) -> None:
-        super().__init__()
         if not 0.0 <= sigma_end <= sigma_init:
             raise ArgumentError(f"0 <= sigma_end <= sigma_init must hold, got {sigma_end=} and {sigma_init=}.")
-        if annealing_num_steps < 1:
-            raise ArgumentError(f"annealing_num_steps must be positive, got {annealing_num_steps}.")
-        self.action_key = normalize_key(action_key)
+        super().__init__(sigma_init, sigma_end, annealing_num_steps, action_key)
         leaf: object = spec.get(self.action_key) if isinstance(spec, Composite) else spec
         if not isinstance(leaf, Bounded) or not (leaf.low.isfinite() & leaf.high.isfinite()).all():
             raise ArgumentError(f"The action spec must be Bounded, with two finite bounds, got {leaf}.")
-        self.in_keys = cast(Any, [self.action_key])
-        self.out_keys = cast(Any, [self.action_key])
-        self.annealing_num_steps = annealing_num_steps
-        for name, value in (("sigma", sigma_init), ("sigma_init", sigma_init), ("sigma_end", sigma_end)):
-            self.register_buffer(name, torch.tensor(value))
         self.register_buffer("low", leaf.low.clone(), persistent=False)
         self.register_buffer("high", leaf.high.clone(), persistent=False)
 
-    def step(self, frames: int = 1) -> None:
-        """Lower ``sigma`` by what ``frames`` environment steps are worth, down to ``sigma_end``."""
-        fall = (self.sigma_init - self.sigma_end) * (frames / self.annealing_num_steps)
-        self.sigma.copy_(torch.maximum(self.sigma - fall, self.sigma_end))
-
-    @takes_entries
-    def forward(self, tensordict: StepT) -> StepT:
-        """Change actions in ``tensordict``, and return it."""
-        if exploration_type() not in (ExplorationType.RANDOM, None):
-            return tensordict
-        action = cast(Tensor | None, tensordict.get(self.action_key, None))
-        if action is None:
-            raise MissingKeyError(
-                f"There is no {self.action_key!r} to change: put the policy before the AdditiveGaussianModule; there "
-                f"are {sorted(map(str, tensordict.keys()))}."
-            )
+    def _explored(self, tensordict: Step, action: Tensor) -> Tensor:
         noise = torch.randn_like(action) * (self.sigma * (0.5 * (self.high - self.low)))
-        return tensordict.set(self.action_key, (action + noise).clamp(self.low, self.high))
+        return (action + noise).clamp(self.low, self.high)

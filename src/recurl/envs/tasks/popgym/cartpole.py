@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
 
 from recurl.envs.tasks.dynamics import State
 from recurl.envs.tasks.masked_cartpole import MaskedCartPole
-from recurl.envs.tasks.namespaces import Draw, Namespace
-from recurl.envs.tasks.popgym.noise import Noise
+from recurl.envs.tasks.namespaces import Namespace
+from recurl.envs.tasks.popgym.noise import Noisy, check_sigma
 
 
 class PositionOnlyCartPole(MaskedCartPole):
@@ -65,7 +65,7 @@ class VelocityOnlyCartPole(PositionOnlyCartPole):
         return xp.astype(xp.where(steps == 0, physical[0::2], physical[1::2]).T, xp.float32)
 
 
-class NoisyPositionOnlyCartPole(PositionOnlyCartPole):
+class NoisyPositionOnlyCartPole(Noisy, PositionOnlyCartPole):
     """Balance a pole on a cart from positions with noise.
 
     POPGym's NoisyPositionOnlyCartPole: see `PositionOnlyCartPole`. To each position normal noise is added, the same for
@@ -85,17 +85,4 @@ class NoisyPositionOnlyCartPole(PositionOnlyCartPole):
 
     def __init__(self, noise_sigma: float = 0.1, max_episode_length: int = 200) -> None:
         super().__init__(max_episode_length)
-        self.noise = Noise(cast(Box, self.observation_space), noise_sigma, self.step_limit)
-
-    def begin(self, xp: Namespace, draw: Draw) -> State:
-        """Return four small numbers for every row, and the noise."""
-        return {**super().begin(xp, draw), **self.noise.begin(draw)}
-
-    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
-        """Push the cart."""
-        after, reward, terminated = super().advance(xp, state, steps, actions)
-        return self.noise.keep(state, after), reward, terminated
-
-    def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
-        """Return the positions with noise."""
-        return self.noise.add(xp, state, steps, super().observe(xp, state, steps))
+        self.noise_sigma = check_sigma(noise_sigma)

@@ -7,41 +7,53 @@ from typing import Any
 
 from gymnasium.spaces import Box
 
-from recurl.envs.tasks.dynamics import State
+from recurl.envs.tasks.dynamics import Dynamics, State
 from recurl.envs.tasks.namespaces import Draw, Namespace
 from recurl.envs.tasks.popgym.cards import dealt
 from recurl.errors import ArgumentError
 
 
-class Noise:
-    """Normal noise on observations of a box, which they don't leave.
+class Noisy(Dynamics):
+    """Mixin before a task whose observations are of a box: normal noise is added to them, and they stay in the box.
 
     As in the package, the noise is rounded to float32 before it is added.
 
-    Args:
-        space: the box.
-        sigma: standard deviation of the noise.
-        steps: steps of an episode.
+    State: that of the task, and `noise_0`, `noise_1`, ..., float64 `[step_limit + 1, rows]`, unscaled.
 
-    Raises:
-        ArgumentError: `sigma` is not positive and finite.
+    Attributes:
+        noise_sigma: standard deviation of the noise; see :func:`check_sigma`.
     """
 
-    def __init__(self, space: Box, sigma: float, steps: int) -> None:
-        if not 0 < sigma < math.inf:
-            raise ArgumentError(f"noise_sigma must be positive and finite; got {sigma!r}")
-        self.sigma, self._space, self._steps = sigma, space, steps
+    observation_space: Box
+    noise_sigma: float
 
-    def begin(self, draw: Draw) -> State:
-        """Return the noise of an episode: `noise_0`, `noise_1`, ..., float64 `[steps + 1, rows]` each, unscaled."""
-        return {f"noise_{place}": draw.normal((self._steps + 1,)) for place in range(len(self._space.low))}
+    def begin(self, xp: Namespace, draw: Draw) -> State:
+        """Return a state of the task for every row, and the noise of an episode."""
+        return {**super().begin(xp, draw), **{name: draw.normal((self.step_limit + 1,)) for name in self._names}}
 
-    def keep(self, state: State, after: State) -> State:
-        """Return a state after a step with the noise of the one before."""
-        return {**{name: value for name, value in state.items() if name.startswith("noise_")}, **after}
+    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
+        """Take a step of the task."""
+        after, reward, terminated = super().advance(xp, state, steps, actions)
+        return {**{name: state[name] for name in self._names}, **after}, reward, terminated
 
-    def add(self, xp: Namespace, state: State, steps: Any, observations: Any) -> Any:
-        """Return observations with the noise of their step."""
-        drawn = [dealt(xp, state[f"noise_{place}"], steps) for place in range(len(self._space.low))]
-        noise = xp.astype(self.sigma * xp.stack(drawn, axis=1), xp.float32)
-        return xp.clip(observations + noise, xp.asarray(self._space.low), xp.asarray(self._space.high))
+    def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
+        """Return the observations with the noise of their step."""
+        drawn = [dealt(xp, state[name], steps) for name in self._names]
+        noise = xp.astype(self.noise_sigma * xp.stack(drawn, axis=1), xp.float32)
+        space = self.observation_space
+        return xp.clip(super().observe(xp, state, steps) + noise, xp.asarray(space.low), xp.asarray(space.high))
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"noise_{place}" for place in range(len(self.observation_space.low))]
+
+
+def check_sigma(noise_sigma: float) -> float:
+    """Return a standard deviation.
+
+    Raises:
+        ArgumentError: it is not positive and finite.
+    """
+    if not 0 < noise_sigma < math.inf:
+        raise ArgumentError(f"noise_sigma must be positive and finite; got {noise_sigma!r}")
+    return noise_sigma

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-from gymnasium.spaces import Box
+from typing import Any
 
 from recurl.envs.tasks.dynamics import State
 from recurl.envs.tasks.masked_pendulum import MaskedPendulum
-from recurl.envs.tasks.namespaces import Draw, Namespace
-from recurl.envs.tasks.popgym.noise import Noise
+from recurl.envs.tasks.namespaces import Namespace
+from recurl.envs.tasks.popgym.noise import Noisy, check_sigma
 
 _HALF = 16.2736044 / 2
 """Half the least reward of gymnasium's Pendulum."""
@@ -41,7 +39,7 @@ class PositionOnlyPendulum(MaskedPendulum):
         return after, (reward + _HALF) / _HALF / self.step_limit, terminated
 
 
-class NoisyPositionOnlyPendulum(PositionOnlyPendulum):
+class NoisyPositionOnlyPendulum(Noisy, PositionOnlyPendulum):
     """Swing a pendulum up and keep it there, from its angle with noise.
 
     POPGym's NoisyPositionOnlyPendulum: see `PositionOnlyPendulum`. Normal noise is added to cosine and sine; what
@@ -60,17 +58,4 @@ class NoisyPositionOnlyPendulum(PositionOnlyPendulum):
 
     def __init__(self, noise_sigma: float = 0.1, max_episode_length: int = 200) -> None:
         super().__init__(max_episode_length)
-        self.noise = Noise(cast(Box, self.observation_space), noise_sigma, self.step_limit)
-
-    def begin(self, xp: Namespace, draw: Draw) -> State:
-        """Return an angle and a velocity for every row, and the noise."""
-        return {**super().begin(xp, draw), **self.noise.begin(draw)}
-
-    def advance(self, xp: Namespace, state: State, steps: Any, actions: Any) -> tuple[State, Any, Any]:
-        """Apply the torque."""
-        after, reward, terminated = super().advance(xp, state, steps, actions)
-        return self.noise.keep(state, after), reward, terminated
-
-    def observe(self, xp: Namespace, state: State, steps: Any) -> Any:
-        """Return cosine and sine with noise."""
-        return self.noise.add(xp, state, steps, super().observe(xp, state, steps))
+        self.noise_sigma = check_sigma(noise_sigma)

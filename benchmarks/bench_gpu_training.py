@@ -1,6 +1,7 @@
 """Training on a GPU from end to end: whole updates of recurrent PPO on masked CartPole, tasks stepped on the device.
 
-Before anything is timed, batches of the captured collector are compared bit for bit with those of single launches.
+Before anything is timed, batches of the captured collector are compared bit for bit with those of single launches,
+compiled and not.
 Then the medians of whole updates (collection, advantages, all epochs, statistics), with their split, and the same work
 in an all-JAX program (peers/jax_ppo.py, best of three unrollings of its scans), where JAX is installed. Appends to
 results/gpu_training.csv. Usage::
@@ -85,6 +86,7 @@ def config_of(case: Case, cell: str, **changes: Any) -> PPOConfig:
         "minibatches": case.minibatches,
         "total_steps": 10**12,
         "cuda_graph": True,
+        "compile": True,
         "normalize_observations": False,
         "scale_rewards": False,
         **changes,
@@ -95,20 +97,25 @@ def config_of(case: Case, cell: str, **changes: Any) -> PPOConfig:
 def check() -> None:
     """Compare captured batches with single launches."""
     case = Case(256, 16, 64, 1, 1)
-    batches = []
-    for captured in (False, True):
-        learner = PPO(config_of(case, "lstm", cuda_graph=False))
-        policy = collecting(learner.agent.policy)
-        collector = Collector(
-            learner.collector.env, policy, frames_per_batch=case.envs * case.steps, device="cuda", cuda_graph=captured
-        )
-        torch.manual_seed(0)
-        batches.append([collector.collect().exclude(("collector", "traj_ids")) for _ in range(6)])
-    for index, (alone, together) in enumerate(zip(*batches, strict=True)):
-        wrong = [key for key in alone.keys(True, True) if not torch.equal(alone[key], together[key])]
-        if wrong:
-            sys.exit(f"Batch {index}: a captured collector gives other bits than single launches in {wrong}.")
-    print("captured batches have the bits of single launches")
+    for compiled in (False, True):
+        batches = []
+        for captured in (False, True):
+            learner = PPO(config_of(case, "lstm", cuda_graph=False, compile=False))
+            collector = Collector(
+                learner.collector.env,
+                collecting(learner.agent.policy),
+                frames_per_batch=case.envs * case.steps,
+                device="cuda",
+                cuda_graph=captured,
+                compile_step=compiled,
+            )
+            torch.manual_seed(0)
+            batches.append([collector.collect().exclude(("collector", "traj_ids")) for _ in range(6)])
+        for index, (alone, together) in enumerate(zip(*batches, strict=True)):
+            wrong = [key for key in alone.keys(True, True) if not torch.equal(alone[key], together[key])]
+            if wrong:
+                sys.exit(f"Batch {index}: a captured collector gives other bits than single launches in {wrong}.")
+    print("captured batches have the bits of single launches, compiled and not")
 
 
 def measure(case: Case, cell: str, peer: float | None, options: argparse.Namespace) -> None:

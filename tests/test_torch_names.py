@@ -239,9 +239,35 @@ def test_fused_adam_():
     assert torch.equal(own, parameter)
 
 
-def test_watching():
+def test_running_by():
     seen = []
-    with _torch.watching(lambda operation, arguments: seen.append((operation, len(arguments)))):
+
+    def run(operation, arguments, named):
+        seen.append(operation)
+        return operation(*arguments, **named)
+
+    with _torch.running_by(run):
         assert torch.ones(2).sum().item() == 2
     aten = torch.ops.aten
-    assert seen == [(aten.ones.default, 1), (aten.sum.default, 1), (aten._local_scalar_dense.default, 1)]
+    assert seen == [aten.ones.default, aten.sum.default, aten._local_scalar_dense.default]
+
+
+def test_compiling():
+    assert not torch.compiler.is_compiling()
+    with _torch.compiling():
+        assert torch.compiler.is_compiling()
+    assert not torch.compiler.is_compiling()
+
+
+def test_traced_graph():
+    weight = torch.ones(2, requires_grad=True)
+
+    def slope(x):
+        with torch.enable_grad():
+            return torch.autograd.grad((x * weight).square().sum(), weight)
+
+    graph = _torch.traced_graph(slope, [torch.zeros(2)])
+    assert graph(torch.tensor([1.0, 2.0]))[0].tolist() == [2.0, 8.0]
+    with torch.no_grad():
+        weight.fill_(2.0)
+    assert graph(torch.tensor([1.0, 2.0]))[0].tolist() == [4.0, 16.0]

@@ -5,8 +5,8 @@ A new release of torch can only break this file and its test.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import Any, cast
 
@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan as _scan
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.graph import CodeGen
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "Dropout",
     "are_modes_active",
     "assert_async",
+    "compiling",
     "edits_of",
     "foreach_add_",
     "foreach_copy_",
@@ -34,11 +37,12 @@ __all__ = [
     "passes_keywords",
     "returns_other_entries",
     "rnn_kernel",
+    "running_by",
     "samples",
     "scan",
     "tensors_of",
     "trace",
-    "watching",
+    "traced_graph",
 ]
 
 is_functorch_active: Callable[[], bool] = cast(Any, torch)._C._are_functorch_transforms_active
@@ -159,21 +163,48 @@ def returns_other_entries(module: nn.Module) -> bool:
     return selects or inner.out_keys != inner.out_keys_source
 
 
-class _Watching(TorchDispatchMode):
-    def __init__(self, see: Callable[[Any, tuple[Any, ...]], None]) -> None:
+class _Replacing(TorchDispatchMode):
+    def __init__(self, run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()
-        self._see = see
+        self._run = run
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self._see(func, args)
-        return func(*args, **(kwargs or {}))
+        return self._run(func, args, kwargs or {})
 
 
-def watching(see: Callable[[Any, tuple[Any, ...]], None]) -> AbstractContextManager[Any]:
-    """Return a context in which ``see(operation, arguments)`` is called before every operation of torch.
+def running_by(run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> AbstractContextManager[Any]:
+    """Return a context in which ``run(operation, arguments, named arguments)`` takes the place of every operation.
 
-    Without the name: leave out the check of read-backs on the CPU; CUDA has ``torch.cuda.set_sync_debug_mode``.
+    Without the name: compile nothing that draws random numbers, and leave out the check of read-backs on the CPU; CUDA
+    has ``torch.cuda.set_sync_debug_mode``.
     """
-    return _Watching(see)
+    return _Replacing(run)
+
+
+@contextmanager
+def compiling() -> Generator[None]:
+    """Let ``torch.compiler.is_compiling()`` be true inside the block, so that kernels are called as operators.
+
+    Without the name: a flag of recurl's own, read beside ``is_compiling()``.
+    """
+    compiler = cast(Any, torch.compiler)
+    before = compiler._is_compiling_flag
+    compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag = before
+
+
+def traced_graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> nn.Module:
+    """Return ``function`` of tensors as a graph of torch's operations, gradients included, traced without computing.
+
+    Without the names: ``torch.compile`` on the function itself, which must then be Python that Dynamo can read.
+    """
+    with torch.autograd.set_multithreading_enabled(False):  # so that the tracer sees the backward pass
+        graph: Any = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+    graph.graph.set_codegen(CodeGen())  # positional arguments, whatever names the function gives them
+    graph.recompile()
+    return graph

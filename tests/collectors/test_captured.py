@@ -22,12 +22,13 @@ def record_again(steps, generator):
     """Record as a graph does: nothing has happened afterwards, and a replay writes to the memory of the results."""
     before = generator.get_state()
     with torch.random.fork_rng():
-        kept = tuple(part.clone() for part in steps())
+        kept = [[part.clone() for part in step] for step in steps()]
     generator.set_state(before)
 
     def replay():
-        for memory, part in zip(kept, steps(), strict=True):
-            memory.copy_(part)
+        for memory, step in zip(kept, steps(), strict=True):
+            for part, value in zip(memory, step, strict=True):
+                part.copy_(value)
 
     return replay, kept
 
@@ -236,3 +237,43 @@ def test_states_that_change_places():
         return batches(Collector(env, frames_per_batch=4, **options), 6)
 
     assert_same(collected(cuda_graph=True), collected())
+
+
+@pytest.mark.parametrize("lowered", [True, False])
+def test_a_compiled_step(lowered, recorded):
+    torch.manual_seed(1)
+    expected = batches(make(MaskedCartPole(12), lowered=lowered), 5)
+    found = []
+    for graph in (False, True):
+        torch.manual_seed(1)
+        found.append(batches(make(MaskedCartPole(12), lowered=lowered, compile_step=True, cuda_graph=graph), 5))
+    assert_same(*found)
+    assert recorded == [1]
+    for plain, compiled in zip(expected, found[0], strict=True):
+        plain, compiled = (batch.exclude(("collector", "traj_ids")) for batch in (plain, compiled))
+        assert set(plain.keys(True, True)) == set(compiled.keys(True, True))
+        for key, value in plain.items(True, True):
+            torch.testing.assert_close(compiled[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_what_happens_between_batches_of_compiled_steps():
+    torch.manual_seed(1)
+    expected = changed(make(TMaze(2), compile_step=True))
+    torch.manual_seed(1)
+    assert_same(changed(make(TMaze(2), compile_step=True, cuda_graph=True)), expected)
+
+
+def test_what_cannot_be_compiled():
+    with pytest.raises(UnsupportedError, match=r"be compiled: GymEnv steps on the host\. Collect without compile"):
+        Collector(GymEnv("CartPole-v1"), frames_per_batch=10, compile_step=True)
+
+    class Reads(TensorDictSequential):
+        def forward(self, tensordict):
+            return super().forward(tensordict) if tensordict["observation"].sum() < 1e9 else tensordict
+
+    collector = make(TMaze(2), compile_step=True)
+    collector.policy = Reads(collector.policy)
+    with pytest.raises(
+        UnsupportedError, match=r"read back to the host, but .*test_captured\.py:\d+ does `return super"
+    ):
+        collector.collect()

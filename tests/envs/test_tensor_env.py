@@ -23,7 +23,6 @@ from recurl.envs import (
     check_env_specs,
     interact,
 )
-from recurl.envs.readback import refuse_read_back
 from recurl.envs.tasks import (
     TASKS,
     Bandit,
@@ -39,6 +38,7 @@ from recurl.envs.tensor_env import dynamics_of
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.lowering import Entries
 from recurl.modules import Categorical, GRUModule, ProbabilisticActor
+from recurl.readback import refuse_read_back
 from recurl.trainers import evaluate_policy
 
 MADE = [Bandit(3, 6), MaskedCartPole(12), MaskedPendulum(9), RepeatPrevious(2, 3, 7), TMaze(2)]

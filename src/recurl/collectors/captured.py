@@ -1,11 +1,11 @@
-"""The steps of a batch as a CUDA graph: one launch instead of thousands, without Python in between."""
+"""The steps of a batch as a program: one compiled step, all of them as one CUDA graph, or both."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from tensordict import TensorDict
@@ -15,93 +15,164 @@ from recurl.capture import KeptTensors, without_garbage_collection
 from recurl.envs import EnvBase, TensorEnv
 from recurl.envs.transformed import TransformedEnv
 from recurl.errors import UsageError
-from recurl.lowering import Step, leaves
+from recurl.lowering import Entries, Step, leaves
+from recurl.traced import Traced
 
-__all__ = ["CapturedSteps", "tensor_env"]
+__all__ = ["CapturedSteps", "Programs", "tensor_env"]
 
 _WARM_UP = 2  # batches before the one that is recorded: kernels are compiled and libraries make their memory
 _DEVICE = "cuda"
 _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch,))
 
-Batch = tuple[TensorDict, Tensor]  # and whether a row was done, at each step
-Steps = Callable[[Step], tuple[TensorDict, Tensor, Step]]
-Replay = Callable[[], None]
+_Key = tuple[str, ...]
+_Tensors = Sequence[Tensor]
+_Batch = tuple[list[_Tensors], _Tensors]  # what each step wrote, and what the next batch begins with
+
+
+class Programs(TypedDict, total=False):
+    """Options of a collector that runs steps as programs; see there."""
+
+    cuda_graph: bool
+    compile_step: bool
 
 
 class _Recording(NamedTuple):
-    replay: Replay
-    batch: Batch
-    root: Step
-    state: dict[str, Tensor]
-    setting: object
-    weights: KeptTensors | None
-
-    def replaced(self) -> bool:
-        return self.weights is not None and self.weights.replaced() is not None
+    replay: Callable[[], None]
+    written: list[_Tensors]
+    memory: list[Tensor]
 
 
 class CapturedSteps:
-    """Runs the steps of a batch, and from the third batch on replays them as a CUDA graph.
+    """Runs the steps of a batch as a program of tensors.
 
-    A replay repeats the recorded kernels: it reads weights and buffers in place, draws the random numbers that
-    launching the kernels one by one would have drawn, and gives the same bits. The root and the states of the
-    environment are in memory that every replay reads and overwrites; where somebody replaced them in between, by a
+    A compiled step is compiled at the first batch (see :class:`~recurl.traced.Traced`). A CUDA graph of all steps is
+    recorded at the third batch and launched from then on: it reads weights and buffers in place, draws the random
+    numbers that launching the kernels one by one would have drawn, and gives the same bits. The root and the states of
+    the environment are in memory that every replay reads and overwrites; where somebody replaced them in between, by a
     reset or a restored state, they are copied there first. Where a module, parameter or buffer of the policy was
-    replaced, the batch is recorded anew.
+    replaced, the program is made anew.
 
     Args:
         env: the environment, a :class:`~recurl.envs.TensorEnv` with any transforms.
         policy: what acts in it.
-        steps: makes the steps of a batch, from a root, and returns batch, ``done`` of each step, and next root.
+        step: makes a step from a root, and returns what is written of it, and the next root.
+        count: number of steps of a batch.
+        graph: record a CUDA graph.
+        compiled: compile the step.
 
     Raises:
         UsageError: (when called) the steps can't be recorded.
+        UnsupportedError: (when called) the step can't be compiled.
     """
 
-    def __init__(self, env: EnvBase, policy: object, steps: Steps) -> None:
+    def __init__(
+        self,
+        env: EnvBase,
+        policy: object,
+        step: Callable[[Step], tuple[Step, Step]],
+        count: int,
+        *,
+        graph: bool,
+        compiled: bool,
+    ) -> None:
         found = tensor_env(env)
         assert found is not None
         self._env = found
         self._policy = policy if isinstance(policy, nn.Module) else None
-        self._steps = steps
+        self._step = step
+        self._count = count
+        self._graph = graph
+        self._compiled = compiled
         self._warm = 0
+        self._setting: object = None
+        self._weights: KeptTensors | None = None
+        self._run: Callable[..., Sequence[Tensor]] | None = None
         self._recording: _Recording | None = None
+        self._written: list[_Key] = []
 
-    def __call__(self, root: Step, setting: object) -> tuple[TensorDict, Tensor, Step]:
+    def __call__(self, root: Step, setting: object) -> tuple[TensorDict, Step]:
         """Make the steps of a batch.
 
         Args:
             root: where they begin.
-            setting: what else they depend on; the graph is recorded anew where it differs from the recorded one.
+            setting: what else they depend on; the program is made anew where it differs.
 
         Returns:
-            The batch, whether a row was done at each step, in memory that the next call overwrites, and the next root.
+            The batch, in memory of its own, and the next root.
         """
-        if self._warm < _WARM_UP:
+        keys, names = [key for key, _ in leaves(root)], list(self._env.running)
+        given = [*(value for _, value in leaves(root)), *self._env.running.values()]
+        self._prepare(root, keys, names, given, setting)
+        if self._warm < _WARM_UP or not self._graph:
             self._warm += 1
-            return self._steps(root)
-        now = (setting, self._policy and [module.training for module in self._policy.modules()])
+            written, after = self._steps(given)
+        else:
+            written, after = self._replayed(given)
+        self._env.running = dict(zip(names, after[len(keys) :], strict=True))
+        batch = TensorDict({}, [*root.batch_size, self._count], device=root.device)
+        for index, key in enumerate(self._written):
+            batch.set(key, torch.stack([step[index] for step in written], root.ndim))
+        batch.refine_names(..., "time")
+        return batch, _like(root, keys, after)
+
+    def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors, setting: object) -> None:
+        """Make the program of a step, unless there is one that still holds."""
+        training = self._policy and [module.training for module in self._policy.modules()]
+        now = (setting, training, type(root), keys)
+        replaced = self._weights is not None and self._weights.replaced() is not None
+        if self._run is not None and self._setting == now and not replaced:
+            return
+
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            running = self._env.running
+            self._env.running = dict(zip(names, tensors[len(keys) :], strict=True))
+            try:
+                written, after = self._step(_like(root, keys, tensors))
+                state = self._env.running
+            finally:
+                self._env.running = running
+            found = dict(leaves(written))
+            self._written = list(found)
+            following = dict(leaves(after))
+            return (*found.values(), *(following[key] for key in keys), *(state[name] for name in names))
+
+        self._run = Traced(run, given, [self._env.generator]) if self._compiled else run
+        self._setting = now
+        self._weights = None if self._policy is None else KeptTensors(self._policy)
+        self._recording = None
+
+    def _steps(self, given: _Tensors) -> _Batch:
+        assert self._run is not None
+        written: list[_Tensors] = []
+        current: _Tensors = [tensor.clone() for tensor in given]  # what is written may be these very tensors
+        for _ in range(self._count):
+            result = self._run(*current)
+            count = len(result) - len(given)
+            written.append(result[:count])
+            current = result[count:]
+        return written, current
+
+    def _replayed(self, given: _Tensors) -> _Batch:
         recording = self._recording
-        if recording is None or recording.setting != now or recording.replaced():
-            recording = self._recording = self._record(root, now)
-        _copy_all(_all_of(recording.root, recording.state), _all_of(root, self._env.running))
-        self._env.running = recording.state
+        if recording is None:
+            recording = self._recording = self._record(given)
+        for kept, tensor in zip(recording.memory, given, strict=True):
+            if kept is not tensor:
+                kept.copy_(tensor)
         recording.replay()
-        batch, done = recording.batch
-        return batch.clone(), done, recording.root
+        return recording.written, recording.memory
 
-    def _record(self, root: Step, setting: object) -> _Recording:
-        state = self._env.running
-        kept_root, kept_state = root.clone(), {name: value.clone() for name, value in state.items()}
+    def _record(self, given: _Tensors) -> _Recording:
+        memory = [tensor.clone() for tensor in given]
 
-        def steps() -> Batch:
-            self._env.running = kept_state
-            batch, done, after = self._steps(kept_root.copy())
-            _copy_all(_all_of(kept_root, kept_state), _all_of(after, self._env.running))
-            return batch, done
+        def steps() -> list[_Tensors]:
+            written, after = self._steps(memory)
+            for kept, tensor in zip(memory, after, strict=True):
+                kept.copy_(tensor)
+            return written
 
         try:
-            replay, batch = record(steps, self._env.generator)
+            replay, written = record(steps, self._env.generator)
         except RuntimeError as error:
             if "captur" not in str(error):
                 raise
@@ -110,19 +181,26 @@ class CapturedSteps:
                 "(.item(), .cpu(), if on a tensor, a mask as an index), nor make tensors from Python numbers; or "
                 "collect with cuda_graph=False."
             ) from error
-        finally:
-            self._env.running = state
-        weights = None if self._policy is None else KeptTensors(self._policy)
-        return _Recording(replay, batch, kept_root, kept_state, setting, weights)
+        return _Recording(replay, written, memory)
 
 
-def record(steps: Callable[[], Batch], generator: Generator) -> tuple[Replay, Batch]:
+def record(steps: Callable[[], list[_Tensors]], generator: Generator) -> tuple[Callable[[], None], list[_Tensors]]:
     """Record what ``steps`` launches, and return what launches it, and its result, which every launch overwrites."""
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(generator)
     with without_garbage_collection(), torch.cuda.graph(graph):
         result = steps()
     return graph.replay, result
+
+
+def _like(root: Step, keys: list[_Key], tensors: _Tensors) -> Step:
+    """Return a root of the kind of ``root`` with other tensors; those beyond its own are left over."""
+    fresh: Any = Entries({}, root.batch_size, root.device)
+    if not isinstance(root, Entries):
+        fresh = TensorDict({}, root.batch_size, device=root.device)
+    for key, tensor in zip(keys, tensors, strict=False):
+        fresh.set(key, tensor)
+    return fresh
 
 
 def tensor_env(env: EnvBase) -> TensorEnv | None:
@@ -141,20 +219,6 @@ def tensor_env(env: EnvBase) -> TensorEnv | None:
     return env if isinstance(env, TensorEnv) else None
 
 
-def _all_of(root: Step, state: Mapping[str, Tensor]) -> dict[object, Tensor]:
-    return {**dict(leaves(root)), **state}
-
-
-def _copy_all(kept: dict[object, Tensor], given: dict[object, Tensor]) -> None:
-    """Copy what was ``given`` into the tensors of the same names that are ``kept``, which it may share memory with."""
-    memory = {tensor.untyped_storage().data_ptr() for tensor in kept.values()}
-    found = {name: given[name] for name, tensor in kept.items() if given[name] is not tensor}
-    shared = [name for name, tensor in found.items() if tensor.untyped_storage().data_ptr() in memory]
-    found.update({name: found[name].clone() for name in shared})
-    for name, tensor in found.items():
-        kept[name].copy_(tensor)
-
-
 def _line(error: BaseException) -> str:
     while error.__context__ is not None:  # the end of a failed capture fails too
         error = error.__context__
@@ -164,19 +228,19 @@ def _line(error: BaseException) -> str:
     return "an operation waits for it"
 
 
-def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int) -> str | None:
-    """Return the reason why a collector can't run ``policy`` in ``env`` as a CUDA graph, or None.
+def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int, graph: bool) -> str | None:
+    """Return the reason why a collector can't make a program of the steps of ``policy`` in ``env``, or None.
 
     Example:
         >>> from recurl.envs import GymEnv
-        >>> why_not_captured(GymEnv("CartPole-v1"), None, init_random_frames=0)
+        >>> why_not_captured(GymEnv("CartPole-v1"), None, init_random_frames=0, graph=False)
         'GymEnv steps on the host'
     """
     if tensor_env(env) is None:
         return f"{type(env).__name__} steps on the host"
-    devices = {tensor.device for tensor in policy.parameters()} if isinstance(policy, nn.Module) else set()
-    if env.device is None or env.device.type != _DEVICE:
+    if graph and (env.device is None or env.device.type != _DEVICE):
         return f"the environment is on {env.device}"
+    devices = {tensor.device for tensor in policy.parameters()} if isinstance(policy, nn.Module) else set()
     if devices - {env.device}:
         return f"the policy is on {', '.join(sorted(map(str, devices)))}, the environment on {env.device}"
     return f"the first {init_random_frames} frames have random actions" if init_random_frames else None

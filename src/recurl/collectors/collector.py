@@ -77,6 +77,9 @@ class Collector(CollectorBase):
         cuda_graph: launch all steps of a batch at once, as a CUDA graph, with the same bits; the first two batches are
             launched step by step, the third is recorded. Environment (a :class:`~recurl.envs.TensorEnv` with any
             transforms) and policy must be on one CUDA device, and must not wait for it.
+        compile_step: compile the step of policy and environment (a :class:`~recurl.envs.TensorEnv` with any transforms)
+            as one function, at the first batch: a few kernels instead of one for every operation, with other rounding.
+            Best together with ``cuda_graph``.
 
     Raises:
         ArgumentError: a number is out of range, or random frames would contradict recorded log-probabilities.
@@ -84,7 +87,7 @@ class Collector(CollectorBase):
             ``extend``.
         WiringError: a state of the policy would not be fed back, or would not start from zero.
         MissingKeyError: the policy reads ``is_init``, and the environment does not write it.
-        UnsupportedError: ``cuda_graph`` where steps can't be a CUDA graph; the message says why.
+        UnsupportedError: ``cuda_graph`` or ``compile_step`` where that can't be; the message says why.
         UsageError: (at the third batch) something in the steps waits for the GPU; the message names the line.
 
     Example:
@@ -113,6 +116,7 @@ class Collector(CollectorBase):
         storing_device: torch.device | str | None = None,
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         cuda_graph: bool = False,
+        compile_step: bool = False,
     ) -> None:
         given: Any = create_env_fn
         env: Any = given() if callable(given) and not isinstance(given, EnvBase) else given
@@ -143,10 +147,19 @@ class Collector(CollectorBase):
         self._root: Step | None = None
         self._resets = 0
         self._trajectories = Trajectories(env.batch_size, env.device)
-        reason = why_not_captured(env, self.policy, init_random_frames=init_random_frames) if cuda_graph else None
+        self._programs = {"graph": cuda_graph, "compiled": compile_step}
+        self._captured = self._program()
+
+    def _program(self) -> CapturedSteps | None:
+        """Return what runs steps as a program, or None where each operation is launched on its own."""
+        env, policy, graph = self.env, self.policy, self._programs["graph"]
+        if not any(self._programs.values()):
+            return None
+        reason = why_not_captured(env, policy, init_random_frames=self.init_random_frames, graph=graph)
         if reason is not None:
-            raise UnsupportedError(f"Steps can't be a CUDA graph: {reason}. Collect without cuda_graph.")
-        self._captured = CapturedSteps(env, self.policy, self._steps) if cuda_graph else None
+            what, option = ("a CUDA graph", "cuda_graph") if graph else ("compiled", "compile_step")
+            raise UnsupportedError(f"Steps can't be {what}: {reason}. Collect without {option}.")
+        return CapturedSteps(env, policy, self._step, self.steps_per_batch, **self._programs)
 
     def _collect(self) -> TensorDict:
         pending, self._pending_weights = self._pending_weights, None
@@ -169,7 +182,8 @@ class Collector(CollectorBase):
                 if self._captured is None:
                     batch, done, self._root = self._steps(self._root, self.storing_device)
                 else:
-                    batch, done, self._root = self._captured(self._root, self.exploration_type)
+                    batch, self._root = self._captured(self._acting(self._root)[1], self.exploration_type)
+                    done = batch.get((NEXT, DONE)).squeeze(-1)
                     batch = batch if self.storing_device == self.env.device else batch.to(self.storing_device)
             except BaseException as error:
                 # The environment has advanced past the old root, and these steps are lost.
@@ -189,8 +203,7 @@ class Collector(CollectorBase):
 
     def _steps(self, root: Step, storing_device: torch.device | None = None) -> tuple[TensorDict, Tensor, Step]:
         """Return a batch of steps from ``root``, ``done`` of each on the environment's device, and the next root."""
-        act, reason = self._prepared()
-        root = self._plain(root) if reason is not None else Entries.of(root)
+        act, root = self._acting(root)
         writer = BatchWriter(self.env.batch_size, self.steps_per_batch, storing_device)
         done: list[Tensor] = []
 
@@ -200,6 +213,13 @@ class Collector(CollectorBase):
 
         root = interact(self.env, act, root, self.steps_per_batch, write=write)
         return writer.finish(), torch.cat(done, -1), root
+
+    def _step(self, root: Step) -> tuple[Step, Step]:
+        """Return what a step from ``root`` writes, and the next root."""
+        act, root = self._acting(root)
+        written: list[Step] = []
+        after = interact(self.env, act, root, 1, write=lambda _, tensordict: written.append(tensordict))
+        return written[0], after
 
     def _record(self, writer: BatchWriter, step: int, tensordict: Step) -> None:
         writer.write(step, tensordict)
@@ -221,6 +241,11 @@ class Collector(CollectorBase):
             if reason is None:
                 return network, None
         return None if self.policy is None else self._act, reason
+
+    def _acting(self, root: Step) -> tuple[Act | None, Step]:
+        """Return the policy of the next batch, and ``root`` as it reads it."""
+        act, reason = self._prepared()
+        return act, self._plain(root) if reason is not None else Entries.of(root)
 
     @staticmethod
     def _plain(root: Step) -> TensorDictBase:
@@ -253,8 +278,7 @@ class Collector(CollectorBase):
         check_thread_explores_alone()
         if self.policy is self._original_policy and isinstance(self.policy, nn.Module):
             self.policy = copy.deepcopy(self.policy)
-            if self._captured is not None:
-                self._captured = CapturedSteps(self.env, self.policy, self._steps)
+            self._captured = self._program()
 
     def update_policy_weights_(self, weights: Weights | None = None) -> None:
         """Update the weights of the collecting policy; in the background, from its next batch on.

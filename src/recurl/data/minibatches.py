@@ -99,9 +99,40 @@ class SequenceMinibatches:
             boundaries.remember(*sources_of(minibatch))
             yield minibatch
 
+    def deal(self) -> Tensor:
+        """Draw the order of the sequences in an epoch, int64 ``[S]`` on the CPU."""
+        return torch.randperm(len(self._starts), generator=self._generator)
+
+    def rows(self, order: Tensor) -> Iterator[Entries]:
+        """Iterate over an epoch of minibatches ``[S / num_minibatches, slice_len]``, all sequences of one length.
+
+        Nothing here waits for the device, or copies to it.
+
+        Args:
+            order: what :meth:`deal` drew, on the device of the batch.
+
+        Raises:
+            ArgumentError: sequences differ in length, or minibatches in size.
+        """
+        length = int(self._lengths[0])
+        if bool((self._lengths != length).any()) or len(order) % self._num_minibatches:
+            raise ArgumentError(
+                f"Minibatches of one size need slice_len and num_minibatches that divide, got {length} tokens in the "
+                f"first of {len(order)} sequences, {int(self._lengths.min())} in the shortest, and "
+                f"{self._num_minibatches} minibatches."
+            )
+        flat = dict(leaves(self._flat))
+        epoch = {key: value.unflatten(0, (-1, length)).index_select(0, order) for key, value in flat.items()}
+        size = len(order) // self._num_minibatches
+        for index in range(self._num_minibatches):
+            minibatch = Entries({}, torch.Size([size, length]), self._flat.device)
+            for key, value in epoch.items():
+                minibatch.set(key, value.narrow(0, index * size, size))
+            yield minibatch
+
     def _epoch(self) -> tuple[TensorDictBase, list[int]]:
         """Return all tokens in the order of a new epoch, and the sizes of its minibatches."""
-        order = torch.randperm(len(self._starts), generator=self._generator)
+        order = self.deal()
         starts, lengths = self._starts[order], self._lengths[order]
         first = lengths.cumsum(0) - lengths
         index = torch.arange(int(lengths.sum())) + (starts - first).repeat_interleave(lengths)

@@ -86,15 +86,16 @@ class Categorical(d.Categorical):
             ArgumentError: a probability is NaN (looked for on the CPU; elsewhere the device reports it).
         """
         probs: Any = self.probs
-        on_host = probs.device.type == "cpu"
+        on_host, compiling = probs.device.type == "cpu", torch.compiler.is_compiling()
         if self.mask is not None and on_host and first_derivatives_do():
             _check_choices(self.mask)
-        if len(sample_shape) or probs.device.type not in ("cpu", "cuda") or not first_derivatives_do():
+        one = not len(sample_shape) and (compiling or first_derivatives_do())
+        if not one or probs.device.type not in ("cpu", "cuda"):
             return super().sample(torch.Size(sample_shape))
         probs = probs.detach()
         largest, choice = torch.div(probs, torch.empty_like(probs).exponential_()).max(-1)
         fits = ~largest.sum().isnan()
-        if not on_host:
+        if compiling or not on_host:
             assert_async(fits, "The probabilities of a categorical distribution must be numbers, got NaN.")
         elif not fits.item():
             raise ArgumentError(

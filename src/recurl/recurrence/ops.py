@@ -175,7 +175,8 @@ class Operators:
         with without_autocast(call.x.device):
             wanted = _each_input(call.cell, arguments, needs)
             gradients = self.kernels.backward(call, tuple(after), tuple(saved), tuple(grads), wanted)
-        return [gradient for gradient in gradients.flat if gradient is not None]
+        given = [*arguments.tensors, *after, *saved, *grads]
+        return _apart([gradient for gradient in gradients.flat if gradient is not None], given)
 
     def _fake_backward(self, *args: Any) -> list[Tensor]:
         tensors = Arguments(*args[:_CALL]).tensors
@@ -251,6 +252,17 @@ def _each_input(cell: Cell, arguments: Arguments, values: Sequence[Any]) -> Inpu
     x = next(left)
     weights = [next(left) if given else None for given in cast(list[bool], arguments.given)]
     return Inputs(x, cell.pack(weights), tuple(left))
+
+
+def _apart(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return outputs of an operator, which must have memory of their own: no input's, and no other output's."""
+    taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    result: list[Tensor] = []
+    for output in outputs:
+        own = output.clone() if output.untyped_storage().data_ptr() in taken else output
+        taken.add(own.untyped_storage().data_ptr())
+        result.append(own)
+    return result
 
 
 def _keep_for_gradient(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:

@@ -169,7 +169,9 @@ def step_stack(
     elif is_init is not None:
         states = tuple(state.masked_fill(is_init.reshape(-1, *(1,) * (state.ndim - 1)), 0) for state in states)
     # Torch can neither map ATen's kernels nor, on every device, carry tangents through them.
-    step = cell.fused_step if fused and (torch.compiler.is_compiling() or first_derivatives_do()) else cell.step
+    # On a GPU a compiler makes one kernel of the definition, and can't see into the fused operation.
+    known = not x.is_cuda if torch.compiler.is_compiling() else first_derivatives_do()
+    step = cell.fused_step if fused and known else cell.step
     after: list[States] = []
     features = x
     for depth, (layer,) in enumerate(weights):

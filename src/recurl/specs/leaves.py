@@ -261,7 +261,7 @@ class MultiCategorical(TensorSpec):
 
     def rand(self) -> torch.Tensor:
         """Return uniform integers."""
-        sizes = self._sizes.to(self.device)
+        sizes = self._sizes_on(self.device)
         sample = torch.rand(self.shape, dtype=torch.float64, device=self.device) * sizes
         return sample.long().minimum(sizes - 1).to(self.dtype)
 
@@ -269,7 +269,13 @@ class MultiCategorical(TensorSpec):
         """Return whether ``value`` has the shape and dtype of this spec and each integer lies in its range."""
         if not self._fits(value):
             return False
-        return bool(((value >= 0) & (value < self._sizes.to(value.device))).all())
+        return bool(((value >= 0) & (value < self._sizes_on(value.device))).all())
+
+    def _sizes_on(self, device: torch.device | None) -> torch.Tensor:
+        """Return the numbers of choices on a device; only the first time they are copied there."""
+        if self._sizes.device != device and device is not None:
+            self._sizes = self._sizes.to(device)
+        return self._sizes
 
     def _domain(self) -> tuple[Any, ...]:
         return (self.nvec,)

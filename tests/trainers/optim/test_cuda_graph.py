@@ -93,6 +93,22 @@ def test_ppo_learns_the_same_in_captured_steps(anywhere):
     assert seen[0][0]["loss_entropy"] != pytest.approx(seen[0][1]["loss_entropy"], rel=0.1)  # annealed
 
 
+def test_compiled_steps_learn_the_same(anywhere):
+    options = {"env": "recurl/RepeatPrevious-v0", "hidden_size": 8, "num_envs": 4, "rollout_steps": 32}
+    config = PPOConfig(**options, sequence_length=16, total_steps=384, entropy_coeff=0.1)
+    seen = []
+    for changes in ({}, {"compile": True}, {"compile": True, "cuda_graph": True}):
+        varied = copy.copy(config)
+        for name, value in changes.items():
+            object.__setattr__(varied, name, value)  # a config refuses the graph on a CPU
+        algorithm = PPO(varied)
+        seen.append([algorithm.learn(algorithm.collect()) for _ in range(3)])
+        algorithm.close()
+    for plain, *others in zip(*seen, strict=True):
+        for other in others:
+            assert other == pytest.approx(plain, rel=1e-3, abs=1e-5)
+
+
 def test_a_captured_run_goes_on_from_a_checkpoint(anywhere, tmp_path):
     config = PPOConfig(env="recurl/RepeatPrevious-v0", hidden_size=8, num_envs=4, rollout_steps=32, total_steps=384)
     object.__setattr__(config, "cuda_graph", True)  # which a config refuses on a CPU
@@ -127,8 +143,7 @@ def test_a_step_of_ppo_reads_nothing_back(anywhere, env):
     object.__setattr__(config, "clip_epsilon_schedule", "linear")
     object.__setattr__(config, "cuda_graph", True)  # which a config refuses on a CPU
     algorithm = PPO(config)
-    batch = algorithm.collect()
-    algorithm.learn(batch)
+    batch = algorithm.estimator(algorithm.collect())
     (minibatch,) = SequenceMinibatches(batch.select(*algorithm.loss.in_keys, strict=False), 1, 32).entries()
     with NeverWaits():
         algorithm._step(minibatch)

@@ -11,11 +11,11 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recurl.envs.readback import refuse_read_back
 from recurl.envs.tasks.base import TaskVectorEnv
 from recurl.envs.tasks.dynamics import Dynamics
 from recurl.envs.tasks.namespaces import tensors_on
 from recurl.errors import ArgumentError
+from recurl.readback import refuse_read_back
 
 __all__ = ["check_dynamics"]
 

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.collectors import Collector, OverlappedCollector
-from recurl.collectors.captured import tensor_env
+from recurl.collectors.captured import Programs, tensor_env
 from recurl.envs import EnvBase
 from recurl.errors import UnsupportedError
 from recurl.specs import Composite, TensorSpec
@@ -86,9 +86,9 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.collector = self._overlapped(env) if overlap else self._collector(env)
 
     @property
-    def captures(self) -> bool:
-        """Whether what can be a CUDA graph is launched as one: gradient steps, and steps of tasks on the device."""
-        return False
+    def programs(self) -> Programs:
+        """How a collector of tasks on the device runs its steps."""
+        return Programs()
 
     @classmethod
     @abstractmethod
@@ -134,8 +134,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     def _collector(self, env: EnvBase) -> Collector:
         policy, config = collecting(self.agent.policy), self.config
-        graph = self.captures and tensor_env(env) is not None
-        return Collector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device, cuda_graph=graph)
+        programs = Programs() if tensor_env(env) is None else self.programs
+        return Collector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device, **programs)
 
     def _overlapped(self, env: EnvBase) -> OverlappedCollector:
         policy, config = collecting(self.agent.policy), self.config

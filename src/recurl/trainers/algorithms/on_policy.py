@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -11,16 +11,19 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl.collectors.captured import Programs
 from recurl.data import SequenceMinibatches
-from recurl.keys import DONE, NEXT, REWARD
+from recurl.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.lowering import Entries
 from recurl.modules import RewardScaler
 from recurl.objectives.policy_gradient import PolicyGradientLoss
+from recurl.objectives.sequences import ends_are_gathered
 from recurl.objectives.value.estimator import ValueEstimator
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.networks.actor_critic import ActorCritic
+from recurl.trainers.optim.compiled import GradientProgram, estimate
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
 
@@ -76,14 +79,24 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             learning_rate=config.learning_rate,
             max_norm=config.max_grad_norm,
             eps=1e-5,
-            capturable=self.captures,
+            capturable=self.config.cuda_graph,
         )
-        self._train = self._captured() if self.captures else self._step
+        self._estimate: Callable[[TensorDictBase], Any] = self.estimator
+        self._descend = self._step
+        self._update: Callable[..., Tensor] = self._learned
+        if config.compile or config.cuda_graph:
+            self._fix_schedules()
+        if config.compile:
+            if not ends_are_gathered(torch.device(config.device)):  # how many there are can't be read by a program
+                self._estimate = estimate(self.estimator.results, self.agent)
+            self._descend = self._compiled()
+        if config.cuda_graph:
+            self._update = CudaGraphStep(self._learned, self.agent, self.optimizer.optimizer)
 
     @property
-    def captures(self) -> bool:
-        """Whether the options ask for it."""
-        return self.config.cuda_graph
+    def programs(self) -> Programs:
+        """How a collector runs its steps; see :class:`Learner`."""
+        return Programs(cuda_graph=self.config.cuda_graph, compile_step=self.config.compile)
 
     @abstractmethod
     def make_estimator(self) -> ValueEstimator:
@@ -129,39 +142,69 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         if self.scaler is not None:
             self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
             batch[NEXT, REWARD] = self.scaler(batch[NEXT, REWARD])
-        self.estimator(batch)
+        if self.config.cuda_graph:
+            values = self._update(batch.select(*self._read, strict=False), self._orders(batch))
+        else:
+            values = self._update(batch)
+        self.agent.observe(batch)
+        return self.report(dict(zip(self.reported, values.tolist(), strict=True)), CHECKED)
+
+    def _learned(self, batch: TensorDictBase, orders: Tensor | None = None) -> Tensor:
+        """Make the gradient steps of an update and return what is reported of them.
+
+        Args:
+            batch: ``[B, T]``; advantages and value targets are written into it.
+            orders: the order of its sequences in each epoch, on its device; drawn here when None.
+        """
+        self._estimate(batch)
         passes = self.passes
         data = batch.select(*self.loss.in_keys, strict=False)
         minibatches = SequenceMinibatches(data, passes.minibatches, passes.sequence_length)
-        epochs = [self._epoch(minibatches, last=epoch == passes.epochs) for epoch in range(1, passes.epochs + 1)]
-        self.agent.observe(batch)
-        checked = _means([checked for epoch in epochs for checked, _ in epoch])
-        diagnostics = _means([diagnostics for _, diagnostics in epochs[-1]])
-        values = torch.cat([checked, *(value.reshape(1) for value in self.measured(batch)), diagnostics]).tolist()
-        return self.report(dict(zip(self.reported, values, strict=True)), CHECKED)
-
-    def _epoch(self, minibatches: SequenceMinibatches, *, last: bool) -> list[_Report]:
-        """Make the gradient steps of an epoch; diagnostics are computed in the last one."""
-        self.loss.metrics = last or self.captures  # a captured step always does the same
-        return [self._train(minibatch) for minibatch in minibatches.entries()]
+        reports: list[list[_Report]] = []
+        for epoch in range(passes.epochs):
+            self.loss.metrics = epoch == passes.epochs - 1 or self.config.compile  # a program always does the same
+            dealt = minibatches.entries() if orders is None else minibatches.rows(orders[epoch])
+            reports.append([self._descend(minibatch) for minibatch in dealt])
+        checked = _means([checked for epoch in reports for checked, _ in epoch])
+        diagnostics = _means([diagnostics for _, diagnostics in reports[-1]])
+        return torch.cat([checked, *(value.reshape(1) for value in self.measured(batch)), diagnostics])
 
     def _step(self, minibatch: Entries) -> _Report:
         losses = self.loss.tensors(minibatch)
-        norm = self.optimizer(cast(Tensor, sum(losses[name] for name in LOSSES)))
+        return self._reported(losses, self.optimizer(cast(Tensor, sum(losses[name] for name in LOSSES))))
+
+    def _compiled(self) -> Callable[[Entries], _Report]:
+        """Return the same step, losses and gradients as one program."""
+        program = GradientProgram(self.loss.tensors, LOSSES, self.agent)
+
+        def step(minibatch: Entries) -> _Report:
+            losses = program(minibatch)
+            return self._reported(losses, self.optimizer.descend(cast(Tensor, sum(losses[name] for name in LOSSES))))
+
+        return step
+
+    def _reported(self, losses: Mapping[Any, Tensor], norm: Tensor) -> _Report:
         diagnostics = [losses[name] for name in self.diagnostics] if self.loss.metrics else []
         return [*(losses[name].detach() for name in LOSSES), norm], diagnostics
 
-    def _captured(self) -> CudaGraphStep:
-        """Return the same step as a CUDA graph, in which the numbers that change are tensors."""
+    @property
+    def _read(self) -> list[NestedKey]:
+        """Keys of what an update reads of a batch."""
+        return list(dict.fromkeys([*self.estimator.in_keys, *self.loss.in_keys]))
+
+    def _orders(self, batch: TensorDictBase) -> Tensor:
+        """Draw the order of the sequences in each epoch, ``[epochs, S]``, on the device of the batch."""
+        passes = self.passes
+        minibatches = SequenceMinibatches(batch.select(), passes.minibatches, passes.sequence_length)
+        orders = torch.stack([minibatches.deal() for _ in range(passes.epochs)])
+        return orders.to(self.config.device)
+
+    def _fix_schedules(self) -> None:
+        """Make tensors of the numbers that change, for programs and graphs read numbers once."""
         for name in self.scheduled_in_loss:
             value = getattr(self.config, name)
             if value and self.config.scheduled[name] != "constant":
                 setattr(self.loss, name, torch.tensor(value, device=self.config.device))
-
-        def step(minibatch: Entries) -> tuple[Tensor, ...]:
-            return tuple(torch.stack(list(numbers)) for numbers in self._step(minibatch))
-
-        return CudaGraphStep(step, self.agent, self.optimizer.optimizer)
 
     def schedules(self) -> dict[str, Callable[[float], None]]:
         """Return what sets step size and options of the loss; see :meth:`Learner.schedules`."""

@@ -35,8 +35,11 @@ class OnPolicyConfig(RunConfig):
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""
     cuda_graph: bool = False
-    """Run each gradient step as one CUDA graph, and with --vectorization device the steps of a batch as another (needs
+    """Run each update as one CUDA graph, and with --vectorization device the steps of a batch as another (needs
     --device cuda, and minibatches of equal size)."""
+    compile: bool = False
+    """Compile losses and gradients as one program, and with --vectorization device a step of policy and environment as
+    another: fewer, larger kernels, after some seconds at the start; a C++ compiler is needed on the CPU."""
 
     @property
     def gradient_steps_per_batch(self) -> int:
@@ -57,7 +60,7 @@ class OnPolicyConfig(RunConfig):
 
     def on_cpu(self) -> Self:
         """Return the options of the same run on the CPU, with the backend that is best there."""
-        return replace(self, device="cpu", backend="fastest", cuda_graph=False)
+        return replace(self, device="cpu", backend="fastest", cuda_graph=False, compile=False)
 
 
 @dataclass(frozen=True, kw_only=True)

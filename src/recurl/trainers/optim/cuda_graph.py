@@ -37,8 +37,8 @@ class CudaGraphStep:
     The recording itself is that of ``tensordict.nn.CudaGraphModule``.
 
     Args:
-        step: from a batch (a TensorDict, or ``Entries``) to a tensor, or several, without gradients: it computes the
-            loss, its gradients, and steps the optimiser.
+        step: from a batch (a TensorDict, or ``Entries``), and any tensors beside it, to a tensor, or several, without
+            gradients: it computes the loss, its gradients, and steps the optimiser.
         module: what is trained.
         optimizer: what it steps, made with ``capturable=True``.
 
@@ -63,7 +63,7 @@ class CudaGraphStep:
         recurl.errors.UsageError: A CUDA graph needs all parameters on a CUDA device, got some on cpu: ...
     """
 
-    def __init__(self, step: Callable[[Any], Any], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, step: Callable[..., Any], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         check_devices(module)
         if not all(group.get("capturable", False) for group in optimizer.param_groups):
             raise ArgumentError(
@@ -83,12 +83,12 @@ class CudaGraphStep:
         self._graph: CudaGraphModule | None = None
         self._calls = 0
 
-    def __call__(self, batch: Batch) -> Any:
+    def __call__(self, batch: Batch, *tensors: Tensor) -> Any:
         """Make one step on ``batch`` and return what the step returns, in tensors that no later call changes."""
-        entries = dict(leaves(batch))
+        entries = {**dict(leaves(batch)), **{(f"tensor {index}",): tensor for index, tensor in enumerate(tensors)}}
         signature = {key: (value.shape, value.dtype, value.device) for key, value in entries.items()}
         if self._graph is None:
-            self._graph = self._begin(batch, signature)
+            self._graph = self._begin(batch, signature, len(tensors))
         if signature != self._signature:
             raise ArgumentError(_difference(self._signature, signature))
         self._check_unchanged()
@@ -108,20 +108,20 @@ class CudaGraphStep:
         self._calls += 1
         return without_garbage_collection() if self._calls == _WARM_UP else nullcontext()
 
-    def _begin(self, batch: Batch, signature: _Signature) -> CudaGraphModule:
+    def _begin(self, batch: Batch, signature: _Signature, beside: int) -> CudaGraphModule:
         self._signature = signature
         self._kept = KeptTensors(self._module)
         self._steered = self._steering()
         kind, size, device = type(batch), batch.batch_size, batch.device
+        count = len(signature) - beside
 
         def run(*tensors: Tensor) -> Any:
-            entries = dict(zip(signature, tensors, strict=True))
+            rebuilt: Batch = Entries({}, size, device)
             if not issubclass(kind, Entries):
-                return self._step(TensorDict(entries, size, device=device))
-            rebuilt = Entries({}, size, device)
-            for key, value in entries.items():
+                rebuilt = TensorDict({}, size, device=device)
+            for key, value in zip(signature, tensors[:count], strict=False):
                 rebuilt.set(key, value)
-            return self._step(rebuilt)
+            return self._step(rebuilt, *tensors[count:])
 
         with quiet("tensordict", logging.WARNING):  # it logs that it makes and records a graph
             return CudaGraphModule(run, warmup=_WARM_UP)

@@ -73,6 +73,10 @@ class GradientStep:
         for parameter in self._parameters:
             parameter.grad = None
         loss.backward()
+        return self.descend(loss)
+
+    def descend(self, loss: Tensor) -> Tensor:
+        """Make a step along the gradients that the parameters hold, which are those of ``loss``; see the call."""
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if self._fused and len(grads) == len(self._parameters) and self._known():
             return self._step(grads, loss.detach())

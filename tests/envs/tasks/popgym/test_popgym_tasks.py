@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from recurl.envs import TensorEnv, check_env_specs
-from recurl.envs.readback import refuse_read_back
 from recurl.envs.tasks import TaskVectorEnv, check_dynamics, popgym
 from recurl.envs.tasks.namespaces import TensorDraw, tensors_on
 from recurl.envs.tasks.popgym import POPGYM_TASKS, popgym_id
 from recurl.errors import ArgumentError
+from recurl.readback import refuse_read_back
 
 FAMILIES = [name for name in POPGYM_TASKS if name.endswith("Easy")]
 

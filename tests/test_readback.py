@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from recurl.envs.readback import refuse_read_back
 from recurl.errors import UnsupportedError
+from recurl.readback import refuse_read_back
 
 X = torch.arange(4.0)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl._torch import watching
+from recurl._torch import running_by
 from recurl.errors import UnsupportedError
 
 __all__ = ["refuse_read_back"]
@@ -43,11 +43,11 @@ def refuse_read_back() -> Generator[None]:
         >>> with refuse_read_back():
         ...     half = torch.where(torch.ones(3) > 0, 0.5, 0.0)
     """
-    with watching(_check):
+    with running_by(_checked):
         yield
 
 
-def _check(operation: Any, arguments: tuple[Any, ...]) -> None:
+def _checked(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     name = operation.overloadpacket.__name__
     reason = _READS.get(name)
     if name == "repeat_interleave" and operation is not torch.ops.aten.repeat_interleave.Tensor:
@@ -58,6 +58,7 @@ def _check(operation: Any, arguments: tuple[Any, ...]) -> None:
         reason = _MASKED if any(True for _ in masked) else None
     if reason is not None:
         raise UnsupportedError(f"What runs on a device must not be read back to the host, but {_line()}: {reason}.")
+    return operation(*arguments, **named)
 
 
 def _line() -> str:

@@ -1,0 +1,109 @@
+"""The gradient of a loss and the estimate of advantages as compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from recurl.capture import KeptTensors
+from recurl.lowering import Entries, Step, leaves
+from recurl.traced import Traced
+
+Named: TypeAlias = Mapping[Any, Tensor]
+
+
+class Compiled:
+    """Runs a function from a batch to named tensors as a program, one for each shape of batches.
+
+    Args:
+        function: maps a batch to tensors by name; it changes nothing. It gets ``Entries``.
+        module: what it reads; where a parameter or buffer in it is replaced, the programs are made anew.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> run = Compiled(lambda batch: {"y": net(batch.get("x"))}, net)
+        >>> run(Entries({"x": torch.zeros(3, 2)}, torch.Size([3])))["y"].shape
+        torch.Size([3, 1])
+    """
+
+    def __init__(self, function: Callable[[Entries], Named], module: nn.Module) -> None:
+        self._function = function
+        self._module = module
+        self._kept: KeptTensors | None = None
+        self._programs: dict[object, tuple[Traced, list[Any]]] = {}
+
+    def __call__(self, batch: Step) -> dict[Any, Tensor]:
+        """Run the program for batches like ``batch``; the results have no gradients."""
+        entries = dict(leaves(batch))
+        kind = tuple((key, value.shape, value.stride(), value.dtype, value.device) for key, value in entries.items())
+        if self._kept is None or self._kept.replaced() is not None:
+            self._kept, self._programs = KeptTensors(self._module), {}
+        if kind not in self._programs:
+            self._programs[kind] = self._compile(batch, list(entries), list(entries.values()))
+        program, names = self._programs[kind]
+        return dict(zip(names, program(*entries.values()), strict=True))
+
+    def _compile(self, batch: Step, keys: Sequence[Any], values: Sequence[Tensor]) -> tuple[Traced, list[Any]]:
+        names: list[Any] = []
+
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            entries = Entries({}, batch.batch_size, batch.device)
+            for key, tensor in zip(keys, tensors, strict=True):
+                entries.set(key, tensor)
+            found = self._function(entries)
+            names[:] = found
+            return tuple(value.detach() for value in found.values())
+
+        return Traced(run, values), names
+
+
+def estimate(results: Callable[[Step], Named], module: nn.Module) -> Callable[[TensorDictBase], TensorDictBase]:
+    """Return an estimator's ``results`` as a program that writes them into a batch, as the estimator does."""
+
+    @torch.no_grad()
+    def compute(batch: Entries) -> Named:
+        return results(batch)
+
+    program = Compiled(compute, module)
+
+    def write(batch: TensorDictBase) -> TensorDictBase:
+        for key, result in program(batch).items():
+            batch.set(key, result.unsqueeze(-1))
+        return batch
+
+    return write
+
+
+class GradientProgram:
+    """Computes the losses of a minibatch, and their gradients, as one program.
+
+    Args:
+        losses: maps a minibatch to losses and metrics by name.
+        descended: names of those whose sum is descended.
+        module: the networks; parameters that the losses don't depend on get no gradient.
+    """
+
+    def __init__(self, losses: Callable[[Step], Named], descended: Sequence[str], module: nn.Module) -> None:
+        self._parameters = {f"gradient of {name}": parameter for name, parameter in module.named_parameters()}
+
+        def run(minibatch: Entries) -> Named:
+            with torch.enable_grad():
+                found = losses(minibatch)
+                total = torch.stack([found[name] for name in descended]).sum()
+                wanted = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
+                names = [name for name, parameter in self._parameters.items() if parameter.requires_grad]
+                gradients: Any = torch.autograd.grad(total, wanted, allow_unused=True)
+            return {**found, **{n: g for n, g in zip(names, gradients, strict=True) if g is not None}}
+
+        self._program = Compiled(run, module)
+
+    def __call__(self, minibatch: Step) -> dict[str, Tensor]:
+        """Return losses and metrics, and set the gradients of the parameters."""
+        results = self._program(minibatch)
+        for name, parameter in self._parameters.items():
+            parameter.grad = results.pop(name, None)
+        return results

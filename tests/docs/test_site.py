@@ -12,6 +12,7 @@ import importlib
 import io
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
 
@@ -51,6 +52,7 @@ WITH_PYTHON = [page for page in PAGES if page != RAISING and any(lang == "python
 def test_code_runs_and_prints_what_stands_below(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(BACKENDS, "_backends", dict(BACKENDS._backends))  # a page may register one
+    monkeypatch.setattr(sys, "argv", [str(page)])  # what a page reads there would be pytest's
     namespace = {"__name__": "__main__"}
     all_blocks = blocks(page)
     for number, (language, text) in enumerate(all_blocks):

@@ -3,6 +3,7 @@
 from recurl.envs import tasks as tasks
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import EnvCreator, ParallelEnv, SerialEnv
+from recurl.envs.env_specs import EnvSpecs
 from recurl.envs.gym import GymEnv, GymWrapper
 from recurl.envs.gym_actions import ActionReader as ActionReader
 from recurl.envs.gym_masks import MaskReader as MaskReader
@@ -33,6 +34,7 @@ __all__ = [
     "Compose",
     "EnvBase",
     "EnvCreator",
+    "EnvSpecs",
     "ExplorationType",
     "GymEnv",
     "GymWrapper",

@@ -1,4 +1,4 @@
-"""Base class of all environments: specs, reset, step, carry, rollout."""
+"""Base class of all environments: reset, step, carry, rollout."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from tensordict import TensorDict, TensorDictBase
 
 from recurl.devices import numbered
 from recurl.envs.actions import check_choice, random_action
+from recurl.envs.env_specs import EnvSpecs
 from recurl.envs.mdp import check_reset, complete_done, refuse_stale
 from recurl.envs.rollout import Policy, rollout
 from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError
-from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey
+from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED, TRUNCATED
 from recurl.lowering import Entries, Step, StepT, leaves, like, takes_entries, unmarked
 from recurl.ranges import checked_seed
-from recurl.specs import Binary, Composite, TensorSpec, Unbounded, has_mask
+from recurl.specs import Composite, TensorSpec
 from recurl.transforms import Transform
 from recurl.transforms.base import fill_reset, keeps_memory, merge_reset, reset_mask
 
@@ -35,8 +36,8 @@ class _EnvMeta(ABCMeta):
         return env
 
 
-class EnvBase(metaclass=_EnvMeta):
-    """Base class of all environments.
+class EnvBase(EnvSpecs, metaclass=_EnvMeta):
+    """Base class of all environments; its specs are those of :class:`~recurl.envs.EnvSpecs`.
 
     A subclass passes its specs to this constructor and defines :meth:`_reset`, :meth:`_step`, :meth:`_set_seed`. Every
     constructor also takes ``policy=``, a module: the result is then a ``TransformedEnv`` with an ``InitTracker``
@@ -74,27 +75,10 @@ class EnvBase(metaclass=_EnvMeta):
         batch_size: Sequence[int] = (),
         device: torch.device | str | None = None,
     ) -> None:
-        self.batch_size = torch.Size(batch_size)
-        self.device = numbered(device)
+        size = torch.Size(batch_size)
+        super().__init__(observation_spec, action_spec, reward_spec, state_spec, size, numbered(device))
         self.is_closed = False
         self._keeps_memory = keeps_memory(self)
-        self._action_unbatched = action_spec.to(self.device)
-        self._action = self._batched(action_spec)
-        self._observation = self._batched(observation_spec)
-        self._state = self._batched(Composite() if state_spec is None else state_spec)
-        self._reward = self._batched(Unbounded(1, dtype=torch.float32) if reward_spec is None else reward_spec)
-        self._done = self._batched(Composite({key: Binary((1,)) for key in DONE_KEYS}))
-        self._plan_carry()
-
-    def _batched(self, spec: Any) -> Any:
-        return spec.expand(*self.batch_size, *spec.shape).to(self.device)
-
-    def _plan_carry(self) -> None:
-        """Collect the keys that go from ``next`` to the root: observations, states and done flags."""
-        specs = (self._observation, self._state, self._done)
-        self._carried: dict[NestedKey, None] = dict.fromkeys(key for spec in specs for key in spec.keys(True, True))
-        self._nested = any(isinstance(key, tuple) for key in self._carried)
-        self._masked = has_mask(self._observation, self._action_unbatched)
 
     # -- to be defined by subclasses; they receive TensorDicts, or any ``Step`` if marked with ``takes_entries``
 
@@ -115,48 +99,6 @@ class EnvBase(metaclass=_EnvMeta):
 
     def _close(self) -> None:
         """Free the environment's resources."""
-
-    # -- specs
-
-    @property
-    def observation_spec(self) -> Composite:
-        """Entries of the root and of ``next`` (without reward and done flags), batch dimensions included."""
-        return self._observation
-
-    @property
-    def state_spec(self) -> Composite:
-        """Entries that a step reads from the root besides the action; carried like observations."""
-        return self._state
-
-    @property
-    def action_spec(self) -> Any:
-        """Spec of the action, batch dimensions included."""
-        return self._action
-
-    @property
-    def action_spec_unbatched(self) -> Any:
-        """Spec of one environment's action, without batch dimensions."""
-        return self._action_unbatched
-
-    @property
-    def full_action_spec(self) -> Composite:
-        """Composite with the action's spec under its key, batch dimensions included."""
-        return Composite({ACTION: self.action_spec}, shape=self.batch_size, device=self.device)
-
-    @property
-    def full_action_spec_unbatched(self) -> Composite:
-        """Composite with the spec of one environment's action under its key."""
-        return Composite({ACTION: self.action_spec_unbatched}, device=self.device)
-
-    @property
-    def reward_spec(self) -> Any:
-        """Spec of the reward, ``[*B, 1]``."""
-        return self._reward
-
-    @property
-    def done_spec(self) -> Composite:
-        """Specs of ``done``, ``terminated`` and ``truncated``, bool ``[*B, 1]``."""
-        return self._done
 
     # -- interaction
 
@@ -376,14 +318,6 @@ class EnvBase(metaclass=_EnvMeta):
             UnsupportedError: the environment can't save its state.
         """
         raise UnsupportedError(f"{self!r} can't restore a state: reset it when resuming.")
-
-    def fake_tensordict(self) -> TensorDict:
-        """Return a TensorDict of zeros with the entries of a step: root, action and ``next``."""
-        root = TensorDict({}, self.batch_size, device=self.device)
-        for spec in (self.observation_spec, self.state_spec, self.done_spec):
-            root.update(spec.zero())
-        after = root.copy().set(REWARD, self.reward_spec.zero())
-        return root.set(ACTION, self.action_spec.zero()).set(NEXT, after.clone())
 
     def close(self) -> None:
         """Free the environment's resources; closing twice is harmless."""

@@ -1,7 +1,7 @@
 # pyright: basic, reportAssignmentType=false
 # ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915, RUF005
 # Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
+# however long, with all its arguments; its tuples grow by +, without unpacking.
 """Linear recurrences in one pass over memory: a program keeps its chunk in registers until it knows the state before.
 
 A chunk is ROWS pieces of STEPS tokens, COLUMNS channels wide; a thread walks a piece, in the channels that it loads.

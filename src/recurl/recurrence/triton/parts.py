@@ -1,7 +1,7 @@
 # pyright: basic, reportAssignmentType=false
 # ruff: noqa: ANN001, ANN201, SIM108
 # Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
+# however long, with all its arguments; an if on a constant compiles one branch, in lines of its own.
 """Pieces shared by the plain Triton kernels: nonlinearities, operands of products, the barrier of a group."""
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, PLR0913, SIM108
 # Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
+# however long, with all its arguments; an if on a constant compiles one branch, in lines of its own.
 """Pieces of the Gluon kernels that come down to single machine instructions."""
 
 from __future__ import annotations

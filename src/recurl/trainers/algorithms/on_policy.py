@@ -12,6 +12,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.data import SequenceMinibatches
+from recurl.distributed import average_, global_statistics, rank, world_size
+from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
 from recurl.lowering import Entries
 from recurl.modules import RewardScaler
@@ -20,6 +22,7 @@ from recurl.objectives.value.estimator import ValueEstimator
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
+from recurl.trainers.algorithms.seeding import GeneratorState
 from recurl.trainers.networks.actor_critic import ActorCritic
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
@@ -63,6 +66,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     live = "loss {loss_objective:+.3f} (policy) {loss_critic:.3f} (value)  entropy {entropy:.2f}"
     diagnostics: ClassVar[tuple[str, ...]] = ("entropy", "explained_variance")
     """Metrics of the loss that are reported; the last of ``reported``."""
+    data_parallel = True
     scheduled_in_loss: ClassVar[tuple[str, ...]] = ("entropy_coeff",)
     """Options with a schedule that are attributes of the loss."""
 
@@ -70,6 +74,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         self.captures = config.cuda_graph
         super().__init__(config, overlap=overlap)
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
+        self._shuffle = torch.Generator().manual_seed(config.seed)  # the same on all ranks
         self.estimator = self.make_estimator()
         self.loss = self.make_loss()
         self.optimizer = GradientStep(
@@ -99,6 +104,19 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         """How a batch is learnt from: by default in one gradient step."""
         return Passes()
 
+    def check_ranks(self) -> None:
+        """Refuse minibatches that ranks can't share; see :meth:`Learner.check_ranks`."""
+        super().check_ranks()
+        config, passes = self.config, self.passes
+        length = passes.sequence_length or config.rollout_steps
+        sequences = config.num_envs * (config.rollout_steps // length)
+        if config.rollout_steps % length or sequences % passes.minibatches:
+            raise ArgumentError(
+                "Over several ranks all minibatches must be of one size: --sequence-length must divide "
+                f"--rollout-steps, and --minibatches the {sequences} sequences of a rank's batch; got {length} for "
+                f"{config.rollout_steps}, and {passes.minibatches}."
+            )
+
     def measured(self, batch: TensorDictBase) -> Sequence[Tensor]:
         """Return numbers of a batch with advantages, reported between those of the gradient steps and ``diagnostics``.
 
@@ -110,8 +128,21 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
 
     def parts(self) -> dict[str, Stateful | None]:
         """Return what a checkpoint holds."""
-        return {**super().parts(), "optimizer": self.optimizer, "scaler": self.scaler}
+        return {
+            **super().parts(),
+            "optimizer": self.optimizer,
+            "scaler": self.scaler,
+            "shuffle": GeneratorState(self._shuffle),
+        }
 
+    def load_state_dict(self, state: dict[str, Any], *, begin_anew: bool = False) -> None:
+        """Restore what :meth:`state_dict` returned; see :meth:`Learner.load_state_dict`."""
+        shuffle = GeneratorState(self._shuffle).state_dict()  # runs of old have none
+        super().load_state_dict({"shuffle": shuffle, **state}, begin_anew=begin_anew)
+        if begin_anew and self.scaler is not None:
+            self.scaler.returns.zero_()
+
+    @global_statistics()
     def learn(self, batch: TensorDictBase) -> dict[str, float]:
         """Improve the networks on a batch.
 
@@ -119,7 +150,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             batch: what :meth:`collect` returned, ``[B, T]``; rewards are replaced by scaled ones.
 
         Returns:
-            Losses and gradient norm, averaged over the update; and diagnostics, averaged over its last epoch. Steps
+            Losses and gradient norm, averaged over the update; and diagnostics, averaged over its last epoch: those of
+            the batches of all ranks. Steps
             whose loss or norm wasn't finite were not made; ``fault`` names the first of these.
         """
         if self.scaler is not None:
@@ -128,13 +160,16 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         self.estimator(batch)
         passes = self.passes
         data = batch.select(*self.loss.in_keys, strict=False)
-        minibatches = SequenceMinibatches(data, passes.minibatches, passes.sequence_length)
+        minibatches = SequenceMinibatches(
+            data, passes.minibatches, passes.sequence_length, self._shuffle, rank=rank(), ranks=world_size()
+        )
         epochs = [self._epoch(minibatches, last=epoch == passes.epochs) for epoch in range(1, passes.epochs + 1)]
         self.agent.observe(batch)
         checked = _means([checked for epoch in epochs for checked, _ in epoch])
         diagnostics = _means([diagnostics for _, diagnostics in epochs[-1]])
-        values = torch.cat([checked, *(value.reshape(1) for value in self.measured(batch)), diagnostics]).tolist()
-        return self.report(dict(zip(self.reported, values, strict=True)), CHECKED)
+        values = torch.cat([checked, *(value.reshape(1) for value in self.measured(batch)), diagnostics])
+        average_([values])
+        return self.report(dict(zip(self.reported, values.tolist(), strict=True)), CHECKED)
 
     def _epoch(self, minibatches: SequenceMinibatches, *, last: bool) -> list[_Report]:
         """Make the gradient steps of an epoch; diagnostics are computed in the last one."""
@@ -175,6 +210,12 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         if self.scaler is not None:
             self.scaler.returns[rows] = 0
         return super().restart(rows)
+
+    def close(self) -> None:
+        """Close the environments, and free the CUDA graph of the steps."""
+        super().close()
+        if isinstance(self._train, CudaGraphStep):
+            self._train.reset()
 
 
 def _means(rows: list[Any]) -> Tensor:

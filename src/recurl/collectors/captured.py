@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
-from recurl.capture import KeptTensors, without_garbage_collection
+from recurl.capture import KeptTensors, recording
 from recurl.envs import EnvBase, TensorEnv
 from recurl.envs.transformed import TransformedEnv
 from recurl.errors import UsageError
@@ -119,7 +119,7 @@ def record(steps: Callable[[], Batch], generator: Generator) -> tuple[Replay, Ba
     """Record what ``steps`` launches, and return what launches it, and its result, which every launch overwrites."""
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(generator)
-    with without_garbage_collection(), torch.cuda.graph(graph):
+    with recording(), torch.cuda.graph(graph):
         result = steps()
     return graph.replay, result
 

@@ -86,7 +86,7 @@ def merge_moments(count: int | Tensor, mean: Tensor, var: Tensor) -> tuple[int |
             "Statistics over several ranks have no gradients: detach what they are taken of (differentiable=False)."
         )
     own = mean.new_zeros(2 * mean.numel() + 1, dtype=torch.float64)
-    own[0] = count
+    own[0].fill_(count)
     own[1:].copy_(torch.cat([mean.reshape(-1), var.reshape(-1)]))
     table = gathered(own)
     counts, means, variances = table[:, :1], *table[:, 1:].chunk(2, 1)

@@ -27,10 +27,10 @@ class Ranks:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, world, function, *arguments):
+    def run(self, world, function, *arguments, **options):
         store = str(self._folder / f"store{next(self._numbers)}")
         for pipe in self._pipes[:world]:
-            pipe.send((world, store, function, arguments))
+            pipe.send((world, store, function, arguments, options))
         answers = []
         for number, pipe in enumerate(self._pipes[:world]):
             assert pipe.poll(_SECONDS), f"rank {number} does not answer"
@@ -50,7 +50,7 @@ class Ranks:
 def _serve(pipe, rank):
     torch.set_num_threads(1)
     while (work := pipe.recv()) is not None:
-        world, store, function, arguments = work
+        world, store, function, arguments, options = work
         try:
             if world > 1:
                 distributed.init_process_group(
@@ -60,7 +60,7 @@ def _serve(pipe, rank):
                     world_size=world,
                     timeout=timedelta(seconds=60),
                 )
-            result = None, function(*arguments)
+            result = None, function(*arguments, **options)
         except Exception:  # noqa: BLE001 - it is raised by the test
             result = traceback.format_exc(), None
         finally:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+
 import torch
+from rich.console import Console
 
 from recurl.collectors import Collector
 from recurl.distributed import rank, world_size
-from recurl.trainers import PPOConfig
+from recurl.errors import RecurlError
+from recurl.trainers import PPOConfig, RunFolder, Trainer
 from recurl.trainers.algorithms.a2c import A2C
 from recurl.trainers.algorithms.a2c_config import A2CConfig
 from recurl.trainers.algorithms.environment import training_env
@@ -14,8 +19,10 @@ from recurl.trainers.algorithms.impala import Impala
 from recurl.trainers.algorithms.impala_config import ImpalaConfig
 from recurl.trainers.algorithms.ppo import PPO
 from recurl.trainers.algorithms.seeding import seed_everything
+from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.networks.agent import collecting
 from recurl.trainers.run.episodes import EpisodeStats
+from tests.trainers import faulty as faulty
 
 KINDS = {"ppo": (PPO, PPOConfig), "a2c": (A2C, A2CConfig), "impala": (Impala, ImpalaConfig)}
 UPDATES = 5
@@ -82,3 +89,48 @@ def learn(algorithm, options, ranks=1, in_float64=False):
     scaler = {} if learner.scaler is None else learner.scaler.moments.state_dict()
     state = {**learner.agent.state_dict(), **{f"scaler.{name}": value for name, value in scaler.items()}}
     return {"rank": rank(), "state": {name: value.clone() for name, value in state.items()}, "rows": rows}
+
+
+def train(path, stop_after=None, resume=False, **options):
+    """A run in a folder that the ranks share; where asked, only the last rank wants to stop after so many updates."""
+    folder = RunFolder(path, print)
+    values = {
+        "env": "recurl/RepeatPrevious-v0",
+        "env_kwargs": ("k=1", "episode_length=8"),
+        "hidden_size": 8,
+        "num_envs": 2,
+        "rollout_steps": 8,
+        "minibatches": 2,
+        "sequence_length": 4,
+        "total_steps": 192 * world_size(),
+        "checkpoint_every": 4,
+        "logger": "none",
+        **options,
+    }
+    config = folder.read_config() if resume else PPOConfig(**values)
+    out, updates = io.StringIO(), itertools.count(1)
+    trainer = Trainer(config, folder, console=Console(file=out, quiet=rank() > 0))
+    try:
+        if resume:
+            trainer.resume()
+        elif rank() == 0:
+            folder.create(config)
+        asked = rank() == world_size() - 1 and stop_after is not None
+        outcome = trainer.run(lambda: asked and next(updates) == stop_after)
+    except RecurlError as error:
+        return str(error)
+    finally:
+        trainer.close()
+    state = {name: value.clone() for name, value in trainer.algorithm.agent.state_dict().items()}
+    return outcome.status, outcome.env_steps, outcome.return_mean, state, out.getvalue()
+
+
+def refusal(kind, **options):
+    """The message with which a learner of these options is refused."""
+    small = {"env": "recurl/TMaze-v0", "num_envs": 2, "rollout_steps": 8, "total_steps": 64, "hidden_size": 4}
+    own = {"sequence_length": 4, "minibatches": 2} if kind is PPOConfig else {}
+    try:
+        make_algorithm(kind(**{**small, **own, **options})).close()
+    except RecurlError as error:
+        return str(error)
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 import tempfile
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from recurl._version import __version__
-from recurl.distributed import speaks
 from recurl.errors import ArgumentError, CallbackError, MissingDependencyError, RecurlError, RemoteTraceback
 from recurl.nearest import nearest
 
@@ -105,7 +105,7 @@ def _read(arguments: list[str]) -> tuple[Command, Any]:
         command = load(arguments[0])
         return command, command.read(arguments[1:])
     except RecurlError:
-        if speaks():
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # of the processes that torchrun starts
             raise
         raise SystemExit(2) from None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +24,7 @@ __all__ = ["check_nccl", "is_launched", "joined", "restarted", "speaks"]
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _ANSWER = timedelta(seconds=15)
+_PAUSE = 0.2
 _OTHERS = timedelta(minutes=5)  # for all ranks to import what they need
 
 
@@ -139,14 +142,33 @@ def _take_gpu(index: str) -> None:
 def _connected(address: str, *, hosts: bool = False) -> Any:
     name, _, port = address.rpartition(":")
     try:
+        if not hosts:
+            _await_answer(name, int(port))
         store = TCPStore(name, int(port), is_master=hosts, timeout=_ANSWER, wait_for_workers=False, multi_tenant=True)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise RankError(
             f"Nobody answers at {address} within {_ANSWER.seconds} s ({str(error).partition(chr(10))[0]}): start all "
             "ranks with torchrun, and give those of other machines the first one's address (--rdzv-endpoint HOST:PORT)."
         ) from error
     store.set_timeout(_OTHERS)
     return store
+
+
+def _await_answer(name: str, port: int) -> None:
+    """Wait until somebody listens there: in silence, which a store doesn't.
+
+    Raises:
+        OSError: nobody does.
+    """
+    until = time.monotonic() + _ANSWER.seconds
+    while True:
+        try:
+            with socket.create_connection((name, port), max(until - time.monotonic(), 0.1)):
+                return
+        except OSError:
+            if time.monotonic() + _PAUSE > until:
+                raise
+            time.sleep(_PAUSE)
 
 
 def _compare(store: Any, own: int, size: int, kind: str) -> None:

@@ -9,15 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 __all__ = ["Watch"]
 
 _SECONDS = 0.5  # between two looks
 _SILENT = 10.0  # of a rank on another machine that is taken for dead
-_VERDICT = 13.0  # that a failed collective waits for a reason
+_LONGEST = 13.0  # that a failed collective waits for a reason
 _GRACE = 5.0  # of a rank that has failed, to end by itself
-_FAILED = "failed"
+_FAILED, _VERDICT = "failed", "verdict"
+_TO_BE_HEARD = 4 * _SECONDS
 _STATUS = 2
 
 
@@ -94,7 +96,7 @@ class Watch:
         """Tell the others that this rank has left, and end the thread."""
         self._change(ended=True)
         self._over.set()
-        self._thread.join(_VERDICT)
+        self._thread.join(_LONGEST)
         Watch.current = None
 
     def _change(self, **values: Any) -> None:
@@ -139,13 +141,15 @@ class Watch:
             if watch._failed is None:
                 watch._failed = (text, time.monotonic())
         watch._told.wait(_GRACE)
+        if watch._first:
+            watch._over.wait(_TO_BE_HEARD)  # the store may be this rank's, and end with it
         return watch._first
 
     @classmethod
     def await_verdict(cls) -> None:
         """Give the thread the time to find out why a collective failed, and to end the process."""
         if cls.current is not None:
-            cls.current._told.wait(_VERDICT)
+            cls.current._told.wait(_LONGEST)
 
     # -- the thread
 
@@ -167,13 +171,17 @@ class Watch:
         elif store.check([_FAILED]):
             said = json.loads(store.get(_FAILED))
             self._end(f"rank {said['rank']} has failed: {said['text']}")
+        elif store.check([_VERDICT]):
+            self._end(store.get(_VERDICT).decode())
         now = time.monotonic()
         for rank, beat in self._beats(store):
             if rank not in self._seen:
                 self._seen[rank] = _Seen(beat, now, near=beat.host == self._own.host and _alive(beat.pid))
             self._seen[rank].update(beat, now)
-        if self._failed is None:
-            self._judge(now)
+        verdict = None if self._failed is not None else self._judge(now)
+        if verdict is not None:
+            agreed = store.compare_set(_VERDICT, "", verdict).decode()
+            self._end(agreed, after=_TO_BE_HEARD)
 
     def _send(self, store: Any) -> None:
         with self._lock:
@@ -196,26 +204,30 @@ class Watch:
             if store.check([_key(rank)]):
                 yield rank, _Beat(*json.loads(store.get(_key(rank))))
 
-    def _judge(self, now: float) -> None:
+    def _judge(self, now: float) -> str | None:
+        """Return why this process must end, or None."""
         running = {rank: seen for rank, seen in self._seen.items() if not seen.beat.ended}
         for rank, seen in running.items():
             dead = not _alive(seen.beat.pid) if seen.near else now - seen.heard > _SILENT
             if dead and rank != self._rank:
                 where = f"its process, {seen.beat.pid} on {seen.beat.host}, is gone"
-                self._end(f"rank {rank} has died ({where}).")
+                return f"rank {rank} has died ({where})."
         if len(self._seen) < self._size or any(seen.beat.exempt for seen in running.values()):
             for seen in running.values():
                 seen.moved = now
-            return
+            return None
         behind = min((seen.beat.progress for seen in running.values()), default=0)
         slow = [rank for rank, seen in running.items() if seen.beat.progress == behind]
         if slow and all(now - running[rank].moved > self._timeout for rank in slow):
-            who = "no rank has" if len(slow) == len(running) > 1 else f"rank {', '.join(map(str, slow))} has"
-            self._end(f"{who} made progress for {self._timeout:g} s (--rank-timeout).")
+            who = "no rank" if len(slow) == len(running) > 1 else f"rank {', '.join(map(str, slow))}"
+            said = "made progress" if who == "no rank" else "made no progress"
+            return f"{who} has {said} for {self._timeout:g} s (--rank-timeout)."
+        return None
 
-    def _end(self, text: str) -> None:
+    def _end(self, text: str, *, after: float = 0.0) -> None:
         with suppress(OSError):
             os.write(2, f"recurl: rank {self._rank} ends, as {text}\n".encode())
+        time.sleep(after)
         os._exit(_STATUS)
 
 
@@ -224,6 +236,8 @@ def _key(rank: int) -> str:
 
 
 def _alive(pid: int) -> bool:
+    with suppress(OSError):  # a process that nobody has waited for yet can still be signalled
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

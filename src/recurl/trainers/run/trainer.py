@@ -302,7 +302,8 @@ class Trainer:
         return self.stats.reached(self.config.stop_return) or self._evaluation.solved
 
     def _ended(self) -> bool:
-        return self._solved() or self.algorithm.env_steps >= self.algorithm.total_steps
+        algorithm = self.algorithm
+        return self._solved() or algorithm.env_steps + algorithm.frames_per_update > self.config.total_steps
 
     def _save(self, clock: Clock) -> None:
         self._times = (clock.wall_s, clock.cpu_s)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from recurl._torch import tensors_of
 
-__all__ = ["KeptTensors", "without_garbage_collection"]
+__all__ = ["KeptTensors", "recording", "without_garbage_collection"]
 
 
 class KeptTensors:
@@ -74,3 +76,18 @@ def without_garbage_collection() -> Generator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def recording() -> Generator[None]:
+    """Record CUDA graphs inside the block: see :func:`without_garbage_collection`; other threads may use the GPU.
+
+    NCCL's threads do, which would spoil a recording in the mode that is torch's default.
+    """
+    graph = torch.cuda.graph
+    torch.cuda.graph = partial(graph, capture_error_mode="thread_local")
+    try:
+        with without_garbage_collection():
+            yield
+    finally:
+        torch.cuda.graph = graph

@@ -44,6 +44,10 @@ class WorkerError(RecurlError, RuntimeError):
     """A worker process raised an error, died, or hangs."""
 
 
+class RankError(RecurlError, RuntimeError):
+    """Another rank of a distributed run failed, or none answers."""
+
+
 class RemoteTraceback(RecurlError):
     """The traceback of an error in another process, as text; set as the cause of the error that is raised here."""
 

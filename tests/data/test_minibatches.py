@@ -98,6 +98,33 @@ def test_sequences_are_dealt_evenly():
     assert sorted(sizes) == [12, 12, 18, 18]
 
 
+def test_every_minibatch_gets_one_of_each_stratum():
+    parts = [set((part["token"] // 6).tolist()) for part in SequenceMinibatches(make_batch((12, 6)), 4)]
+    for first in (0, 4, 8):
+        stratum = set(range(first, first + 4))
+        assert [len(part & stratum) for part in parts] == [1] * 4
+
+
+def test_minibatches_of_ranks_are_those_of_the_whole_batch():
+    batch = make_batch((12, 6))
+
+    def epochs(part, **ranks):
+        minibatches = SequenceMinibatches(part, 2, 3, torch.Generator().manual_seed(0), **ranks)
+        return [[minibatch["token"].tolist() for minibatch in minibatches] for _ in range(2)]
+
+    whole = epochs(batch)
+    of_ranks = [epochs(part, rank=number, ranks=3) for number, part in enumerate(batch.split(4))]
+    for epoch in range(2):
+        for number in range(2):
+            assert [token for rank in of_ranks for token in rank[epoch][number]] == whole[epoch][number]
+
+
+@pytest.mark.parametrize(("number", "slice_len"), [(3, 3), (2, 4)])
+def test_ranks_need_minibatches_of_one_size(number, slice_len):
+    with pytest.raises(ArgumentError, match="Over 2 ranks all minibatches must be of one size"):
+        SequenceMinibatches(make_batch((4, 6)), number, slice_len, ranks=2)
+
+
 def test_errors():
     batch = make_batch((2, 4))
     with pytest.raises(ArgumentError, match="time dimension"):

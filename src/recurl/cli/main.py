@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 import tempfile
@@ -81,9 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     try:
-        check_text(arguments)
-        command = load(arguments[0])
-        return command.run(command.read(arguments[1:]))
+        command, wanted = _read(arguments)
+        return command.run(wanted)
     except KeyboardInterrupt:
         print("recurl: interrupted.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -96,6 +96,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if trace is not None:
             print(f"recurl: its traceback is in {_kept(trace)}", file=sys.stderr)
         return 2
+
+
+def _read(arguments: list[str]) -> tuple[Command, Any]:
+    """Load a command and read its arguments; of several processes with the same mistake in them, one says so."""
+    try:
+        check_text(arguments)
+        command = load(arguments[0])
+        return command, command.read(arguments[1:])
+    except RecurlError:
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # of the processes that torchrun starts
+            raise
+        raise SystemExit(2) from None
 
 
 def _trace(error: BaseException) -> str | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 import time
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from recurl.cli.arguments import parse_arguments, parse_subcommand
 from recurl.cli.notices import notify
 from recurl.cli.signals import StopOnSignal
 from recurl.cli.sources import Sources, plain, read_sources, with_defaults
+from recurl.distributed import broadcast, joined, on_any_rank, rank, restarted, world_size
 from recurl.errors import ArgumentError, CallbackError, NonFiniteError, StorageError
 from recurl.ranges import Steps
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
@@ -114,36 +116,70 @@ def _train_anew(config: RunConfig, place: Place) -> int:
     env, cell = (re.split("[/:]", text)[-1] for text in (config.env_name, config.cell))
     name = f"{env}-{config.algorithm}-{cell}-seed{config.seed}"
     folder = RunFolder(place.run_dir or Path("runs") / name, notify)
-    folder.check_free(overwrite=place.overwrite)
-    with closing(Trainer(config, folder, console=Console())) as trainer, folder.hold():
-        folder.create(config, overwrite=place.overwrite)
+    with ExitStack() as held:
+        with joined(config.device):
+            status = _begin(config, folder, place, held)
+        return _evaluate(folder, config) if status is None else status
+
+
+def _begin(config: RunConfig, folder: RunFolder, place: Place, held: ExitStack) -> int | None:
+    """Train anew, or go on where torchrun has started the processes again; see :func:`_train`."""
+    begun = broadcast(_begun(config, folder))
+    overwrite = place.overwrite or begun is None
+    if not begun and rank() == 0:
+        folder.check_free(overwrite=overwrite)
+    with closing(Trainer(config, folder, console=_console())) as trainer:
+        if begun:
+            trainer.resume()
+        elif rank() == 0:
+            held.enter_context(folder.hold())
+            folder.create(config, overwrite=overwrite)
         return _train(trainer)
+
+
+def _begun(config: RunConfig, folder: RunFolder) -> bool | None:
+    """Return whether torchrun has started the processes of this run again; None if it has no checkpoint yet."""
+    if not restarted() or not folder.config.exists() or folder.read_config() != config:
+        return False
+    return True if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()) else None
 
 
 def _resume(wanted: Resume) -> int:
     folder = RunFolder(wanted.resume, notify)
     config = folder.read_config() if wanted.total_steps is None else folder.extend(wanted.total_steps)
-    with closing(Trainer(config, folder, console=Console())) as trainer:
+    with joined(config.device), closing(Trainer(config, folder, console=_console())) as trainer:
         trainer.resume()
-        if wanted.total_steps is not None:
+        if wanted.total_steps is not None and rank() == 0:
             folder.rewrite(config)
-        return _train(trainer)
+        status = _train(trainer)
+    return _evaluate(folder, config) if status is None else status
 
 
-def _train(trainer: Trainer) -> int:
+def _train(trainer: Trainer) -> int | None:
+    """Train, and return the exit code; None where the policy is to be evaluated, once the ranks have parted."""
     config, path, console = trainer.config, trainer.folder.path, trainer.console
     set_up = time.process_time()
     how = f"by {config.algorithm} with {config.cell} on {config.device}, seed {config.seed}"
-    _say(console, f"Training {config.env} {how}, into {path}")
+    over = f", over {world_size()} ranks" if world_size() > 1 else ""
+    _say(console, f"Training {config.env} {how}, into {path}{over}")
     with StopOnSignal() as stop, _saying_how_to_go_on(trainer.folder):
         outcome = trainer.run(stop.requested)
     trainer.close()
     _say(console, _summary(outcome, set_up))
-    if stop.requested():
+    if on_any_rank(stop.requested()):
         _say(console, f"Go on with: recurl train --resume {path}")
-        return stop.exit_code
-    _say(console, str(evaluate_run(trainer.folder, episodes=config.eval_episodes, console=console)))
+        return stop.exit_code or 128 + signal.SIGTERM
+    return None if rank() == 0 else 0
+
+
+def _evaluate(folder: RunFolder, config: RunConfig) -> int:
+    console = _console()
+    _say(console, str(evaluate_run(folder, episodes=config.eval_episodes, console=console)))
     return 0
+
+
+def _console() -> Console:
+    return Console(quiet=rank() > 0)
 
 
 @contextmanager

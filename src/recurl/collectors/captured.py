@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
-from recurl.capture import KeptTensors, without_garbage_collection
+from recurl.capture import KeptTensors, recording
 from recurl.envs import EnvBase, TensorEnv
 from recurl.envs.transformed import TransformedEnv
 from recurl.errors import UsageError
@@ -115,6 +115,10 @@ class CapturedSteps:
         batch.refine_names(..., "time")
         return batch, _like(root, keys, after)
 
+    def reset(self) -> None:
+        """Forget the program, and free the graph."""
+        self._run = self._recording = None
+
     def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors, setting: object) -> None:
         """Make the program of a step, unless there is one that still holds."""
         training = self._policy and [module.training for module in self._policy.modules()]
@@ -188,7 +192,7 @@ def record(steps: Callable[[], list[_Tensors]], generator: Generator) -> tuple[C
     """Record what ``steps`` launches, and return what launches it, and its result, which every launch overwrites."""
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(generator)
-    with without_garbage_collection(), torch.cuda.graph(graph):
+    with recording(), torch.cuda.graph(graph):
         result = steps()
     return graph.replay, result
 

@@ -362,6 +362,8 @@ class Collector(CollectorBase):
         return restored
 
     def _close(self) -> None:
+        if self._captured is not None:
+            self._captured.reset()
         self.env.close()
 
 

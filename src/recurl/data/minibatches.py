@@ -21,8 +21,9 @@ __all__ = ["SequenceMinibatches"]
 class SequenceMinibatches:
     """Iterable that cuts a batch into sequences and shuffles them into minibatches; each iteration is one epoch.
 
-    Every token of the batch occurs exactly once per epoch. A sequence starts from the recurrent state stored at its
-    first token, where ``"is_init"`` is set; within a sequence, tokens keep their order and resets stay marked. The
+    Every token of the batch occurs exactly once per epoch. Sequences are dealt in strata: of each run of
+    ``num_minibatches`` consecutive ones, every minibatch gets one. A sequence starts from the recurrent state stored at
+    its first token, where ``"is_init"`` is set; within a sequence, tokens keep their order and resets stay marked. The
     marks are written to a new entry of the minibatch, never into the batch. There is no synchronisation with the
     device.
 
@@ -33,6 +34,10 @@ class SequenceMinibatches:
         slice_len: length of a sequence; if it does not divide T, the last slice of each row is shorter. Whole rows
             when None.
         generator: CPU generator for shuffling; torch's default generator when None.
+        rank: number of this process among ``ranks``, each of which holds as large a part of a larger batch. With
+            generators of one seed, their minibatches together are those of the larger batch, its rows in the order of
+            the ranks.
+        ranks: number of processes.
 
     Yields:
         Flat TensorDicts ``[M]`` with the entries of the batch, and ``"is_init"`` (``[M, 1]`` if the batch has none). As
@@ -49,8 +54,8 @@ class SequenceMinibatches:
         >>> minibatches = SequenceMinibatches(batch, 2, slice_len=2, generator=torch.Generator().manual_seed(0))
         >>> for minibatch in minibatches:
         ...     print(minibatch["observation"].tolist(), minibatch["is_init"].squeeze(-1).tolist())
-        [0, 1, 2, 3] [True, False, True, False]
-        [6, 7, 4, 5] [True, False, True, False]
+        [0, 1, 4, 5] [True, False, True, False]
+        [2, 3, 6, 7] [True, False, True, False]
     """
 
     def __init__(
@@ -59,6 +64,9 @@ class SequenceMinibatches:
         num_minibatches: int,
         slice_len: int | None = None,
         generator: torch.Generator | None = None,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         if batch.batch_dims == 0:
             raise ArgumentError("Minibatches need a batch with a time dimension, [T] or [*B, T], got shape [].")
@@ -74,7 +82,14 @@ class SequenceMinibatches:
                 f"{len(self._starts)} sequences of {slice_len or length} tokens in a batch of shape "
                 f"{tuple(batch.batch_size)}. Use fewer minibatches or a shorter slice_len."
             )
+        if ranks > 1 and (len(self._starts) % num_minibatches or length % (slice_len or length)):
+            raise ArgumentError(
+                f"Over {ranks} ranks all minibatches must be of one size: num_minibatches must divide the sequences of "
+                f"each rank, and slice_len its rows; got {num_minibatches} for {len(self._starts)} sequences, and "
+                f"{slice_len or length} for rows of {length} tokens."
+            )
         check_order(batch)
+        self._rank, self._ranks = rank, ranks
         self._flat = batch.reshape(-1)
         self._num_minibatches = num_minibatches
         self._generator = generator
@@ -101,7 +116,7 @@ class SequenceMinibatches:
 
     def deal(self) -> Tensor:
         """Draw the order of the sequences in an epoch, int64 ``[S]`` on the CPU."""
-        return torch.randperm(len(self._starts), generator=self._generator)
+        return self._deal()[0]
 
     def rows(self, order: Tensor) -> Iterator[Entries]:
         """Iterate over an epoch of minibatches ``[S / num_minibatches, slice_len]``, all sequences of one length.
@@ -130,14 +145,24 @@ class SequenceMinibatches:
                 minibatch.set(key, value.narrow(0, index * size, size))
             yield minibatch
 
+    def _deal(self) -> tuple[Tensor, list[int]]:
+        """Return the sequences in the order of a new epoch, and how many of them each minibatch has."""
+        number, sequences = self._num_minibatches, len(self._starts)
+        strata = -(-sequences // number)
+        drawn = torch.rand(strata * self._ranks, number, generator=self._generator).argsort(dim=-1, stable=True)
+        places = drawn[strata * self._rank : strata * (self._rank + 1)] + torch.arange(strata).unsqueeze(-1) * number
+        dealt = places.T.reshape(-1)  # one row per minibatch
+        there = dealt < sequences  # the last stratum may be smaller
+        return dealt[there], there.view(number, strata).sum(-1).tolist()
+
     def _epoch(self) -> tuple[TensorDictBase, list[int]]:
         """Return all tokens in the order of a new epoch, and the sizes of its minibatches."""
-        order = self.deal()
+        order, counts = self._deal()
         starts, lengths = self._starts[order], self._lengths[order]
         first = lengths.cumsum(0) - lengths
         index = torch.arange(int(lengths.sum())) + (starts - first).repeat_interleave(lengths)
         mark = torch.zeros(len(index), dtype=torch.bool).index_fill_(0, first, True)
-        sizes = [int(part.sum()) for part in lengths.tensor_split(self._num_minibatches)]
+        sizes = [int(part.sum()) for part in lengths.split(counts)]
         device = _device_of(self._flat)
         epoch = self._flat[index.to(device, non_blocking=True)]
         mark_starts(epoch, mark)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurl.distributed import merge_max
 from recurl.errors import ArgumentError
 
 __all__ = ["ARCHITECTURES", "LAYOUTS", "Architecture", "ImageEncoder", "ImageScale", "Layout", "image_layout"]
@@ -78,7 +79,8 @@ class ImageScale(nn.Module):
     def update(self, images: Tensor) -> None:
         """Take images, uint8 of any shape, into account."""
         if images.numel():
-            self.largest.copy_(torch.maximum(self.largest, images.amax().to(self.largest.dtype)))
+            largest = merge_max(images.amax().to(self.largest.dtype))
+            self.largest.copy_(torch.maximum(self.largest, largest))
             self.factor.copy_(torch.where(self.largest > 0, 1 / self.largest.clamp_min(1), self.factor))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from recurl.distributed import merge_moments
 from recurl.errors import ArgumentError
 from recurl.recurrence.linear import reverse_linear_recurrence
 
@@ -31,12 +32,13 @@ class _RunningMoments(nn.Module):
         if samples.shape[0] == 0:
             return
         samples = samples.to(self.mean.dtype)
-        weight = samples.shape[0] / (self.count + samples.shape[0]).to(self.mean.dtype)
-        delta = samples.mean(0) - self.mean
-        var = torch.lerp(self.var, samples.var(0, correction=0), weight) + delta.square() * weight * (1 - weight)
+        count, mean, var = merge_moments(samples.shape[0], samples.mean(0), samples.var(0, correction=0))
+        weight = count / (self.count + count).to(self.mean.dtype)
+        delta = mean - self.mean
+        var = torch.lerp(self.var, var, weight) + delta.square() * weight * (1 - weight)
         self.mean.add_(delta * weight)
         self.var.copy_(var)
-        self.count.add_(samples.shape[0])
+        self.count.add_(count)
 
 
 class ObservationNorm(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -10,6 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.distributed import merge_moments, world_size
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import MASK, NestedKey, next_key, normalize_key
 from recurl.lowering import Step, leaves
@@ -22,6 +23,7 @@ __all__ = [
     "common_prefix",
     "entry",
     "masked_mean",
+    "moments",
     "per_token",
     "standardized",
     "states_of",
@@ -134,15 +136,34 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 def standardized(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return ``values`` ``[...]`` shifted and scaled to mean 0 and (biased) standard deviation 1 over the valid tokens.
 
-    If one of them isn't finite, all of them become NaN.
+    See :func:`moments`. If one of them isn't finite, all of them become NaN.
     """
     if values.numel() == 0:
         return values
+    mean, variance = moments([values], mask)[0]
+    centred = values - mean if mask is None else torch.where(mask, values - mean, 0.0)
+    return centred / variance.sqrt().clamp_min(1e-8)
+
+
+def moments(entries: Sequence[Tensor], mask: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    """Return mean and (biased) variance of each of ``entries``, ``[...]``, over the valid tokens.
+
+    Inside :func:`~recurl.distributed.global_statistics` these are the tokens of all ranks.
+    """
+    own = [_moments(values, mask) for values in entries]
+    if world_size() == 1:
+        return own
+    count = entries[0].numel() if mask is None else mask.sum()
+    _, means, variances = merge_moments(count, *(torch.stack(column) for column in zip(*own, strict=True)))
+    return list(zip(means.unbind(), variances.unbind(), strict=True))
+
+
+def _moments(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     if mask is None:
         variance, mean = torch.var_mean(values, correction=0)
-        return (values - mean) / variance.sqrt().clamp_min(1e-8)
-    centred = torch.where(mask, values - masked_mean(values, mask), 0.0)
-    return centred / masked_mean(centred.square(), mask).sqrt().clamp_min(1e-8)
+        return mean, variance
+    mean = masked_mean(values, mask)
+    return mean, masked_mean((values - mean).square(), mask)
 
 
 def common_prefix(first: list[TensorDictModuleBase], second: list[TensorDictModuleBase]) -> int:

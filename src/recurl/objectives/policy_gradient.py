@@ -14,7 +14,7 @@ from recurl.continuity import check_order, check_starts
 from recurl.errors import ArgumentError
 from recurl.keys import IS_INIT, MASK, NestedKey
 from recurl.lowering import Step, why_not_lowered
-from recurl.objectives.common import LossModule, entry, masked_mean, per_token
+from recurl.objectives.common import LossModule, entry, masked_mean, moments, per_token
 from recurl.objectives.kinds import ValueEstimators, find_kind, hyperparameters_of
 from recurl.objectives.policy import ActorCritic, Sampler, check_states, log_prob_and_entropy, sum_events
 from recurl.objectives.surrogate import DISTANCES, value_distances
@@ -212,11 +212,5 @@ def mask_of(batch: Step) -> Tensor | None:
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
     """Return the fraction of the variance of targets that values explain, 0 if all targets are equal."""
-
-    def variance(x: Tensor) -> Tensor:
-        if mask is None:
-            return x.var(correction=0)
-        return masked_mean((x - masked_mean(x, mask)).square(), mask)
-
-    total = variance(target)
-    return torch.where(total > 0, 1.0 - variance(target - value) / total, 0.0)
+    (_, total), (_, rest) = moments([target, target - value], mask)
+    return torch.where(total > 0, 1.0 - rest / total, 0.0)

@@ -153,6 +153,9 @@ class RunConfig:
     """Step limit of these episodes; the evaluation says how many were cut there."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """Reaction to a NaN or infinite reward, observation, loss or gradient: stop, or skip the batch or step."""
+    rank_timeout: Positive = 60.0
+    """Seconds without progress of a rank under torchrun after which all end; set-up, the first three updates,
+    evaluations and checkpoints may take longer."""
     logger: Literal["tensorboard", "wandb", "none"] = "tensorboard"
     """Where the numbers go besides metrics.csv and the terminal."""
     callback: tuple[str, ...] = ()

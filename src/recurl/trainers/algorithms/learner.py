@@ -13,8 +13,9 @@ from torch import Tensor
 
 from recurl.collectors import Collector, OverlappedCollector
 from recurl.collectors.captured import Programs, tensor_env
+from recurl.distributed import broadcast_parameters, rank, world_size
 from recurl.envs import EnvBase
-from recurl.errors import UnsupportedError
+from recurl.errors import ArgumentError, UnsupportedError
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.footprint import check_machine
@@ -56,7 +57,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         config: the options.
         agent: the networks, on the device of the run.
         collector: collects with ``agent.policy``.
-        env_steps: environment steps taken.
+        env_steps: environment steps taken, by all ranks.
         can_save_env: True where running episodes can be saved and restored.
         fault: the number of the latest update that wasn't finite, None if all were; :meth:`report` sets it.
 
@@ -70,19 +71,26 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     """Format of those that are shown during training, such as ``"loss {loss:.3f}"``."""
     collected: ClassVar[tuple[str, ...]] = ("collector",)
     """Parts of a checkpoint that hold collected data, which was checked for NaN when it was collected."""
+    data_parallel: ClassVar[bool] = False
+    """Whether ranks of torchrun may learn together: gradients, statistics and numbers are those of all of them."""
 
     def __init__(self, config: ConfigT, *, overlap: bool = False) -> None:
         torch.set_num_threads(config.threads)
         seed_everything(config.seed)
         self.config = config
+        self._overlap = overlap
+        if world_size() > 1:
+            self.check_ranks()
         self.env_steps = 0
         self.fault: str | None = None
         env = training_env(config)
         check_machine(config, env.observation_spec)
-        env.set_seed(config.seed)
+        env.set_seed(self.env_seed)
         self.can_save_env = env.can_save_state
         self.agent = self.make_agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
-        self._overlap = overlap
+        broadcast_parameters(self.agent)
+        if rank():
+            seed_everything(self.env_seed)  # other actions than those of rank 0
         self.collector = self._overlapped(env) if overlap else self._collector(env)
 
     @property
@@ -141,14 +149,48 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         policy, config = collecting(self.agent.policy), self.config
         env.close()
         collector = OverlappedCollector(partial(training_env, config), policy, frames_per_batch=config.frames_per_batch)
-        collector.set_seed(config.seed)
+        collector.set_seed(self.env_seed)
         return collector
+
+    def check_ranks(self) -> None:
+        """Refuse several ranks where they can't learn together.
+
+        Raises:
+            UnsupportedError: the algorithm, or a way of collecting, is for one process.
+            ArgumentError: a number of the options doesn't fit.
+        """
+        if not self.data_parallel:
+            raise UnsupportedError(
+                f"{self.config.algorithm} can't learn over several ranks: start it without torchrun, or take one that "
+                "learns from each batch (ppo, a2c, impala)."
+            )
+        if self._overlap:
+            raise UnsupportedError("--overlap can't be used over several ranks: leave it out.")
+        if self.config.total_steps < self.frames_per_update:
+            raise ArgumentError(
+                f"--total-steps must cover one batch of all {world_size()} ranks, {self.frames_per_update} steps, got "
+                f"{self.config.total_steps}: raise it, or lower --num-envs, which is that of each rank."
+            )
+
+    @property
+    def env_seed(self) -> int:
+        """Seed of this rank's first environment; its others, and those of the other ranks, follow."""
+        return self.config.seed + rank() * self.config.num_envs
+
+    @property
+    def frames_per_update(self) -> int:
+        """Environment steps between two updates, of all ranks."""
+        return self.config.frames_per_batch * world_size()
+
+    @property
+    def total_steps(self) -> int:
+        """Environment steps of the whole run: as many as fit into ``total_steps`` of the options."""
+        return self.config.total_steps // self.frames_per_update * self.frames_per_update
 
     @property
     def remaining(self) -> float:
         """Fraction of the run that remains, 1 at the first update: the factor of linear schedules."""
-        done = self.env_steps // self.config.frames_per_batch - 1
-        return 1 - done / self.config.updates
+        return 1 - (self.env_steps - self.frames_per_update) / self.total_steps
 
     @property
     def scheduled(self) -> dict[str, float]:
@@ -178,7 +220,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             UnsupportedError: the learner doesn't say how to set one of them.
         """
         batch = self.collector.collect()
-        self.env_steps += batch.numel()
+        self.env_steps += batch.numel() * world_size()
         setters = self.schedules()
         for name, value in self.scheduled.items():
             if name not in setters:
@@ -188,6 +230,11 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
                 )
             setters[name](value)
         return batch
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Parts of a checkpoint that differ between ranks."""
+        return (*self.collected, "scaler")
 
     def restart(self, rows: Tensor) -> bool:
         """Begin new episodes in some environments.
@@ -210,15 +257,20 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         parts = {name: None if part is None else part.state_dict() for name, part in self.parts().items()}
         return {"env_steps": self.env_steps, **parts, "collector": self.collector.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, begin_anew: bool = False) -> None:
         """Restore what :meth:`state_dict` returned.
 
         A state of other options raises the error of the first part that it doesn't fit.
+
+        Args:
+            state: what was returned.
+            begin_anew: begin new episodes, with new random numbers: the state is that of a run over other ranks.
         """
         for name, part in self.parts().items():
             if part is not None:
                 part.load_state_dict(state[name])
-        restored = self.collector.load_state_dict(state["collector"])
         self.env_steps = state["env_steps"]
-        if not restored:
-            self.collector.set_seed(self.config.seed + self.env_steps)  # other episodes than those of the beginning
+        if begin_anew:
+            seed_everything(self.env_seed + self.env_steps)
+        if begin_anew or not self.collector.load_state_dict(state["collector"]):
+            self.collector.set_seed(self.env_seed + self.env_steps)  # other episodes than those of the beginning

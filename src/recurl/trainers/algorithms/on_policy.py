@@ -13,6 +13,8 @@ from torch import Tensor
 
 from recurl.collectors.captured import Programs
 from recurl.data import SequenceMinibatches
+from recurl.distributed import average_, global_statistics, rank, world_size
+from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.lowering import Entries
 from recurl.modules import RewardScaler
@@ -22,6 +24,7 @@ from recurl.objectives.value.estimator import ValueEstimator
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
+from recurl.trainers.algorithms.seeding import GeneratorState
 from recurl.trainers.networks.actor_critic import ActorCritic
 from recurl.trainers.optim.compiled import GradientProgram, estimate
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
@@ -66,12 +69,14 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     live = "loss {loss_objective:+.3f} (policy) {loss_critic:.3f} (value)  entropy {entropy:.2f}"
     diagnostics: ClassVar[tuple[str, ...]] = ("entropy", "explained_variance")
     """Metrics of the loss that are reported; the last of ``reported``."""
+    data_parallel = True
     scheduled_in_loss: ClassVar[tuple[str, ...]] = ("entropy_coeff",)
     """Options with a schedule that are attributes of the loss."""
 
     def __init__(self, config: OnPolicyT, *, overlap: bool = False) -> None:
         super().__init__(config, overlap=overlap)
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
+        self._shuffle = torch.Generator().manual_seed(config.seed)  # the same on all ranks
         self.estimator = self.make_estimator()
         self.loss = self.make_loss()
         self.optimizer = GradientStep(
@@ -86,7 +91,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         self._update: Callable[..., Tensor] = self._learned
         if config.compile or config.cuda_graph:
             self._fix_schedules()
-        if config.compile:
+        if config.compile and world_size() == 1:  # several ranks exchange statistics within
             if not ends_are_gathered(torch.device(config.device)):  # how many there are can't be read by a program
                 self._estimate = estimate(self.estimator.results, self.agent)
             self._descend = self._compiled()
@@ -116,6 +121,19 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         """How a batch is learnt from: by default in one gradient step."""
         return Passes()
 
+    def check_ranks(self) -> None:
+        """Refuse minibatches that ranks can't share; see :meth:`Learner.check_ranks`."""
+        super().check_ranks()
+        config, passes = self.config, self.passes
+        length = passes.sequence_length or config.rollout_steps
+        sequences = config.num_envs * (config.rollout_steps // length)
+        if config.rollout_steps % length or sequences % passes.minibatches:
+            raise ArgumentError(
+                "Over several ranks all minibatches must be of one size: --sequence-length must divide "
+                f"--rollout-steps, and --minibatches the {sequences} sequences of a rank's batch; got {length} for "
+                f"{config.rollout_steps}, and {passes.minibatches}."
+            )
+
     def measured(self, batch: TensorDictBase) -> Sequence[Tensor]:
         """Return numbers of a batch with advantages, reported between those of the gradient steps and ``diagnostics``.
 
@@ -127,8 +145,21 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
 
     def parts(self) -> dict[str, Stateful | None]:
         """Return what a checkpoint holds."""
-        return {**super().parts(), "optimizer": self.optimizer, "scaler": self.scaler}
+        return {
+            **super().parts(),
+            "optimizer": self.optimizer,
+            "scaler": self.scaler,
+            "shuffle": GeneratorState(self._shuffle),
+        }
 
+    def load_state_dict(self, state: dict[str, Any], *, begin_anew: bool = False) -> None:
+        """Restore what :meth:`state_dict` returned; see :meth:`Learner.load_state_dict`."""
+        shuffle = GeneratorState(self._shuffle).state_dict()  # runs of old have none
+        super().load_state_dict({"shuffle": shuffle, **state}, begin_anew=begin_anew)
+        if begin_anew and self.scaler is not None:
+            self.scaler.returns.zero_()
+
+    @global_statistics()
     def learn(self, batch: TensorDictBase) -> dict[str, float]:
         """Improve the networks on a batch.
 
@@ -136,8 +167,9 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             batch: what :meth:`collect` returned, ``[B, T]``; rewards are replaced by scaled ones.
 
         Returns:
-            Losses and gradient norm, averaged over the update; and diagnostics, averaged over its last epoch. Steps
-            whose loss or norm wasn't finite were not made; ``fault`` names the first of these.
+            Losses and gradient norm, averaged over the update; and diagnostics, averaged over its last epoch: those of
+            the batches of all ranks. Steps whose loss or norm wasn't finite were not made; ``fault`` names the first of
+            these.
         """
         if self.scaler is not None:
             self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
@@ -147,6 +179,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         else:
             values = self._update(batch)
         self.agent.observe(batch)
+        average_([values])
         return self.report(dict(zip(self.reported, values.tolist(), strict=True)), CHECKED)
 
     def _learned(self, batch: TensorDictBase, orders: Tensor | None = None) -> Tensor:
@@ -159,7 +192,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         self._estimate(batch)
         passes = self.passes
         data = batch.select(*self.loss.in_keys, strict=False)
-        minibatches = SequenceMinibatches(data, passes.minibatches, passes.sequence_length)
+        minibatches = self._minibatches(data)
         reports: list[list[_Report]] = []
         for epoch in range(passes.epochs):
             self.loss.metrics = epoch == passes.epochs - 1 or self.config.compile  # a program always does the same
@@ -168,6 +201,12 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         checked = _means([checked for epoch in reports for checked, _ in epoch])
         diagnostics = _means([diagnostics for _, diagnostics in reports[-1]])
         return torch.cat([checked, *(value.reshape(1) for value in self.measured(batch)), diagnostics])
+
+    def _minibatches(self, data: TensorDictBase) -> SequenceMinibatches:
+        passes = self.passes
+        return SequenceMinibatches(
+            data, passes.minibatches, passes.sequence_length, self._shuffle, rank=rank(), ranks=world_size()
+        )
 
     def _step(self, minibatch: Entries) -> _Report:
         losses = self.loss.tensors(minibatch)
@@ -195,7 +234,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     def _orders(self, batch: TensorDictBase) -> Tensor:
         """Draw the order of the sequences in each epoch, ``[epochs, S]``, on the device of the batch."""
         passes = self.passes
-        minibatches = SequenceMinibatches(batch.select(), passes.minibatches, passes.sequence_length)
+        minibatches = self._minibatches(batch.select())
         orders = torch.stack([minibatches.deal() for _ in range(passes.epochs)])
         return orders.to(self.config.device)
 
@@ -222,6 +261,12 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         if self.scaler is not None:
             self.scaler.returns[rows] = 0
         return super().restart(rows)
+
+    def close(self) -> None:
+        """Close the environments, and free the CUDA graph of the steps."""
+        super().close()
+        if isinstance(self._update, CudaGraphStep):
+            self._update.reset()
 
 
 def _means(rows: list[Any]) -> Tensor:

@@ -56,6 +56,33 @@ def set_rng_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
+class GeneratorState:
+    """A generator as a part of a checkpoint.
+
+    Args:
+        generator: the generator.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> state = GeneratorState(generator).state_dict()
+        >>> first = torch.rand(1, generator=generator)
+        >>> GeneratorState(generator).load_state_dict(state)
+        >>> torch.equal(first, torch.rand(1, generator=generator))
+        True
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> torch.Tensor:
+        """Return the state."""
+        return self._generator.get_state()
+
+    def load_state_dict(self, state: torch.Tensor) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._generator.set_state(state)
+
+
 @contextmanager
 def preserved_rng() -> Generator[None]:
     """Put the global generators back, after the block, to where they were before it.

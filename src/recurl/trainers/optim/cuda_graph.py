@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 
-from recurl.capture import KeptTensors, without_garbage_collection
+from recurl.capture import KeptTensors, recording
 from recurl.errors import ArgumentError, UsageError
 from recurl.lowering import Entries, leaves
 from recurl.quiet import quiet
@@ -106,7 +106,7 @@ class CudaGraphStep:
 
     def _recording(self) -> AbstractContextManager[None]:
         self._calls += 1
-        return without_garbage_collection() if self._calls == _WARM_UP else nullcontext()
+        return recording() if self._calls == _WARM_UP else nullcontext()
 
     def _begin(self, batch: Batch, signature: _Signature, beside: int) -> CudaGraphModule:
         self._signature = signature

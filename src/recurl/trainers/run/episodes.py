@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recurl.distributed import gather
 from recurl.errors import ArgumentError
 from recurl.trainers.run.running import RunningEpisodes
 
@@ -17,7 +18,7 @@ WINDOW = 20
 
 
 class EpisodeStats:
-    """Sums rewards of episodes that span batches, and keeps the last finished ones.
+    """Sums rewards of episodes that span batches, and keeps the last finished ones: those of all ranks.
 
     Args:
         num_envs: rows of a batch, B.
@@ -47,9 +48,12 @@ class EpisodeStats:
         rewards, dones = reward.cpu().double().numpy(), done.cpu().numpy()
         gone = np.zeros(len(rewards), dtype=bool) if without is None else without.cpu().numpy()
         ended = self._running.add(rewards, dones & ~gone[:, None])
-        self.returns.extend(ended.returns[-WINDOW:].tolist())
-        self.lengths.extend(ended.lengths[-WINDOW:].tolist())
-        self.episodes += len(ended.steps)
+        found = gather((len(ended.steps), *(column[-WINDOW:] for column in ended)))
+        self.episodes += sum(count for count, *_ in found)
+        steps, returns, lengths = (np.concatenate(column) for column in list(zip(*found, strict=True))[1:])
+        latest = np.argsort(steps, kind="stable")[-WINDOW:]  # rows of one step are in order
+        self.returns.extend(returns[latest].tolist())
+        self.lengths.extend(lengths[latest].tolist())
         self._running.returns[gone], self._running.lengths[gone] = 0.0, 0
 
     @property
@@ -70,6 +74,10 @@ class EpisodeStats:
     def reached(self, target: float | None) -> bool:
         """Return whether there are 20 episodes with a mean return of at least ``target``."""
         return target is not None and len(self.returns) == WINDOW and self.mean_return >= target
+
+    def begin_anew(self) -> None:
+        """Forget the episodes that are running."""
+        self._running.returns[:], self._running.lengths[:] = 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors and plain values."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from recurl.distributed import gather, world_size
 from recurl.errors import NonFiniteError
 from recurl.keys import DONE, NEXT, REWARD
 from recurl.modules import recurrent_modules
@@ -51,7 +52,7 @@ class FaultWatch:
             batch: ``[B, T]``, the newest.
 
         Returns:
-            Whether it may be learnt from.
+            Whether it, and those of all ranks, may be learnt from.
 
         Raises:
             NonFiniteError: it may not, and the run must end.
@@ -59,15 +60,18 @@ class FaultWatch:
         found = self._check(batch, self._learner.env_steps)
         ending, self._ending = self._ending, None
         without = ending
-        if found is not None:
-            rows, culprit = found
+        culprits = gather(None if found is None else found[1])
+        culprit = next((_on_rank(text, number) for number, text in enumerate(culprits) if text is not None), None)
+        if culprit is not None:
             self._count(culprit)
+        if found is not None:
+            rows = found[0]
             again = rows if ending is None else rows & ~ending
             without = rows if ending is None else rows | ending
             if self._learner.restart(again):
                 self._ending = again
         self._stats.update(batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0], without=without)
-        return found is None
+        return culprit is None
 
     def learned(self, update: int) -> None:
         """Check an update.
@@ -98,3 +102,7 @@ class FaultWatch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.skipped, self._in_a_row, self._ending = (state[name] for name in ("skipped", "in_a_row", "ending"))
+
+
+def _on_rank(text: str, number: int) -> str:
+    return text if world_size() == 1 else f"{text} on rank {number}"

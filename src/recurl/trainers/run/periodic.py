@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from statistics import fmean, pstdev
 from typing import Any
 
+from recurl.distributed import broadcast, rank
+from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
 from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.seeding import preserved_rng, seed_everything
@@ -62,7 +64,7 @@ class PeriodicEvaluation:
             evaluated = config.for_evaluation()
             if evaluated is not config:
                 _check_spaces(config, evaluated)
-            if config.eval_every is not None:
+            if config.eval_every is not None and rank() == 0:
                 self._env = make_env(evaluated, min(config.eval_episodes, SIDE_BY_SIDE), policy=agent.actor)
 
     def due(self, before: int, now: int) -> bool:
@@ -71,14 +73,19 @@ class PeriodicEvaluation:
         return every is not None and now // every > before // every
 
     def __call__(self, update: int, env_steps: int) -> Row:
-        """Evaluate, keep the policy if it is the best one, and return the numbers."""
-        assert self._env is not None, "due() is False where nothing is to be evaluated"
+        """Evaluate, keep the policy if it is the best one, and return the numbers; rank 0 does it for all."""
+        row = {} if self._env is None else self._evaluate(self._env, update, env_steps)
+        row, state = broadcast((row, self.state_dict()))
+        self.load_state_dict(state)
+        return row
+
+    def _evaluate(self, env: EnvBase, update: int, env_steps: int) -> Row:
         config, start = self._config, time.perf_counter()
         with preserved_rng():
             seed_everything(config.seed + _SEED)
-            self._env.set_seed(config.seed + _SEED)
+            env.set_seed(config.seed + _SEED)
             found = evaluate_policy(
-                self._agent.actor, self._env, episodes=config.eval_episodes, max_steps=config.eval_max_steps
+                self._agent.actor, env, episodes=config.eval_episodes, max_steps=config.eval_max_steps
             )
         self.count += 1
         self.last = found.mean_return

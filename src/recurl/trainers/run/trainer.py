@@ -6,8 +6,10 @@ import gc
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from recurl.distributed import Watch, broadcast, on_any_rank, rank, world_size
 from recurl.errors import ArgumentError
 from recurl.precision import torch_matmul_precision
 from recurl.trainers.algorithms.seeding import rng_state, set_rng_state
@@ -27,10 +29,12 @@ from recurl.trainers.run.faults import FaultWatch
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.outcome import Clock, Outcome
 from recurl.trainers.run.periodic import EVALUATION_COLUMNS, PeriodicEvaluation
+from recurl.trainers.run.ranks import for_this_rank, ranks_of, with_other_ranks
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_WARM_UP = 3  # updates in which kernels are compiled and graphs recorded
 _COLUMNS = (
     "update",
     "env_steps",
@@ -54,6 +58,9 @@ class Trainer:
         console: console for progress and notices.
         callbacks: called while the run goes on, after those of ``--callback``; see :class:`Callback`.
 
+    Several processes that torchrun has started (:func:`~recurl.distributed.joined`) train as one run: each with
+    environments of its own, of which rank 0 alone writes the folder, evaluates, and calls callbacks.
+
     A trainer starts a new run; after :meth:`resume` it continues from the newest checkpoint. While it runs, no other
     process can write in the folder.
 
@@ -67,7 +74,8 @@ class Trainer:
         self, config: RunConfig, folder: RunFolder, *, console: Console, callbacks: Sequence[object] = ()
     ) -> None:
         check_packages(config.logger)
-        self._own = [*map(load_callback, config.callback), *map(check_callback, callbacks)]
+        self._leads = rank() == 0
+        self._own = [*map(load_callback, config.callback), *map(check_callback, callbacks)] if self._leads else []
         self._callbacks = Callbacks()
         self.config = config
         self.folder = folder
@@ -94,10 +102,12 @@ class Trainer:
             StorageError: the folder can't be written.
         """
         with ExitStack() as stack:
-            stack.enter_context(self.folder.hold())
-            path, state = load_newest(self.folder.checkpoints, self._notify)
+            if self._leads:
+                stack.enter_context(self.folder.hold())
+            newest = load_newest(self.folder.checkpoints, self._notify) if self._leads else (Path(), {})
+            path, state = broadcast(newest)
             with fitting(path):
-                self._load(state)
+                self._load(for_this_rank(state))
             self._held.close()
             self._held = stack.pop_all()
         if not self.algorithm.can_save_env:
@@ -113,16 +123,24 @@ class Trainer:
                     f"{self.folder.config} doesn't fit the checkpoint: {name} must stay {saved[name]!r}, got "
                     f"{options.get(name)!r}."
                 )
-        self.algorithm.load_state_dict(state["algorithm"])
+        same = ranks_of(state) == world_size()
+        self.algorithm.load_state_dict(state["algorithm"], **({} if same else {"begin_anew": True}))
         self.stats.load_state_dict(state["stats"])
+        if not same:
+            self.stats.begin_anew()
+            self._notify(
+                f"The checkpoint is of {ranks_of(state)} ranks, this run has {world_size()}: its episodes start over, "
+                "the resumed run differs."
+            )
         self._updates = int(state["rows"])
         if "faults" in state:  # runs of old have none
             self._watch.load_state_dict(state["faults"])
         if "evaluation" in state:  # runs of old have none
             self._evaluation.load_state_dict(state["evaluation"])
         self._times = (float(state["wall_s"]), float(state["cpu_s"]))
-        self._rng = state["rng"]
-        set_rng_state(state["rng"])
+        if same:
+            self._rng = state["rng"]
+            set_rng_state(state["rng"])
 
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
         """Train until the end.
@@ -166,17 +184,23 @@ class Trainer:
         self._callbacks.call("on_start", self)
         if self._rng is not None:
             set_rng_state(self._rng)
+        done = 0
         while not (self._interrupted() or self._ended()):
             before = self.algorithm.env_steps
             self._callbacks.call("on_update", self._iterate(clock))
-            self._updates += 1
+            self._updates, done = self._updates + 1, done + 1
             if self._evaluation.due(before, self.algorithm.env_steps):
-                self._callbacks.call("on_evaluation", self._evaluation(self._updates, self.algorithm.env_steps))
+                with Watch.exempt():
+                    self._callbacks.call("on_evaluation", self._evaluation(self._updates, self.algorithm.env_steps))
             self._asked = should_stop() or self._asked
             if self._interrupted() or self._ended() or self._updates % self.config.checkpoint_every == 0:
-                self._save(clock)
-        if self._updates:
-            self._plot()
+                with Watch.exempt():
+                    self._save(clock)
+            if done == _WARM_UP:
+                Watch.arm(self.config.rank_timeout)
+        if self._updates and self._leads:
+            with Watch.exempt():
+                self._plot()
 
     def _plot(self) -> None:
         config, folder = self.config, self.folder
@@ -189,12 +213,15 @@ class Trainer:
         )
 
     def _interrupted(self) -> bool:
-        return self._asked or self._callbacks.error is not None
+        return on_any_rank(self._asked or self._callbacks.error is not None)
 
     @contextmanager
     def _holding(self) -> Generator[None]:
         """Hold the folder, which must be as :meth:`RunFolder.create` or a checkpoint left it."""
         folder = self.folder
+        if not self._leads:
+            yield
+            return
         if not folder.path.is_dir():
             raise ArgumentError(f"There is no run in {folder.path}: make its folder first, folder.create(config).")
         with folder.hold():
@@ -208,12 +235,14 @@ class Trainer:
     def _open(self) -> None:
         """Open what takes rows: the files first, then the logger and the display; one's own callbacks come last."""
         algorithm, folder, config = self.algorithm, self.folder, self.config
+        if not self._leads:
+            return
         self._rows = CsvLogger(self._metrics_file(), self._evaluations_file())
         self._callbacks.add(self._rows)
         since = algorithm.env_steps if self._updates else None
         for logger in make_loggers(config.logger, Place(folder.path, folder.tensorboard, config.to_dict(), since)):
             self._callbacks.add(logger)
-        total = config.updates * config.frames_per_batch
+        total = algorithm.total_steps
         display = make_display(self.console, total_steps=total, live=algorithm.live, done_steps=algorithm.env_steps)
         for callback in (display, *self._own):
             self._callbacks.add(callback)
@@ -246,6 +275,7 @@ class Trainer:
     def _iterate(self, clock: Clock) -> Row:
         steps, wall = self.algorithm.env_steps, clock.wall_s
         batch = self.algorithm.collect()
+        Watch.progress()
         self._callbacks.call("on_batch", batch)
         taken = self.algorithm.env_steps
         if self._watch.admits(batch):
@@ -253,6 +283,7 @@ class Trainer:
             self._watch.learned(self._updates + 1)
         else:
             learned = dict.fromkeys(self.algorithm.reported, math.nan)
+        Watch.progress()
         numbers = (
             self._updates + 1,
             taken,
@@ -271,7 +302,8 @@ class Trainer:
         return self.stats.reached(self.config.stop_return) or self._evaluation.solved
 
     def _ended(self) -> bool:
-        return self._solved() or self._updates >= self.config.updates
+        algorithm = self.algorithm
+        return self._solved() or algorithm.env_steps + algorithm.frames_per_update > self.config.total_steps
 
     def _save(self, clock: Clock) -> None:
         self._times = (clock.wall_s, clock.cpu_s)
@@ -290,6 +322,9 @@ class Trainer:
             "cpu_s": self._times[1],
             "rng": rng_state(),
         }
+        state = with_other_ranks(state, self.algorithm.own)
+        if not self._leads:
+            return
         self._rows.sync()  # before the checkpoint that counts them
         path = save_checkpoint(self.folder.checkpoints, self.algorithm.env_steps, state)
         self._callbacks.call("on_checkpoint", path)

@@ -1,0 +1,39 @@
+"""Several processes that learn together, started by torchrun: gradients and statistics over all of them.
+
+Without a process group every function does what one process needs: nothing, or the identity.
+"""
+
+from recurl.distributed.collectives import (
+    average_,
+    average_gradients,
+    broadcast,
+    broadcast_parameters,
+    gather,
+    gather_on_first,
+    on_any_rank,
+    rank,
+    world_size,
+)
+from recurl.distributed.launch import is_launched, joined, restarted, speaks
+from recurl.distributed.statistics import global_statistics, merge_max, merge_moments
+from recurl.distributed.watch import Watch
+
+__all__ = [
+    "Watch",
+    "average_",
+    "average_gradients",
+    "broadcast",
+    "broadcast_parameters",
+    "gather",
+    "gather_on_first",
+    "global_statistics",
+    "is_launched",
+    "joined",
+    "merge_max",
+    "merge_moments",
+    "on_any_rank",
+    "rank",
+    "restarted",
+    "speaks",
+    "world_size",
+]

@@ -1,0 +1,103 @@
+"""Statistics over the data of all ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from recurl.distributed.collectives import all_sum_, rank, world_size
+from recurl.errors import UnsupportedError
+
+__all__ = ["global_statistics", "merge_max", "merge_moments"]
+
+
+class _Setting(threading.local):
+    on = False
+
+
+_SETTING = _Setting()
+
+
+@contextmanager
+def global_statistics() -> Generator[None]:
+    """Let the statistics of recurl's modules and losses be those of the data of all ranks, inside the block.
+
+    These are the means and variances with which advantages and rewards are normalised, those that
+    :class:`~recurl.modules.ObservationNorm`, :class:`~recurl.modules.RewardScaler` and
+    :class:`~recurl.modules.ImageScale` keep, and the explained variance. All ranks must run the block together. Other
+    numbers that losses return are those of a rank's own tokens: average them with
+    :func:`~recurl.distributed.average_`.
+
+    Example:
+        >>> from recurl.modules import ObservationNorm
+        >>> norm = ObservationNorm((1,))
+        >>> with global_statistics():
+        ...     norm.update(torch.tensor([[0.0], [2.0]]))  # under torchrun: merged with those of the others
+        >>> norm(torch.tensor([2.0]))
+        tensor([1.])
+    """
+    before, _SETTING.on = _SETTING.on, True
+    try:
+        yield
+    finally:
+        _SETTING.on = before
+
+
+def is_global() -> bool:
+    """Return whether statistics are those of several ranks here."""
+    return _SETTING.on and world_size() > 1
+
+
+def gathered(values: Tensor) -> Tensor:
+    """Return ``values`` ``[...]`` of all ranks, ``[ranks, ...]``, in a way that a CUDA graph can record."""
+    slots = values.new_zeros(world_size(), *values.shape)
+    slots[rank()].copy_(values)
+    return all_sum_(slots)
+
+
+def merge_moments(count: int | Tensor, mean: Tensor, var: Tensor) -> tuple[int | Tensor, Tensor, Tensor]:
+    """Return count, mean and biased variance of the data of all ranks; what is given outside ``global_statistics``.
+
+    There is one all-reduce, in float64, and no wait for the device.
+
+    Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+
+    Args:
+        count: number of this rank's samples.
+        mean: their means ``[...]``.
+        var: their biased variances ``[...]``.
+
+    Raises:
+        RankError: a rank has gone.
+        UnsupportedError: gradients flow into them, which they can't through other ranks.
+
+    Example:
+        >>> merge_moments(2, torch.tensor(1.0), torch.tensor(0.5))
+        (2, tensor(1.), tensor(0.5000))
+    """
+    if not is_global():
+        return count, mean, var
+    if torch.is_grad_enabled() and (mean.requires_grad or var.requires_grad):
+        raise UnsupportedError(
+            "Statistics over several ranks have no gradients: detach what they are taken of (differentiable=False)."
+        )
+    own = mean.new_zeros(2 * mean.numel() + 1, dtype=torch.float64)
+    own[0].fill_(count)
+    own[1:].copy_(torch.cat([mean.reshape(-1), var.reshape(-1)]))
+    table = gathered(own)
+    counts, means, variances = table[:, :1], *table[:, 1:].chunk(2, 1)
+    total = counts.sum(0)
+    weights = counts / total.clamp_min(1)
+    merged = (weights * means).sum(0)
+    spread = (weights * (variances + (means - merged).square())).sum(0)
+    merged, spread = (value.to(mean.dtype).view(mean.shape) for value in (merged, spread))
+    return total[0].to(torch.int64), merged, spread
+
+
+def merge_max(values: Tensor) -> Tensor:
+    """Return the largest values over all ranks; what is given outside ``global_statistics``."""
+    return gathered(values).amax(0) if is_global() else values

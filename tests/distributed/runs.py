@@ -1,0 +1,136 @@
+"""What the ranks of the tests do."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import torch
+from rich.console import Console
+
+from recurl.collectors import Collector
+from recurl.distributed import rank, world_size
+from recurl.errors import RecurlError
+from recurl.trainers import PPOConfig, RunFolder, Trainer
+from recurl.trainers.algorithms.a2c import A2C
+from recurl.trainers.algorithms.a2c_config import A2CConfig
+from recurl.trainers.algorithms.environment import training_env
+from recurl.trainers.algorithms.impala import Impala
+from recurl.trainers.algorithms.impala_config import ImpalaConfig
+from recurl.trainers.algorithms.ppo import PPO
+from recurl.trainers.algorithms.seeding import seed_everything
+from recurl.trainers.algorithms.table import make_algorithm
+from recurl.trainers.networks.agent import collecting
+from recurl.trainers.run.episodes import EpisodeStats
+from tests.trainers import faulty as faulty
+
+KINDS = {"ppo": (PPO, PPOConfig), "a2c": (A2C, A2CConfig), "impala": (Impala, ImpalaConfig)}
+UPDATES = 5
+
+
+class Joined:
+    """Collects what the ranks of a run collect, one after the other, in one process."""
+
+    def __init__(self, config, policy, ranks):
+        self._collectors, self._states = [], []
+        first = torch.get_rng_state()
+        for number in range(ranks):
+            env = training_env(config)
+            env.set_seed(config.seed + number * config.num_envs)
+            self._collectors.append(Collector(env, collecting(policy), frames_per_batch=config.frames_per_batch))
+            if number:
+                seed_everything(config.seed + number * config.num_envs)
+            self._states.append(torch.get_rng_state() if number else first)
+
+    def collect(self):
+        batches = []
+        for number, collector in enumerate(self._collectors):
+            torch.set_rng_state(self._states[number])
+            batches.append(collector.collect())
+            self._states[number] = torch.get_rng_state()
+        return torch.cat(batches)
+
+    def shutdown(self):
+        for collector in self._collectors:
+            collector.shutdown()
+
+
+def double(kind):
+    class Double(kind):
+        @classmethod
+        def make_agent(cls, config, observation_spec, action_spec):
+            return super().make_agent(config, observation_spec, action_spec).double()
+
+    return Double
+
+
+def learn(algorithm, options, ranks=1, in_float64=False):
+    """Five updates; with ``ranks``, of one process that has the environments of so many."""
+    kind, config = KINDS[algorithm]
+    kind = double(kind) if in_float64 else kind
+    options = {"env": "recurl/MaskedCartPole-v1", "hidden_size": 8, "num_envs": 2, "rollout_steps": 16, **options}
+    steps = options["num_envs"] * options["rollout_steps"] * ranks * world_size()
+    config_of_all = config(**{**options, "num_envs": options["num_envs"] * ranks}, total_steps=UPDATES * steps)
+    learner = kind(config_of_all)
+    if in_float64 and learner.scaler is not None:
+        learner.scaler.double()
+    if ranks > 1:
+        learner.collector.shutdown()
+        learner.collector = Joined(config(**options, total_steps=UPDATES * steps), learner.agent.policy, ranks)
+    stats, rows = EpisodeStats(config_of_all.num_envs), []
+    for _ in range(UPDATES):
+        batch = learner.collect()
+        stats.update(batch["next", "reward"][..., 0].float(), batch["next", "done"][..., 0])
+        rows.append(
+            {**learner.learn(batch), **learner.scheduled, "steps": learner.env_steps, "mean": stats.mean_return}
+        )
+    rows.append({"episodes": stats.episodes, "length": stats.mean_length})
+    learner.close()
+    scaler = {} if learner.scaler is None else learner.scaler.moments.state_dict()
+    state = {**learner.agent.state_dict(), **{f"scaler.{name}": value for name, value in scaler.items()}}
+    return {"rank": rank(), "state": {name: value.clone() for name, value in state.items()}, "rows": rows}
+
+
+def train(path, stop_after=None, resume=False, **options):
+    """A run in a folder that the ranks share; where asked, only the last rank wants to stop after so many updates."""
+    folder = RunFolder(path, print)
+    values = {
+        "env": "recurl/RepeatPrevious-v0",
+        "env_kwargs": ("k=1", "episode_length=8"),
+        "hidden_size": 8,
+        "num_envs": 2,
+        "rollout_steps": 8,
+        "minibatches": 2,
+        "sequence_length": 4,
+        "total_steps": 192 * world_size(),
+        "checkpoint_every": 4,
+        "logger": "none",
+        **options,
+    }
+    config = folder.read_config() if resume else PPOConfig(**values)
+    out, updates = io.StringIO(), itertools.count(1)
+    trainer = Trainer(config, folder, console=Console(file=out, quiet=rank() > 0))
+    try:
+        if resume:
+            trainer.resume()
+        elif rank() == 0:
+            folder.create(config)
+        asked = rank() == world_size() - 1 and stop_after is not None
+        outcome = trainer.run(lambda: asked and next(updates) == stop_after)
+    except RecurlError as error:
+        return str(error)
+    finally:
+        trainer.close()
+    state = {name: value.clone() for name, value in trainer.algorithm.agent.state_dict().items()}
+    return outcome.status, outcome.env_steps, outcome.return_mean, state, out.getvalue()
+
+
+def refusal(kind, **options):
+    """The message with which a learner of these options is refused."""
+    small = {"env": "recurl/TMaze-v0", "num_envs": 2, "rollout_steps": 8, "total_steps": 64, "hidden_size": 4}
+    own = {"sequence_length": 4, "minibatches": 2} if kind is PPOConfig else {}
+    try:
+        make_algorithm(kind(**{**small, **own, **options})).close()
+    except RecurlError as error:
+        return str(error)
+    return ""

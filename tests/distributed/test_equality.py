@@ -1,0 +1,47 @@
+"""Several ranks learn what one process with all their environments learns."""
+
+import math
+
+import pytest
+import torch
+
+from tests.distributed import runs
+
+pytestmark = pytest.mark.slow
+
+PPO = {"minibatches": 2, "sequence_length": 8, "epochs": 2}
+
+
+def check_same(results, whole, tolerance):
+    for other in results[1:]:
+        assert other["rows"] == results[0]["rows"] or str(other["rows"]) == str(results[0]["rows"])
+        for name, value in other["state"].items():
+            assert torch.equal(value, results[0]["state"][name]), name
+    for name, value in whole["state"].items():
+        found = results[0]["state"][name]
+        assert found.dtype == value.dtype
+        assert value.dtype == torch.int64 or value.dtype == (torch.float64 if tolerance == 1e-12 else torch.float32)
+        torch.testing.assert_close(
+            found, value, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name} {text}"
+        )
+    for found, row in zip(results[0]["rows"], whole["rows"], strict=True):
+        assert found.keys() == row.keys()
+        for name, value in row.items():
+            close = math.isclose(found[name], value, rel_tol=max(tolerance, 1e-6) * 100, abs_tol=1e-5)
+            assert close or math.isnan(value), (name, found[name], value)
+            assert math.isnan(found[name]) == math.isnan(value)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("in_float64", [False, True])
+def test_ppo(ranks, world, in_float64):
+    results = ranks.run(world, runs.learn, "ppo", PPO, 1, in_float64)
+    whole = runs.learn("ppo", PPO, world, in_float64)
+    assert whole["rows"][-1]["episodes"] > 4
+    check_same(results, whole, 1e-12 if in_float64 else 1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "impala"])
+def test_one_step_a_batch(ranks, algorithm):
+    options = {"normalize_advantages": True}
+    check_same(ranks.run(2, runs.learn, algorithm, options), runs.learn(algorithm, options, 2), 1e-5)

@@ -1,0 +1,190 @@
+"""Ranks that die, fail or hang end the others, with a line that names them; what can't work is refused in one line."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from recurl.trainers import RunFolder
+from recurl.trainers.checkpoint import latest_checkpoint
+
+pytestmark = pytest.mark.slow
+
+TASK = ["--env", "recurl/RepeatPrevious-v0", "--hidden-size", 8, "--num-envs", 2, "--rollout-steps", 8]
+TASK += ["--sequence-length", 4, "--minibatches", 2, "--logger", "none", "--eval-episodes", 1]
+LONG = ["train", "ppo", *TASK, "--total-steps", 10_000_000, "--checkpoint-every", 2]
+SECONDS = 15
+# A process that has imported everything forks the ranks: they begin at once.
+SERVER = """
+import json, os, sys
+from recurl.cli import main
+import recurl.cli.train, torch.distributed, matplotlib.figure, matplotlib.backends.backend_agg
+import tests.distributed.slow
+for line in sys.stdin:
+    wanted = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        os.environ.update(wanted["environment"])
+        file = os.open(wanted["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        status = 1
+        try:
+            status = main(wanted["words"])
+        except SystemExit as error:
+            status = error.code
+        sys.stdout.flush()
+        os._exit(status)
+    print(pid, flush=True)
+"""
+
+
+class Server:
+    def __init__(self, process, folder):
+        self._process, self._folder = process, folder
+
+    def start(self, words, *, port, rank=0, world=2, **environment):
+        """Start a rank; return its number, process and output."""
+        out = self._folder / f"{time.monotonic_ns()}-{rank}.txt"
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}
+        variables |= {"MASTER_PORT": port, **environment}
+        wanted = {
+            "environment": {name: str(value) for name, value in variables.items()},
+            "words": [*map(str, words)],
+            "out": str(out),
+        }
+        self._process.stdin.write(json.dumps(wanted) + "\n")
+        return Rank(int(self._process.stdout.readline()), out)
+
+    def both(self, *words, other=None):
+        port = free_port()
+        lines = [words, words if other is None else other]
+        return [self.start(line, port=port, rank=number) for number, line in enumerate(lines)]
+
+
+class Rank:
+    def __init__(self, pid, out):
+        self.pid, self._out = pid, out
+
+    def text(self):
+        return self._out.read_text() if self._out.exists() else ""
+
+    def is_there(self):
+        try:
+            with open(f"/proc/{self.pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] != "Z"
+        except FileNotFoundError:
+            return False
+
+    def ends_within(self, seconds):
+        began = time.monotonic()
+        while self.is_there():
+            assert time.monotonic() - began < seconds, self.text()
+            time.sleep(0.05)
+        return self.text()
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def await_update(folder, ranks, update):
+    deadline = time.monotonic() + 60
+    while not folder.metrics.exists() or len(folder.metrics.read_text().splitlines()) <= update:
+        assert time.monotonic() < deadline, [rank.text() for rank in ranks]
+        assert all(rank.is_there() for rank in ranks), [rank.text() for rank in ranks]
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        yield Server(process, tmp_path_factory.mktemp("out"))
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_ends_the_others(server, tmp_path, victim):
+    folder = RunFolder(tmp_path / "run")
+    ranks = server.both(*LONG, "--run-dir", folder.path)
+    await_update(folder, ranks, 3)
+    os.kill(ranks[victim].pid, signal.SIGKILL)
+    text = ranks[1 - victim].ends_within(SECONDS)
+    assert f"rank {victim} has died" in text or (victim == 0 and "rank 0 at 127.0.0.1" in text)
+    assert "Traceback" not in text
+    assert latest_checkpoint(folder.checkpoints)
+
+
+def test_a_rank_that_fails_ends_the_others(server, tmp_path):
+    slow = ["--env", "recurl-test/Slow-v0", "--env-kwargs", "fails=True"]
+    ranks = server.both(*LONG, *slow, "--run-dir", tmp_path / "run")
+    texts = [rank.ends_within(SECONDS + 20) for rank in ranks]
+    assert "rank 0 ends, as rank 1 has failed: no more" in texts[0]
+    assert "RuntimeError: no more" in texts[1]
+
+
+def test_a_rank_that_hangs_ends_all(server, tmp_path):
+    slow = ["--env", "recurl-test/Slow-v0", "--env-kwargs", "hangs=True", "--rank-timeout", 2]
+    ranks = server.both(*LONG, *slow, "--run-dir", tmp_path / "run")
+    for number, rank in enumerate(ranks):
+        text = rank.ends_within(SECONDS + 20)
+        assert f"rank {number} ends, as rank 1 has made no progress for 2 s (--rank-timeout)" in text
+
+
+def test_what_only_rank_0_finds_ends_the_others(server, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    ranks = server.both(*LONG, "--run-dir", tmp_path / "run")
+    texts = [rank.ends_within(SECONDS) for rank in ranks]
+    assert texts[0].startswith("recurl: ")
+    assert "is not empty and holds no run" in texts[0]
+    assert "rank 1 ends, as rank 0 has failed: " in texts[1]
+
+
+def test_one_line_for_what_all_find(server, tmp_path):
+    ranks = server.both(*LONG, "--minibatches", 3, "--run-dir", tmp_path / "run")
+    texts = [rank.ends_within(SECONDS) for rank in ranks]
+    assert sum(text.count("all minibatches must be of one size") for text in texts) == 1
+    ranks = server.both("train", "ppo", "--env", "recurl/TMaze-v0", "--num-envs", "none")
+    assert sorted(len(rank.ends_within(SECONDS).splitlines()) for rank in ranks) == [0, 1]
+
+
+def test_devices_differ(server, tmp_path):
+    words = [*LONG, "--run-dir", tmp_path / "run"]
+    ranks = server.both(*words, other=[*words, "--device", "meta"])
+    texts = [rank.ends_within(SECONDS) for rank in ranks]
+    assert texts[0].strip() == "recurl: All ranks must have the same device, got cpu on rank 0, meta on rank 1."
+    assert texts[1] == ""
+
+
+def test_nobody_answers(server, tmp_path):
+    began = time.monotonic()
+    rank = server.start([*LONG, "--run-dir", tmp_path / "run"], port=free_port(), TORCHELASTIC_USE_AGENT_STORE="True")
+    text = rank.ends_within(SECONDS + 5)
+    assert time.monotonic() - began < SECONDS + 3
+    assert "recurl: Nobody answers at 127.0.0.1:" in text
+
+
+def test_torchrun_goes_on_after_a_kill(tmp_path):
+    """The whole way: torchrun, a killed rank, a restart from the newest checkpoint, the end."""
+    folder = RunFolder(tmp_path / "run")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "1", "-m", "recurl", "train", "ppo", *TASK, "--total-steps", "1600"]
+    command += ["--checkpoint-every", "1", "--callback", "tests.distributed.slow:KillOnce", "--run-dir", folder.path]
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 ends, as rank 0 has died" in done.stderr
+    lines = folder.metrics.read_text().splitlines()
+    assert [line.split(",")[0] for line in lines[1:]] == [str(number) for number in range(1, 51)]
+    assert lines[-1].split(",")[1] == "1600"

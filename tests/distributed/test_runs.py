@@ -1,0 +1,94 @@
+"""Runs of several ranks: one folder, one log, checkpoints of all ranks, one end."""
+
+import csv
+import math
+
+import pytest
+import torch
+
+from recurl.trainers import DQNConfig, RunFolder
+from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
+from tests.distributed import runs
+
+pytestmark = pytest.mark.slow
+
+
+def rows(path):
+    with RunFolder(path).metrics.open(newline="") as file:
+        return [
+            {name: value for name, value in row.items() if name not in ("wall_s", "cpu_s", "steps_per_s")}
+            for row in csv.DictReader(file)
+        ]
+
+
+def same_bits(first, second):
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_a_run_is_one_and_goes_on_bit_for_bit(ranks, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    results = ranks.run(2, runs.train, whole)
+    assert [result[:2] for result in results] == [("finished", 384)] * 2
+    assert results[0][2] == results[1][2], "the same episodes"
+    assert same_bits(results[0][3], results[1][3])
+    assert "384/384 steps" in results[0][4]
+    assert results[1][4] == ""
+    assert rows(whole)[-1]["env_steps"] == "384"
+    assert len(rows(whole)) == 12
+
+    stopped = ranks.run(2, runs.train, cut, stop_after=5)
+    assert [result[:2] for result in stopped] == [("stopped", 160)] * 2, "one rank wants to stop, all do"
+    state = load_checkpoint(latest_checkpoint(RunFolder(cut).checkpoints))
+    assert len(state["ranks"]) == 1
+    assert not torch.equal(state["rng"]["torch"], state["ranks"][0]["rng"]["torch"])
+    resumed = ranks.run(2, runs.train, cut, resume=True)
+    assert all(same_bits(result[3], results[0][3]) for result in resumed)
+    assert rows(cut) == rows(whole)
+
+
+def test_another_number_of_ranks_goes_on_with_a_notice(ranks, tmp_path):
+    ranks.run(2, runs.train, tmp_path / "run", stop_after=4, total_steps=400)
+    results = ranks.run(3, runs.train, tmp_path / "run", resume=True)
+    assert [result[:2] for result in results] == [("finished", 368)] * 3, "128 + 5 x 48, no whole update more"
+    assert "is of 2 ranks, this run has 3" in results[0][4]
+    assert [row["env_steps"] for row in rows(tmp_path / "run")[3:]] == ["128", "176", "224", "272", "320", "368"]
+
+
+def test_an_evaluation_is_that_of_rank_0_for_all(ranks, tmp_path):
+    options = {"eval_every": 64, "eval_episodes": 4, "stop_eval_return": -1000.0, "keep_best": True}
+    results = ranks.run(2, runs.train, tmp_path / "run", **options)
+    assert [result[:2] for result in results] == [("solved", 64)] * 2
+    assert RunFolder(tmp_path / "run").best.exists()
+
+
+FAULTY = {"env": "recurl-test/Faulty-v0", "env_kwargs": ("steps=20", "row=3"), "vectorization": "sync"}
+
+
+def test_nan_on_one_rank_stops_all(ranks, tmp_path):
+    results = ranks.run(2, runs.train, tmp_path / "run", **FAULTY)
+    assert results[0] == results[1]
+    assert results[0].startswith("The reward of environment 1 at step 3 of its batch")
+    assert "was nan on rank 1, where only finite numbers" in results[0]
+
+
+def test_nan_on_one_rank_is_skipped_by_all(ranks, tmp_path):
+    results = ranks.run(2, runs.train, tmp_path / "run", on_nonfinite="skip", **FAULTY)
+    assert [result[:2] for result in results] == [("finished", 384)] * 2
+    assert same_bits(results[0][3], results[1][3])
+    found = rows(tmp_path / "run")
+    assert [row["skipped"] for row in found[:4]] == ["0", "0", "1", "1"]
+    assert math.isnan(float(found[2]["grad_norm"]))
+
+
+def refused():
+    other = ({"minibatches": 3}, {"sequence_length": 5}, {"total_steps": 20}, {"overlap": True})
+    texts = [runs.refusal(runs.PPOConfig, **options) for options in other]
+    return [*texts, runs.refusal(DQNConfig, slices=2, slice_length=4)]
+
+
+def test_what_ranks_cant_do_is_refused(ranks):
+    texts = ranks.run(2, refused)[1]
+    size = "Over several ranks all minibatches must be of one size"
+    wanted = [size, size, "must cover one batch of all 2 ranks, 32 steps, got 20", "--overlap", "dqn can't learn over"]
+    for text, words in zip(texts, wanted, strict=True):
+        assert words in text

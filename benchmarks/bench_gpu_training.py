@@ -8,6 +8,10 @@ results/gpu_training.csv. Usage::
 
     python benchmarks/bench_gpu_training.py                      # all cases
     python benchmarks/bench_gpu_training.py --only 0 1 --no-jax  # some
+    python benchmarks/bench_gpu_training.py --solve 5            # time to a mean return of 475, five seeds
+
+Rows of ``--solve`` go to results/gpu_solved.csv. The first updates, in which programs are compiled and graphs recorded,
+count as set-up, and in the time of the training as one update of the median length each.
 """
 
 from __future__ import annotations
@@ -27,11 +31,17 @@ import torch
 
 from recurl import __version__
 from recurl.collectors import Collector
+from recurl.keys import DONE, NEXT, REWARD
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.networks.agent import collecting
+from recurl.trainers.run.episodes import EpisodeStats
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "gpu_training.csv"
+SOLVED = Path(__file__).parent / "results" / "gpu_solved.csv"
+RECORDED = 4  # updates after which nothing is compiled or recorded any more
+TARGET = 475.0
+LIMIT = 100  # updates
 JAX = Path(__file__).parent / "peers" / "jax_ppo.py"
 
 
@@ -61,10 +71,15 @@ def main() -> None:
     parser.add_argument("--jax", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--unroll", type=int, nargs="*", default=[1, 4, 16])
     parser.add_argument("--updates", type=int, default=10)
-    parser.add_argument("--csv", type=Path, default=RESULTS)
+    parser.add_argument("--solve", type=int, default=0, metavar="SEEDS", help="learn the first case instead")
+    parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
     torch.set_float32_matmul_precision("high")  # as recurl train does on a GPU, and JAX
+    if options.solve:
+        for seed in range(options.solve):
+            solve(CASES[0], seed, options.csv or SOLVED)
+        return
     check()
     for case in (CASES[index] for index in options.only):
         peer = jax_rate(case, options.unroll) if options.jax else None
@@ -158,13 +173,49 @@ def measure(case: Case, cell: str, peer: float | None, options: argparse.Namespa
         "peak_GB": round(torch.cuda.max_memory_allocated() / 1e9, 2),
         "setup_s": round(setup, 1),
     }
-    append(options.csv, row)
+    append(options.csv or RESULTS, row)
     print(
         f"{cell:5s} {tuple(case)!s:28s} update {row['update_ms']:8.2f} ms (collect {row['collect_ms']:.2f}, learn "
         f"{row['learn_ms']:.2f}) {rate:6.2f} M steps/s, JAX {row['jax_M_steps_per_s']} x {row['ratio']}, "
         f"{row['peak_GB']} GB, set-up {setup:.1f} s",
         flush=True,
     )
+    learner.close()
+
+
+def solve(case: Case, seed: int, path: Path) -> None:
+    """Learn until the mean return of the last 20 episodes is 475."""
+    began = time.perf_counter()
+    learner = PPO(config_of(case, "lstm", seed=seed))
+    stats = EpisodeStats(case.envs)
+    times: list[float] = []
+
+    def update() -> None:
+        batch = learner.collect()
+        stats.update(batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0])
+        learner.learn(batch)
+
+    while not stats.reached(TARGET) and len(times) < LIMIT:
+        times.append(wall(update))
+        if len(times) == RECORDED:
+            setup = time.perf_counter() - began
+    median = statistics.median(times[RECORDED:])
+    seconds = sum(times[RECORDED:]) + RECORDED * median
+    row = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "device": torch.cuda.get_device_name(),
+        "recurl": __version__,
+        "torch": torch.__version__,
+        "seed": seed,
+        **case._asdict(),
+        "updates": len(times),
+        "mean_return": round(stats.mean_return, 1),
+        "training_s": round(seconds, 3),
+        "setup_s": round(setup, 1),
+    }
+    append(path, row)
+    print(f"seed {seed}: {len(times)} updates, return {stats.mean_return:.0f}, {seconds:.3f} s, set-up {setup:.1f} s")
     learner.close()
 
 

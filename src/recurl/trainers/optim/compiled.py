@@ -39,7 +39,8 @@ class Compiled:
     def __call__(self, batch: Step) -> dict[Any, Tensor]:
         """Run the program for batches like ``batch``; the results have no gradients."""
         entries = dict(leaves(batch))
-        kind = tuple((key, value.shape, value.stride(), value.dtype, value.device) for key, value in entries.items())
+        shapes = tuple((key, value.shape, value.stride(), value.dtype, value.device) for key, value in entries.items())
+        kind = shapes, tuple(part.training for part in self._module.modules())
         if self._kept is None or self._kept.replaced() is not None:
             self._kept, self._programs = KeptTensors(self._module), {}
         if kind not in self._programs:

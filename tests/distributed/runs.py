@@ -163,15 +163,9 @@ def improve(kind, env, rows):
 
 def replayed(path, kind, stop_after=None, resume=False):
     """A run that learns from replay."""
-    options = {
-        "slices": 4,
-        "slice_length": 6,
-        "burn_in": 2,
-        "learning_starts": 32,
-        "buffer_size": 64,
-        "gradient_steps": 2,
-    }
-    return train(path, stop_after, resume, kind=kind, minibatches=None, sequence_length=None, **options)
+    sizes = {"slices": 4, "slice_length": 6, "burn_in": 2, "gradient_steps": 2}
+    sizes |= {"learning_starts": 32, "buffer_size": 64}
+    return train(path, stop_after, resume, kind=kind, minibatches=None, sequence_length=None, **sizes)
 
 
 def wrapped():

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
+import runpy
+import sys
 
 import torch
 from rich.console import Console
+from torch.nn.parallel import DistributedDataParallel
 
 from recurl.collectors import Collector
-from recurl.distributed import rank, world_size
+from recurl.distributed import global_statistics, rank, world_size
 from recurl.errors import RecurlError
+from recurl.objectives import ClipPPOLoss
+from recurl.objectives.value import GAE
 from recurl.trainers import PPOConfig, RunFolder, Trainer
 from recurl.trainers.algorithms.a2c import A2C
 from recurl.trainers.algorithms.a2c_config import A2CConfig
@@ -91,7 +97,7 @@ def learn(algorithm, options, ranks=1, in_float64=False):
     return {"rank": rank(), "state": {name: value.clone() for name, value in state.items()}, "rows": rows}
 
 
-def train(path, stop_after=None, resume=False, **options):
+def train(path, stop_after=None, resume=False, kind=PPOConfig, **options):
     """A run in a folder that the ranks share; where asked, only the last rank wants to stop after so many updates."""
     folder = RunFolder(path, print)
     values = {
@@ -107,7 +113,8 @@ def train(path, stop_after=None, resume=False, **options):
         "logger": "none",
         **options,
     }
-    config = folder.read_config() if resume else PPOConfig(**values)
+    values = {name: value for name, value in values.items() if value is not None}
+    config = folder.read_config() if resume else kind(**values)
     out, updates = io.StringIO(), itertools.count(1)
     trainer = Trainer(config, folder, console=Console(file=out, quiet=rank() > 0))
     try:
@@ -134,3 +141,61 @@ def refusal(kind, **options):
     except RecurlError as error:
         return str(error)
     return ""
+
+
+def improve(kind, env, rows):
+    """Gradients of one step on a batch of eight rows, of which each rank takes its share."""
+    small = {"rollout_steps": 12, "total_steps": 96 * world_size(), "hidden_size": 4, "seed": 3}
+    replay = {"slices": 2, "slice_length": 12, "learning_starts": 1}
+    learner = make_algorithm(kind(env=env, num_envs=rows, **small, **replay))
+    torch.manual_seed(0)
+    whole = training_env(kind(env=env, num_envs=8, **small, **replay))
+    whole.set_seed(0)
+    collector = Collector(whole, collecting(learner.agent.policy), frames_per_batch=96)
+    own = collector.collect()[rank() * rows : (rank() + 1) * rows].reshape(-1)
+    numbers = learner.improve(learner.losses(own.select(*learner.loss.in_keys, strict=False)))
+    norms = {name: value.item() for name, value in numbers.items() if name.startswith("grad_norm")}
+    gradients = {name: value.grad for name, value in learner.agent.named_parameters() if value.grad is not None}
+    collector.shutdown()
+    learner.close()
+    return norms, gradients
+
+
+def replayed(path, kind, stop_after=None, resume=False):
+    """A run that learns from replay."""
+    sizes = {"slices": 4, "slice_length": 6, "burn_in": 2, "gradient_steps": 2}
+    sizes |= {"learning_starts": 32, "buffer_size": 64}
+    return train(path, stop_after, resume, kind=kind, minibatches=None, sequence_length=None, **sizes)
+
+
+def wrapped():
+    """The example with torch's DistributedDataParallel; returns what rank 0 prints."""
+    with mock_arguments("examples/ddp.py", "1024"), contextlib.redirect_stdout(io.StringIO()) as said:
+        names = runpy.run_path("examples/ddp.py")
+    return said.getvalue(), {name: value.detach().clone() for name, value in names["loss"].named_parameters()}
+
+
+@contextlib.contextmanager
+def mock_arguments(*arguments):
+    before, sys.argv = sys.argv, list(arguments)
+    yield
+    sys.argv = before
+
+
+def ddp_gradients(in_ddp):
+    """Gradients of a loss inside DistributedDataParallel, of a rank's half of a batch or of the whole."""
+    torch.manual_seed(0)
+    small = {"env": "recurl/TMaze-v0", "num_envs": 4, "rollout_steps": 8, "total_steps": 64, "hidden_size": 4}
+    config = PPOConfig(**small, sequence_length=8)
+    env = training_env(config)
+    env.set_seed(0)
+    agent = PPO.make_agent(config, env.observation_spec, env.action_spec_unbatched)
+    batch = Collector(env, collecting(agent.policy), frames_per_batch=32).collect()
+    GAE(0.99, 0.95, agent.critic)(batch)
+    loss = ClipPPOLoss(agent.actor, agent.critic, normalize_advantage=True)
+    own = batch.split(4 // world_size())[rank()]
+    module = DistributedDataParallel(loss) if in_ddp else loss
+    with global_statistics():
+        losses = module(own)
+    sum(losses[name] for name in ("loss_objective", "loss_critic", "loss_entropy")).backward()
+    return {name: value.grad for name, value in loss.named_parameters()}

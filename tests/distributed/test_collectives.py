@@ -16,7 +16,7 @@ from recurl.distributed import (
     rank,
     world_size,
 )
-from recurl.errors import UnsupportedError
+from recurl.errors import RankError, UnsupportedError
 
 pytestmark = pytest.mark.slow
 
@@ -80,3 +80,13 @@ def test_one_process_needs_no_group():
     assert (rank(), world_size(), gather(1), gather_on_first(1), broadcast(1)) == (0, 1, [1], [1], 1)
     assert on_any_rank(True)
     assert torch.equal(x, torch.ones(2))
+
+
+def without_the_other():
+    if rank() == 0:
+        with pytest.raises(RankError, match="Another rank has gone"):
+            on_any_rank(True)
+
+
+def test_a_rank_that_has_gone(ranks):
+    ranks.run(2, without_the_other)

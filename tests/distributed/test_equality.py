@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from recurl.trainers import R2D2Config, SACConfig
 from tests.distributed import runs
 
 pytestmark = pytest.mark.slow
@@ -45,3 +46,30 @@ def test_ppo(ranks, world, in_float64):
 def test_one_step_a_batch(ranks, algorithm):
     options = {"normalize_advantages": True}
     check_same(ranks.run(2, runs.learn, algorithm, options), runs.learn(algorithm, options, 2), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "env"),
+    [(R2D2Config, "recurl/TMaze-v0"), (SACConfig, "recurl/MaskedCartPole-v1")],  # of discrete actions: no noise
+)
+def test_replay_learns_from_all_shares_of_a_batch(ranks, kind, env):
+    results, (norms, whole) = ranks.run(2, runs.improve, kind, env, 4), runs.improve(kind, env, 8)
+    assert len(whole) > 5
+    for found_norms, found in results:
+        assert found_norms == pytest.approx(norms, rel=1e-5)
+        for name, value in whole.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_torchs_own_ddp(ranks):
+    whole = runs.ddp_gradients(in_ddp=False)
+    for found in ranks.run(2, runs.ddp_gradients, True):
+        for name, value in whole.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_example_with_ddp(ranks):
+    (said, first), (silent, second) = ranks.run(2, runs.wrapped)
+    assert said.startswith("2 ranks: value loss ")
+    assert silent == ""
+    assert all(torch.equal(value, second[name]) for name, value in first.items())

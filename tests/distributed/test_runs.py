@@ -2,11 +2,13 @@
 
 import csv
 import math
+import shutil
 
 import pytest
 import torch
 
-from recurl.trainers import DQNConfig, RunFolder
+from recurl.trainers import DQNConfig, R2D2Config, RunFolder
+from recurl.trainers.algorithms.dqn import DQN
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from tests.distributed import runs
 
@@ -80,10 +82,30 @@ def test_nan_on_one_rank_is_skipped_by_all(ranks, tmp_path):
     assert math.isnan(float(found[2]["grad_norm"]))
 
 
+def test_replay_goes_on_bit_for_bit_and_over_other_ranks(ranks, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    results = ranks.run(2, runs.replayed, whole, R2D2Config)
+    ranks.run(2, runs.replayed, cut, R2D2Config, stop_after=5)
+    state = load_checkpoint(latest_checkpoint(RunFolder(cut).checkpoints))
+    buffers = [part["algorithm"]["buffer"]["storage"]["entries"] for part in (state, *state["ranks"])]
+    assert not all(torch.equal(value, buffers[1][key]) for key, value in buffers[0].items()), "each has its own"
+    shutil.copytree(cut, tmp_path / "other")
+    resumed = ranks.run(2, runs.replayed, cut, R2D2Config, resume=True)
+    assert all(same_bits(result[3], results[0][3]) for result in resumed)
+    assert rows(cut) == rows(whole)
+    others = ranks.run(3, runs.replayed, tmp_path / "other", R2D2Config, resume=True)
+    assert others[0][:2] == ("finished", 352)
+    assert same_bits(others[0][3], others[2][3])
+
+
 def refused():
     other = ({"minibatches": 3}, {"sequence_length": 5}, {"total_steps": 20}, {"overlap": True})
     texts = [runs.refusal(runs.PPOConfig, **options) for options in other]
-    return [*texts, runs.refusal(DQNConfig, slices=2, slice_length=4)]
+    DQN.data_parallel = False  # as that of an algorithm of one's own
+    try:
+        return [*texts, runs.refusal(DQNConfig, slices=2, slice_length=4)]
+    finally:
+        DQN.data_parallel = True
 
 
 def test_what_ranks_cant_do_is_refused(ranks):

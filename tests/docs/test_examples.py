@@ -19,6 +19,7 @@ ELSEWHERE = {"act", "ppo", "onnx_inference", "mingru", "reinforce"}  # run by te
 SMALL = {  # how long, and a line of what is printed
     "action_masks": (1024, r"^--action-mask none: greedy return \d\.\d\d of 1$"),
     "continuous_control": (1600, r"^  1600 steps: mean return of 200 steps -\d+$"),
+    "ddp": (1024, r"^1 ranks: value loss \d+\.\d+$"),
     "gpu": (2048, r"^  2048 steps on \w+: \d+ steps per episode$"),
     "optuna_search": (2048, r"^best: -?\d\.\d+ with {'learning_rate'"),
     "own_environment": (1024, r"^greedy return \d+\.\d of 19$"),

@@ -89,6 +89,8 @@ def check(words: list[str]) -> None:
     program, rest = words[0].removeprefix(".venv/bin/"), words[1:]
     if program == "recurl":
         check_recurl(rest)
+    elif program == "torchrun":
+        check_recurl(rest[rest.index("recurl") + 1 :])
     elif program == "make":
         assert f"\n{rest[0]}:" in (ROOT / "Makefile").read_text()
     elif program == "python":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Generator
@@ -25,6 +26,7 @@ __all__ = ["check_nccl", "is_launched", "joined", "restarted", "speaks"]
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _ANSWER = timedelta(seconds=15)
 _PAUSE = 0.2
+_END = 30  # seconds that a process that has failed may take to end
 _OTHERS = timedelta(minutes=5)  # for all ranks to import what they need
 
 
@@ -67,7 +69,7 @@ def joined(device: str = "cpu") -> Generator[None]:
 
     Tensors on the CPU go through gloo, those on GPUs through NCCL; the rank's GPU is the one of its number on the
     machine, which ``"cuda"`` then means. A rank that dies or fails inside the block ends the others, with a line that
-    names it.
+    names it, and a process whose block raises ends within seconds.
 
     Args:
         device: where this rank computes, ``"cpu"`` or ``"cuda"``; the same on all ranks.
@@ -87,18 +89,21 @@ def joined(device: str = "cpu") -> Generator[None]:
         return
     try:
         _join(device)
-    except (ArgumentError, MissingDependencyError, RankError) as error:
-        if speaks():
-            raise
-        raise SystemExit(2) from error
-    try:
         yield
         _leave()
     except BaseException as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        if Watch.report(text):
+        if device != "cpu" and Watch.current is not None:
+            signal.alarm(_END)  # NCCL may wait for the other ranks when the process ends
+        if _says(error):
             raise
         raise SystemExit(2) from error  # another rank says it
+
+
+def _says(error: BaseException) -> bool:
+    """Tell the other ranks of an error, and return whether this one is to raise it: one of those that meet it."""
+    if Watch.current is None:
+        return speaks()
+    return Watch.report(" ".join(str(error).split()) or type(error).__name__)
 
 
 def _join(device: str) -> None:
@@ -151,7 +156,8 @@ def _connected(address: str, *, hosts: bool = False) -> Any:
             "ranks with torchrun, and give those of other machines the first one's address (--rdzv-endpoint HOST:PORT)."
         ) from error
     store.set_timeout(_OTHERS)
-    return store
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store remembers the earlier ones
+    return PrefixStore(f"recurl/{attempt}", store)
 
 
 def _await_answer(name: str, port: int) -> None:

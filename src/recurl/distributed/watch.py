@@ -143,6 +143,8 @@ class Watch:
         watch._told.wait(_GRACE)
         if watch._first:
             watch._over.wait(_TO_BE_HEARD)  # the store may be this rank's, and end with it
+        else:
+            watch._over.set()
         return watch._first
 
     @classmethod
@@ -179,7 +181,7 @@ class Watch:
                 self._seen[rank] = _Seen(beat, now, near=beat.host == self._own.host and _alive(beat.pid))
             self._seen[rank].update(beat, now)
         verdict = None if self._failed is not None else self._judge(now)
-        if verdict is not None:
+        if verdict is not None and not self._over.is_set():
             agreed = store.compare_set(_VERDICT, "", verdict).decode()
             self._end(agreed, after=_TO_BE_HEARD)
 

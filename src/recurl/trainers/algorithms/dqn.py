@@ -72,7 +72,7 @@ class DQN(ReplayLearner[DQNConfig, QNetwork]):
     def collect(self) -> TensorDictBase:
         """Take ``rollout_steps`` steps in every environment and return the batch, ``[B, T]``."""
         batch = super().collect()
-        self.agent.explore.step(batch.numel())
+        self.agent.explore.step(self.frames_per_update)
         return batch
 
     def improve(self, losses: TensorDictBase) -> Mapping[str, Tensor]:

@@ -16,6 +16,7 @@ from recurl.collectors.captured import Programs, tensor_env
 from recurl.distributed import broadcast_parameters, rank, world_size
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, UnsupportedError
+from recurl.modules import RewardScaler
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.footprint import check_machine
@@ -161,8 +162,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         """
         if not self.data_parallel:
             raise UnsupportedError(
-                f"{self.config.algorithm} can't learn over several ranks: start it without torchrun, or take one that "
-                "learns from each batch (ppo, a2c, impala)."
+                f"{self.config.algorithm} can't learn over several ranks (its learner does not say data_parallel = "
+                "True): start it without torchrun."
             )
         if self._overlap:
             raise UnsupportedError("--overlap can't be used over several ranks: leave it out.")
@@ -272,5 +273,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.env_steps = state["env_steps"]
         if begin_anew:
             seed_everything(self.env_seed + self.env_steps)
+            scaler = self.parts().get("scaler")
+            if isinstance(scaler, RewardScaler):
+                scaler.returns.zero_()
         if begin_anew or not self.collector.load_state_dict(state["collector"]):
             self.collector.set_seed(self.env_seed + self.env_steps)  # other episodes than those of the beginning

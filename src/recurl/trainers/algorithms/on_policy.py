@@ -156,8 +156,6 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         """Restore what :meth:`state_dict` returned; see :meth:`Learner.load_state_dict`."""
         shuffle = GeneratorState(self._shuffle).state_dict()  # runs of old have none
         super().load_state_dict({"shuffle": shuffle, **state}, begin_anew=begin_anew)
-        if begin_anew and self.scaler is not None:
-            self.scaler.returns.zero_()
 
     @global_statistics()
     def learn(self, batch: TensorDictBase) -> dict[str, float]:

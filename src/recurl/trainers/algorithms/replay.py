@@ -22,6 +22,7 @@ from recurl.data import (
     refresh_states,
     slice_priorities,
 )
+from recurl.distributed import average_, global_statistics
 from recurl.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.modules import RewardScaler
 from recurl.trainers.algorithms.learner import AgentT, Learner, Stateful
@@ -62,6 +63,8 @@ class ReplayLoss(Protocol):
 class ReplayLearner(Learner[ReplayConfigT, AgentT]):
     """Learns from slices of trajectories in a replay buffer; the base of DQN, SAC and TD3.
 
+    Under torchrun each rank has a buffer of its own steps and draws its own slices; gradients are averaged.
+
     A subclass builds its loss over replayed slices (:meth:`make_loss`) and makes gradient steps (:meth:`improve`). The
     base stores what the loss reads, draws slices, scales rewards, starts all networks from the stored states or from
     zero, burns each network in by itself, refreshes states, and gives slices their priorities.
@@ -77,6 +80,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
     averaged: ClassVar[tuple[str, ...]]
     """Numbers of a gradient step, which :meth:`improve` returns; they are averaged over an update and checked."""
     collected = ("buffer", "collector")
+    data_parallel = True
 
     def __init__(self, config: ReplayConfigT) -> None:
         super().__init__(config)
@@ -108,6 +112,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         """Return what a checkpoint holds."""
         return {**super().parts(), "buffer": self.buffer, "scaler": self.scaler}
 
+    @global_statistics()
     def learn(self, batch: TensorDictBase) -> dict[str, float]:
         """Put a batch into the buffer and improve the networks on samples of it.
 
@@ -115,7 +120,8 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             batch: what :meth:`collect` returned, ``[B, T]``.
 
         Returns:
-            What :meth:`improve` returned, averaged over the update (nan before learning starts), and :meth:`others`.
+            What :meth:`improve` returned, averaged over the update and the ranks (nan before learning starts), and
+            :meth:`others`.
             Steps whose loss or norm wasn't finite were not made; ``fault`` names the first of these.
         """
         self.buffer.extend(batch.select(*self.loss.in_keys, strict=False))
@@ -128,7 +134,9 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         steps = [self._step() for _ in range(self.config.gradient_steps)]
         found = {name: [step[name] for step in steps if name in step] for name in self.averaged}
         found = {name: torch.stack(values).mean() for name, values in found.items() if values}
-        learned.update(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+        values = torch.stack(list(found.values()))
+        average_([values])
+        learned.update(zip(found, values.tolist(), strict=True))
         return self.report(learned, list(found))
 
     def gradient_step(self, parameters: Iterable[nn.Parameter]) -> GradientStep:

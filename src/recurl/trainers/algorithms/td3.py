@@ -81,7 +81,7 @@ class TD3(ReplayLearner[TD3Config, DeterministicActor]):
     def collect(self) -> TensorDictBase:
         """Take ``rollout_steps`` steps in every environment and return the batch, ``[B, T]``."""
         batch = super().collect()
-        self.agent.explore.step(batch.numel())
+        self.agent.explore.step(self.frames_per_update)
         return batch
 
     def improve(self, losses: TensorDictBase) -> Mapping[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from recurl._torch import foreach_add_, foreach_mul_, foreach_norm, fused_adam_
-from recurl.distributed import average_
+from recurl.distributed import average_, world_size
 from recurl.errors import ArgumentError
 
 
@@ -79,7 +79,7 @@ class GradientStep:
     def descend(self, loss: Tensor) -> Tensor:
         """Make a step along the gradients that the parameters hold, which are those of ``loss``; see the call."""
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        total = loss.detach()
+        total = loss.detach() if world_size() == 1 else loss.detach().clone()
         average_([*grads, total])
         if self._fused and len(grads) == len(self._parameters) and self._known():
             return self._step(grads, total)

@@ -31,10 +31,11 @@ def with_other_ranks(state: dict[str, Any], parts: Sequence[str]) -> dict[str, A
 
 
 def for_this_rank(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of this rank from one of a run over as many; that of rank 0 from any other."""
-    if ranks_of(state) != world_size() or rank() == 0:
+    """Return the state of this rank; where the run went over fewer, ranks share what one of them had."""
+    saved = rank() % ranks_of(state)
+    if saved == 0:
         return state
-    own = state[_RANKS][rank() - 1]
+    own = state[_RANKS][saved - 1]
     return {**state, **own, _ALGORITHM: {**state[_ALGORITHM], **own[_ALGORITHM]}}
 
 

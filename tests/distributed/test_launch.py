@@ -1,0 +1,62 @@
+import pytest
+import torch
+from torch import distributed
+
+from recurl.distributed import is_launched, joined, restarted, speaks, world_size
+from recurl.errors import ArgumentError, MissingDependencyError
+from tests.distributed.test_faults import free_port
+
+VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_without_torchrun():
+    assert not is_launched()
+    assert not restarted()
+    assert speaks()
+    with joined("cuda"):
+        assert world_size() == 1
+
+
+def test_a_run_of_one_rank(launched):
+    launched.setenv("MASTER_PORT", str(free_port()))
+    assert is_launched()
+    with joined():
+        assert distributed.is_initialized()
+        assert world_size() == 1
+    assert not distributed.is_initialized()
+
+
+def test_restarts_are_counted(launched):
+    assert not restarted()
+    launched.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert restarted()
+
+
+def test_nccl_is_missing(launched):
+    launched.setattr(distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(MissingDependencyError, match="need NCCL, which this build of torch lacks"), joined("cuda"):
+        pass
+
+
+def test_gpus(launched):
+    launched.setattr(distributed, "is_nccl_available", lambda: True)
+    launched.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ArgumentError, match="this machine has 0 for rank 0 of those here"), joined("cuda"):
+        pass
+    launched.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ArgumentError, match="write --device cuda, got cuda:1"), joined("cuda:1"):
+        pass
+
+
+def test_one_rank_of_a_machine_says_what_all_find(launched):
+    launched.setattr(distributed, "is_nccl_available", lambda: False)
+    launched.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit), joined("cuda"):
+        pass

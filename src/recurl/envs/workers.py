@@ -128,6 +128,7 @@ class Worker:
 
     def receive(self) -> Reply:
         """Return the answer, which must be available."""
+        self._last_sign = time.monotonic()
         try:
             message = self.connection.recv_bytes()
         except BlockingIOError:  # the worker has stopped in the middle of a message
@@ -268,10 +269,20 @@ class WorkerGroup:
 
     def next_reply(self, pending: Collection[int]) -> Reply:
         """Wait for an answer or failure of one of the ``pending`` workers: of those ready, the one asked first."""
+        found = self._ready(pending)
+        return found if isinstance(found, Reply) else min(found, key=lambda worker: worker.asked).receive()
+
+    def replies(self, pending: Collection[int]) -> list[Reply]:
+        """Wait for an answer or failure of one of the ``pending`` workers; return all that are there by then."""
+        found = self._ready(pending)
+        return [found] if isinstance(found, Reply) else [worker.receive() for worker in found]
+
+    def _ready(self, pending: Collection[int]) -> list[Worker] | Reply:
+        """Wait until workers have answered or died, and return them; or return the error of one that hangs."""
         while True:
             ready = [self.workers[self._by_descriptor[found]] for found, _ in self._poller.poll(_POLL_MS)]
             if ready:
-                return min(ready, key=lambda worker: worker.asked).receive()
+                return ready
             for index in pending:
                 error = self.workers[index].check_hanging()
                 if error is not None:
@@ -288,11 +299,11 @@ class WorkerGroup:
         values: dict[int, Any] = {}
         try:
             while pending:
-                reply = self.next_reply(pending)
-                if reply.error is not None:
-                    raise reply.error
-                pending.discard(reply.worker)
-                values[reply.worker] = reply.value
+                for reply in self.replies(pending):
+                    if reply.error is not None:
+                        raise reply.error
+                    pending.discard(reply.worker)
+                    values[reply.worker] = reply.value
         except BaseException:  # also after an interrupt: outstanding answers would be taken for later ones
             self.kill()
             raise

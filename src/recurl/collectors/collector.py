@@ -30,6 +30,7 @@ from recurl.keys import ACTION, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType
 from recurl.modules.actors import explain_missing_scale
+from recurl.spans import COLLECTION_GRAPH, TRANSFERS, span
 from recurl.specs import OneHot
 
 
@@ -172,7 +173,8 @@ class Collector(CollectorBase):
                 if self._captured is None:
                     batch, done, self._roots = self._steps(self._roots, self.storing_device)
                 else:
-                    batch, done, root = self._captured(self._roots[0], self.exploration_type)
+                    with span(COLLECTION_GRAPH):
+                        batch, done, root = self._captured(self._roots[0], self.exploration_type)
                     self._roots = [root]
                     batch = batch if self.storing_device == self.env.device else batch.to(self.storing_device)
             except BaseException as error:
@@ -207,7 +209,10 @@ class Collector(CollectorBase):
             self._record(writers[number], step, tensordict)
             done[number].append(tensordict.get(NEXT).get(DONE))
 
-        policies = [self._policy_in(group, network) for group in groups.envs]
+        policies: list[Act | None] = [network] * len(writers)
+        if network is None and self.policy is not None:
+            first = self.frames
+            policies = [partial(self._act, group, first, past) for group, past in zip(groups.envs, done, strict=True)]
         after = interact_in_turn(groups.envs, policies, roots, self.steps_per_batch, write=write)
         for writer in writers:
             writer.finish()
@@ -240,17 +245,18 @@ class Collector(CollectorBase):
                 return network, None
         return None, reason
 
-    def _policy_in(self, group: EnvBase, network: Network | None) -> Act | None:
-        return network if network is not None or self.policy is None else partial(self._act, group)
-
-    def _act(self, env: EnvBase, tensordict: TensorDictBase) -> TensorDictBase:
+    def _act(self, env: EnvBase, first: int, past: list[Tensor], tensordict: TensorDictBase) -> TensorDictBase:
+        """Act in a group, which has made as many steps as ``past`` is long since frame ``first``."""
         assert self.policy is not None
         if self._policy_device is not None and self._policy_device != self.env.device:
-            tensordict = self.policy(tensordict.to(self._policy_device))
-            tensordict = tensordict.to(self.env.device or "cpu")
+            with span(TRANSFERS):
+                tensordict = tensordict.to(self._policy_device)
+            tensordict = self.policy(tensordict)
+            with span(TRANSFERS):
+                tensordict = tensordict.to(env.device or "cpu")
         else:
             tensordict = self.policy(tensordict)
-        if self.frames < self.init_random_frames:
+        if first + len(past) * self.env.batch_size.numel() < self.init_random_frames:
             tensordict.set(ACTION, _random_action(env, tensordict))
         return tensordict
 

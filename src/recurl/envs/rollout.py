@@ -15,6 +15,7 @@ from recurl.errors import ArgumentError
 from recurl.keys import COLLECTOR, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Step
 from recurl.mode import set_recurrent_mode
+from recurl.spans import ACTING, ENVIRONMENT, span
 
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 Act: TypeAlias = Callable[[Any], Step]
@@ -118,12 +119,16 @@ def _turns(
 ) -> Iterator[Step]:
     """Make steps, and yield while each is under way, and the next root at the end."""
     for index in range(steps):
-        td = env.rand_action(td) if policy is None else policy(td)
-        env.begin_step(td)
+        with span(ACTING):
+            td = env.rand_action(td) if policy is None else policy(td)
+        with span(ENVIRONMENT):
+            env.begin_step(td)
         yield td
-        td = env.step(td)
+        with span(ENVIRONMENT):
+            td = env.step(td)
         write(index, td)
-        td = env.maybe_reset(env.carry(td))
+        with span(ENVIRONMENT):
+            td = env.maybe_reset(env.carry(td))
     yield td
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recurl.envs.workers_memory import SharedTensors
 from recurl.keys import NestedKey
+from recurl.spans import TRANSFERS, span
 
 __all__ = ["Download", "Upload"]
 
@@ -42,10 +43,11 @@ class Upload:
         if self._device is None:
             found = self._shared.tensors
             return {key: found[key].clone().view(self._shapes[key]) for key in keys}
-        block = torch.empty_like(self._shared.block, device=self._device)
-        block.copy_(self._shared.block, non_blocking=True)
-        self._copied = torch.cuda.Event()
-        self._copied.record(torch.cuda.current_stream(self._device))
+        with span(TRANSFERS):
+            block = torch.empty_like(self._shared.block, device=self._device)
+            block.copy_(self._shared.block, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(self._device))
         found = self._shared.tensors_in(block)
         return {key: found[key].view(self._shapes[key]) for key in keys}
 
@@ -71,12 +73,13 @@ class Download:
         """Return ``tensor`` on the CPU, in memory that the next call may overwrite."""
         if not (self._from_gpu and tensor.is_cuda):
             return tensor
-        kind = (tensor.shape, tensor.dtype)
-        memory = self._memory.get(kind)
-        if memory is None:
-            memory = self._memory[kind] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        memory.copy_(tensor, non_blocking=True)
-        torch.cuda.current_stream(tensor.device).synchronize()
+        with span(TRANSFERS):
+            kind = (tensor.shape, tensor.dtype)
+            memory = self._memory.get(kind)
+            if memory is None:
+                memory = self._memory[kind] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            memory.copy_(tensor, non_blocking=True)
+            torch.cuda.current_stream(tensor.device).synchronize()
         return memory
 
 

@@ -17,6 +17,7 @@ from recurl.lowering import Entries
 from recurl.modules import RewardScaler
 from recurl.objectives.policy_gradient import PolicyGradientLoss
 from recurl.objectives.value.estimator import ValueEstimator
+from recurl.spans import ADVANTAGES, FORWARD, GRADIENT_GRAPH, LEARNING, span
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
@@ -125,7 +126,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         if self.scaler is not None:
             self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
             batch[NEXT, REWARD] = self.scaler(batch[NEXT, REWARD])
-        self.estimator(batch)
+        with span(ADVANTAGES):
+            self.estimator(batch)
         passes = self.passes
         data = batch.select(*self.loss.in_keys, strict=False)
         minibatches = SequenceMinibatches(data, passes.minibatches, passes.sequence_length)
@@ -139,10 +141,12 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     def _epoch(self, minibatches: SequenceMinibatches, *, last: bool) -> list[_Report]:
         """Make the gradient steps of an epoch; diagnostics are computed in the last one."""
         self.loss.metrics = last or self.config.cuda_graph  # a captured step always does the same
-        return [self._train(minibatch) for minibatch in minibatches.entries()]
+        with span(GRADIENT_GRAPH if self.config.cuda_graph else LEARNING):
+            return [self._train(minibatch) for minibatch in minibatches.entries()]
 
     def _step(self, minibatch: Entries) -> _Report:
-        losses = self.loss.tensors(minibatch)
+        with span(FORWARD):
+            losses = self.loss.tensors(minibatch)
         norm = self.optimizer(cast(Tensor, sum(losses[name] for name in LOSSES)))
         diagnostics = [losses[name] for name in self.diagnostics] if self.loss.metrics else []
         return [*(losses[name].detach() for name in LOSSES), norm], diagnostics

@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from recurl._torch import foreach_add_, foreach_mul_, foreach_norm, fused_adam_
 from recurl.errors import ArgumentError
+from recurl.spans import BACKWARD, OPTIMIZER, span
 
 
 class _State(NamedTuple):
@@ -72,7 +73,12 @@ class GradientStep:
         """
         for parameter in self._parameters:
             parameter.grad = None
-        loss.backward()
+        with span(BACKWARD):
+            loss.backward()
+        with span(OPTIMIZER):
+            return self._after_backward(loss)
+
+    def _after_backward(self, loss: Tensor) -> Tensor:
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if self._fused and len(grads) == len(self._parameters) and self._known():
             return self._step(grads, loss.detach())

@@ -44,7 +44,9 @@ class BenchTrain:
 
 def read_bench_train(arguments: list[str]) -> BenchTrain:
     """Parse the arguments: an algorithm and its options."""
-    wanted = read_run(arguments, read_sources(arguments), prog="recurl bench train", place=BenchTrain)
+    wanted = None
+    if arguments:
+        wanted = read_run(arguments, read_sources(arguments), prog="recurl bench train", place=BenchTrain)
     if wanted is None:
         raise ArgumentError(f"recurl bench train takes an algorithm ({', '.join(ALGORITHMS)}) and its options.")
     return wanted

@@ -1,9 +1,10 @@
 """Environments on the host, learner on the GPU: recurrent PPO on environments whose step takes 100 us of a core.
 
 Frames per second of whole updates (acting and learning included) with workers, with two groups of environments in turn
-(``--env-groups 2``), with gradient steps as CUDA graphs, against one process that steps the same environments one after
-another with random actions. Before anything is timed, collected actions are replayed in that process: observations must
-be the same bits; and two groups must give what each gives alone. Appends to results/host_envs.csv. Usage::
+(``--env-groups 2``), with gradient steps as CUDA graphs or learning beside collection (``--overlap``), against one
+process that steps the same environments one after another with random actions. Before anything is timed, collected
+actions are replayed in that process: observations must be the same bits; two groups must give what each gives alone,
+and a thread what this one gives. Appends to results/host_envs.csv. Usage::
 
     python benchmarks/bench_host_envs.py                                                   # 16 cores and a GPU
     python benchmarks/bench_host_envs.py --device cpu --workers 2 --num-envs 8 --steps 32  # a dry run
@@ -25,6 +26,7 @@ import torch
 
 from recurl import __version__
 from recurl.collectors import Collector
+from recurl.collectors.threaded import ThreadedCollector
 from recurl.diagnostics.gpu_time import gpu_seconds
 from recurl.envs import ExplorationType, GymEnv, ParallelEnv, parallel_groups
 from recurl.trainers import PPO, PPOConfig
@@ -38,6 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "workers": {},
     "groups": {"env_groups": 2},
     "groups, graph": {"env_groups": 2, "cuda_graph": True},
+    "groups, overlap": {"env_groups": 2, "overlap": True},
 }
 
 
@@ -76,7 +79,7 @@ def main() -> None:
     alone = one_process()
     print(f"one process, random actions: {alone:,.0f} frames/s")
     for variant in options.only or VARIANTS:
-        if options.device == "cuda" or not VARIANTS[variant].get("cuda_graph"):
+        if options.device == "cuda" or not {"cuda_graph", "overlap"} & VARIANTS[variant].keys():
             measure(variant, alone, name, options)
 
 
@@ -111,7 +114,36 @@ def check(options: argparse.Namespace) -> None:
         for one, whole in zip(alone, both, strict=True):
             if not bool((one == whole[first : first + rows // 2]).all()):
                 sys.exit("A group collected beside another differs from the same group collected alone.")
-    print("collected observations are those of one process, and groups in turn are those collected alone")
+    check_thread(partial(parallel_groups, 2, 2, make, timeout=60, device=device), policy, rows * steps, device)
+    print("batches hold: actions replayed in one process; groups alone and in turn; a thread beside this one")
+
+
+def check_thread(make: Any, policy: Any, frames: int, device: str) -> None:
+    """Compare batches of a thread, one update old, with those of this thread."""
+
+    def change(update: int) -> None:
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.mul_(1.1 if update % 2 else 1 / 1.1)
+
+    batches: list[list[Any]] = []
+    weights = {name: value.clone() for name, value in policy.state_dict().items()}
+    for threaded in (False, True):
+        policy.load_state_dict(weights)
+        env = make()
+        env.set_seed(3)
+        torch.manual_seed(4)
+        kind = ThreadedCollector if threaded else Collector
+        collector = kind(env, policy, frames_per_batch=frames, device=device)
+        found = [] if threaded else [collector.collect()]
+        for update in range(4):
+            found.append(collector.collect())
+            change(update)
+        collector.shutdown()
+        batches.append([batch.exclude(("collector", "traj_ids")) for batch in found[:4]])
+    for wanted, got in zip(*batches, strict=True):
+        if not bool((wanted == got).all()):
+            sys.exit("A batch of the thread differs from the same batch of this one.")
 
 
 def replay(batches: list[Any], rows: int) -> None:

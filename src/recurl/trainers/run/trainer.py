@@ -171,6 +171,7 @@ class Trainer:
             self._callbacks.call("on_update", self._iterate(clock))
             self._updates += 1
             if self._evaluation.due(before, self.algorithm.env_steps):
+                self.algorithm.settle()
                 self._callbacks.call("on_evaluation", self._evaluation(self._updates, self.algorithm.env_steps))
             self._asked = should_stop() or self._asked
             if self._interrupted() or self._ended() or self._updates % self.config.checkpoint_every == 0:

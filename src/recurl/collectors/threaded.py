@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -14,10 +14,13 @@ from torch import Tensor, nn
 
 from recurl.collectors.collector import Collector
 from recurl.collectors.exploring import check_thread_explores_alone
+from recurl.devices import numbered
 from recurl.envs import EnvBase
 from recurl.spans import WAITING, span
 
 __all__ = ["ThreadedCollector"]
+
+_T = TypeVar("_T")
 
 
 class ThreadedCollector:
@@ -59,15 +62,15 @@ class ThreadedCollector:
         device: torch.device | str | None = None,
     ) -> None:
         check_thread_explores_alone()
-        self._source, self._policy = policy, copy.deepcopy(policy)
-        self._collector = Collector(
-            create_env_fn, self._policy, frames_per_batch=frames_per_batch, device=device
-        )  # in the thread, or here while the thread is idle
+        place = numbered(device)
+        self._stream = torch.cuda.Stream(place, priority=-1) if place is not None and place.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, "recurl-collector")
         self._running: Future[TensorDict] | None = None
         self._fetched: TensorDict | None = None
-        place = self._collector.env.device
-        self._stream = torch.cuda.Stream(place, priority=-1) if place is not None and place.type == "cuda" else None
+        self._source, self._policy = policy, copy.deepcopy(policy)
+        self._collector = self._idle(
+            lambda: Collector(create_env_fn, self._policy, frames_per_batch=frames_per_batch, device=device)
+        )
 
     def collect(self) -> TensorDict:
         """Return the current batch, and begin the next one."""
@@ -94,8 +97,11 @@ class ThreadedCollector:
         self._running = self._thread.submit(self._collect)
 
     def _collect(self) -> TensorDict:
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+        with self._on_stream():
             return self._collector.collect()
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _taken_over(self, batch: TensorDict) -> TensorDict:
         """Return a batch for the caller's stream."""
@@ -107,26 +113,31 @@ class ThreadedCollector:
                     tensor.record_stream(own)
         return batch
 
-    def _settle(self) -> None:
-        """Wait for a batch that is under way, so that the thread is idle."""
+    def _idle(self, function: Callable[[], _T]) -> _T:
+        """Return the result of ``function``, called here on the thread's stream once a batch under way is complete."""
         if self._running is not None:
             self.wait()
+        if self._stream is None:
+            return function()
+        own = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(own)
+        with self._on_stream():
+            result = function()
+        own.wait_stream(self._stream)
+        return result
 
     def reset_rows(self, rows: Tensor) -> None:
         """Begin new episodes in some rows after the current batch; see :meth:`Collector.reset_rows`."""
-        self._settle()
-        self._collector.reset_rows(rows)
+        self._idle(lambda: self._collector.reset_rows(rows))
 
     def set_seed(self, seed: int) -> None:
         """Seed the environment; takes effect at its next full reset."""
-        self._settle()
-        self._collector.set_seed(seed)
+        self._idle(lambda: self._collector.set_seed(seed))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state for exact continuation; waits for the current batch, which is included."""
-        self._settle()
-        batch = None if self._fetched is None else self._fetched.to_dict()
-        return {"batch": batch, "collector": self._collector.state_dict()}
+        state = self._idle(lambda: self._collector.state_dict())
+        return {"batch": None if self._fetched is None else self._fetched.to_dict(), "collector": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore a :meth:`state_dict`.
@@ -134,14 +145,14 @@ class ThreadedCollector:
         Returns:
             Whether the environment's state was restored; see :meth:`Collector.load_state_dict`.
         """
-        self._settle()
+        restored = self._idle(lambda: self._collector.load_state_dict(state["collector"]))
         batch, collector = state["batch"], self._collector
         self._fetched = None
         if batch is not None:
             shape = [*collector.env.batch_size, collector.steps_per_batch]
             self._fetched = TensorDict.from_dict(batch, batch_size=shape, device=collector.env.device)
             self._fetched.refine_names(..., "time")
-        return collector.load_state_dict(state["collector"])
+        return restored
 
     def shutdown(self) -> None:
         """Wait for the current batch and close the environment; shutting down twice is harmless."""

@@ -12,8 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from recurl.envs.base import EnvBase
-from recurl.envs.workers import creators
-from recurl.envs.workers_env import EnvInfo, make_env, written_keys
+from recurl.envs.workers_env import EnvInfo, creators, make_env, written_keys
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import NestedKey
 from recurl.specs import Composite

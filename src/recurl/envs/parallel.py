@@ -14,8 +14,8 @@ from recurl.envs.base import EnvBase
 from recurl.envs.batched import BatchedEnv, CreateEnv
 from recurl.envs.grouped import GroupedEnv
 from recurl.envs.transfers import Download, Upload
-from recurl.envs.workers import Task, WorkerGroup, creators
-from recurl.envs.workers_env import EnvInfo, Plan, layout, serve_envs
+from recurl.envs.workers import Task, WorkerGroup
+from recurl.envs.workers_env import EnvInfo, Plan, creators, layout, serve_envs
 from recurl.envs.workers_memory import SharedTensors
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import ACTION, DONE, NEXT, RESET, NestedKey, next_key

@@ -33,7 +33,7 @@ from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file
 from recurl.envs.workers_posix import check_posix
 from recurl.errors import ArgumentError, ArgumentTypeError, RemoteTraceback, UsageError, WorkerError
 
-__all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup", "creators"]
+__all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup"]
 
 START_SECONDS = 120.0
 """Time limit for a worker's imports and the creation of its environment, in seconds."""
@@ -373,31 +373,3 @@ def _timeval(seconds: float | None) -> bytes:
     """Return a time limit as ``setsockopt`` takes it; None for no limit."""
     microseconds = 0 if seconds is None else max(int(min(seconds, _LONG) * 1e6), 1)
     return struct.pack("ll", *divmod(microseconds, 10**6))
-
-
-def creators(num_workers: int, create_env_fn: Any) -> list[Callable[[], Any]]:
-    """Return one callable per worker.
-
-    Args:
-        num_workers: number of workers, at least 1.
-        create_env_fn: one callable for all workers, or a list of ``num_workers`` callables.
-
-    Raises:
-        ArgumentError: ``num_workers`` is below 1, or differs from the number of callables.
-        ArgumentTypeError: ``create_env_fn``, or an item of it, is not callable.
-    """
-    if num_workers < 1:
-        raise ArgumentError(f"num_workers must be at least 1, got {num_workers}.")
-    functions: list[Any] = list(create_env_fn) if isinstance(create_env_fn, Sequence) else [create_env_fn] * num_workers
-    if len(functions) != num_workers:
-        raise ArgumentError(
-            f"There must be one create_env_fn for all workers, or one for each: got {len(functions)} for {num_workers} "
-            "workers."
-        )
-    for function in functions:
-        if not callable(function):
-            raise ArgumentTypeError(
-                f"create_env_fn must be a function that creates an environment, or a list of these, got {function!r}: "
-                "each worker creates its own. Pass a function, such as EnvCreator(lambda: GymEnv('CartPole-v1'))."
-            )
-    return functions

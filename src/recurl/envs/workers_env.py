@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,12 +13,12 @@ from torch import Tensor
 from recurl.envs.base import EnvBase
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_memory import Entry
-from recurl.errors import ArgumentTypeError, MissingKeyError, UsageError
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, NestedKey, next_key
 from recurl.lowering import Entries, Step
 from recurl.specs import Composite, TensorSpec
 
-__all__ = ["EnvInfo", "Layout", "Plan", "Server", "layout", "make_env", "serve_envs", "written_keys"]
+__all__ = ["EnvInfo", "Layout", "Plan", "Server", "creators", "layout", "make_env", "serve_envs", "written_keys"]
 
 
 class EnvInfo(NamedTuple):
@@ -72,6 +72,34 @@ def make_env(create_env_fn: Callable[[], EnvBase]) -> EnvBase:
     if not isinstance(env, EnvBase):  # pyright: ignore[reportUnnecessaryIsInstance] - users
         raise ArgumentTypeError(f"create_env_fn must return an environment of recurl, got {env!r}.")
     return env
+
+
+def creators(num_workers: int, create_env_fn: Any) -> list[Callable[[], Any]]:
+    """Return one callable per worker.
+
+    Args:
+        num_workers: number of workers, at least 1.
+        create_env_fn: one callable for all workers, or a list of ``num_workers`` callables.
+
+    Raises:
+        ArgumentError: ``num_workers`` is below 1, or differs from the number of callables.
+        ArgumentTypeError: ``create_env_fn``, or an item of it, is not callable.
+    """
+    if num_workers < 1:
+        raise ArgumentError(f"num_workers must be at least 1, got {num_workers}.")
+    functions: list[Any] = list(create_env_fn) if isinstance(create_env_fn, Sequence) else [create_env_fn] * num_workers
+    if len(functions) != num_workers:
+        raise ArgumentError(
+            f"There must be one create_env_fn for all workers, or one for each: got {len(functions)} for {num_workers} "
+            "workers."
+        )
+    for function in functions:
+        if not callable(function):
+            raise ArgumentTypeError(
+                f"create_env_fn must be a function that creates an environment, or a list of these, got {function!r}: "
+                "each worker creates its own. Pass a function, such as EnvCreator(lambda: GymEnv('CartPole-v1'))."
+            )
+    return functions
 
 
 def written_keys(info: EnvInfo) -> tuple[list[NestedKey], list[NestedKey]]:

@@ -109,9 +109,9 @@ class Spans:
     @property
     def counts(self) -> bool:
         """Whether the calling thread is measured now; nothing is while a CUDA graph is recorded."""
-        return threading.get_ident() == self._thread and not (
-            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        )
+        if threading.get_ident() != self._thread:
+            return False
+        return self._mark is not _event or not torch.cuda.is_current_stream_capturing()
 
     def seconds(self) -> dict[str, float]:
         """Return the time of each span in seconds, by name; together they are the time of the block."""

@@ -21,6 +21,7 @@ LEFT = {
     "env_kwargs",
     "wrapper",
     "env_workers",
+    "env_groups",
     "total_steps",
     "device",
     "run_dir",

@@ -331,10 +331,10 @@ def test_errors_of_recurl_keep_their_type_and_name_the_worker():
 
 def test_a_shape_that_was_not_declared():
     env = Liar("shape")
-    memory = SharedTensors(layout(EnvInfo.of(env), 1)["out"])
-    server = Server(env, {}, {key: tensor[0] for key, tensor in memory.tensors.items()})
+    memory = SharedTensors(layout(EnvInfo.of(env), 1).fresh)
+    server = Server(env, {}, {}, {key: tensor[0] for key, tensor in memory.tensors.items()})
     with pytest.raises(UsageError, match=r"'extra' as torch.float32 \[1\], but returned torch.float32 \[3\]"):
-        server.run(Plan("reset", (), None))
+        server.run(Plan(0, "reset", (), None))
 
 
 def test_a_failure_at_the_start():

@@ -33,7 +33,10 @@ def test_env_arguments_are_literals_or_text():
         ({"env_kwargs": ("k",)}, "--env-kwargs takes name=value, such as k=8, got 'k'"),
         ({"minibatches": 64}, "--minibatches must not exceed the 32 sequences"),
         ({"total_steps": 1000}, "--total-steps must cover one batch of 1024 steps"),
-        ({"overlap": True, "device": "cuda"}, "--overlap needs --device cpu, .* got cuda"),
+        ({"overlap": True, "device": "cuda"}, "--overlap on a GPU .* needs --env-workers, .* got 0 workers"),
+        ({**GRAPH, "overlap": True, "env_workers": 2}, "no --cuda-graph, got 2 workers and --cuda-graph"),
+        ({"env_groups": 2}, "--env-groups 2 needs --env-workers, .* got 0 workers and 8 environments"),
+        ({"env_groups": 3, "env_workers": 4}, "multiple of groups x workers, got 4 workers and 8 environments"),
         ({"cuda_graph": True}, "--cuda-graph needs --device cuda, got cpu"),
         ({**GRAPH, "backend": "pad"}, "--cuda-graph needs --backend fastest or triton.* got pad"),
         ({**GRAPH, "sequence_length": 48}, "minibatches of the same size: .* got 48 for 128, and 4"),
@@ -76,7 +79,7 @@ def test_options_of_other_algorithms_of_its_kind(kind):
 
 def test_options_of_impala():
     assert ImpalaConfig(env=ENV, overlap=True).on_cpu().overlap is False
-    with pytest.raises(ArgumentError, match=r"--overlap needs --device cpu, .* got cuda"):
+    with pytest.raises(ArgumentError, match=r"--overlap on a GPU .* needs --env-workers"):
         ImpalaConfig(env=ENV, overlap=True, device="cuda")
     with pytest.raises(ArgumentError, match="--rho-thresh must be positive, got 0"):
         ImpalaConfig(env=ENV, rho_thresh=0.0)

@@ -61,15 +61,15 @@ class Resume:
     """Extend it to so many environment steps in all; schedules go on over these."""
 
 
-def kinds() -> dict[str, Any]:
-    """Return the dataclasses of options of a new run, by algorithm."""
-    return {name: _kind(algorithm.config) for name, algorithm in ALGORITHMS.items()}
+def kinds(place: type[Any] = Place) -> dict[str, Any]:
+    """Return the dataclasses of options of a new run, by algorithm, each with those of ``place``."""
+    return {name: _kind(algorithm.config, place) for name, algorithm in ALGORITHMS.items()}
 
 
-def _kind(config: type[RunConfig]) -> type[Any]:
+def _kind(config: type[RunConfig], place: type[Any]) -> type[Any]:
     about = (config.__doc__ or "").partition("\n")[0]
     options = [("options", tyro.conf.OmitArgPrefixes[config])]
-    return make_dataclass("Train", options, bases=(Place,), namespace={"__doc__": about}, frozen=True, kw_only=True)
+    return make_dataclass("Train", options, bases=(place,), namespace={"__doc__": about}, frozen=True, kw_only=True)
 
 
 def read(arguments: list[str]) -> Any:
@@ -81,8 +81,15 @@ def read(arguments: list[str]) -> Any:
     )
 
 
-def read_run(arguments: list[str], sources: Sources, *, prog: str) -> Any:
-    """Parse the options of a new run; None where the arguments name no algorithm, nor does a preset or a file."""
+def read_run(arguments: list[str], sources: Sources, *, prog: str, place: type[Any] = Place) -> Any:
+    """Parse the options of a new run; None where the arguments name no algorithm, nor does a preset or a file.
+
+    Args:
+        arguments: the arguments.
+        sources: files with options.
+        prog: the command.
+        place: dataclass of the options besides those of the algorithm.
+    """
     first = arguments[0] if arguments else ""
     named = first in ("-h", "--help") or not first.startswith("-")
     algorithm = first if named else sources.algorithm
@@ -91,9 +98,11 @@ def read_run(arguments: list[str], sources: Sources, *, prog: str) -> Any:
     own: dict[str, Any] = {}
     if algorithm in ALGORITHMS or ":" in algorithm:
         config = find_algorithm(algorithm).config
-        own = {algorithm: _kind(with_defaults(config, sources.values(config)))}
+        own = {algorithm: _kind(with_defaults(config, sources.values(config)), place)}
     words = arguments if named else [algorithm, *arguments]
-    wanted: Any = parse_subcommand({**kinds(), **own}, words, prog=prog, what="algorithm", description=_DESCRIPTION)
+    wanted: Any = parse_subcommand(
+        {**kinds(place), **own}, words, prog=prog, what="algorithm", description=_DESCRIPTION
+    )
     return replace(wanted, options=plain(find_algorithm(algorithm).config, wanted.options))
 
 

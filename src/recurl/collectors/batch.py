@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from tensordict import TensorDict
@@ -18,22 +18,22 @@ _Key = tuple[str, ...]
 
 
 class BatchWriter:
-    """Memory for a batch ``[*B, T]``, allocated at the first step with its keys, shapes and dtypes.
+    """Writes rows of a batch ``[*B, T]``, allocated at the first step with its keys, shapes and dtypes.
 
     Unless a row was reset, most root entries of a step are the same tensors as those of the previous step's ``next``.
     They are not copied at every step but at the end, in one piece from reset to reset.
 
     Args:
-        batch_size: batch size of the environment, ``[*B]``.
-        steps: number of steps, T.
-        device: device of the memory; that of the first step's tensors when None.
+        batch: the batch, ``[*B, T]``, empty at first. Its memory is on its device; on that of the first step's tensors
+            where it has none.
+        rows: index of the rows to write, where other writers write the others; ``...`` for all.
+        batch_size: their shape, ``[*B]``.
     """
 
-    def __init__(self, batch_size: torch.Size, steps: int, device: torch.device | None) -> None:
-        self._shape = torch.Size([*batch_size, steps])
+    def __init__(self, batch: TensorDict, rows: Any, batch_size: torch.Size) -> None:
+        self._batch, self._rows = batch, rows
+        self._shape = torch.Size([*batch_size, batch.shape[-1]])
         self._time = len(batch_size)
-        self._device = device
-        self._batch = TensorDict({}, self._shape, device=device)
         self._count = 0
         self._copied: list[tuple[_Key, torch.Size]] = []  # at every step
         self._slots: list[tuple[Tensor, ...]] = []
@@ -70,15 +70,20 @@ class BatchWriter:
 
     def _allocate(self, found: dict[_Key, Tensor]) -> None:
         memory: dict[_Key, Tensor] = {}
+        first = not len(self._batch.keys())
         for key, value in found.items():
             if value.shape[: self._time] != self._shape[:-1]:
                 raise ArgumentError(
                     f"Every entry of a step must begin with the environment's batch size {list(self._shape[:-1])}; "
                     f"{key} has shape {list(value.shape)}."
                 )
-            shape = (*self._shape, *value.shape[self._time :])
-            memory[key] = torch.empty(shape, dtype=value.dtype, device=self._device or value.device)
-            self._batch.set(key, memory[key])
+            if first:
+                shape = (*self._batch.shape, *value.shape[self._time :])
+                self._batch.set(key, torch.empty(shape, dtype=value.dtype, device=self._batch.device or value.device))
+        if not first:
+            self._check_alike(found)
+        for key in found:
+            memory[key] = cast(Tensor, self._batch.get(key))[self._rows]
         carried: set[_Key] = set()
         for key, value in found.items():
             next_key = (NEXT, *key)
@@ -91,6 +96,17 @@ class BatchWriter:
         self._slots = list(zip(*(memory[key].unbind(self._time) for key, _ in self._copied), strict=True))
         self._count = len(found)
 
+    def _check_alike(self, found: dict[_Key, Tensor]) -> None:
+        """Refuse entries that differ from those of the rows of another writer."""
+        kinds = {key: (value.shape[self._time :], value.dtype) for key, value in found.items()}
+        wanted = {key: (value.shape[self._time + 1 :], value.dtype) for key, value in leaves(self._batch)}
+        differ = sorted(str(key) for key in kinds.keys() | wanted if kinds.get(key) != wanted.get(key))
+        if differ:
+            raise UsageError(
+                f"All rows must write the same entries with the same shapes and dtypes; {', '.join(differ)} differ "
+                "between the groups of the environment. Let the policy always write the same keys."
+            )
+
     def _refuse(self, step: int, found: dict[_Key, Tensor]) -> NoReturn:
         shapes = {key: value.shape for key, value in found.items()}
         first = dict(self._copied) | {carried.key: carried.shape for carried in self._carried}
@@ -100,12 +116,10 @@ class BatchWriter:
             f"{', '.join(differ)}. Let the policy and the environment always write the same keys."
         )
 
-    def finish(self) -> TensorDict:
-        """Return the batch, its last dimension named ``"time"``."""
+    def finish(self) -> None:
+        """Complete the rows of the batch."""
         for carried in self._carried:
             carried.finish()
-        self._batch.refine_names(..., "time")
-        return self._batch
 
 
 class _Carried:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +17,20 @@ from recurl.collectors.background import CollectorBase, Extendable, units_of
 from recurl.collectors.batch import BatchWriter
 from recurl.collectors.captured import CapturedSteps, why_not_captured
 from recurl.collectors.exploring import check_thread_explores_alone, exploring
+from recurl.collectors.groups import Groups, plain
 from recurl.collectors.policy_checks import check_policy
 from recurl.collectors.weights import Weights, state_of
 from recurl.devices import numbered
-from recurl.envs import Act, EnvBase, StepCounter, interact
+from recurl.envs import Act, EnvBase, StepCounter, interact, interact_in_turn
 from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentTypeError, UnsupportedError, UsageError
-from recurl.keys import ACTION, DONE, NEXT, RESET, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
+from recurl.keys import ACTION, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType
 from recurl.modules.actors import explain_missing_scale
+from recurl.spans import COLLECTION_GRAPH, TRANSFERS, span
 from recurl.specs import OneHot
 
 
@@ -144,7 +147,8 @@ class Collector(CollectorBase):
         self.exploration_type = exploration_type
         self.storing_device = env.device if storing_device is None else numbered(storing_device)
         self._pending_weights: dict[str, Tensor] | None = None
-        self._root: Step | None = None
+        self._groups = Groups(env)
+        self._roots: list[Step] | None = None  # of the groups
         self._resets = 0
         self._trajectories = Trajectories(env.batch_size, env.device)
         self._programs = {"graph": cuda_graph, "compiled": compile_step}
@@ -165,10 +169,10 @@ class Collector(CollectorBase):
         pending, self._pending_weights = self._pending_weights, None
         if pending is not None:
             self._load_weights(pending)
-        if self._root is None:
-            self._root = self.env.reset()
+        if self._roots is None:
+            self._roots = self._groups.reset()
         elif self.reset_at_each_iter:
-            self._root = self.env.reset()
+            self._roots = self._groups.reset()
             self._trajectories.renew()
         elif self.env.full_resets != self._resets:
             raise UsageError(
@@ -180,14 +184,15 @@ class Collector(CollectorBase):
         with exploring(self.exploration_type):
             try:
                 if self._captured is None:
-                    batch, done, self._root = self._steps(self._root, self.storing_device)
+                    batch, done, self._roots = self._steps(self._roots, self.storing_device)
                 else:
-                    batch, self._root = self._captured(self._acting(self._root)[1], self.exploration_type)
-                    done = batch.get((NEXT, DONE)).squeeze(-1)
+                    with span(COLLECTION_GRAPH):
+                        batch, root = self._captured(self._acting(self._roots[0])[1], self.exploration_type)
+                    self._roots, done = [root], batch.get((NEXT, DONE)).squeeze(-1)
                     batch = batch if self.storing_device == self.env.device else batch.to(self.storing_device)
             except BaseException as error:
-                # The environment has advanced past the old root, and these steps are lost.
-                self._root, self.frames = None, frames
+                # The environment has advanced past the old roots, and these steps are lost.
+                self._roots, self.frames = None, frames
                 self._trajectories.renew()
                 if isinstance(error, RuntimeError):
                     explain_missing_scale(error)
@@ -201,18 +206,32 @@ class Collector(CollectorBase):
             self._trajectories.renew()
         return batch
 
-    def _steps(self, root: Step, storing_device: torch.device | None = None) -> tuple[TensorDict, Tensor, Step]:
-        """Return a batch of steps from ``root``, ``done`` of each on the environment's device, and the next root."""
-        act, root = self._acting(root)
-        writer = BatchWriter(self.env.batch_size, self.steps_per_batch, storing_device)
-        done: list[Tensor] = []
+    def _steps(
+        self, roots: Sequence[Step], storing_device: torch.device | None = None
+    ) -> tuple[TensorDict, Tensor, list[Step]]:
+        """Return a batch of steps from ``roots``, ``done`` of each on the environment's device, and the next roots."""
+        network, reason = self._prepared()
+        groups = self._groups
+        roots = [plain(root) if reason is not None else Entries.of(root) for root in roots]
+        batch = TensorDict({}, [*self.env.batch_size, self.steps_per_batch], device=storing_device)
+        parts = zip(groups.envs, groups.rows, strict=True)
+        writers = [BatchWriter(batch, rows, group.batch_size) for group, rows in parts]
+        done: list[list[Tensor]] = [[] for _ in writers]
 
-        def write(step: int, tensordict: Step) -> None:
-            self._record(writer, step, tensordict)
-            done.append(tensordict.get(NEXT).get(DONE))
+        def write(number: int, step: int, tensordict: Step) -> None:
+            self._record(writers[number], step, tensordict)
+            done[number].append(tensordict.get(NEXT).get(DONE))
 
-        root = interact(self.env, act, root, self.steps_per_batch, write=write)
-        return writer.finish(), torch.cat(done, -1), root
+        policies: list[Act | None] = [network] * len(writers)
+        if network is None and self.policy is not None:
+            first = self.frames
+            policies = [partial(self._act, group, first, past) for group, past in zip(groups.envs, done, strict=True)]
+        after = interact_in_turn(groups.envs, policies, roots, self.steps_per_batch, write=write)
+        for writer in writers:
+            writer.finish()
+        batch.refine_names(..., "time")
+        ended = [torch.cat(found, -1) for found in done]
+        return batch, ended[0] if len(ended) == 1 else torch.cat(ended), after
 
     def _step(self, root: Step) -> tuple[Step, Step]:
         """Return what a step from ``root`` writes, and the next root."""
@@ -223,56 +242,47 @@ class Collector(CollectorBase):
 
     def _record(self, writer: BatchWriter, step: int, tensordict: Step) -> None:
         writer.write(step, tensordict)
-        self.frames += self.env.batch_size.numel()
+        self.frames += tensordict.batch_size.numel()
 
     def why_not_lowered(self) -> str | None:
         """Return the reason why steps need TensorDicts, or None if they run on plain tensors."""
         with exploring(self.exploration_type):
             return self._prepared()[1]
 
-    def _prepared(self) -> tuple[Act | None, str | None]:
-        """Return the policy of the next batch, and the reason why it needs TensorDicts, or None."""
+    def _prepared(self) -> tuple[Network | None, str | None]:
+        """Return the lowered policy of the next batch, and the reason why it needs TensorDicts, or None."""
         if self._policy_device is not None and self._policy_device != self.env.device:
             reason = f"the policy is on {self._policy_device}, the environment on {self.env.device}"
         elif self.frames < self.init_random_frames:
             reason = f"the first {self.init_random_frames} frames have random actions"
         else:
-            network, reason = _lowered(self.policy, self.env)
+            network, reason = _lowered(self.policy, self._groups.envs[0])
             if reason is None:
                 return network, None
-        return None if self.policy is None else self._act, reason
+        return None, reason
 
     def _acting(self, root: Step) -> tuple[Act | None, Step]:
-        """Return the policy of the next batch, and ``root`` as it reads it."""
-        act, reason = self._prepared()
-        return act, self._plain(root) if reason is not None else Entries.of(root)
+        """Return the policy of a step, and ``root`` as it reads it."""
+        network, reason = self._prepared()
+        if reason is None:
+            return network, Entries.of(root)
+        act = None if self.policy is None else partial(self._act, self.env, self.frames, [])
+        return act, plain(root)
 
-    @staticmethod
-    def _plain(root: Step) -> TensorDictBase:
-        return root.to_tensordict() if isinstance(root, Entries) else cast(TensorDictBase, root)
-
-    def _act(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _act(self, env: EnvBase, first: int, past: list[Tensor], tensordict: TensorDictBase) -> TensorDictBase:
+        """Act in a group, which has made as many steps as ``past`` is long since frame ``first``."""
         assert self.policy is not None
         if self._policy_device is not None and self._policy_device != self.env.device:
-            tensordict = self.policy(tensordict.to(self._policy_device))
-            tensordict = tensordict.to(self.env.device or "cpu")
+            with span(TRANSFERS):
+                tensordict = tensordict.to(self._policy_device)
+            tensordict = self.policy(tensordict)
+            with span(TRANSFERS):
+                tensordict = tensordict.to(env.device or "cpu")
         else:
             tensordict = self.policy(tensordict)
-        if self.frames < self.init_random_frames:
-            tensordict.set(ACTION, self._random_action(tensordict))
+        if first + len(past) * self.env.batch_size.numel() < self.init_random_frames:
+            tensordict.set(ACTION, _random_action(env, tensordict))
         return tensordict
-
-    def _random_action(self, tensordict: TensorDictBase) -> Any:
-        """Draw an action in the encoding (one-hot or integer) that the policy used in ``tensordict``."""
-        like: Any = tensordict.get(ACTION)
-        spec, action = self.env.action_spec, self.env.rand_action(tensordict.copy()).get(ACTION)
-        if not isinstance(action, Tensor) or not isinstance(like, Tensor):
-            return action
-        if isinstance(spec, OneHot) and like.shape == self.env.batch_size:
-            return action.argmax(-1).to(like.dtype)
-        if action.shape != like.shape and like.shape[:-1] == action.shape:
-            return F.one_hot(action, like.shape[-1]).to(like.dtype)
-        return action
 
     def _prepare_background(self) -> None:
         check_thread_explores_alone()
@@ -315,8 +325,8 @@ class Collector(CollectorBase):
             rows: mask of the rows to reset, bool ``[*B]``.
         """
         self._check_idle()
-        if self._root is not None:
-            self._root = self.env.reset(self._plain(self._root).set(RESET, rows.unsqueeze(-1)))
+        if self._roots is not None:
+            self._roots = self._groups.reset_rows(self._roots, rows)
         self._trajectories.renew_rows(rows)
 
     def set_seed(self, seed: int) -> None:
@@ -332,11 +342,11 @@ class Collector(CollectorBase):
         return self._between_batches(self._state_dict)
 
     def _state_dict(self) -> dict[str, Any]:
-        saves = self._root is not None and self.env.can_save_state
+        saves = self._roots is not None and self.env.can_save_state
         return {
             "frames": self.frames,
             **self._trajectories.state_dict(),
-            "root": self._plain(self._root).clone().to_dict() if saves and self._root is not None else None,
+            "root": self._groups.joined(self._roots).to_dict() if saves and self._roots is not None else None,
             "env": self.env.get_state() if saves else None,
         }
 
@@ -351,10 +361,11 @@ class Collector(CollectorBase):
         self.frames = state["frames"]
         restored = state["env"] is not None
         TRAJECTORY_IDS.skip(state["traj_ids"])
-        self._root = None
+        self._roots = None
         if restored:
             self.env.set_state(state["env"])
-            self._root = TensorDict.from_dict(state["root"], batch_size=self.env.batch_size, device=self.env.device)
+            root = TensorDict.from_dict(state["root"], batch_size=self.env.batch_size, device=self.env.device)
+            self._roots = self._groups.split(root)
             self._resets = self.env.full_resets
             self._trajectories.load_state_dict(state)
         else:
@@ -384,6 +395,19 @@ def _lowered(policy: Policy | None, env: EnvBase) -> tuple[Network | None, str |
     """Return ``policy`` as a network, and the reason why it or ``env`` needs TensorDicts, or None."""
     network = None if policy is None else Network([policy])
     return network, env.why_not_lowered() or (None if network is None else network.why_not_lowered())
+
+
+def _random_action(env: EnvBase, tensordict: TensorDictBase) -> Any:
+    """Draw an action in the encoding (one-hot or integer) that the policy used in ``tensordict``."""
+    like: Any = tensordict.get(ACTION)
+    spec, action = env.action_spec, env.rand_action(tensordict.copy()).get(ACTION)
+    if not isinstance(action, Tensor) or not isinstance(like, Tensor):
+        return action
+    if isinstance(spec, OneHot) and like.shape == env.batch_size:
+        return action.argmax(-1).to(like.dtype)
+    if action.shape != like.shape and like.shape[:-1] == action.shape:
+        return F.one_hot(action, like.shape[-1]).to(like.dtype)
+    return action
 
 
 def _truncate_last(after: TensorDictBase) -> None:

@@ -18,7 +18,8 @@ from recurl.collectors.worker import CollectorInfo, serve_collector
 from recurl.envs import EnvBase
 from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS
-from recurl.envs.workers import Reply, Task, WorkerGroup, creators
+from recurl.envs.workers import Reply, Task, WorkerGroup
+from recurl.envs.workers_env import creators
 from recurl.envs.workers_memory import SharedTensors
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WorkerError
 from recurl.keys import NestedKey

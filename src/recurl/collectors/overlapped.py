@@ -15,6 +15,7 @@ from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.errors import UsageError
 from recurl.keys import NestedKey
+from recurl.spans import WAITING, span
 
 __all__ = ["OverlappedCollector"]
 
@@ -52,7 +53,8 @@ class OverlappedCollector(MultiCollector):
         return 1
 
     def _collect(self) -> TensorDict:
-        batch = self._wait()
+        with span(WAITING):
+            batch = self._wait()
         self._fetched = None
         self._start()
         return self._tensordict(batch, [*self._rows, self.steps_per_batch])

@@ -2,14 +2,17 @@
 
 from recurl.envs import tasks as tasks
 from recurl.envs.base import EnvBase
-from recurl.envs.batched import EnvCreator, ParallelEnv, SerialEnv
+from recurl.envs.batched import EnvCreator, SerialEnv
 from recurl.envs.env_specs import EnvSpecs
+from recurl.envs.grouped import GroupedEnv
 from recurl.envs.gym import GymEnv, GymWrapper
 from recurl.envs.gym_actions import ActionReader as ActionReader
 from recurl.envs.gym_masks import MaskReader as MaskReader
 from recurl.envs.gym_observations import ObservationReader as ObservationReader
+from recurl.envs.parallel import ParallelEnv, parallel_groups
 from recurl.envs.rollout import Act as Act
 from recurl.envs.rollout import interact
+from recurl.envs.rollout import interact_in_turn as interact_in_turn
 from recurl.envs.tensor_env import TensorEnv
 from recurl.envs.transformed import TransformedEnv
 from recurl.envs.utils import (
@@ -36,6 +39,7 @@ __all__ = [
     "EnvCreator",
     "EnvSpecs",
     "ExplorationType",
+    "GroupedEnv",
     "GymEnv",
     "GymWrapper",
     "InitTracker",
@@ -52,6 +56,7 @@ __all__ = [
     "check_env_specs",
     "exploration_type",
     "interact",
+    "parallel_groups",
     "set_exploration_type",
     "step_mdp",
 ]

@@ -57,6 +57,7 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
 
     _wrapper: ClassVar[Any]  # the class that append_transform wraps with
     full_resets = 0  # number of resets of all rows; lets a collector detect resets by others
+    reads_root = True  # whether a step or a partial reset may read more of the root than action, states and mask
     never_waits = False  # whether nothing is read from the device; done rows are then reset without asking for any
 
     def __init_subclass__(cls, wraps: bool = False, **kwargs: Any) -> None:
@@ -164,6 +165,21 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         if NEXT in tensordict and REWARD in tensordict[NEXT]:
             refuse_stale(tensordict[NEXT], self.observation_spec, self.state_spec)
         return tensordict.set(NEXT, self._next(tensordict))
+
+    @property
+    def groups(self) -> list[EnvBase]:
+        """The environments whose rows, one after another, are those of this one, and which can be stepped in turn."""
+        return [self]
+
+    def begin_step(self, tensordict: Step) -> None:
+        """Begin a step, and the reset of the rows that it ends, without waiting for them.
+
+        The next calls must be :meth:`step` with the same ``tensordict``, which waits, and :meth:`maybe_reset` of its
+        :meth:`carry`. Only an environment in worker processes begins anything.
+
+        Args:
+            tensordict: root of the environment's batch size, with the action.
+        """
 
     @takes_entries
     def _next(self, tensordict: Step) -> Any:

@@ -93,6 +93,8 @@ class GymWrapper(EnvBase):
         torch.Size([4])
     """
 
+    reads_root = False
+
     def __init__(
         self,
         env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import torch
@@ -14,10 +15,13 @@ from recurl.errors import ArgumentError
 from recurl.keys import COLLECTOR, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
 from recurl.lowering import Step
 from recurl.mode import set_recurrent_mode
+from recurl.spans import ACTING, ENVIRONMENT, span
 
 Policy: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 Act: TypeAlias = Callable[[Any], Step]
 """A policy that maps a TensorDict, or a lowered ``Step``, to one with the action."""
+Write: TypeAlias = Callable[[int, int, Any], Any]
+"""Takes a step: the number of its environment, its index, and the TensorDict after it."""
 
 
 class Environment(Declares, Protocol):
@@ -36,6 +40,10 @@ class Environment(Declares, Protocol):
 
     def maybe_reset(self, tensordict: Any) -> Any:
         """Reset the done rows of a root."""
+        ...
+
+    def begin_step(self, tensordict: Any) -> None:
+        """Begin a step, and the reset after it, without waiting for them."""
         ...
 
     def rand_action(self, tensordict: Any) -> Any:
@@ -78,6 +86,50 @@ def interact(
                 return root
             td = env.maybe_reset(root)
     return td
+
+
+def interact_in_turn(
+    envs: Sequence[Environment], policies: Sequence[Act | None], roots: Sequence[Step], steps: int, *, write: Write
+) -> list[Step]:
+    """Make ``steps`` steps in each of several environments, and return their next roots, done rows reset.
+
+    The environments take turns at every step: while one steps, if it does so in worker processes, actions are computed
+    for the next. Policies are called in the order of the environments, step by step.
+
+    Args:
+        envs: the environments.
+        policies: of each one; see :func:`interact`.
+        roots: of each one, to start from.
+        steps: number of steps.
+        write: called with the number of the environment, the index of the step and the TensorDict after it.
+    """
+    with set_recurrent_mode(False), torch.no_grad():
+        turns = [
+            _turns(env, policy, root, steps, partial(write, number))
+            for number, (env, policy, root) in enumerate(zip(envs, policies, roots, strict=True))
+        ]
+        after = list(roots)
+        for _ in range(steps + 1):
+            after = [next(turn) for turn in turns]
+    return after
+
+
+def _turns(
+    env: Environment, policy: Act | None, td: Step, steps: int, write: Callable[[int, Any], Any]
+) -> Iterator[Step]:
+    """Make steps, and yield while each is under way, and the next root at the end."""
+    for index in range(steps):
+        with span(ACTING):
+            td = env.rand_action(td) if policy is None else policy(td)
+        with span(ENVIRONMENT):
+            env.begin_step(td)
+        yield td
+        with span(ENVIRONMENT):
+            td = env.step(td)
+        write(index, td)
+        with span(ENVIRONMENT):
+            td = env.maybe_reset(env.carry(td))
+    yield td
 
 
 def rollout(

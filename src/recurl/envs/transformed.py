@@ -75,6 +75,16 @@ class TransformedEnv(EnvBase, wraps=True):
         return self._own(self.transform._step(tensordict, self.base_env._next(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
 
     @property
+    def groups(self) -> list[EnvBase]:
+        """The groups of the base environment, each with the transforms."""
+        groups = self.base_env.groups
+        return [self] if len(groups) == 1 else [TransformedEnv(group, self.transform) for group in groups]
+
+    def begin_step(self, tensordict: Step) -> None:
+        """Begin a step of the base environment."""
+        self.base_env.begin_step(tensordict)
+
+    @property
     def full_resets(self) -> int:  # type: ignore[override] # the base environment counts
         """Number of resets of all rows of the base environment."""
         return self.base_env.full_resets

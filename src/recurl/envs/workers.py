@@ -33,7 +33,7 @@ from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file
 from recurl.envs.workers_posix import check_posix
 from recurl.errors import ArgumentError, ArgumentTypeError, RemoteTraceback, UsageError, WorkerError
 
-__all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup", "creators"]
+__all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup"]
 
 START_SECONDS = 120.0
 """Time limit for a worker's imports and the creation of its environment, in seconds."""
@@ -128,6 +128,7 @@ class Worker:
 
     def receive(self) -> Reply:
         """Return the answer, which must be available."""
+        self._last_sign = time.monotonic()
         try:
             message = self.connection.recv_bytes()
         except BlockingIOError:  # the worker has stopped in the middle of a message
@@ -268,10 +269,20 @@ class WorkerGroup:
 
     def next_reply(self, pending: Collection[int]) -> Reply:
         """Wait for an answer or failure of one of the ``pending`` workers: of those ready, the one asked first."""
+        found = self._ready(pending)
+        return found if isinstance(found, Reply) else min(found, key=lambda worker: worker.asked).receive()
+
+    def replies(self, pending: Collection[int]) -> list[Reply]:
+        """Wait for an answer or failure of one of the ``pending`` workers; return all that are there by then."""
+        found = self._ready(pending)
+        return [found] if isinstance(found, Reply) else [worker.receive() for worker in found]
+
+    def _ready(self, pending: Collection[int]) -> list[Worker] | Reply:
+        """Wait until workers have answered or died, and return them; or return the error of one that hangs."""
         while True:
             ready = [self.workers[self._by_descriptor[found]] for found, _ in self._poller.poll(_POLL_MS)]
             if ready:
-                return min(ready, key=lambda worker: worker.asked).receive()
+                return ready
             for index in pending:
                 error = self.workers[index].check_hanging()
                 if error is not None:
@@ -288,11 +299,11 @@ class WorkerGroup:
         values: dict[int, Any] = {}
         try:
             while pending:
-                reply = self.next_reply(pending)
-                if reply.error is not None:
-                    raise reply.error
-                pending.discard(reply.worker)
-                values[reply.worker] = reply.value
+                for reply in self.replies(pending):
+                    if reply.error is not None:
+                        raise reply.error
+                    pending.discard(reply.worker)
+                    values[reply.worker] = reply.value
         except BaseException:  # also after an interrupt: outstanding answers would be taken for later ones
             self.kill()
             raise
@@ -362,31 +373,3 @@ def _timeval(seconds: float | None) -> bytes:
     """Return a time limit as ``setsockopt`` takes it; None for no limit."""
     microseconds = 0 if seconds is None else max(int(min(seconds, _LONG) * 1e6), 1)
     return struct.pack("ll", *divmod(microseconds, 10**6))
-
-
-def creators(num_workers: int, create_env_fn: Any) -> list[Callable[[], Any]]:
-    """Return one callable per worker.
-
-    Args:
-        num_workers: number of workers, at least 1.
-        create_env_fn: one callable for all workers, or a list of ``num_workers`` callables.
-
-    Raises:
-        ArgumentError: ``num_workers`` is below 1, or differs from the number of callables.
-        ArgumentTypeError: ``create_env_fn``, or an item of it, is not callable.
-    """
-    if num_workers < 1:
-        raise ArgumentError(f"num_workers must be at least 1, got {num_workers}.")
-    functions: list[Any] = list(create_env_fn) if isinstance(create_env_fn, Sequence) else [create_env_fn] * num_workers
-    if len(functions) != num_workers:
-        raise ArgumentError(
-            f"There must be one create_env_fn for all workers, or one for each: got {len(functions)} for {num_workers} "
-            "workers."
-        )
-    for function in functions:
-        if not callable(function):
-            raise ArgumentTypeError(
-                f"create_env_fn must be a function that creates an environment, or a list of these, got {function!r}: "
-                "each worker creates its own. Pass a function, such as EnvCreator(lambda: GymEnv('CartPole-v1'))."
-            )
-    return functions

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor
 
 from recurl.envs.base import EnvBase
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_memory import Entry
-from recurl.errors import ArgumentTypeError, MissingKeyError, UsageError
-from recurl.keys import ACTION, DONE, DONE_KEYS, RESET, REWARD, NestedKey, next_key
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
+from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, NestedKey, next_key
+from recurl.lowering import Entries, Step
 from recurl.specs import Composite, TensorSpec
 
-__all__ = ["EnvInfo", "Plan", "Server", "layout", "make_env", "serve_env", "written_keys"]
+__all__ = ["EnvInfo", "Layout", "Plan", "Server", "creators", "layout", "make_env", "serve_envs", "written_keys"]
 
 
 class EnvInfo(NamedTuple):
@@ -31,6 +32,7 @@ class EnvInfo(NamedTuple):
     batch_size: torch.Size
     device: torch.device | None
     can_save_state: bool
+    reads_root: bool
 
     @classmethod
     def of(cls, env: EnvBase) -> EnvInfo:
@@ -44,13 +46,17 @@ class EnvInfo(NamedTuple):
             env.batch_size,
             env.device,
             env.can_save_state,
+            env.reads_root,
         )
 
 
 class Plan(NamedTuple):
     """One kind of reset or step: the entries that the worker reads from shared memory."""
 
-    kind: str
+    place: int
+    """Which of the worker's environments is meant."""
+    kind: Literal["reset", "step", "advance"]
+    """To advance is to step, and to reset the rows that are then done."""
     keys: tuple[NestedKey, ...]
     action: tuple[torch.dtype, tuple[int, ...]] | None
     """Dtype and shape of the worker's action, which depend on the policy; None for a reset."""
@@ -68,14 +74,53 @@ def make_env(create_env_fn: Callable[[], EnvBase]) -> EnvBase:
     return env
 
 
+def creators(num_workers: int, create_env_fn: Any) -> list[Callable[[], Any]]:
+    """Return one callable per worker.
+
+    Args:
+        num_workers: number of workers, at least 1.
+        create_env_fn: one callable for all workers, or a list of ``num_workers`` callables.
+
+    Raises:
+        ArgumentError: ``num_workers`` is below 1, or differs from the number of callables.
+        ArgumentTypeError: ``create_env_fn``, or an item of it, is not callable.
+    """
+    if num_workers < 1:
+        raise ArgumentError(f"num_workers must be at least 1, got {num_workers}.")
+    functions: list[Any] = list(create_env_fn) if isinstance(create_env_fn, Sequence) else [create_env_fn] * num_workers
+    if len(functions) != num_workers:
+        raise ArgumentError(
+            f"There must be one create_env_fn for all workers, or one for each: got {len(functions)} for {num_workers} "
+            "workers."
+        )
+    for function in functions:
+        if not callable(function):
+            raise ArgumentTypeError(
+                f"create_env_fn must be a function that creates an environment, or a list of these, got {function!r}: "
+                "each worker creates its own. Pass a function, such as EnvCreator(lambda: GymEnv('CartPole-v1'))."
+            )
+    return functions
+
+
 def written_keys(info: EnvInfo) -> tuple[list[NestedKey], list[NestedKey]]:
     """Return the keys of a root (without done flags) and those of ``next`` after a step (without the prefix)."""
     root = list(dict.fromkeys((*info.observation_spec.keys(True, True), *info.state_spec.keys(True, True))))
     return root, [*root, REWARD, *DONE_KEYS]
 
 
-def layout(info: EnvInfo, num_workers: int) -> dict[str, list[Entry]]:
-    """Return the entries of shared memory, ``[num_workers, *B, ...]``: ``"in"`` to the workers, ``"out"`` from them.
+class Layout(NamedTuple):
+    """Entries of shared memory, each ``[num_workers, *B, ...]``."""
+
+    given: list[Entry]
+    """What the workers read."""
+    result: list[Entry]
+    """``next`` of a step."""
+    fresh: list[Entry]
+    """The root after a reset."""
+
+
+def layout(info: EnvInfo, num_workers: int) -> Layout:
+    """Return the entries of the memory shared with ``num_workers`` environments.
 
     The action is one row of bytes per worker, large enough for any encoding: 8 bytes per number. Those of several parts
     are entries as their specs say.
@@ -100,10 +145,8 @@ def layout(info: EnvInfo, num_workers: int) -> dict[str, list[Entry]]:
         numbers = info.batch_size.numel() * max(action.shape.numel(), 1)
         given.append(Entry(ACTION, (num_workers, 8 * numbers), torch.uint8))
     states = [(key, spec) for key, spec in specs.items() if key not in DONE_KEYS]
-    return {
-        "in": given,
-        "out": [entry(key, spec) for key, spec in (*states, (REWARD, info.reward_spec), *flags)],
-    }
+    result = [entry(key, spec) for key, spec in (*states, (REWARD, info.reward_spec), *flags)]
+    return Layout(given, result, [entry(key, spec) for key, spec in states])
 
 
 class Server:
@@ -112,35 +155,53 @@ class Server:
     Args:
         env: the environment.
         given: this worker's entries that the parent writes.
-        result: this worker's entries that it writes itself.
+        result: this worker's entries of ``next``, that it writes itself.
+        fresh: this worker's entries of a root after a reset, likewise.
     """
 
-    def __init__(self, env: EnvBase, given: dict[NestedKey, Tensor], result: dict[NestedKey, Tensor]) -> None:
+    def __init__(
+        self,
+        env: EnvBase,
+        given: dict[NestedKey, Tensor],
+        result: dict[NestedKey, Tensor],
+        fresh: dict[NestedKey, Tensor],
+    ) -> None:
         self._env = env
         self._given = given
         self._result = result
+        self._fresh = fresh
         self._root_keys, self._step_keys = written_keys(EnvInfo.of(env))
+        self._lowered = env.why_not_lowered() is None
 
     def run(self, plan: Plan) -> None:
         """Run one reset or step."""
         td = self._read(plan)
-        if plan.kind == "step":
-            self._write(self._env._next(td), self._step_keys)  # pyright: ignore[reportPrivateUsage] - the parent's step checked the root
-        else:
-            self._write(self._env._root(td if plan.keys else None), self._root_keys)  # pyright: ignore[reportPrivateUsage] - the parent's reset checked the mask
+        if plan.kind == "reset":
+            self._write(self._env._root(td if plan.keys else None), self._root_keys, self._fresh)  # pyright: ignore[reportPrivateUsage] - the parent's reset checked the mask
+            return
+        after = self._env._next(td)  # pyright: ignore[reportPrivateUsage] - the parent's step checked the root
+        self._write(after, self._step_keys, self._result)
+        if plan.kind == "advance" and after.get(DONE).any():
+            root = self._env.maybe_reset(self._env.carry(td.set(NEXT, after)))
+            self._write(root, self._root_keys, self._fresh)
 
-    def _read(self, plan: Plan) -> TensorDict:
+    def _read(self, plan: Plan) -> Any:
         # Cloned, as the environment may keep references to its inputs.
         entries = {key: self._given[key].clone() for key in plan.keys if key != ACTION}
         if plan.action is not None:
             dtype, shape = plan.action
             used = dtype.itemsize * torch.Size(shape).numel()
             entries[ACTION] = self._given[ACTION][:used].clone().view(dtype).view(shape)
-        return TensorDict(entries, self._env.batch_size, device=self._env.device)
+        if not self._lowered:
+            return TensorDict(entries, self._env.batch_size, device=self._env.device)
+        lowered = Entries({}, self._env.batch_size, self._env.device)
+        for key, value in entries.items():
+            lowered.set(key, value)
+        return lowered
 
-    def _write(self, td: TensorDictBase, keys: list[NestedKey]) -> None:
+    def _write(self, td: Step, keys: list[NestedKey], slots: dict[NestedKey, Tensor]) -> None:
         for key in keys:
-            value, slot = td.get(key, None), self._result[key]
+            value, slot = td.get(key, None), slots[key]
             if value is None:
                 raise MissingKeyError(f"The environment declares the entry {key!r}, but did not return it.")
             if value.shape != slot.shape or value.dtype != slot.dtype:
@@ -151,23 +212,26 @@ class Server:
             slot.copy_(value)
 
 
-def serve_env(channel: Channel, create_env_fn: Callable[[], EnvBase], index: int) -> None:
-    """Create an environment and serve it until the parent closes it or is gone.
+def serve_envs(channel: Channel, create_env_fn: Callable[[], EnvBase], index: int, count: int) -> None:
+    """Create environments and serve them until the parent closes them or is gone.
 
     Args:
         channel: connection to the parent.
-        create_env_fn: function that creates the environment.
+        create_env_fn: function that creates an environment.
         index: index of the worker.
+        count: how many environments.
     """
-    env = make_env(create_env_fn)
+    envs: list[EnvBase] = []
     try:
-        channel.send(EnvInfo.of(env))
-        given, result = (_receive(channel, index) for _ in range(2))
-        _serve(channel, env, Server(env, given, result))
+        envs.extend(make_env(create_env_fn) for _ in range(count))
+        channel.send([EnvInfo.of(env) for env in envs])
+        servers = [Server(env, *(_receive(channel, index) for _ in Layout._fields)) for env in envs]
+        _serve(channel, envs, servers)
     except Closed:
         pass
     finally:
-        env.close()
+        for env in envs:
+            env.close()
 
 
 def _receive(channel: Channel, index: int) -> dict[NestedKey, Tensor]:
@@ -176,7 +240,7 @@ def _receive(channel: Channel, index: int) -> dict[NestedKey, Tensor]:
     return {key: tensor[index] for key, tensor in shared.tensors.items()}
 
 
-def _serve(channel: Channel, env: EnvBase, server: Server) -> None:
+def _serve(channel: Channel, envs: list[EnvBase], servers: list[Server]) -> None:
     plans: dict[bytes, Plan] = {}
     while True:
         message = channel.receive_bytes()
@@ -184,17 +248,18 @@ def _serve(channel: Channel, env: EnvBase, server: Server) -> None:
         if plan is None:
             decoded = pickle.loads(message)
             if not isinstance(decoded, Plan):
-                channel.send(_call(env, *decoded))
+                channel.send(_call(envs, *decoded))
                 continue
             plan = plans[message] = decoded
         with torch.no_grad():
-            server.run(plan)
+            servers[plan.place].run(plan)
         channel.send()
 
 
-def _call(env: EnvBase, name: str, argument: Any = None) -> Any:
+def _call(envs: list[EnvBase], name: str, place: int = 0, argument: Any = None) -> Any:
     if name == "close":
         raise Closed
+    env = envs[place]
     if name == "set_seed":
         env.set_seed(argument)
     elif name == "get_state":

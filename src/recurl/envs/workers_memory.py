@@ -53,7 +53,8 @@ class SharedTensors:
         UnsupportedError: the system is not POSIX.
 
     Attributes:
-        tensors: the tensors, not initialised. They keep the memory alive.
+        block: the memory, uint8.
+        tensors: the tensors in it, not initialised. They keep the memory alive.
 
     Example:
         >>> shared = SharedTensors([Entry("reward", (2, 1), torch.float32)])
@@ -65,15 +66,24 @@ class SharedTensors:
     def __init__(self, entries: Sequence[Entry], file: int | None = None) -> None:
         check_posix()
         self.entries = tuple(entries)
-        offsets = [0]
+        self._offsets = [0]
         for entry in self.entries:
-            offsets.append(-(-(offsets[-1] + entry.size) // _ALIGNMENT) * _ALIGNMENT)
-        size = max(offsets[-1], _ALIGNMENT)
+            self._offsets.append(-(-(self._offsets[-1] + entry.size) // _ALIGNMENT) * _ALIGNMENT)
+        size = max(self._offsets[-1], _ALIGNMENT)
         self._file: int | None = anonymous_file(size) if file is None else file
-        memory = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
-        self.tensors: dict[NestedKey, Tensor] = {}
-        for entry, offset in zip(self.entries, offsets, strict=False):
-            self.tensors[entry.key] = memory[offset : offset + entry.size].view(entry.dtype).view(entry.shape)
+        self.block = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
+        self.tensors = self.tensors_in(self.block)
+
+    def tensors_in(self, block: Tensor) -> dict[NestedKey, Tensor]:
+        """Return the tensors, by key, in a copy of the memory.
+
+        Args:
+            block: the copy, uint8, on any device.
+        """
+        found: dict[NestedKey, Tensor] = {}
+        for entry, offset in zip(self.entries, self._offsets, strict=False):
+            found[entry.key] = block[offset : offset + entry.size].view(entry.dtype).view(entry.shape)
+        return found
 
     def send(self, connection: Connection) -> None:
         """Send the memory to the process at the other end of ``connection``, which calls :meth:`receive`."""

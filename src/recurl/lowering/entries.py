@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from recurl.keys import NestedKey
+from recurl.spans import TRANSFERS, span
 
 __all__ = ["Entries", "Step", "StepT", "leaves", "like", "takes_entries", "unmarked"]
 
@@ -198,8 +199,13 @@ def like(given: Step | None, entries: Mapping[Any, Tensor], batch_size: torch.Si
         return TensorDict(dict(entries), batch_size, device=device)
     out = Entries({}, batch_size, device)
     for key, value in entries.items():
-        out.set(key, value if device is None or value.device == device else value.to(device))
+        out.set(key, value if device is None or value.device == device else _moved(value, device))
     return out
+
+
+def _moved(value: Tensor, device: torch.device) -> Tensor:
+    with span(TRANSFERS):
+        return value.to(device)
 
 
 def takes_entries(function: _F) -> _F:

@@ -56,6 +56,7 @@ class RunConfig:
         "wrapper",
         "vectorization",
         "env_workers",
+        "env_groups",
         "previous_action",
         "previous_reward",
     )
@@ -74,6 +75,9 @@ class RunConfig:
     and there is no wrapper, else sync, and on a GPU device for tasks."""
     env_workers: Whole = 0
     """Processes that share the environments of the training, which must be a multiple; 0 for none."""
+    env_groups: Count = 1
+    """Groups of environments that take turns: while the workers step one, the actions of the next are computed (2 keeps
+    workers busy where acting takes long, as on a GPU; needs --env-workers)."""
     previous_action: bool = False
     """Show the policy the action of the step before too (zeros when an episode begins)."""
     previous_reward: bool = False
@@ -179,6 +183,11 @@ class RunConfig:
 
     def _check_env(self) -> None:
         workers = self.env_workers
+        if self.env_groups > 1 and (not workers or self.num_envs % (workers * self.env_groups)):
+            raise ArgumentError(
+                f"--env-groups {self.env_groups} needs --env-workers, and --num-envs must be a multiple of groups x "
+                f"workers, got {workers} workers and {self.num_envs} environments."
+            )
         if workers and self.num_envs % workers:
             fitting = [str(count) for count in range(1, self.num_envs + 1) if self.num_envs % count == 0]
             raise ArgumentError(

@@ -11,7 +11,7 @@ import torch
 from gymnasium.error import DependencyNotInstalled
 from torch import nn
 
-from recurl.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, TensorEnv
+from recurl.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, TensorEnv, parallel_groups
 from recurl.envs.from_function import env_from_function
 from recurl.envs.gym_wrappers import NamedWrapper
 from recurl.envs.tasks import Dynamics
@@ -75,8 +75,11 @@ def _of_training(config: RunConfig) -> EnvBase:
         return _checked(config, source)
     if not config.env_workers:
         return _single_process(config, config.num_envs)
-    create = partial(_single_process, config, config.num_envs // config.env_workers)
-    return ParallelEnv(config.env_workers, create, timeout=_WORKER_SECONDS, concatenate=True)
+    groups, workers = config.env_groups, config.env_workers
+    create = partial(_single_process, config.on_cpu(), config.num_envs // workers // groups)
+    if groups > 1:
+        return parallel_groups(groups, workers, create, timeout=_WORKER_SECONDS, device=config.device)
+    return ParallelEnv(workers, create, timeout=_WORKER_SECONDS, concatenate=True, device=config.device)
 
 
 def _with_past(config: RunConfig, env: EnvBase) -> EnvBase:

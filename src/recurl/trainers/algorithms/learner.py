@@ -13,6 +13,7 @@ from torch import Tensor
 
 from recurl.collectors import Collector, OverlappedCollector
 from recurl.collectors.captured import Programs, tensor_env
+from recurl.collectors.threaded import ThreadedCollector
 from recurl.distributed import broadcast_parameters, rank, world_size
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, UnsupportedError
@@ -52,7 +53,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     Args:
         config: the options; the seed decides everything random.
-        overlap: collect in a second process, one update behind.
+        overlap: collect in a second process, or on a GPU in a second thread, one update behind.
 
     Attributes:
         config: the options.
@@ -146,8 +147,10 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         programs = Programs() if tensor_env(env) is None else self.programs
         return Collector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device, **programs)
 
-    def _overlapped(self, env: EnvBase) -> OverlappedCollector:
+    def _overlapped(self, env: EnvBase) -> OverlappedCollector | ThreadedCollector:
         policy, config = collecting(self.agent.policy), self.config
+        if torch.device(config.device).type != "cpu":  # a second process would have to take turns on the GPU
+            return ThreadedCollector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device)
         env.close()
         collector = OverlappedCollector(partial(training_env, config), policy, frames_per_batch=config.frames_per_batch)
         collector.set_seed(self.env_seed)
@@ -248,6 +251,11 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         """
         self.collector.reset_rows(rows)
         return self._overlap
+
+    def settle(self) -> None:
+        """Wait for a batch that is collected meanwhile, so that nothing draws random numbers but the caller."""
+        if isinstance(self.collector, ThreadedCollector):
+            self.collector.wait()
 
     def close(self) -> None:
         """Close the environments."""

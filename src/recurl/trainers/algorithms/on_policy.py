@@ -21,6 +21,7 @@ from recurl.modules import RewardScaler
 from recurl.objectives.policy_gradient import PolicyGradientLoss
 from recurl.objectives.sequences import ends_are_gathered
 from recurl.objectives.value.estimator import ValueEstimator
+from recurl.spans import ADVANTAGES, FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, span
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
@@ -173,7 +174,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
             batch[NEXT, REWARD] = self.scaler(batch[NEXT, REWARD])
         if self.config.cuda_graph:
-            values = self._update(batch.select(*self._read, strict=False), self._orders(batch))
+            with span(GRADIENT_GRAPH):
+                values = self._update(batch.select(*self._read, strict=False), self._orders(batch))
         else:
             values = self._update(batch)
         self.agent.observe(batch)
@@ -187,7 +189,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             batch: ``[B, T]``; advantages and value targets are written into it.
             orders: the order of its sequences in each epoch, on its device; drawn here when None.
         """
-        self._estimate(batch)
+        with span(ADVANTAGES):
+            self._estimate(batch)
         passes = self.passes
         data = batch.select(*self.loss.in_keys, strict=False)
         minibatches = self._minibatches(data)
@@ -207,7 +210,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         )
 
     def _step(self, minibatch: Entries) -> _Report:
-        losses = self.loss.tensors(minibatch)
+        with span(FORWARD):
+            losses = self.loss.tensors(minibatch)
         return self._reported(losses, self.optimizer(cast(Tensor, sum(losses[name] for name in LOSSES))))
 
     def _compiled(self) -> Callable[[Entries], _Report]:
@@ -215,7 +219,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         program = GradientProgram(self.loss.tensors, LOSSES, self.agent)
 
         def step(minibatch: Entries) -> _Report:
-            losses = program(minibatch)
+            with span(FORWARD_AND_BACKWARD):
+                losses = program(minibatch)
             return self._reported(losses, self.optimizer.descend(cast(Tensor, sum(losses[name] for name in LOSSES))))
 
         return step

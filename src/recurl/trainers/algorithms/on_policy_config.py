@@ -74,16 +74,19 @@ class OverlappedConfig(OnPolicyConfig):
     fixed: ClassVar[tuple[str, ...]] = (*OnPolicyConfig.fixed, "overlap")
 
     overlap: bool = False
-    """Collect in a second process while this one learns: faster on two cores; batches are one update old."""
+    """Collect in a second process while this one learns (on a GPU: in a second thread, needs --env-workers): faster on
+    two cores; batches are one update old."""
 
     def check(self) -> None:
         """Refuse a CUDA graph and overlap where they can't work."""
         super().check()
         if self.overlap and isinstance(source_of(self.env), EnvBase):
             raise ArgumentError("--overlap makes the environment in a second process: give a function, env=lambda: ...")
-        if self.overlap and self.device != "cpu":
+        if self.overlap and self.device != "cpu" and (self.cuda_graph or not self.env_workers):
             raise ArgumentError(
-                f"--overlap needs --device cpu, as the second process collects there, got {self.device}."
+                "--overlap on a GPU collects in a second thread: it needs --env-workers, which leave Python to the "
+                f"learner, and no --cuda-graph, got {self.env_workers} workers"
+                f"{' and --cuda-graph' if self.cuda_graph else ''}."
             )
 
     def on_cpu(self) -> Self:

@@ -25,6 +25,7 @@ from recurl.data import (
 from recurl.distributed import average_, global_statistics
 from recurl.keys import DONE, NEXT, REWARD, NestedKey
 from recurl.modules import RewardScaler
+from recurl.spans import FORWARD, OPTIMIZER, REPLAY, span
 from recurl.trainers.algorithms.learner import AgentT, Learner, Stateful
 from recurl.trainers.algorithms.replay_config import ReplayConfig
 from recurl.trainers.config import NO_CELL
@@ -124,7 +125,8 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             :meth:`others`.
             Steps whose loss or norm wasn't finite were not made; ``fault`` names the first of these.
         """
-        self.buffer.extend(batch.select(*self.loss.in_keys, strict=False))
+        with span(REPLAY):
+            self.buffer.extend(batch.select(*self.loss.in_keys, strict=False))
         self.agent.observe(batch)
         if self.scaler is not None:
             self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
@@ -153,18 +155,23 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         return self.loss(trained)
 
     def _step(self) -> Mapping[str, Tensor]:
-        sample = self.buffer.sample().to(self.config.device)
+        with span(REPLAY):
+            sample = self.buffer.sample().to(self.config.device)
         if self.scaler is not None:
             sample.set((NEXT, REWARD), self.scaler(sample[NEXT, REWARD]))
         if self._memory is not None and self.config.refresh_states:
-            refresh_states(self.buffer, sample, self._memory)
-        trained = self.burnt_in(sample)
-        losses = self.losses(trained)
+            with span(REPLAY):
+                refresh_states(self.buffer, sample, self._memory)
+        with span(FORWARD):
+            trained = self.burnt_in(sample)
+            losses = self.losses(trained)
         error = losses["td_error"]
-        numbers = self.improve(losses)
+        with span(OPTIMIZER):
+            numbers = self.improve(losses)
         if self.config.prioritized and all_finite([*numbers.values(), error]):
-            priority = slice_priorities(sample, error, trained, eta=self.config.priority_eta)
-            self.buffer.update_priority(sample["index"], priority, sample["collector", "write_step"])
+            with span(REPLAY):
+                priority = slice_priorities(sample, error, trained, eta=self.config.priority_eta)
+                self.buffer.update_priority(sample["index"], priority, sample["collector", "write_step"])
         return numbers
 
     def _make_burn_in(self) -> tuple[MidEpisodeBurnIn, ...]:

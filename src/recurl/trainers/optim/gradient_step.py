@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from recurl._torch import foreach_add_, foreach_mul_, foreach_norm, fused_adam_
 from recurl.distributed import average_, world_size
 from recurl.errors import ArgumentError
+from recurl.spans import BACKWARD, OPTIMIZER, span
 
 
 class _State(NamedTuple):
@@ -73,11 +74,16 @@ class GradientStep:
         """
         for parameter in self._parameters:
             parameter.grad = None
-        loss.backward()
+        with span(BACKWARD):
+            loss.backward()
         return self.descend(loss)
 
     def descend(self, loss: Tensor) -> Tensor:
         """Make a step along the gradients that the parameters hold, which are those of ``loss``; see the call."""
+        with span(OPTIMIZER):
+            return self._descend(loss)
+
+    def _descend(self, loss: Tensor) -> Tensor:
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         total = loss.detach() if world_size() == 1 else loss.detach().clone()
         average_([*grads, total])

@@ -190,6 +190,7 @@ class Trainer:
             self._callbacks.call("on_update", self._iterate(clock))
             self._updates, done = self._updates + 1, done + 1
             if self._evaluation.due(before, self.algorithm.env_steps):
+                self.algorithm.settle()
                 with Watch.exempt():
                     self._callbacks.call("on_evaluation", self._evaluation(self._updates, self.algorithm.env_steps))
             self._asked = should_stop() or self._asked

@@ -1,0 +1,257 @@
+"""Environments on the host, learner on the GPU: recurrent PPO on environments whose step takes 100 us of a core.
+
+Frames per second of whole updates (acting and learning included) with workers, with two groups of environments in turn
+(``--env-groups 2``), with gradient steps as CUDA graphs or learning beside collection (``--overlap``), against one
+process that steps the same environments one after another with random actions. Before anything is timed, collected
+actions are replayed in that process: observations must be the same bits; two groups must give what each gives alone,
+and a thread what this one gives. Appends to results/host_envs.csv. Usage::
+
+    python benchmarks/bench_host_envs.py                                                   # 16 cores and a GPU
+    python benchmarks/bench_host_envs.py --device cpu --workers 2 --num-envs 8 --steps 32  # a dry run
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+
+from recurl import __version__
+from recurl.collectors import Collector
+from recurl.collectors.threaded import ThreadedCollector
+from recurl.diagnostics.gpu_time import gpu_seconds
+from recurl.envs import ExplorationType, GymEnv, ParallelEnv, parallel_groups
+from recurl.trainers import PPO, PPOConfig
+from recurl.trainers.networks.agent import collecting
+from results_file import append, commit
+
+RESULTS = Path(__file__).parent / "results" / "host_envs.csv"
+ENV = "CartPole-v1"
+SPIN = "bench_host_envs:Spin"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "workers": {},
+    "groups": {"env_groups": 2},
+    "groups, graph": {"env_groups": 2, "cuda_graph": True},
+    "groups, overlap": {"env_groups": 2, "overlap": True},
+}
+
+
+class Spin(gym.Wrapper):
+    """Keeps a core busy for some time after every step."""
+
+    def __init__(self, env: gym.Env[Any, Any], microseconds: float = 100.0) -> None:
+        super().__init__(env)
+        self._seconds = microseconds * 1e-6
+
+    def step(self, action: Any) -> Any:
+        result = self.env.step(action)
+        until = time.perf_counter() + self._seconds
+        while time.perf_counter() < until:
+            pass
+        return result
+
+
+def main() -> None:
+    """Check, then measure every variant."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--num-envs", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--updates", type=int, default=10, help="updates that are timed")
+    parser.add_argument("--only", nargs="*", help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--csv", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    name = torch.cuda.get_device_name() if options.device == "cuda" else options.device
+    print(f"torch {torch.__version__}, {name}, {os.cpu_count()} cores, {options.workers} workers")
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high")  # as recurl train does on a GPU
+    check(options)
+    alone = one_process()
+    print(f"one process, random actions: {alone:,.0f} frames/s")
+    for variant in options.only or VARIANTS:
+        if options.device == "cuda" or not {"cuda_graph", "overlap"} & VARIANTS[variant].keys():
+            measure(variant, alone, name, options)
+
+
+def spinning(num_envs: int, microseconds: float = 0.0) -> GymEnv:
+    """Return environments as those of the runs, but as slow as is wanted."""
+    return GymEnv(
+        ENV, num_envs, vectorization_mode="sync", wrappers=[partial(Spin, microseconds=microseconds)],
+        categorical_action_encoding=True, device="cpu",
+    )  # fmt: skip
+
+
+def check(options: argparse.Namespace) -> None:
+    """Replay collected actions in this process, and compare two groups with each alone."""
+    rows, steps, device = 8, 64, options.device
+    learner = PPO(config_of(options, "workers", num_envs=rows, env_workers=0, device="cpu"))
+    policy = collecting(learner.agent.policy).to(device)
+    learner.close()
+    make = partial(spinning, rows // 4)
+
+    def collected(env: Any, kind: ExplorationType, seed: int) -> list[Any]:
+        env.set_seed(seed)
+        frames = env.batch_size.numel() * steps
+        with Collector(env, policy, frames_per_batch=frames, device=device, exploration_type=kind) as collector:
+            return [collector.collect().exclude(("collector", "traj_ids")).cpu() for _ in range(3)]
+
+    random = collected(parallel_groups(2, 2, make, timeout=60, device=device), ExplorationType.RANDOM, 5)
+    replay(random, rows)
+    kind = ExplorationType.DETERMINISTIC
+    both = collected(parallel_groups(2, 2, make, timeout=60, device=device), kind, 5)
+    for first in (0, rows // 2):
+        alone = collected(ParallelEnv(2, make, timeout=60, concatenate=True, device=device), kind, 5 + first)
+        for one, whole in zip(alone, both, strict=True):
+            if not bool((one == whole[first : first + rows // 2]).all()):
+                sys.exit("A group collected beside another differs from the same group collected alone.")
+    check_thread(partial(parallel_groups, 2, 2, make, timeout=60, device=device), policy, rows * steps, device)
+    print("batches hold: actions replayed in one process; groups alone and in turn; a thread beside this one")
+
+
+def check_thread(make: Any, policy: Any, frames: int, device: str) -> None:
+    """Compare batches of a thread, one update old, with those of this thread."""
+
+    def change(update: int) -> None:
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.mul_(1.1 if update % 2 else 1 / 1.1)
+
+    batches: list[list[Any]] = []
+    weights = {name: value.clone() for name, value in policy.state_dict().items()}
+    for threaded in (False, True):
+        policy.load_state_dict(weights)
+        env = make()
+        env.set_seed(3)
+        torch.manual_seed(4)
+        kind = ThreadedCollector if threaded else Collector
+        collector = kind(env, policy, frames_per_batch=frames, device=device)
+        found = [] if threaded else [collector.collect()]
+        for update in range(4):
+            found.append(collector.collect())
+            change(update)
+        collector.shutdown()
+        batches.append([batch.exclude(("collector", "traj_ids")) for batch in found[:4]])
+    for wanted, got in zip(*batches, strict=True):
+        if not bool((wanted == got).all()):
+            sys.exit("A batch of the thread differs from the same batch of this one.")
+
+
+def replay(batches: list[Any], rows: int) -> None:
+    """Take the collected actions in environments of this process; all they return must be the same."""
+    env = spinning(rows)
+    root = env.reset(seed=5)
+    for batch in batches:
+        for step in batch.unbind(1):
+            if not torch.equal(root["observation"], step["observation"]):
+                sys.exit("Observations of the workers differ from those of one process.")
+            after = env.step(root.set("action", step["action"]))
+            for key in ("observation", "reward", "terminated", "truncated"):
+                if not torch.equal(after["next", key], step["next", key]):
+                    sys.exit(f"{key} of a step in the workers differs from that in one process.")
+            root = env.maybe_reset(env.carry(after))
+
+
+def one_process(seconds: float = 3.0, count: int = 64) -> float:
+    """Return frames per second of environments stepped in turn with random actions."""
+    envs = [Spin(gym.make(ENV)) for _ in range(count)]
+    for seed, env in enumerate(envs):
+        env.reset(seed=seed)
+        env.action_space.seed(seed)
+    frames, start = 0, time.perf_counter()
+    while time.perf_counter() < start + seconds:
+        for env in envs:
+            *_, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset()
+        frames += count
+    return frames / (time.perf_counter() - start)
+
+
+def config_of(options: argparse.Namespace, variant: str, **changes: Any) -> PPOConfig:
+    values: dict[str, Any] = {
+        "env": ENV,
+        "wrapper": (SPIN,),
+        "device": options.device,
+        "hidden_size": options.hidden,
+        "num_envs": options.num_envs,
+        "env_workers": options.workers,
+        "rollout_steps": options.steps,
+        "total_steps": 10**9,
+        **VARIANTS[variant],
+        **changes,
+    }
+    return PPOConfig(**values)
+
+
+def measure(variant: str, alone: float, name: str, options: argparse.Namespace) -> None:
+    learner = PPO(config_of(options, variant))
+    on_gpu = options.device == "cuda"
+
+    def timed(run: Any) -> float:
+        start = time.perf_counter()
+        run()
+        if on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def update() -> None:
+        learner.learn(learner.collect())
+
+    batch: Any = None
+
+    def collect() -> None:
+        nonlocal batch
+        batch = learner.collect()
+
+    for _ in range(5):
+        update()
+    total = timed(lambda: [update() for _ in range(options.updates)])
+    parts: dict[str, list[float]] = {"collect": [], "learn": []}
+    for _ in range(3):
+        parts["collect"].append(timed(collect))
+        parts["learn"].append(timed(lambda: learner.learn(batch)))
+    busy = gpu_seconds(lambda: [update() for _ in range(2)]) / 2 if on_gpu else 0.0
+    learner.close()
+    seconds = total / options.updates
+    rate = options.num_envs * options.steps / seconds
+    row = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "device": name,
+        "cores": os.cpu_count(),
+        "recurl": __version__,
+        "torch": torch.__version__,
+        "variant": variant,
+        "workers": options.workers,
+        "num_envs": options.num_envs,
+        "steps": options.steps,
+        "hidden": options.hidden,
+        "epochs_x_minibatches": "4 x 4",
+        "one_process_frames_per_s": round(alone),
+        "frames_per_s": round(rate),
+        "ratio": round(rate / alone, 2),
+        "update_ms": round(seconds * 1e3, 1),
+        "collect_ms": round(statistics.median(parts["collect"]) * 1e3, 1),
+        "learn_ms": round(statistics.median(parts["learn"]) * 1e3, 1),
+        "gpu_idle": round(1 - busy / seconds, 3) if on_gpu else "",
+    }
+    append(options.csv, row)
+    print(
+        f"{variant:16s} {rate:9,.0f} frames/s, x {row['ratio']:5.2f}; update {row['update_ms']} ms, alone: collect "
+        f"{row['collect_ms']}, learn {row['learn_ms']}; GPU idle {row['gpu_idle']}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,356 @@
+"""Environments in worker processes: the parent's side of their memory, and groups of rows that step in turn."""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from recurl.envs.base import EnvBase
+from recurl.envs.batched import BatchedEnv, CreateEnv
+from recurl.envs.grouped import GroupedEnv
+from recurl.envs.transfers import Download, Upload
+from recurl.envs.workers import Task, WorkerGroup
+from recurl.envs.workers_env import EnvInfo, Plan, creators, layout, serve_envs
+from recurl.envs.workers_memory import SharedTensors
+from recurl.errors import ArgumentError, UsageError
+from recurl.keys import ACTION, DONE, NEXT, RESET, NestedKey, next_key
+from recurl.lowering import Step, leaves, like, takes_entries
+from recurl.transforms.base import makes_memory, reset_mask
+
+__all__ = ["ParallelEnv", "parallel_groups"]
+
+
+class _Workers:
+    """Workers that each serve several environments, which are asked independently of each other.
+
+    A worker answers in the order of the requests. Answers to other environments than the awaited ones are kept.
+
+    Args:
+        group: the worker processes.
+        count: environments of each.
+    """
+
+    def __init__(self, group: WorkerGroup, count: int) -> None:
+        self.group = group
+        self._asked: list[deque[int]] = [deque() for _ in group.workers]
+        self._kept: list[dict[int, Any]] = [{} for _ in range(count)]
+
+    def ask(self, place: int, index: int, message: bytes) -> None:
+        """Send a request to a worker for its environment number ``place``."""
+        self._asked[index].append(place)
+        self.group.ask(index, message)
+
+    def answers(self, place: int, indices: Collection[int]) -> list[Any]:
+        """Return the answers of these workers for their environments number ``place``, in order of the workers.
+
+        Raises:
+            WorkerError: see :meth:`WorkerGroup.answers`.
+            RecurlError: likewise.
+        """
+        kept = self._kept[place]
+        pending = set(indices).difference(kept)
+        try:
+            while pending:
+                for reply in self.group.replies(pending):
+                    if reply.error is not None:
+                        raise reply.error
+                    self._kept[self._asked[reply.worker].popleft()][reply.worker] = reply.value
+                pending.difference_update(kept)
+        except BaseException:  # also after an interrupt: outstanding answers would be taken for later ones
+            self.group.kill()
+            raise
+        return [kept.pop(index) for index in sorted(indices)]
+
+
+class _RowsInWorkers(BatchedEnv):
+    """Environments that worker processes serve, one of each worker.
+
+    Args:
+        workers: the workers.
+        place: number of the environment in each worker.
+        infos: properties of the environments.
+        concatenate: see :class:`ParallelEnv`.
+        device: see :class:`ParallelEnv`.
+    """
+
+    def __init__(
+        self,
+        workers: _Workers,
+        place: int,
+        infos: Sequence[EnvInfo],
+        *,
+        concatenate: bool,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__(infos, concatenate=concatenate, device=device)
+        self._workers, self._place, self._group = workers, place, workers.group
+        memory = [SharedTensors(entries) for entries in layout(infos[0], len(infos))]
+        for shared in memory:
+            self._group.ask_all(*shared.entries)
+            for index in range(len(infos)):
+                self._group.send_memory(index, shared)
+            shared.close()
+        given, result, fresh = memory
+        self._action_bytes = given.tensors.get(ACTION)
+        self._given = {key: self._in_batch(value) for key, value in given.tensors.items() if key != ACTION}
+        self._ended = result.tensors[DONE]
+        self._results, self._roots = (
+            Upload(shared, {key: self._in_batch(value).shape for key, value in shared.tensors.items()}, self.device)
+            for shared in (result, fresh)
+        )
+        self._download = Download(self.device)
+        self._read_keys = self._carried if infos[0].reads_root else list(infos[0].state_spec.keys(True, True))
+        self._messages: dict[Plan, bytes] = {}
+        self._pending: Any = None  # the action of a step that was begun
+        self._advanced = False  # whether rows that are done were reset already
+
+    def _in_batch(self, tensor: Tensor) -> Tensor:
+        """Return a view of ``[num_workers, *B, ...]`` that begins with the batch size."""
+        return tensor.view(*self.batch_size, *tensor.shape[1 + len(self._each) :])
+
+    def begin_step(self, tensordict: Step) -> None:
+        """Send the action to the workers; see :meth:`EnvBase.begin_step`."""
+        self._send_step("advance", tensordict)
+        self._pending = tensordict.get(ACTION)
+
+    @takes_entries
+    @makes_memory
+    def _step(self, tensordict: Step) -> Step:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            self._send_step("step", tensordict)
+        elif pending is not tensordict.get(ACTION):
+            self._workers.answers(self._place, range(self.num_workers))
+            raise UsageError("A step that was begun must be finished with the same root and action, got others.")
+        self._workers.answers(self._place, range(self.num_workers))
+        self._advanced = pending is not None
+        return like(tensordict, self._results(self._step_keys), self.batch_size, self.device)
+
+    @takes_entries
+    @makes_memory
+    def _reset(self, tensordict: Step | None) -> Step:
+        mask = reset_mask(tensordict)
+        entries: dict[NestedKey, Tensor] = {}
+        if tensordict is not None:
+            entries = {key: tensordict.get(key) for key in self._read_keys if key in tensordict}
+        advanced, self._advanced = self._advanced, False
+        if mask is None or not advanced:
+            fresh = self._fresh_root(entries, mask)
+        else:
+            ready, host = self._in_batch(self._ended).clone(), mask.cpu()
+            fresh = self._roots(self._root_keys)
+            rest = host & ~ready  # rows that are done for a transform alone
+            if rest.any():
+                others = self._fresh_root(entries, rest)
+                mine = ready.to(mask.device)
+                fresh = {key: _where(mine, fresh[key], others[key]) for key in fresh}
+        return like(tensordict, fresh, self.batch_size, self.device)
+
+    def _fresh_root(self, entries: dict[NestedKey, Tensor], mask: Tensor | None) -> dict[NestedKey, Tensor]:
+        self._settle()
+        indices = self._envs_to_reset(mask)
+        self._send("reset", entries if mask is None else {**entries, RESET: mask}, None, indices)
+        self._workers.answers(self._place, indices)
+        return self._roots(self._root_keys)
+
+    def _settle(self) -> None:
+        """Wait for a step that was begun and that nobody will finish."""
+        self._group.check_open()
+        if self._pending is not None:
+            self._pending = None
+            self._workers.answers(self._place, range(self.num_workers))
+        self._advanced = False
+
+    def _send_step(self, kind: str, tensordict: Step) -> None:
+        self._settle()
+        entries = {key: tensordict.get(key) for key in self._read_keys if key in tensordict}
+        if NEXT in tensordict:
+            after = tensordict.get(NEXT)
+            entries.update({next_key(key): after.get(key) for key in self._root_keys if key in after})
+        action: Any = tensordict.get(ACTION)
+        if isinstance(action, Tensor):
+            return self._send(kind, entries, action, range(self.num_workers))
+        entries.update({(ACTION, *path): value for path, value in leaves(action)})
+        return self._send(kind, entries, None, range(self.num_workers))
+
+    def _send(self, kind: str, entries: dict[NestedKey, Tensor], action: Tensor | None, workers: Sequence[int]) -> None:
+        self._results.wait()
+        self._roots.wait()
+        for key, value in entries.items():
+            slot = self._given.get(key)
+            if slot is None:
+                raise ArgumentError(f"The action must fit {self.action_spec}, got a part {key!r}.")
+            if value.shape != slot.shape or value.dtype != slot.dtype:
+                raise ArgumentError(
+                    f"The entry {key!r} must be {slot.dtype} {list(slot.shape)}, as the environment declares it; got "
+                    f"{value.dtype} {list(value.shape)}."
+                )
+            slot.copy_(value)
+        written = None if action is None else self._write_action(action)
+        plan = Plan(self._place, cast(Any, kind), tuple(entries), written)
+        message = self._messages.get(plan)
+        if message is None:
+            message = self._messages[plan] = pickle.dumps(plan)
+        for index in workers:
+            self._workers.ask(self._place, index, message)
+
+    def _write_action(self, action: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Write the action, in any encoding, to shared memory and return dtype and shape of one worker's action."""
+        shape = torch.Size([*self._each, *action.shape[len(self.batch_size) :]])
+        used = shape.numel() * action.dtype.itemsize
+        if self._action_bytes is None or used > self._action_bytes.shape[1]:
+            raise ArgumentError(f"The action must fit {self.action_spec}, got {action.dtype} {list(action.shape)}.")
+        slots = self._action_bytes[:, :used].view(action.dtype)
+        slots.copy_(self._download(action).reshape(self.num_workers, -1))
+        return action.dtype, tuple(shape)
+
+    def _ask_all(self, *requests: tuple[Any, ...]) -> list[Any]:
+        """Return the answers of the workers to a request each: a name, and an argument or none."""
+        self._settle()
+        for index, (name, *arguments) in enumerate(requests):
+            self._workers.ask(self._place, index, pickle.dumps((name, self._place, *arguments)))
+        return self._workers.answers(self._place, range(self.num_workers))
+
+    def _set_seed(self, seed: int) -> None:
+        self._ask_all(*[("set_seed", seed + index * self._rows) for index in range(self.num_workers)])
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the states of all environments.
+
+        Raises:
+            UnsupportedError: one of them can't save its state.
+        """
+        if not self.can_save_state:
+            return super().get_state()
+        return {"envs": self._ask_all(*[("get_state",)] * self.num_workers)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore states returned by :meth:`get_state`."""
+        if not self.can_save_state:
+            super().set_state(state)
+        self._ask_all(*[("set_state", saved) for saved in state["envs"]])
+
+    def _close(self) -> None:
+        self._group.close()
+
+
+def _where(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Return ``yes`` in some rows and ``no`` in the others; the rows' mask is ``[*B, 1]``."""
+    mask = rows if rows.ndim == yes.ndim else rows.view(*rows.shape[:-1], *(1,) * (yes.ndim - rows.ndim + 1))
+    return torch.where(mask, yes, no)
+
+
+def _started(
+    num_workers: int, create_env_fn: CreateEnv | Sequence[CreateEnv], timeout: float | None, count: int
+) -> _Workers:
+    functions = creators(num_workers, create_env_fn)
+    tasks = [Task(serve_envs, (function, index, count)) for index, function in enumerate(functions)]
+    return _Workers(WorkerGroup(tasks, timeout), count)
+
+
+class ParallelEnv(_RowsInWorkers):
+    """Environments stepped in parallel, each in a worker process of its own.
+
+    Workers are new interpreters (never forked); data is exchanged through anonymous shared memory. The main script
+    needs no ``if __name__ == "__main__"`` guard. Environments that this process has registered with
+    ``gymnasium.register`` are registered in the workers too, those of the main script included. If a worker raises,
+    dies or hangs, the call raises with the worker's traceback as its cause, and all workers are stopped. They also end
+    when this object is closed or garbage-collected, and when this process dies.
+
+    Transforms may be inside (in the workers) or outside (around the batch); recurrent states declared by primers inside
+    are exchanged like any other entry. Requires a POSIX system: Linux, macOS.
+
+    Args:
+        num_workers: number of environments; the batch size is ``[num_workers, *B]``, where ``[*B]`` is that of each.
+        create_env_fn: function that creates an environment, or a list of ``num_workers`` such functions. All
+            environments must have the same specs. Functions are pickled like :class:`EnvCreator`.
+        timeout: seconds after which a reset or step raises because the worker hangs; None for no limit.
+        concatenate: join the rows of all workers in one dimension, ``[num_workers * B]``.
+        device: device of the tensors here; that of the environments when None. Where it is a GPU, the environments
+            belong on the CPU: what they return is then copied there from page-locked memory, all entries at once.
+
+    Raises:
+        ArgumentError: an argument is out of range, ``num_workers`` differs from the number of functions, or the specs
+            differ.
+        ArgumentTypeError: a function can't be pickled, or does not return an environment.
+        UnsupportedError: the system is not POSIX.
+        WorkerError: a worker failed.
+
+    Example:
+        >>> from recurl.envs import GymEnv, InitTracker, TransformedEnv
+        >>> env = ParallelEnv(1, lambda: TransformedEnv(GymEnv("CartPole-v1"), InitTracker()))
+        >>> env.rollout(3, break_when_any_done=False)["is_init"].squeeze(-1)
+        tensor([[ True, False, False]])
+        >>> env.close()
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        create_env_fn: CreateEnv | Sequence[CreateEnv],
+        *,
+        timeout: float | None = 9.0,
+        concatenate: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        workers = _started(num_workers, create_env_fn, timeout, 1)
+        infos = [greeting[0] for greeting in workers.group.greetings]
+        try:
+            super().__init__(workers, 0, infos, concatenate=concatenate, device=device)
+        except BaseException:
+            workers.group.close()
+            raise
+
+
+def parallel_groups(
+    num_groups: int,
+    num_workers: int,
+    create_env_fn: CreateEnv | Sequence[CreateEnv],
+    *,
+    timeout: float | None = 9.0,
+    device: torch.device | str | None = None,
+) -> GroupedEnv:
+    """Return environments in worker processes, in groups: each worker has one of each group, and works on any in turn.
+
+    While the workers step one group, the actions of another can be computed (double-buffered sampling); a
+    :class:`~recurl.collectors.Collector` does that.
+
+    Args:
+        num_groups: number of groups.
+        num_workers: number of worker processes.
+        create_env_fn: function that creates the environment ``[B]`` of one group and worker, called ``num_groups``
+            times in each; or a list of ``num_workers`` such functions.
+        timeout: see :class:`ParallelEnv`.
+        device: see :class:`ParallelEnv`.
+
+    Returns:
+        One environment of ``[num_groups * num_workers * B]`` rows: those of the first group first, and among them those
+        of the first worker.
+
+    Raises:
+        ArgumentError: see :class:`ParallelEnv`; or ``num_groups`` is below 1.
+
+    Example:
+        >>> from recurl.envs import GymEnv
+        >>> with parallel_groups(2, 1, lambda: GymEnv("CartPole-v1", num_envs=3)) as env:
+        ...     env.batch_size, [group.batch_size for group in env.groups]
+        (torch.Size([6]), [torch.Size([3]), torch.Size([3])])
+    """
+    if num_groups < 1:
+        raise ArgumentError(f"num_groups must be at least 1, got {num_groups}.")
+    workers = _started(num_workers, create_env_fn, timeout, num_groups)
+    try:
+        greetings: list[list[EnvInfo]] = workers.group.greetings
+        groups: list[EnvBase] = [
+            _RowsInWorkers(workers, place, [found[place] for found in greetings], concatenate=True, device=device)
+            for place in range(num_groups)
+        ]
+        return GroupedEnv(groups)
+    except BaseException:
+        workers.group.close()
+        raise

@@ -1,0 +1,92 @@
+"""Copies between memory that is shared with workers and the device of a batch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl.envs.workers_memory import SharedTensors
+from recurl.keys import NestedKey
+from recurl.spans import TRANSFERS, span
+
+__all__ = ["Download", "Upload"]
+
+
+class Upload:
+    """Copies what workers have written.
+
+    Onto a GPU everything goes in one copy, from page-locked memory, without waiting; :meth:`wait` before the memory is
+    written again.
+
+    Args:
+        shared: the memory.
+        shapes: shapes of the copies, by key.
+        device: their device; None for the CPU.
+    """
+
+    def __init__(
+        self, shared: SharedTensors, shapes: Mapping[NestedKey, torch.Size], device: torch.device | None
+    ) -> None:
+        self._shared = shared
+        self._shapes = shapes
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._copied: torch.cuda.Event | None = None
+        if self._device is not None:
+            _lock_pages(shared.block, self._device)
+
+    def __call__(self, keys: Iterable[NestedKey]) -> dict[NestedKey, Tensor]:
+        """Return copies of these entries."""
+        if self._device is None:
+            found = self._shared.tensors
+            return {key: found[key].clone().view(self._shapes[key]) for key in keys}
+        with span(TRANSFERS):
+            block = torch.empty_like(self._shared.block, device=self._device)
+            block.copy_(self._shared.block, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(self._device))
+        found = self._shared.tensors_in(block)
+        return {key: found[key].view(self._shapes[key]) for key in keys}
+
+    def wait(self) -> None:
+        """Wait until the copies are made."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
+
+
+class Download:
+    """Brings tensors to the CPU, through page-locked memory where they come from a GPU.
+
+    Args:
+        device: where they come from.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._from_gpu = device is not None and device.type == "cuda"
+        self._memory: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return ``tensor`` on the CPU, in memory that the next call may overwrite."""
+        if not (self._from_gpu and tensor.is_cuda):
+            return tensor
+        with span(TRANSFERS):
+            kind = (tensor.shape, tensor.dtype)
+            memory = self._memory.get(kind)
+            if memory is None:
+                memory = self._memory[kind] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            memory.copy_(tensor, non_blocking=True)
+            torch.cuda.current_stream(tensor.device).synchronize()
+        return memory
+
+
+def _lock_pages(block: Tensor, device: torch.device) -> None:
+    """Lock the pages of a tensor in memory, for as long as it lives, so that a GPU can copy them by itself."""
+    with torch.cuda.device(device):
+        runtime: Any = torch.cuda.cudart()
+        torch.cuda.check_error(int(runtime.cudaHostRegister(block.data_ptr(), block.numel(), 0)))
+    finalizer = weakref.finalize(block, runtime.cudaHostUnregister, block.data_ptr())
+    finalizer.atexit = False  # the process frees them

@@ -1,0 +1,85 @@
+"""Where the time of an update goes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from recurl.diagnostics.gpu_time import gpu_seconds
+from recurl.spans import COLLECTION, LEARNING, PARTS, STATISTICS, Spans, span
+from recurl.trainers.algorithms.learner import Learner
+from recurl.trainers.run.episodes import EpisodeStats
+from recurl.trainers.run.faults import FaultWatch
+
+__all__ = ["UpdateTimes", "time_updates"]
+
+_PROFILED = 2
+
+
+class UpdateTimes(NamedTuple):
+    """Times of an update, means over several."""
+
+    parts: dict[str, float]
+    """Seconds of each part that took any, in the order of an update; together they are those of the update."""
+    wall: float
+    """Seconds of the update, by the clock on the wall."""
+    frames: int
+    """Environment steps of the update."""
+    gpu_busy: float | None
+    """Seconds in which the GPU worked; None on the CPU."""
+
+    @property
+    def gpu_idle(self) -> float | None:
+        """Share of the update in which the GPU did nothing; None on the CPU."""
+        return None if self.gpu_busy is None else max(1 - self.gpu_busy / self.wall, 0.0)
+
+
+def time_updates(learner: Learner[Any, Any], warm_up: int, updates: int) -> UpdateTimes:
+    """Measure updates as a trainer makes them, without files, and without changing what they compute.
+
+    On a GPU two more updates follow, which a profiler records, for how long kernels ran.
+
+    Args:
+        learner: what collects and learns.
+        warm_up: updates before those that are measured; more where learning begins later.
+        updates: how many are measured.
+
+    Raises:
+        NonFiniteError: a number isn't finite.
+    """
+    device = torch.device(learner.config.device)
+    watch = FaultWatch(learner, EpisodeStats(learner.config.num_envs), skip=False)
+
+    def update() -> None:
+        with span(COLLECTION):
+            batch = learner.collect()
+        with span(STATISTICS):
+            watch.admits(batch)
+        with span(LEARNING):
+            learner.learn(batch)
+        watch.learned(0)
+
+    for _ in range(warm_up):
+        update()
+    while learner.env_steps < getattr(learner.config, "learning_starts", 0):
+        update()
+    _finish(device)
+    start = time.perf_counter()
+    with Spans(device) as spans:
+        for _ in range(updates):
+            update()
+    _finish(device)
+    wall = (time.perf_counter() - start) / updates
+    found = spans.seconds()
+    busy = None
+    if device.type == "cuda":
+        busy = gpu_seconds(lambda: [update() for _ in range(_PROFILED)]) / _PROFILED
+    parts = {name: found[name] / updates for name in PARTS if name in found}
+    return UpdateTimes(parts, wall, learner.config.frames_per_batch, busy)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,53 @@
+import csv
+from pathlib import Path
+
+import pytest
+
+from recurl.cli import main
+
+SMALL = "--env recurl/RepeatPrevious-v0 --hidden-size 8 --num-envs 4 --rollout-steps 16 --warm-up 1 --updates 2"
+
+
+def test_shows_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "split.csv"
+    assert main(["bench", "train", "ppo", *SMALL.split(), "--csv", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "ppo with lstm 8 on recurl/RepeatPrevious-v0, 4 environments x 16 steps" in said
+    assert "100.0%" in said
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    parts = [row["part"] for row in rows]
+    assert parts[:2] == ["acting", "environment"]
+    assert {"advantages", "forward", "backward", "optimiser", "rest"} <= set(parts)
+    assert all(part in said for part in parts)
+    assert sum(float(row["ms"]) for row in rows) == pytest.approx(float(rows[0]["update_ms"]), rel=0.05)
+    assert {row["gpu_busy_ms"] for row in rows} == {""}
+
+
+def test_takes_a_preset_and_more_steps_than_the_run_has(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "bench train --preset masked-cartpole --total-steps 2048 --warm-up 2 --updates 2 --hidden-size 8"
+    assert main(words.split()) == 0
+    assert "recurl/MaskedCartPole-v1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "recurl bench train takes an algorithm (ppo, "),
+        ("--updates 3", "recurl bench train takes an algorithm (ppo, "),
+        ("pqo", "There is no algorithm 'pqo'"),
+        ("ppo --env recurl/TMaze-v0 --updates 0", "--updates must be positive, got 0"),
+        ("ppo --env recurl/TMaze-v0 --warm-up -1", "--warm-up must be positive, got -1"),
+        ("ppo --env recurl/TMaze-v0 --run-dir x", "--run-dir"),
+        ("ppo --env recurl/TMaze-v0 --csv {tmp}/none/x.csv", "--csv must be a file that can be written"),
+        ("ppo --env recurl/TMaze-v0 --csv {tmp}", "--csv must be a file that can be written"),
+        ("ppo --env nothing-v0", "nothing-v0"),
+        ("ppo --env recurl/TMaze-v0 --env-groups 2", "--env-groups 2 needs --env-workers, and --num-envs must be"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
+    assert main(["bench", "train", *words.format(tmp=tmp_path).split()]) == 2
+    out, said = capsys.readouterr()
+    assert len(said.splitlines()) == 1
+    assert message in said
+    assert out == "", "nothing was timed"

@@ -188,10 +188,11 @@ def _make_buffer(config: ReplayConfig) -> TensorDictReplayBuffer:
             config.importance_exponent,
             slice_len=config.slice_length,
             strict_length=False,
+            by_step=True,
         )
     else:
-        by_length = config.drawn_by == "length"
-        sampler = SliceSampler(slice_len=config.slice_length, strict_length=False, by_length=by_length)
+        by_step = config.drawn_by == "length"
+        sampler = SliceSampler(slice_len=config.slice_length, strict_length=False, by_step=by_step)
     return TensorDictReplayBuffer(
         storage=LazyTensorStorage(config.buffer_size, device=config.device, ndim=2),
         sampler=sampler,

@@ -80,7 +80,7 @@ def test_runs_of_old_drew_all_trajectories_alike():
     values = config().to_dict()
     del values["drawn_by"]
     assert DQNConfig.from_dict(values).drawn_by == "trajectory"
-    assert DQNConfig(env="x").drawn_by == "length"
+    assert DQNConfig(env="x").drawn_by == "step"
 
 
 def test_exploration_falls_over_its_part_of_the_run():

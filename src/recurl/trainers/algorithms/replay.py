@@ -181,6 +181,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
 
 
 def _make_buffer(config: ReplayConfig) -> TensorDictReplayBuffer:
+    by_step = config.drawn_by == "step"
     if config.prioritized:
         sampler = PrioritizedSliceSampler(
             config.buffer_size,
@@ -188,10 +189,9 @@ def _make_buffer(config: ReplayConfig) -> TensorDictReplayBuffer:
             config.importance_exponent,
             slice_len=config.slice_length,
             strict_length=False,
-            by_step=True,
+            by_step=by_step,
         )
     else:
-        by_step = config.drawn_by == "length"
         sampler = SliceSampler(slice_len=config.slice_length, strict_length=False, by_step=by_step)
     return TensorDictReplayBuffer(
         storage=LazyTensorStorage(config.buffer_size, device=config.device, ndim=2),

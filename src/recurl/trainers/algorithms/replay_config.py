@@ -45,8 +45,9 @@ class ReplayConfig(RunConfig):
     """Slices of trajectories per gradient step."""
     slice_length: Count = 32
     """Largest number of steps in a slice; a shorter trajectory is taken whole."""
-    drawn_by: Literal["length", "trajectory"] = "length"
-    """How trajectories are drawn where slices have no priorities: in proportion to their length, or all alike."""
+    drawn_by: Literal["step", "trajectory"] = "step"
+    """How slices are drawn: a step, and a slice that holds it; or a trajectory, all alike, and a slice within it (with
+    priorities: a slice by its first step), which makes the ends of long episodes rare."""
     start_state: Literal["stored", "zero"] = "stored"
     """Hidden state at the start of a slice: the one stored during collection, or zero."""
     burn_in: Whole = 0

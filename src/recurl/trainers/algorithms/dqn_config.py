@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from recurl.errors import ArgumentError
 from recurl.ranges import Count, Fraction
@@ -30,6 +31,9 @@ class DQNConfig(ReplayConfig):
     """Choose actions by the network, and take their values from the target network (double DQN)."""
     value_rescaling: bool = False
     """Learn values on a compressed scale, for returns of different magnitudes."""
+    greedy_returns: bool = True
+    """End a sum of rewards before the first action that the network wouldn't choose now: those of old policies would
+    count against the state that they were in."""
     target_rate: Fraction = 0.01
     """Fraction by which the target network follows the network, per gradient step."""
     target_interval: Count | None = None
@@ -41,6 +45,12 @@ class DQNConfig(ReplayConfig):
     """Probability of a random action at the end of the exploration."""
     exploration_fraction: Fraction = 0.3
     """Fraction of the run over which that probability decays linearly."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build the options from what :meth:`to_dict` returned; what runs of old didn't say is as it was then."""
+        of_old = "eps_init" in values and "greedy_returns" not in values
+        return super().from_dict({**values, "greedy_returns": False} if of_old else values)
 
     def check(self) -> None:
         """Refuse options that don't fit together."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction
+from recurl.ranges import Count, Fraction, Whole
 from recurl.trainers.algorithms.replay_config import ReplayConfig
+from recurl.trainers.config import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +26,19 @@ class DQNConfig(ReplayConfig):
     """
 
     algorithm: ClassVar[str] = "dqn"
-    n_steps: Count = 3
-    """Rewards summed before the bootstrap."""
+
+    learning_rate_schedule: Schedule = "linear"
+    """How it falls to zero over --total-steps."""
+    gradient_steps: Count = 8
+    """Gradient steps per update."""
+    burn_in: Whole | None = None
+    """Steps at the start of a slice that only update its hidden state (none where its episode begins); by default a
+    quarter of the slice."""
+    n_steps: Count = 10
+    """Rewards summed before the bootstrap, at most."""
     double: bool = True
     """Choose actions by the network, and take their values from the target network (double DQN)."""
-    value_rescaling: bool = False
+    value_rescaling: bool = True
     """Learn values on a compressed scale, for returns of different magnitudes."""
     greedy_returns: bool = True
     """End a sum of rewards before the first action that the network wouldn't choose now: those of old policies would

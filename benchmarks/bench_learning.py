@@ -8,7 +8,8 @@ then 1,000 fresh greedy episodes. Usage::
     python benchmarks/bench_learning.py --seeds 0 1      # fewer or other seeds
     python benchmarks/bench_learning.py --only sac td3 --jobs 16 --limit 1500  # 16 at once, each at most 25 minutes
 
-A run that reaches the limit is ended and evaluated as it is then; its steps are in the row.
+A run that reaches the limit is ended and evaluated as it is then; its steps are in the row. What the file has of this
+commit isn't run again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import traceback
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -182,17 +184,37 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of each experiment's own")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, one thread each")
     parser.add_argument("--limit", type=float, default=None, help="seconds after which a run is ended")
+    parser.add_argument("--tested", action="store_true", help="the tests have passed: don't run them first")
     chosen = parser.parse_args()
-    check_tests()
+    if not chosen.tested:
+        check_tests()
+    known = measured_commands()
     runs = [
         (experiment, cell, seed)
         for experiment in EXPERIMENTS
         if any(word in experiment.name for word in chosen.only)
-        for cell, seed in itertools.product(chosen.cells or experiment.cells, chosen.seeds or experiment.seeds)
+        for seed, cell in itertools.product(chosen.seeds or experiment.seeds, chosen.cells or experiment.cells)
+        if shown_command(experiment, cell, seed) not in known
     ]
     with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(run, *one, chosen.limit) for one in runs]):
-            report(done.result())
+        running = {pool.submit(run, *one, chosen.limit): one for one in runs}
+        failed = [shown_command(*running[ended]) for ended in as_completed(running) if not reported(ended)]
+    if failed:
+        sys.exit(f"These failed: {'; '.join(failed)}")
+
+
+def measured_commands() -> set[str]:
+    """Return the commands that the results have of this commit."""
+    if not RESULTS.exists():
+        return set()
+    present = commit()
+    with RESULTS.open(newline="") as file:
+        return {row["command"] for row in csv.DictReader(file) if row["commit"] == present}
+
+
+def shown_command(experiment: Experiment, cell: str, seed: int) -> str:
+    """Return the command of a run."""
+    return f"recurl train {experiment.algorithm} {experiment.options} --cell {cell} --seed {seed}"
 
 
 def check_tests() -> None:
@@ -207,14 +229,14 @@ def run(experiment: Experiment, cell: str, seed: int, limit: float | None) -> di
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name) / "run")
-        options = f"{experiment.options} --cell {cell} --seed {seed}"
-        command = [sys.executable, "-m", "recurl", "train", experiment.algorithm, *shlex.split(options)]
+        shown = shown_command(experiment, cell, seed)
+        command = [sys.executable, "-m", *shlex.split(shown)]
         train([*command, "--eval-episodes", "1", "--logger", "none", "--run-dir", str(folder.path)], limit)
         return {
             "date": time.strftime("%Y-%m-%d"),
             **machine(),
             "task": experiment.name,
-            "command": f"recurl train {experiment.algorithm} {options}",
+            "command": shown,
             "cell": cell,
             "seed": seed,
             **measured(folder, experiment.solved),
@@ -275,10 +297,15 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
     }
 
 
-def report(row: dict[str, object]) -> None:
-    """Add a row to the results and show it."""
-    append(RESULTS, row)
-    print(json.dumps(row), flush=True)
+def reported(ended: Future[dict[str, object]]) -> bool:
+    """Add the row of a run to the results and show it; return False where the run failed."""
+    error = ended.exception()
+    if error is not None:
+        print("".join(traceback.format_exception(error)), flush=True)
+        return False
+    append(RESULTS, ended.result())
+    print(json.dumps(ended.result()), flush=True)
+    return True
 
 
 if __name__ == "__main__":

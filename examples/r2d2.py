@@ -25,7 +25,7 @@ spec = env.action_spec_unbatched
 gru = GRUModule(input_size=4, hidden_size=32, in_key="observation", out_key="memory", recurrent_backend="fastest")
 actor = QValueActor(Seq(gru, Mod(nn.Linear(32, spec.n), in_keys=["memory"], out_keys=["action_value"])), spec=spec)
 explore = EGreedyModule(spec, eps_init=1.0, eps_end=0.02, annealing_num_steps=frames // 2)
-sampler = PrioritizedSliceSampler(20_000, alpha=0.9, beta=0.6, slice_len=16, strict_length=False)
+sampler = PrioritizedSliceSampler(20_000, alpha=0.9, beta=0.6, slice_len=16, strict_length=False, by_step=True)
 buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20_000, ndim=2), sampler=sampler, batch_size=256)
 loss = DQNLoss(actor, gamma=0.95, double_dqn=True)
 targets = HardUpdate(loss, value_network_update_interval=50)

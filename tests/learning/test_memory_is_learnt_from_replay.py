@@ -26,7 +26,7 @@ SMALL = {
 
 
 def make(kind, **options):
-    own = {"target_interval": 50} if issubclass(kind, DQNConfig) else {}
+    own = {"target_interval": 50, "value_rescaling": False} if issubclass(kind, DQNConfig) else {}
     return kind(**SMALL, **own, **({"burn_in": 2} if kind is R2D2Config else {}), **options)
 
 

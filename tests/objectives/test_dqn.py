@@ -78,6 +78,8 @@ def by_hand(loss, cell, trajectory, observations, ends):
             terminated = trajectory["next", "terminated"][step].item()
             if terminated or step in ends or step - start + 1 == loss.n_steps:
                 break
+            if loss.greedy_returns and action[step + 1] != online[step + 1].argmax():
+                break
             step += 1
         pick = (online if loss.double_dqn else slow)[step + 1].argmax()
         value = slow[step + 1, pick].item()
@@ -145,6 +147,20 @@ def test_equals_hand_computation(cell, options):
     assert all(batch["next", key].any() for key in ("terminated", "truncated"))
     chosen, target = hand_batch(loss, cell, [batch], 0)
     assert_equals_hand(loss, loss(batch), chosen.flatten(), target.flatten(), cell)
+
+
+@pytest.mark.parametrize("options", [{"n_steps": 5}, {"n_steps": 3, "double_dqn": True, "value_rescaling": True}])
+def test_returns_along_greedy_actions_equal_hand_computation(options):
+    """Watkins's Q(lambda), with a fixed number of steps: a sum of rewards ends before an action that isn't the best."""
+    loss, agent = make_loss("gru", greedy_returns=True, **options)
+    with torch.no_grad():
+        batch = collect(agent, rows=4, steps=13, batches=1)[0]
+    others = torch.rand(batch.shape) < 0.4
+    batch["action"] = torch.where(others, (batch["action"] + 1) % ACTIONS, batch["action"])
+    chosen, target = hand_batch(loss, "gru", [batch], 0)
+    assert_equals_hand(loss, loss(batch), chosen.flatten(), target.flatten(), "gru")
+    loss.greedy_returns = False
+    assert not torch.allclose(loss(batch)["td_error"].squeeze(-1), (chosen - target).abs())
 
 
 @pytest.mark.parametrize("backend", ["pad", "loop"])

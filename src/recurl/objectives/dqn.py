@@ -42,6 +42,10 @@ class DQNLoss(ActionValueLoss):
     reinforcement learning with double Q-learning" (2016); Kapturowski et al., "Recurrent experience replay in
     distributed reinforcement learning" (R2D2, 2019), section 2.3.
 
+    With ``greedy_returns`` an n-step return ends before the first action that the network doesn't value most, as the
+    traces of Watkins's Q(lambda) do (Sutton and Barto, "Reinforcement learning", 2018, section 12.10): the actions of
+    older policies, and of exploration, don't count against the states in which they were taken.
+
     The batch is a set of sequences, ``[T]``, ``[*B, T]`` or flat slices of a replay buffer; both networks run over them
     in recurrent mode, whatever the mode outside. Within a sequence, the values of the next observation are those of the
     next token. Where a trajectory, slice or row ends, each network makes one step from the state that it has just
@@ -56,6 +60,7 @@ class DQNLoss(ActionValueLoss):
         n_steps: number of rewards that are summed before the next value, at least 1.
         double_dqn: choose the next action with the network, and evaluate it with the target network.
         value_rescaling: learn rescaled values, for returns of many magnitudes.
+        greedy_returns: end a return before the first action that the network wouldn't choose now.
         delay_value: keep a copy of the network as ``target_value_network``, to be updated with a :class:`SoftUpdate` or
             :class:`HardUpdate`. After assigning another ``value_network``, also assign
             ``target_value_network = target_of(network)``. If False, the network itself gives the next values.
@@ -102,6 +107,7 @@ class DQNLoss(ActionValueLoss):
         n_steps: int = 1,
         double_dqn: bool = False,
         value_rescaling: bool = False,
+        greedy_returns: bool = False,
         delay_value: bool = True,
         loss_function: str = "l2",
     ) -> None:
@@ -111,6 +117,7 @@ class DQNLoss(ActionValueLoss):
         self.value_network = value_network
         self.double_dqn = double_dqn
         self.value_rescaling = value_rescaling
+        self.greedy_returns = greedy_returns
         self._distance = DISTANCES[loss_function]
         if not isinstance(value_network, TensorDictModuleBase):  # type: ignore[reportUnnecessaryIsInstance] # users
             raise ArgumentTypeError(
@@ -168,7 +175,9 @@ class DQNLoss(ActionValueLoss):
         values = cast(Tensor, run.get(online.out_key))
         chosen = _chosen(values, entry(batch, keys.action, "The policy writes it during collection."))
         with torch.no_grad():
-            target = self._targets(batch, sequences, online, run)
+            next_value = self._next_value(batch, sequences, online, run)
+            cut = _cut_before(chosen < values.amax(-1), sequences) if self.greedy_returns else sequences
+            target = self._targets(next_value, cut)
             target = target.detach()  # also from forward-mode tangents, which no_grad keeps
         weight = batch.get(keys.priority_weight, None)
         distance = self._distance(chosen, target, reduction="none")
@@ -184,9 +193,8 @@ class DQNLoss(ActionValueLoss):
             "q_target": masked_mean(target, sequences.mask),
         }
 
-    def _targets(self, batch: Step, sequences: Sequences, online: Unroll, run: Step) -> Tensor:
-        """Return the targets of the actions taken, ``[*B, T]``; ``run`` is the network's pass over the batch."""
-        next_value = self._next_value(batch, sequences, online, run)
+    def _targets(self, next_value: Tensor, sequences: Sequences) -> Tensor:
+        """Return the targets of the actions taken, ``[*B, T]``; ``next_value`` is as the networks output it."""
         next_value = next_value.masked_fill(next_value == -torch.inf, 0.0)  # no action is allowed there
         if self.value_rescaling:
             next_value = inverse_value_rescaling(next_value)
@@ -194,7 +202,7 @@ class DQNLoss(ActionValueLoss):
         return value_rescaling(target) if self.value_rescaling else target
 
     def _next_value(self, batch: Step, sequences: Sequences, online: Unroll, run: Step) -> Tensor:
-        """Return the value of every next observation, ``[*B, T]``, as the networks output it."""
+        """Return the value of every next observation, ``[*B, T]``; ``run`` is the network's pass over the batch."""
         if not self.delay_value:
             return online.next_output(batch, sequences, run).amax(-1)
         target_batch, target = self._target_batch(batch), self._unroll(self.target_value_network)
@@ -216,6 +224,12 @@ class DQNLoss(ActionValueLoss):
         for key, value in own.items():
             target_batch.set(key, value)
         return target_batch
+
+
+def _cut_before(tokens: Tensor, sequences: Sequences) -> Sequences:
+    """Return ``sequences`` that also end before each of ``tokens``, bool ``[*B, T]``."""
+    before = tokens.reshape(-1).roll(-1).reshape(tokens.shape)  # the last tokens of rows are ends in any case
+    return sequences._replace(ends=sequences.ends | before)
 
 
 def _chosen(values: Tensor, action: Tensor) -> Tensor:

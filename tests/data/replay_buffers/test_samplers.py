@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from itertools import accumulate
+from itertools import accumulate, product
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_trajectories_and_starts_are_uniform():
 @pytest.mark.parametrize("strict", [True, False])
 def test_trajectories_in_proportion_to_their_length(strict):
     lengths = [4, 3, 10, 6]
-    buffer = buffer_of(SliceSampler(slice_len=4, strict_length=strict, by_length=True), lengths, 4 * 6000)
+    buffer = buffer_of(SliceSampler(slice_len=4, strict_length=strict, by_step=True), lengths, 4 * 6000)
     ends = list(accumulate(lengths))
     drawn = counted(bisect(ends, piece[0]) for piece in drawn_slices(buffer.sample()))
     assert set(drawn) == ({0, 2, 3} if strict else {0, 1, 2, 3})
@@ -63,6 +63,43 @@ def test_trajectories_in_proportion_to_their_length(strict):
     expected = sum(drawn.values()) / sum(lengths[name] for name in drawn)
     for name, count in drawn.items():
         assert abs(count / lengths[name] - expected) < 4.5 * (expected / lengths[name]) ** 0.5
+
+
+BY_STEP = {
+    "uniform": lambda: SliceSampler(slice_len=4, strict_length=False, by_step=True),
+    "priorities": lambda: PrioritizedSliceSampler(1000, 1.0, 1.0, slice_len=4, strict_length=False, by_step=True),
+}
+
+
+@pytest.mark.parametrize("make", BY_STEP.values(), ids=BY_STEP)
+def test_slices_around_steps(make):
+    """A step, then its place in the slice: also the ends of episodes come often, in slices of full length."""
+    lengths, length, count = [30, 3, 11], 4, 12_000
+    buffer = buffer_of(make(), lengths, length * count)
+    outcomes, first = {}, 0
+    for trajectory in lengths:
+        size = min(trajectory, length)
+        for step, place in product(range(trajectory), range(size)):
+            begin = first + min(max(step - place, 0), trajectory - size)
+            outcomes[begin, size] = outcomes.get((begin, size), 0) + count / sum(lengths) / size
+        first += trajectory
+    pieces = drawn_slices(buffer.sample())
+    drawn = counted((piece[0], len(piece)) for piece in pieces)
+    assert set(drawn) == set(outcomes)
+    assert (
+        sum((drawn[key] - n) ** 2 / n for key, n in outcomes.items()) < len(outcomes) + 4.5 * (2 * len(outcomes)) ** 0.5
+    )
+    of_steps = counted(step for piece in pieces for step in piece)
+    assert min(of_steps.values()) > 0.5 * count * length / sum(lengths)
+
+
+def test_a_step_of_high_priority_is_drawn():
+    """Wherever it stands in its trajectory, the last step included."""
+    sampler = PrioritizedSliceSampler(1000, 1.0, 1.0, slice_len=4, strict_length=False, by_step=True)
+    buffer = buffer_of(sampler, [9, 6], 4 * 50)
+    buffer.update_priority(torch.arange(15), torch.arange(15) == 8)
+    pieces = drawn_slices(buffer.sample())
+    assert {tuple(piece) for piece in pieces} == {(5, 6, 7, 8)}
 
 
 def test_short_trajectories_come_whole():
@@ -156,7 +193,18 @@ def recordings(draw):
     recordings(),
     st.integers(1, 5),
     st.sampled_from(
-        ["strict", "ragged", "padded", "by length", "by length ragged", "span", "once", "priority", "priority ragged"]
+        [
+            "strict",
+            "ragged",
+            "padded",
+            "by step",
+            "by step ragged",
+            "span",
+            "once",
+            "priority",
+            "priority ragged",
+            "priority by step ragged",
+        ]
     ),
 )
 def test_no_slice_crosses_a_trajectory_or_the_write_cursor(recording, length, kind):
@@ -166,12 +214,15 @@ def test_no_slice_crosses_a_trajectory_or_the_write_cursor(recording, length, ki
         "strict": lambda: SliceSampler(slice_len=length),
         "ragged": lambda: SliceSampler(slice_len=length, strict_length=False),
         "padded": lambda: SliceSampler(slice_len=length, strict_length=False, pad_output=True),
-        "by length": lambda: SliceSampler(slice_len=length, by_length=True),
-        "by length ragged": lambda: SliceSampler(slice_len=length, strict_length=False, by_length=True),
+        "by step": lambda: SliceSampler(slice_len=length, by_step=True),
+        "by step ragged": lambda: SliceSampler(slice_len=length, strict_length=False, by_step=True),
         "span": lambda: SliceSampler(slice_len=length, span=(1, True)),
         "once": lambda: SliceSampler(slice_len=length, replacement=False),
         "priority": lambda: PrioritizedSliceSampler(size, 1.0, 1.0, slice_len=length),
         "priority ragged": lambda: PrioritizedSliceSampler(size, 1.0, 1.0, slice_len=length, strict_length=False),
+        "priority by step ragged": lambda: PrioritizedSliceSampler(
+            size, 1.0, 1.0, slice_len=length, strict_length=False, by_step=True
+        ),
     }[kind]()
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(size, ndim=2), sampler=sampler, batch_size=8 * length)
     time, ids = 0, torch.arange(lanes)
@@ -199,7 +250,7 @@ def test_no_slice_crosses_a_trajectory_or_the_write_cursor(recording, length, ki
         assert (moment[mask] > time - 1 - capacity).all(), "a step that was overwritten"
         lengths = [len(piece) for piece in drawn_slices(sample)]
         assert max(lengths) <= length
-        if kind in ("strict", "once", "priority", "by length"):
+        if kind in ("strict", "once", "priority", "by step"):
             assert set(lengths) == {length}
         if kind != "once":
             assert len(lengths) == 8
@@ -307,8 +358,12 @@ def test_errors_of_slices(kind):
 def test_errors_of_slice_options():
     with pytest.raises(ArgumentError, match="pad_output=True needs strict_length=False"):
         SliceSampler(slice_len=3, pad_output=True)
-    with pytest.raises(ArgumentError, match="by_length=True needs replacement=True"):
-        SliceSampler(slice_len=3, by_length=True, replacement=False)
+    with pytest.raises(ArgumentError, match="by_step=True needs replacement=True"):
+        SliceSampler(slice_len=3, by_step=True, replacement=False)
+    with pytest.raises(ArgumentError, match="by_step=True moves slices into their trajectories: leave span out"):
+        SliceSampler(slice_len=3, by_step=True, span=1)
+    with pytest.raises(ArgumentError, match="by_step=True needs strict_length=False"):
+        PrioritizedSliceSampler(9, 1.0, 1.0, slice_len=3, by_step=True)
     with pytest.raises(ArgumentError, match="span must be"):
         SliceSampler(slice_len=3, span=(1, -1))
 

@@ -76,11 +76,14 @@ def test_target_network_follows_at_every_step():
     dqn.close()
 
 
-def test_runs_of_old_drew_all_trajectories_alike():
+@pytest.mark.parametrize(
+    ("name", "of_old", "now"), [("drawn_by", "trajectory", "step"), ("greedy_returns", False, True)]
+)
+def test_runs_of_old_go_on_as_they_were(name, of_old, now):
     values = config().to_dict()
-    del values["drawn_by"]
-    assert DQNConfig.from_dict(values).drawn_by == "trajectory"
-    assert DQNConfig(env="x").drawn_by == "length"
+    del values[name]
+    assert getattr(DQNConfig.from_dict(values), name) == of_old
+    assert getattr(DQNConfig(env="x"), name) == now
 
 
 def test_exploration_falls_over_its_part_of_the_run():

@@ -25,7 +25,11 @@ def test_options_that_cannot_be_used(kind, options, message):
         kind(env=ENV, **options)
 
 
-def test_r2d2_is_dqn_with_other_defaults():
+def test_r2d2_is_dqn_with_priorities():
     config = R2D2Config(env=ENV)
-    assert isinstance(config, DQNConfig)
-    assert (config.prioritized, config.value_rescaling, config.n_steps > 1, config.burn_in > 0) == (True,) * 4
+    assert config.to_dict() == {**DQNConfig(env=ENV).to_dict(), "algorithm": "r2d2", "prioritized": True}
+
+
+def test_burn_in_is_a_quarter_of_a_slice_unless_given():
+    assert [DQNConfig(env=ENV, slice_length=length).burn_in_steps for length in (1, 4, 84)] == [0, 1, 21]
+    assert DQNConfig(env=ENV, slice_length=84, burn_in=3).burn_in_steps == 3

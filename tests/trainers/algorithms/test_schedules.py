@@ -75,7 +75,7 @@ def test_defaults_and_columns(tmp_path):
     assert column(tmp_path, "learning_rate") == pytest.approx([1e-3, 0.5e-3])
     assert column(tmp_path, "entropy_coeff") == pytest.approx([0.01, 0.005])
     assert column(tmp_path, "clip_epsilon") == [0.2, 0.2]
-    assert config(DQNConfig).scheduled == {"learning_rate": "constant"}
+    assert config(DQNConfig).scheduled == {"learning_rate": "linear"}
 
 
 def test_anneal_of_old_runs_is_read():

@@ -61,6 +61,7 @@ class DQN(ReplayLearner[DQNConfig, QNetwork]):
             n_steps=config.n_steps,
             double_dqn=config.double,
             value_rescaling=config.value_rescaling,
+            greedy_returns=config.greedy_returns,
         )
 
     def parts(self) -> dict[str, Stateful | None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction
+from recurl.ranges import Count, Fraction, Whole
 from recurl.trainers.algorithms.replay_config import ReplayConfig
+from recurl.trainers.config import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +26,23 @@ class DQNConfig(ReplayConfig):
     """
 
     algorithm: ClassVar[str] = "dqn"
-    n_steps: Count = 3
-    """Rewards summed before the bootstrap."""
+
+    learning_rate_schedule: Schedule = "linear"
+    """How it falls to zero over --total-steps."""
+    gradient_steps: Count = 8
+    """Gradient steps per update."""
+    burn_in: Whole | None = None
+    """Steps at the start of a slice that only update its hidden state (none where its episode begins); by default a
+    quarter of the slice."""
+    n_steps: Count = 10
+    """Rewards summed before the bootstrap, at most."""
     double: bool = True
     """Choose actions by the network, and take their values from the target network (double DQN)."""
-    value_rescaling: bool = False
+    value_rescaling: bool = True
     """Learn values on a compressed scale, for returns of different magnitudes."""
+    greedy_returns: bool = True
+    """End a sum of rewards before the first action that the network wouldn't choose now: those of old policies would
+    count against the state that they were in."""
     target_rate: Fraction = 0.01
     """Fraction by which the target network follows the network, per gradient step."""
     target_interval: Count | None = None
@@ -41,6 +54,12 @@ class DQNConfig(ReplayConfig):
     """Probability of a random action at the end of the exploration."""
     exploration_fraction: Fraction = 0.3
     """Fraction of the run over which that probability decays linearly."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build the options from what :meth:`to_dict` returned; what runs of old didn't say is as it was then."""
+        of_old = "eps_init" in values and "greedy_returns" not in values
+        return super().from_dict({**values, "greedy_returns": False} if of_old else values)
 
     def check(self) -> None:
         """Refuse options that don't fit together."""

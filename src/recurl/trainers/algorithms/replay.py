@@ -92,7 +92,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         self._memory = TensorDictSequential(*self.loss.networks()) if remembers else None
         if self._memory is not None and config.start_state == "zero":
             self.buffer.append_transform(ZeroStart(self._memory))
-        self._burn_in = self._make_burn_in() if remembers and config.burn_in else ()
+        self._burn_in = self._make_burn_in() if remembers and config.burn_in_steps else ()
 
     @abstractmethod
     def make_loss(self) -> ReplayLoss:
@@ -177,7 +177,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
     def _make_burn_in(self) -> tuple[MidEpisodeBurnIn, ...]:
         """Return burn-ins of the networks and of their targets."""
         kinds = (self.loss.networks(), self.loss.target_networks())
-        return tuple(MidEpisodeBurnIn(TensorDictSequential(*kind), self.config.burn_in) for kind in kinds)
+        return tuple(MidEpisodeBurnIn(TensorDictSequential(*kind), self.config.burn_in_steps) for kind in kinds)
 
     def restart(self, rows: Tensor) -> bool:
         """Begin new episodes in some environments; see :meth:`Learner.restart`."""
@@ -196,6 +196,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
 
 
 def _make_buffer(config: ReplayConfig) -> TensorDictReplayBuffer:
+    by_step = config.drawn_by == "step"
     if config.prioritized:
         sampler = PrioritizedSliceSampler(
             config.buffer_size,
@@ -203,10 +204,10 @@ def _make_buffer(config: ReplayConfig) -> TensorDictReplayBuffer:
             config.importance_exponent,
             slice_len=config.slice_length,
             strict_length=False,
+            by_step=by_step,
         )
     else:
-        by_length = config.drawn_by == "length"
-        sampler = SliceSampler(slice_len=config.slice_length, strict_length=False, by_length=by_length)
+        sampler = SliceSampler(slice_len=config.slice_length, strict_length=False, by_step=by_step)
     return TensorDictReplayBuffer(
         storage=LazyTensorStorage(config.buffer_size, device=config.device, ndim=2),
         sampler=sampler,

@@ -45,12 +45,14 @@ class ReplayConfig(RunConfig):
     """Slices of trajectories per gradient step."""
     slice_length: Count = 32
     """Largest number of steps in a slice; a shorter trajectory is taken whole."""
-    drawn_by: Literal["length", "trajectory"] = "length"
-    """How trajectories are drawn where slices have no priorities: in proportion to their length, or all alike."""
+    drawn_by: Literal["step", "trajectory"] = "step"
+    """How slices are drawn: a step, and a slice that holds it; or a trajectory, all alike, and a slice within it (with
+    priorities: a slice by its first step), which makes the ends of long episodes rare."""
     start_state: Literal["stored", "zero"] = "stored"
     """Hidden state at the start of a slice: the one stored during collection, or zero."""
-    burn_in: Whole = 0
-    """Steps at the start of a slice that only update its hidden state (none where its episode begins)."""
+    burn_in: Whole | None = 0
+    """Steps at the start of a slice that only update its hidden state (none where its episode begins); none
+    stands for a quarter of the slice."""
     refresh_states: bool = False
     """Store the hidden states that the current networks compute along a slice, before they learn from it."""
     scale_rewards: bool = False
@@ -60,10 +62,10 @@ class ReplayConfig(RunConfig):
 
     prioritized: bool = False
     """Draw slices in proportion to their temporal-difference errors instead of uniformly."""
-    priority_exponent: Exponent = 0.9
+    priority_exponent: Exponent = 0.6
     """Exponent of the priorities; 0 draws uniformly."""
-    importance_exponent: Exponent = 0.6
-    """Exponent of the importance weights, which correct for the priorities."""
+    importance_exponent: Exponent = 1.0
+    """Exponent of the importance weights, which correct for the priorities; 1 corrects them wholly."""
     priority_eta: Fraction = 0.9
     """Weight of a slice's largest error, against its mean error, in its priority."""
 
@@ -78,12 +80,17 @@ class ReplayConfig(RunConfig):
         """Environment steps that the replay buffer holds."""
         return self.buffer_size
 
+    @property
+    def burn_in_steps(self) -> int:
+        """Steps at the start of a slice that only update its hidden state."""
+        return self.slice_length // 4 if self.burn_in is None else self.burn_in
+
     def check(self) -> None:
         """Refuse options that don't fit together."""
-        if self.burn_in >= self.slice_length:
+        if self.burn_in_steps >= self.slice_length:
             raise ArgumentError(
-                f"--burn-in must be below --slice-length, got {self.burn_in} and {self.slice_length}: nothing is left "
-                "to learn from."
+                f"--burn-in must be below --slice-length, got {self.burn_in_steps} and {self.slice_length}: nothing is "
+                "left to learn from."
             )
         if self.refresh_states and self.backend in ("auto", "pad"):
             raise ArgumentError(

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from recurl.data.replay_buffers.samplers.base import Draw, Sampler
-from recurl.data.replay_buffers.samplers.slices import SliceSize, no_slice, slices
+from recurl.data.replay_buffers.samplers.slices import SliceSize, no_slice, slices, slices_around
 from recurl.data.replay_buffers.sum_tree import PriorityTree
 from recurl.data.replay_buffers.trajectories import Appended, Ints, TrajectoryIndex
 from recurl.data.replay_buffers.trajectory_keys import TrajectoryKeys
@@ -124,11 +124,11 @@ class PrioritizedSampler(Sampler):
 
 
 class PrioritizedSliceSampler(PrioritizedSampler):
-    """Draws slices in proportion to the priority of their first step, among the steps at which a slice can start.
+    """Draws slices in proportion to the priority of their first step, or of any of their steps.
 
     Slices and marks are those of :class:`SliceSampler`, priorities and weights those of :class:`PrioritizedSampler`;
-    all steps of a slice have the weight of its first step. :func:`~recurl.data.replay_buffers.slice_priorities`
-    computes priorities of slices.
+    all steps of a slice have the weight of the step that was drawn.
+    :func:`~recurl.data.replay_buffers.slice_priorities` computes priorities of slices.
 
     Args:
         max_capacity: maximum number of items; at least the ``max_size`` of the storage.
@@ -142,15 +142,19 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         truncated_key: entry that is set at slice ends; None to leave the done flags unchanged.
         strict_length: draw slices of full length only. If False, a trajectory that is too short is drawn as a whole,
             by the priority of its first step.
+        by_step: draw a step by its priority, and a slice that holds it at a random place, moved into its trajectory; a
+            trajectory that is too short is taken whole. Otherwise the first and the last steps of a trajectory, which
+            few slices of full length hold, are drawn less often than others.
 
     Raises:
-        ArgumentError: an argument is out of range, or ``traj_key`` and ``end_key`` are both given.
+        ArgumentError: an argument is out of range, ``by_step`` is set with ``strict_length``, or ``traj_key`` and
+            ``end_key`` are both given.
         ArgumentTypeError: not exactly one of ``num_slices`` and ``slice_len`` is given.
         UsageError: (when sampling) no trajectory is long enough, or the batch size is not a multiple of the slices.
         MissingKeyError: (when extending or sampling) the data has no entry that identifies trajectories.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the signature is the field's, and one more
         self,
         max_capacity: int,
         alpha: float,
@@ -163,13 +167,17 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         end_key: NestedKey | None = None,
         truncated_key: NestedKey | None = (NEXT, TRUNCATED),
         strict_length: bool = True,
+        by_step: bool = False,
     ) -> None:
         super().__init__(max_capacity, alpha, beta, eps)
+        if by_step and strict_length:
+            raise ArgumentError("by_step=True needs strict_length=False: every step can be drawn.")
         self.keys = TrajectoryKeys(traj_key, end_key)
         self.truncated_key = truncated_key
         self.size = SliceSize(num_slices, slice_len)
         self.strict_length = strict_length
-        # Priorities of all steps; the tree has those of the steps at which a slice can currently start.
+        self.by_step = by_step
+        # Priorities of all steps; the tree has those of the steps that can currently be drawn.
         self._priority = np.zeros(max_capacity)
         self._length = slice_len
 
@@ -181,12 +189,15 @@ class PrioritizedSliceSampler(PrioritizedSampler):
             self._place(index, index.all_positions())
         if self.keys.chosen is None or self._tree.total == 0:
             raise no_slice(self.keys, index, length)
-        starts = self._find(count, generator)
-        runs, steps = index.run_at(starts), index.steps(starts)
-        lanes, _, stop = index.bounds(runs)
-        lengths = np.minimum(length, stop - steps)
-        drawn = slices(index, lanes, steps, lengths)
-        return Draw(drawn.positions, drawn.starts, drawn.ends, weights=np.repeat(self._weights(starts), lengths))
+        found = self._find(count, generator)
+        if self.by_step:
+            lanes, first, lengths = slices_around(index, found, length, generator)
+        else:
+            lanes, _, stop = index.bounds(index.run_at(found))
+            first = index.steps(found)
+            lengths = np.minimum(length, stop - first)
+        drawn = slices(index, lanes, first, lengths)
+        return Draw(drawn.positions, drawn.starts, drawn.ends, weights=np.repeat(self._weights(found), lengths))
 
     def appended(self, index: TrajectoryIndex, change: Appended) -> None:
         """See :meth:`Sampler.appended`."""
@@ -203,6 +214,9 @@ class PrioritizedSliceSampler(PrioritizedSampler):
     def _place(self, index: TrajectoryIndex, positions: Ints) -> None:
         """Update the tree at ``positions``, once the length of slices is known."""
         if self._length is None:
+            return
+        if self.by_step:
+            self._tree.set(positions, self._priority[positions])
             return
         steps = index.steps(positions)
         _, first, stop = index.bounds(index.run_at(positions))

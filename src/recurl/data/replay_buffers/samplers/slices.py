@@ -96,7 +96,7 @@ def no_slice(keys: TrajectoryKeys, index: TrajectoryIndex, length: int) -> Missi
 
 
 class SliceSampler(Sampler):
-    """Draws slices: a trajectory uniformly, or in proportion to its length, then a start within it uniformly.
+    """Draws slices: a trajectory uniformly, then a start within it uniformly; or a step, and a slice around it.
 
     A sample is flat, ``[N]``, its slices one after another; in recurrent mode each is one segment that starts from the
     state stored at its first step. The buffer sets ``"is_init"`` at every slice start, and ``truncated_key`` (and
@@ -119,15 +119,16 @@ class SliceSampler(Sampler):
         span: let slices extend beyond the beginning and the end of a trajectory, where they are cut off, so that its
             first and last steps are drawn as often as others: True for any number of steps, an integer for at most that
             many, or a pair (beginning, end).
-        by_length: draw trajectories in proportion to their numbers of steps, so that all steps are drawn about equally
-            often. Otherwise those of long trajectories are drawn less often than those of short ones.
+        by_step: draw a step uniformly, and a slice that holds it at a random place, moved into its trajectory, so that
+            all steps are drawn about equally often. Otherwise steps of long trajectories are drawn less often than
+            those of short ones, and the first and last steps of a trajectory, which few slices hold, less often still.
         replacement: if False, each trajectory gives at most one slice per epoch, and iterating over the buffer yields
             one epoch, whose last batch may be incomplete. Extending the buffer begins a new epoch.
 
     Raises:
         ArgumentTypeError: not exactly one of ``num_slices`` and ``slice_len`` is given.
-        ArgumentError: ``pad_output`` is set with ``strict_length``, ``by_length`` without replacement, both keys are
-            given, or ``span`` is negative.
+        ArgumentError: ``pad_output`` is set with ``strict_length``, ``by_step`` without replacement or with
+            ``span``, both keys are given, or ``span`` is negative.
         UsageError: (when sampling) no trajectory is long enough, or the batch size is not a multiple of the slices.
         MissingKeyError: (when extending or sampling) the data has no entry that identifies trajectories.
 
@@ -157,7 +158,7 @@ class SliceSampler(Sampler):
         pad_output: bool = False,
         span: Span = False,
         replacement: bool = True,
-        by_length: bool = False,
+        by_step: bool = False,
     ) -> None:
         super().__init__(TrajectoryKeys(traj_key, end_key), truncated_key)
         self.size = SliceSize(num_slices, slice_len)
@@ -165,12 +166,14 @@ class SliceSampler(Sampler):
             raise ArgumentError(
                 "pad_output=True needs strict_length=False: with strict_length=True there is nothing to pad."
             )
-        if by_length and not replacement:
+        if by_step and not replacement:
             raise ArgumentError(
-                "by_length=True needs replacement=True: without it each trajectory is drawn once, whatever its length."
+                "by_step=True needs replacement=True: without it each trajectory is drawn once, whatever its length."
             )
+        if by_step and span is not False:
+            raise ArgumentError(f"by_step=True moves slices into their trajectories: leave span out, got {span}.")
         self.strict_length = strict_length
-        self.by_length = by_length
+        self.by_step = by_step
         self.pad_output = pad_output
         self.span = _pair(span)
         self.replacement = replacement
@@ -182,9 +185,11 @@ class SliceSampler(Sampler):
         candidates = index.runs_of(length if self.strict_length else 1)
         if self.keys.chosen is None or candidates.count == 0:
             raise no_slice(self.keys, index, length)
-        if self.by_length:
-            runs = _runs_by_length(index, count, length if self.strict_length else 1, generator)
-        elif self.replacement:
+        if self.by_step:
+            drawn = _drawn_steps(index, count, length if self.strict_length else 1, generator)
+            around = slices_around(index, drawn, length, generator)
+            return slices(index, *around, length if self.pad_output else None)
+        if self.replacement:
             runs = candidates.members[random_below(candidates.count, count, generator)]
         else:
             if self._order is None:
@@ -226,13 +231,33 @@ class SliceSampler(Sampler):
         self._order = None if state["order"] is None else state["order"].numpy().copy()
 
 
-def _runs_by_length(index: TrajectoryIndex, count: int, least: int, generator: torch.Generator | None) -> Ints:
-    """Draw runs of at least ``least`` steps in proportion to their lengths: those of steps that are drawn uniformly."""
+def slices_around(
+    index: TrajectoryIndex, positions: Ints, length: int, generator: torch.Generator | None
+) -> tuple[Ints, Ints, Ints]:
+    """Return lane, first step number and length of slices, each of which holds a given step at a random place.
+
+    A slice that would extend beyond its trajectory is moved into it, so that the first and the last steps of
+    trajectories are about as frequent as others, in slices of full length.
+
+    Args:
+        index: index of the stored steps.
+        positions: positions of the given steps, int64 ``[S]``.
+        length: number of steps of a slice; a shorter trajectory is taken whole.
+        generator: of the random places.
+    """
+    lanes, first, stop = index.bounds(index.run_at(positions))
+    lengths = np.minimum(length, stop - first)
+    begin = index.steps(positions) - random_below(lengths, positions.size, generator)
+    return lanes, np.clip(begin, first, stop - lengths), lengths
+
+
+def _drawn_steps(index: TrajectoryIndex, count: int, least: int, generator: torch.Generator | None) -> Ints:
+    """Return positions of steps, drawn uniformly among those of runs of at least ``least`` steps."""
     found = np.zeros(0, np.int64)
     while found.size < count:
-        runs = index.run_at(index.nth_position(random_below(len(index), count, generator)))
-        _, first, stop = index.bounds(runs)
-        found = np.concatenate([found, runs[stop - first >= least]])
+        positions = index.nth_position(random_below(len(index), count, generator))
+        _, first, stop = index.bounds(index.run_at(positions))
+        found = np.concatenate([found, positions[stop - first >= least]])
     return found[:count]
 
 

@@ -60,6 +60,7 @@ def _serve(pipe, rank):
                     world_size=world,
                     timeout=timedelta(seconds=60),
                 )
+                distributed.barrier()  # a rank that ends at once would end while others still connect
             result = None, function(*arguments, **options)
         except Exception:  # noqa: BLE001 - it is raised by the test
             result = traceback.format_exc(), None

@@ -57,6 +57,8 @@ class Resume:
     """Folder of the run."""
     total_steps: Steps | None = None
     """Extend it to so many environment steps in all; schedules go on over these."""
+    ray_address: str | None = None
+    """Ray cluster of its actors, if it is another one now."""
 
 
 def kinds() -> dict[str, Any]:
@@ -123,6 +125,8 @@ def _train_anew(config: RunConfig, place: Place) -> int:
 def _resume(wanted: Resume) -> int:
     folder = RunFolder(wanted.resume, notify)
     config = folder.read_config() if wanted.total_steps is None else folder.extend(wanted.total_steps)
+    if wanted.ray_address is not None:
+        config = replace(config, ray_address=wanted.ray_address)
     with closing(Trainer(config, folder, console=Console())) as trainer:
         trainer.resume()
         if wanted.total_steps is not None:

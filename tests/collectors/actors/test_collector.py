@@ -15,13 +15,13 @@ from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
+import logged_steps as logged
 from recurl.collectors import RayCollector
 from recurl.collectors.actors import group, session
 from recurl.envs import EnvBase, GymEnv
 from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError, WorkerError
 from recurl.modules import EGreedyModule, GRUModule
 from recurl.specs import Categorical
-from tests.collectors.actors import logged
 from tests.collectors.test_background import add, replays
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
@@ -161,7 +161,7 @@ def test_actors_that_die_alone_or_with_their_node(ray_cluster, sync: RayCollecto
             batches.extend(itertools.islice(collector, count))
 
         collect(3)
-        os.kill(collector._supply.group.actors[2].process, signal.SIGKILL)
+        os.kill(collector.processes[2], signal.SIGKILL)
         with pytest.warns(UserWarning, match=r"Collector actor 2 died and is replaced; at most 20 frames are lost: "):
             collect(5)
         ray_cluster.remove_node(node, allow_graceful=False)
@@ -229,7 +229,7 @@ def test_an_actor_that_dies_again_and_again_or_raises(ray_cluster, tmp_path) -> 
         raise ValueError("no idea")
 
     with RayCollector(lambda: env_of(2), Mod(broken, ["observation"], ["action"]), timeout=60, **options) as collector:
-        process = collector._supply.group.actors[0].process
+        process = collector.processes[0]
         with pytest.raises(
             WorkerError, match=r"Collector actor 0 \(process \d+\) raised ValueError: no idea"
         ) as raised:

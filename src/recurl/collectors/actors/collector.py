@@ -161,6 +161,11 @@ class RayCollector(CollectorBase):
         return self._supply.version
 
     @property
+    def processes(self) -> list[int]:
+        """Process ids of the actors, each on its own machine; 0 for one that is starting."""
+        return [actor.process for actor in self._supply.group.actors]
+
+    @property
     def replacements(self) -> list[Replacement]:
         """The actors that died, in order."""
         return self._supply.replacements
@@ -288,7 +293,7 @@ class RayCollector(CollectorBase):
     def _state_dict(self) -> dict[str, Any]:
         supply = self._supply
         saved = supply.query([("save",)] * self.num_collectors)
-        parts = [[(part.order, part.version, tensors_of(part.arrays)) for part in queue] for queue in supply.parts]
+        parts = [[{**part._asdict(), "arrays": tensors_of(part.arrays)} for part in queue] for queue in supply.parts]
         replaced = self._recipe.replaced + len(self.replacements)
         versions = {"version": supply.version, "sent": supply.sent}
         return {"frames": self.frames, **versions, "replaced": replaced, "actors": saved, "parts": parts}

@@ -174,12 +174,12 @@ class Supply:
         """Parts that were asked for and not taken."""
         return len(self.under_way) + sum(map(len, self.parts))
 
-    def restore(self, version: int, parts: Sequence[Sequence[tuple[Any, ...]]], *, sent: bool) -> None:
+    def restore(self, version: int, parts: Sequence[Sequence[dict[str, Any]]], *, sent: bool) -> None:
         """Go on with parts that were saved."""
         self.version, self.sent = version, sent
         for queue, saved in zip(self.parts, parts, strict=True):
             queue.clear()
-            queue.extend(Part(order, its_version, arrays_of(tensors)) for order, its_version, tensors in saved)
+            queue.extend(Part(part["order"], part["version"], arrays_of(part["arrays"])) for part in saved)
         self._order = 1 + max((part.order for queue in self.parts for part in queue), default=-1)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,11 +12,14 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.collectors import Collector, OverlappedCollector
+from recurl.collectors import Collector, OverlappedCollector, RayCollector
 from recurl.collectors.captured import tensor_env
 from recurl.envs import EnvBase
 from recurl.errors import UnsupportedError
+from recurl.keys import TRAJ_STEPS, WEIGHTS_LAG
+from recurl.modules import RewardScaler
 from recurl.specs import Composite, TensorSpec
+from recurl.trainers.algorithms.actors import actors_of
 from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.schedules import SCHEDULES
@@ -24,6 +28,7 @@ from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent, collecting
 from recurl.trainers.optim.finite import first_of
 from recurl.trainers.optim.gradient_step import GradientStep
+from recurl.trainers.report.metrics import COLLECTION
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 AgentT = TypeVar("AgentT", bound=Agent)
@@ -58,6 +63,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         collector: collects with ``agent.policy``.
         env_steps: environment steps taken.
         can_save_env: True where running episodes can be saved and restored.
+        collection: numbers of the actors that collect, by column of the metrics; empty without actors.
         fault: the number of the latest update that wasn't finite, None if all were; :meth:`report` sets it.
 
     Raises:
@@ -85,6 +91,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.can_save_env = env.can_save_state
         self.agent = self.make_agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
         self._overlap = overlap
+        self.collection: dict[str, float] = dict.fromkeys(COLLECTION, math.nan) if config.actors else {}
         self.collector = self._overlapped(env) if overlap else self._collector(env)
 
     @classmethod
@@ -129,8 +136,11 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         """
         return {"agent": self.agent}
 
-    def _collector(self, env: EnvBase) -> Collector:
+    def _collector(self, env: EnvBase) -> Collector | RayCollector:
         policy, config = collecting(self.agent.policy), self.config
+        if config.actors:
+            env.close()
+            return actors_of(config, policy)
         graph = self.captures and tensor_env(env) is not None
         return Collector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device, cuda_graph=graph)
 
@@ -174,7 +184,11 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         Raises:
             UnsupportedError: the learner doesn't say how to set one of them.
         """
+        if isinstance(self.collector, RayCollector):
+            self.collector.update_policy_weights_()
         batch = self.collector.collect()
+        if isinstance(self.collector, RayCollector):
+            self._note(self.collector, batch)
         self.env_steps += batch.numel()
         setters = self.schedules()
         for name, value in self.scheduled.items():
@@ -186,6 +200,16 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             setters[name](value)
         return batch
 
+    def _note(self, collector: RayCollector, batch: TensorDictBase) -> None:
+        """Take note of what actors did; episodes that ended with one are not carried on."""
+        lag = batch[WEIGHTS_LAG].double()
+        numbers = (lag.mean().item(), lag.max().item(), len(collector.replacements), collector.lost_frames)
+        self.collection = dict(zip(COLLECTION, numbers, strict=True))
+        begins = batch[TRAJ_STEPS][..., 0] == 0
+        for part in self.parts().values():
+            if isinstance(part, RewardScaler):
+                part.returns.masked_fill_(begins, 0.0)
+
     def restart(self, rows: Tensor) -> bool:
         """Begin new episodes in some environments.
 
@@ -196,7 +220,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             True where the next batch has begun already, so that only the one after it starts with new episodes.
         """
         self.collector.reset_rows(rows)
-        return self._overlap
+        return self._overlap or (self.config.actors > 0 and self.config.lag > 0)
 
     def close(self) -> None:
         """Close the environments."""

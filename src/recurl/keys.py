@@ -34,6 +34,10 @@ TRAJ_STEPS = ("collector", "traj_steps")
 """Number of a step within its trajectory, from 0: a token continues the previous one if its number is the next."""
 TRUNCATED = "truncated"
 VALUE_TARGET = "value_target"
+WEIGHTS_LAG = ("collector", "lag")
+"""How many versions older than the newest ones the weights were that acted."""
+WEIGHTS_VERSION = ("collector", "version")
+"""Number of the weights that acted, from 0."""
 DONE_KEYS = (DONE, TERMINATED, TRUNCATED)
 
 

@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from recurl.collectors.multi import MultiCollector, _dimension
+from recurl.collectors.multi import common_info, dimension
 from recurl.collectors.weights import SharedWeights
 from recurl.collectors.worker import CollectorInfo
 from recurl.envs import EnvBase, GymEnv
@@ -216,7 +216,7 @@ def test_arguments() -> None:
             MultiSyncCollector(create, **{"frames_per_batch": 3, **arguments})
     for dim in (2, -3):
         with pytest.raises(ArgumentError, match=rf"dimension of a worker's batch \[3, 'T'\], got {dim}"):
-            _dimension(dim, torch.Size([3]))
+            dimension(dim, torch.Size([3]))
     with pytest.raises(ArgumentTypeError, match="must be a list with one function per worker"):
         MultiAsyncCollector(create[0], frames_per_batch=3)
     with pytest.raises(ArgumentError, match="num_workers must be at least 1"):
@@ -226,7 +226,7 @@ def test_arguments() -> None:
 def test_workers_must_have_the_same_rows() -> None:
     infos = [CollectorInfo(torch.Size([rows]), 3) for rows in (2, 3)]
     with pytest.raises(ArgumentError, match=r"that of worker 1 is \[3\], that of worker 0 is \[2\]"):
-        MultiCollector._common_info(infos)
+        common_info(infos)
 
 
 def test_extra_state_of_a_policy() -> None:

@@ -20,9 +20,9 @@ from recurl.errors import ArgumentError, NonFiniteError
 from recurl.hardware import check_device
 from recurl.ranges import Count, Steps
 from recurl.trainers import RunFolder, Trainer
-from recurl.trainers.config import keyword_arguments
 from recurl.trainers.files.durable import make_folder
 from recurl.trainers.files.lock import FolderLock
+from recurl.trainers.keyword_arguments import keyword_arguments
 from recurl.trainers.report.metrics import Row
 from recurl.trainers.study.popgym.results import Result, Results
 from recurl.trainers.study.popgym.score import MaxMeanReturn

@@ -18,7 +18,7 @@ from recurl.errors import ArgumentError, RecurlError
 from recurl.importing import load_object
 from recurl.ranges import Count
 from recurl.trainers import RunFolder, load_agent, make_env
-from recurl.trainers.config import keyword_arguments
+from recurl.trainers.keyword_arguments import keyword_arguments
 
 _ROWS = 4
 _Flag: TypeAlias = Annotated[bool, tyro.conf.FlagCreatePairsOff]

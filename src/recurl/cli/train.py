@@ -59,6 +59,8 @@ class Resume:
     """Folder of the run."""
     total_steps: Steps | None = None
     """Extend it to so many environment steps in all; schedules go on over these."""
+    ray_address: str | None = None
+    """Ray cluster of its actors, if it is another one now."""
 
 
 def kinds(place: type[Any] = Place) -> dict[str, Any]:
@@ -156,6 +158,8 @@ def _begun(config: RunConfig, folder: RunFolder) -> bool | None:
 def _resume(wanted: Resume) -> int:
     folder = RunFolder(wanted.resume, notify)
     config = folder.read_config() if wanted.total_steps is None else folder.extend(wanted.total_steps)
+    if wanted.ray_address is not None:
+        config = replace(config, ray_address=wanted.ray_address)
     with joined(config.device), closing(Trainer(config, folder, console=_console())) as trainer:
         trainer.resume()
         if wanted.total_steps is not None and rank() == 0:

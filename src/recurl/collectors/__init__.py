@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 from recurl.absent import absent_names
+from recurl.collectors.actors.collector import RayCollector
+from recurl.collectors.actors.group import Replacement
 from recurl.collectors.collector import Collector, why_not_lowered
 from recurl.collectors.multi import MultiAsyncCollector, MultiSyncCollector
 from recurl.collectors.overlapped import OverlappedCollector
@@ -17,4 +19,12 @@ if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has
         AsyncCollector="write OverlappedCollector, or MultiAsyncCollector with one environment",
     )
 
-__all__ = ["Collector", "MultiAsyncCollector", "MultiSyncCollector", "OverlappedCollector", "why_not_lowered"]
+__all__ = [
+    "Collector",
+    "MultiAsyncCollector",
+    "MultiSyncCollector",
+    "OverlappedCollector",
+    "RayCollector",
+    "Replacement",
+    "why_not_lowered",
+]

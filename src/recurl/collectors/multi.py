@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast
 
 import torch
@@ -26,7 +26,16 @@ from recurl.keys import NestedKey
 from recurl.mode import ExplorationType
 from recurl.ranges import checked_seed
 
-__all__ = ["MultiAsyncCollector", "MultiCollector", "MultiSyncCollector"]
+__all__ = [
+    "MultiAsyncCollector",
+    "MultiCollector",
+    "MultiSyncCollector",
+    "WorkerOptions",
+    "check_cat_results",
+    "check_options",
+    "common_info",
+    "dimension",
+]
 
 _COLLECT = pickle.dumps(("collect",))
 
@@ -40,6 +49,36 @@ class WorkerOptions(TypedDict, total=False):
     auto_register_policy_transforms: bool
     device: torch.device | str | None
     exploration_type: ExplorationType
+
+
+def check_options(options: Mapping[str, object], init_random_frames: int) -> None:
+    """Refuse arguments that the collectors of the workers don't take.
+
+    Raises:
+        ArgumentError: ``init_random_frames`` is negative.
+        ArgumentTypeError: one isn't among :class:`WorkerOptions`.
+    """
+    unknown = sorted(options.keys() - WorkerOptions.__annotations__.keys())
+    if unknown:
+        known = sorted(WorkerOptions.__annotations__)
+        raise ArgumentTypeError(f"Unknown arguments {unknown}: further arguments must be among {known}.")
+    if init_random_frames < 0:
+        raise ArgumentError(f"init_random_frames must not be negative, got {init_random_frames}.")
+
+
+def common_info(infos: Sequence[CollectorInfo]) -> CollectorInfo:
+    """Return what the workers have in common.
+
+    Raises:
+        ArgumentError: the batch sizes of their environments differ.
+    """
+    for index, info in enumerate(infos):
+        if info != infos[0]:
+            raise ArgumentError(
+                f"The environments of all workers must have the same batch size: that of worker {index} is "
+                f"{list(info.rows)}, that of worker 0 is {list(infos[0].rows)}."
+            )
+    return infos[0]
 
 
 class MultiCollector(CollectorBase):
@@ -93,16 +132,11 @@ class MultiCollector(CollectorBase):
         storing_device: torch.device | str = "cpu",
         **options: Unpack[WorkerOptions],
     ) -> None:
-        unknown = sorted(options.keys() - WorkerOptions.__annotations__.keys())
-        if unknown:
-            known = sorted(WorkerOptions.__annotations__)
-            raise ArgumentTypeError(f"Unknown arguments {unknown}: further arguments must be among {known}.")
+        check_options(options, init_random_frames)
         if not isinstance(create_env_fn, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance] - users
             raise ArgumentTypeError(
                 f"create_env_fn must be a list with one function per worker, got {create_env_fn!r}."
             )
-        if init_random_frames < 0:
-            raise ArgumentError(f"init_random_frames must not be negative, got {init_random_frames}.")
         functions = creators(len(create_env_fn), create_env_fn)
         self.num_workers = len(functions)
         workers = self._workers_per_batch()
@@ -116,7 +150,7 @@ class MultiCollector(CollectorBase):
         self._weights = SharedWeights.of(policy) if isinstance(policy, nn.Module) else None
         self._group = WorkerGroup([Task(serve_collector, (create, policy, given)) for create in functions], timeout)
         try:
-            info = self._common_info(self._group.greetings)
+            info = common_info(self._group.greetings)
             self._rows, self.steps_per_batch = info.rows, info.steps
             actual = info.steps * info.rows.numel() * workers
             if frames_each * workers != actual:
@@ -137,16 +171,6 @@ class MultiCollector(CollectorBase):
     @abstractmethod
     def _workers_per_batch(self) -> int:
         """Return the number of workers that collect one batch together."""
-
-    @staticmethod
-    def _common_info(infos: list[CollectorInfo]) -> CollectorInfo:
-        for index, info in enumerate(infos):
-            if info != infos[0]:
-                raise ArgumentError(
-                    f"The environments of all workers must have the same batch size: that of worker {index} is "
-                    f"{list(info.rows)}, that of worker 0 is {list(infos[0].rows)}."
-                )
-        return infos[0]
 
     def _prepare_background(self) -> None:
         """Do nothing: workers have their own policies."""
@@ -287,11 +311,10 @@ class MultiSyncCollector(MultiCollector):
         cat_results: str | int | None = None,
         **arguments: Any,
     ) -> None:
-        if isinstance(cat_results, str) and cat_results != "stack":
-            raise ArgumentError(f"cat_results must be 'stack', None or a dimension, got {cat_results!r}.")
+        check_cat_results(cat_results)
         super().__init__(create_env_fn, policy, **arguments)
         try:
-            self._cat = _dimension(cat_results, self._rows)
+            self._cat = dimension(cat_results, self._rows)
         except ArgumentError:
             self.shutdown()
             raise
@@ -340,8 +363,22 @@ class MultiSyncCollector(MultiCollector):
         return all(self._query([("load", saved, TRAJECTORY_IDS.reserve()) for saved in workers]))
 
 
-def _dimension(cat_results: str | int | None, rows: torch.Size) -> int | None:
-    """Return the dimension of ``[*B, T]`` to concatenate along, or None to stack."""
+def check_cat_results(cat_results: str | int | None) -> None:
+    """Refuse another word than ``"stack"``, before any worker starts.
+
+    Raises:
+        ArgumentError: it is one.
+    """
+    if isinstance(cat_results, str) and cat_results != "stack":
+        raise ArgumentError(f"cat_results must be 'stack', None or a dimension, got {cat_results!r}.")
+
+
+def dimension(cat_results: str | int | None, rows: torch.Size) -> int | None:
+    """Return the dimension of ``[*B, T]`` to concatenate along, or None to stack.
+
+    Raises:
+        ArgumentError: there is no such dimension.
+    """
     if not isinstance(cat_results, int):
         return None
     ndim = len(rows) + 1

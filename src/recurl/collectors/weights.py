@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.errors import ArgumentError, UnsupportedError
 
-__all__ = ["SharedWeights", "Weights", "state_of"]
+__all__ = ["SharedWeights", "Weights", "matching", "state_of", "tensors_of_policy"]
 
 Weights: TypeAlias = nn.Module | TensorDictBase | dict[str, Tensor]
 
@@ -28,6 +29,36 @@ def state_of(weights: Any) -> dict[str, Tensor]:
     if isinstance(weights, TensorDictBase):
         return cast(dict[str, Tensor], weights.flatten_keys(".").to_dict())
     return weights.state_dict() if isinstance(weights, nn.Module) else weights
+
+
+def tensors_of_policy(policy: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of a policy whose weights are sent to other processes.
+
+    Raises:
+        UnsupportedError: it holds anything but tensors.
+    """
+    state = policy.state_dict()
+    other = [name for name, value in state.items() if not isinstance(value, Tensor)]  # pyright: ignore[reportUnnecessaryIsInstance] - extra state
+    if other:
+        raise UnsupportedError(
+            f"Only tensors can be shared with workers, but the policy's state dict also has {other}."
+        )
+    return state
+
+
+def matching(weights: Weights, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights as a state dict with the names and shapes of ``like``.
+
+    Raises:
+        ArgumentError: names or shapes differ.
+    """
+    state = state_of(weights)
+    expected = {name: tuple(value.shape) for name, value in like.items()}
+    given = {name: tuple(value.shape) for name, value in state.items()}
+    if given != expected:
+        differ = sorted(n for n in given.keys() | expected.keys() if given.get(n) != expected.get(n))
+        raise ArgumentError(f"The weights must have the policy's names and shapes, but they differ in {differ}.")
+    return state
 
 
 class SharedWeights:
@@ -50,12 +81,7 @@ class SharedWeights:
         Raises:
             UnsupportedError: the state dict of ``policy`` holds anything but tensors.
         """
-        state = policy.state_dict()
-        other = [name for name, value in state.items() if not isinstance(value, Tensor)]  # pyright: ignore[reportUnnecessaryIsInstance] - extra state
-        if other:
-            raise UnsupportedError(
-                f"Only tensors can be shared with workers, but the policy's state dict also has {other}."
-            )
+        state = tensors_of_policy(policy)
         entries = [Entry(name, tuple(value.shape), value.dtype) for name, value in state.items()]
         shared = cls(SharedTensors([*entries, Entry(_VERSION, (), torch.int64)]))
         shared.write(state)
@@ -72,12 +98,7 @@ class SharedWeights:
             ArgumentError: names or shapes differ from the policy's.
             WorkerError: a worker reads for longer than ``seconds``.
         """
-        state = state_of(weights)
-        expected = {name: tuple(value.shape) for name, value in self._values.items()}
-        given = {name: tuple(value.shape) for name, value in state.items()}
-        if given != expected:
-            differ = sorted(n for n in given.keys() | expected.keys() if given.get(n) != expected.get(n))
-            raise ArgumentError(f"The weights must have the policy's names and shapes, but they differ in {differ}.")
+        state = matching(weights, self._values)
         with torch.no_grad(), self.memory.lock(seconds):
             for name, value in self._values.items():
                 value.copy_(state[name])

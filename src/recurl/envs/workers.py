@@ -23,15 +23,14 @@ from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, cast
 
-import cloudpickle
 import torch
 
-from recurl import errors
+from recurl.envs.pickling import pickled
 from recurl.envs.registrations import Registration, registrations
-from recurl.envs.workers_child import FAILED, STATUS_SIZE, VALUE
+from recurl.envs.workers_child import FAILED, STATUS_SIZE, VALUE, Failure
 from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file
 from recurl.envs.workers_posix import check_posix
-from recurl.errors import ArgumentError, ArgumentTypeError, RemoteTraceback, UsageError, WorkerError
+from recurl.errors import ArgumentError, RemoteTraceback, UsageError, WorkerError
 
 __all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup"]
 
@@ -136,9 +135,8 @@ class Worker:
         except (EOFError, OSError):
             return Reply(self.index, None, self._exit_error())
         if message[:1] == FAILED:
-            kind, summary, text = pickle.loads(message[1:])
-            error = WorkerError if kind is None else getattr(errors, kind, WorkerError)
-            return Reply(self.index, None, _with_traceback(error(f"{self} raised {summary}"), text))
+            failure: Failure = pickle.loads(message[1:])
+            return Reply(self.index, None, failure.error(self))
         assert message[:1] == VALUE
         return Reply(self.index, pickle.loads(message[1:]) if len(message) > 1 else None, None)
 
@@ -246,13 +244,8 @@ class WorkerGroup:
     @staticmethod
     def _first_message(task: Task, registered: list[Registration]) -> bytes:
         seed = int(torch.randint(2**62, ()))  # different for each worker, and determined by the parent's seed
-        try:
-            return cloudpickle.dumps((registered, seed, *task))
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            raise ArgumentTypeError(
-                f"Objects that are sent to a worker process must be picklable: {error}. Create objects that can't be "
-                "pickled inside create_env_fn, which runs in the worker."
-            ) from error
+        pickled("create_env_fn", task.arguments[0])  # a part of it is named
+        return pickled("what the worker is given", (registered, seed, *task))
 
     def _watch(self, worker: Worker) -> None:
         self._by_descriptor[worker.connection.fileno()] = worker.index

@@ -14,22 +14,51 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 import cloudpickle
 import torch
 
+from recurl import errors
 from recurl.envs.registrations import register_all
 from recurl.envs.workers_memory import Entry, SharedTensors
-from recurl.errors import RecurlError
+from recurl.errors import RecurlError, RemoteTraceback, WorkerError
 
-__all__ = ["FAILED", "STATUS_SIZE", "VALUE", "Channel", "Closed", "main"]
+__all__ = ["FAILED", "STATUS_SIZE", "VALUE", "Channel", "Closed", "Failure", "main"]
 
 VALUE, FAILED = b"v", b"f"
 STATUS_SIZE = 4096
 """Offset of faulthandler's output in the status file; its first bytes hold the worker's step counter."""
 
 _GRACE_SECONDS = 2.0
+
+
+class Failure(NamedTuple):
+    """An exception of another process, as text."""
+
+    kind: str | None
+    """Name of an error of recurl; None for any other."""
+    summary: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Describe ``error``, which was caught."""
+        kind, own = type(error).__name__, isinstance(error, RecurlError)
+        said = str(error) if own else next((line for line in str(error).splitlines() if line.strip()), "")
+        text = "".join(traceback.format_exception(error))
+        return cls(kind if own else None, f"{kind}: {said}" if said else kind, text)
+
+    def error(self, where: object) -> Exception:
+        """Return the error to raise in this process, its cause the traceback.
+
+        Args:
+            where: the other process, for the message.
+        """
+        kind = WorkerError if self.kind is None else getattr(errors, self.kind, WorkerError)
+        error = kind(f"{where} raised {self.summary}")
+        error.__cause__ = RemoteTraceback(self.traceback)
+        return error
 
 
 class Closed(Exception):
@@ -73,10 +102,7 @@ class Channel:
 
     def fail(self, error: BaseException) -> None:
         """Send ``error``, with its traceback, as the answer."""
-        kind, own = type(error).__name__, isinstance(error, RecurlError)
-        said = str(error) if own else next((line for line in str(error).splitlines() if line.strip()), "")
-        text = "".join(traceback.format_exception(error))
-        self._send(FAILED + pickle.dumps((kind if own else None, f"{kind}: {said}" if said else kind, text)))
+        self._send(FAILED + pickle.dumps(Failure.of(error)))
 
     def _send(self, message: bytes) -> None:
         try:

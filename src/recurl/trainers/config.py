@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
@@ -27,6 +27,7 @@ from recurl.ranges import (
 )
 from recurl.recurrence import BACKENDS, load_cell
 from recurl.trainers.env_name import EnvSource, named, source_of
+from recurl.trainers.keyword_arguments import keyword_arguments
 
 NO_MASK = "none"
 """The action mask of a run without one."""
@@ -59,8 +60,13 @@ class RunConfig:
         "env_groups",
         "previous_action",
         "previous_reward",
+        "collectors",
     )
     """Options that a run can't change when it is resumed."""
+    usual_lag: ClassVar[int] = 0
+    """What ``max_lag`` is by default."""
+    largest_lag: ClassVar[int | None] = None
+    """What ``max_lag`` may be at most; None for no bound."""
     env: EnvSource
     """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1, or module:id where a module registers it, such
     as ale_py:ALE/Pong-v5 or my_file:My-v0 (the working directory is searched too)."""
@@ -78,6 +84,14 @@ class RunConfig:
     env_groups: Count = 1
     """Groups of environments that take turns: while the workers step one, the actions of the next are computed (2 keeps
     workers busy where acting takes long, as on a GPU; needs --env-workers)."""
+    collectors: str | None = None
+    """Actors that share the environments and collect, on the CPU: ray:8 for eight actors of Ray."""
+    ray_address: str | None = None
+    """Ray cluster of these actors, HOST:PORT, or auto for that of this machine; by default a Ray that only this run
+    reaches."""
+    max_lag: Whole | None = None
+    """Updates that an actor may be behind, so that it acts while this process learns; by default 0 for what learns from
+    each batch once and doesn't correct for older weights, else 1."""
     previous_action: bool = False
     """Show the policy the action of the step before too (zeros when an episode begins)."""
     previous_reward: bool = False
@@ -169,6 +183,7 @@ class RunConfig:
         object.__setattr__(self, "env", named(self.env))
         check_fields(self)
         self._check_env()
+        self._check_collectors()
         self._check_backend()
         if self.cell != NO_CELL:
             self._check_cell()
@@ -189,9 +204,9 @@ class RunConfig:
                 f"workers, got {workers} workers and {self.num_envs} environments."
             )
         if workers and self.num_envs % workers:
-            fitting = [str(count) for count in range(1, self.num_envs + 1) if self.num_envs % count == 0]
             raise ArgumentError(
-                f"--env-workers must divide --num-envs, got {workers} and {self.num_envs}: take {', '.join(fitting)}."
+                f"--env-workers must divide --num-envs, got {workers} and {self.num_envs}: take "
+                f"{', '.join(self._dividing_envs)}."
             )
         host_only = self.host_only
         if self.vectorization == "device" and host_only:
@@ -206,6 +221,31 @@ class RunConfig:
                 "env_workers, env_kwargs, drop_observations and action_mask: give a function that makes it, "
                 "env=lambda: ..."
             )
+
+    def _check_collectors(self) -> None:
+        if self.collectors is None:
+            for name in ("ray_address", "max_lag"):
+                if getattr(self, name) is not None:
+                    raise ArgumentError(f"{flag(name)} is for actors: add --collectors, such as ray:8.")
+            return
+        if not re.fullmatch("ray:[1-9][0-9]{0,4}", self.collectors):
+            raise ArgumentError(f"--collectors takes ray:N, such as ray:8 for eight actors, got {self.collectors!r}.")
+        if self.num_envs % self.actors:
+            raise ArgumentError(
+                f"The actors of --collectors must divide --num-envs, got {self.actors} and {self.num_envs}: take "
+                f"{', '.join(self._dividing_envs)}."
+            )
+        if self.env_workers or getattr(self, "overlap", False):
+            raise ArgumentError("--collectors makes environments in actors: leave out --env-workers and --overlap.")
+        if isinstance(source_of(self.env), EnvBase):
+            raise ArgumentError("--collectors makes environments in actors: give a function, env=lambda: ...")
+        if self.largest_lag is not None and self.lag > self.largest_lag:
+            raise ArgumentError(
+                f"{self.algorithm} doesn't correct for older weights: --max-lag must be at most {self.largest_lag}, "
+                f"got {self.lag}."
+            )
+        if self.on_nonfinite == "skip" and self.lag > 1:
+            raise ArgumentError(f"--on-nonfinite skip needs --max-lag 0 or 1 with --collectors, got {self.lag}.")
 
     def _check_evaluation(self) -> None:
         for name in ("keep_best", "stop_eval_return"):
@@ -228,6 +268,25 @@ class RunConfig:
             raise ArgumentError(f"--cell: {error} For a feed-forward control write none.") from error
         except UnsupportedError as error:
             raise ArgumentError(f"--backend: {error}.") from error
+
+    @property
+    def _dividing_envs(self) -> list[str]:
+        return [str(count) for count in range(1, self.num_envs + 1) if self.num_envs % count == 0]
+
+    @property
+    def actors(self) -> int:
+        """Number of actors that collect, 0 for none."""
+        return 0 if self.collectors is None else int(self.collectors.partition(":")[2])
+
+    @property
+    def lag(self) -> int:
+        """Updates that actors may be behind."""
+        return self.usual_lag if self.max_lag is None else self.max_lag
+
+    @property
+    def epsilons(self) -> tuple[float, ...] | None:
+        """Probability of random actions of each actor; None for that of the run."""
+        return None
 
     @property
     def host_only(self) -> list[str]:
@@ -330,35 +389,3 @@ class RunConfig:
             return cls(**options)
         except TypeError as error:
             raise ArgumentError(f"The options can't be read: {error}.") from error
-
-
-def keyword_arguments(option: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Return keyword arguments written as name=value, where a value is a Python literal, or else text.
-
-    Args:
-        option: name of the option, for messages.
-        texts: the arguments as written.
-
-    Raises:
-        ArgumentError: one is written otherwise, or a name comes twice.
-
-    Example:
-        >>> keyword_arguments("--env-kwargs", ["k=8", "mode=human"])
-        {'k': 8, 'mode': 'human'}
-    """
-    arguments: dict[str, Any] = {}
-    for text in texts:
-        name, found, value = text.partition("=")
-        if not found or not name.isidentifier():
-            raise ArgumentError(f"{option} takes name=value, such as k=8, got {text!r}.")
-        if name in arguments:
-            raise ArgumentError(f"{option} got {name} twice.")
-        arguments[name] = _literal(value)
-    return arguments
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two: deeply nested
-        return text

@@ -51,3 +51,13 @@ def test_a_target_needs_twenty_episodes():
     assert stats.reached(1.0)
     assert not stats.reached(1.1)
     assert not stats.reached(None)
+
+
+def test_an_episode_that_was_cut_is_not_counted_with_the_next_one():
+    stats = EpisodeStats(2)
+    never = torch.zeros(2, 3, dtype=torch.bool)
+    stats.update(torch.ones(2, 3), never)
+    ends = torch.tensor([[False, True], [False, True]])
+    stats.update(torch.ones(2, 2), ends, begins=torch.tensor([True, False]))
+    assert list(stats.returns) == [2.0, 5.0]
+    assert list(stats.lengths) == [2, 5]

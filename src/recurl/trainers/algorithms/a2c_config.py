@@ -23,6 +23,7 @@ class A2CConfig(OnPolicyConfig):
     """
 
     algorithm: ClassVar[str] = "a2c"
+    largest_lag: ClassVar[int | None] = 0
 
     total_steps: Steps = 300_000
     """Environment steps to train for at most, summed over the environments."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -83,5 +84,6 @@ class DQN(ReplayLearner[DQNConfig, QNetwork]):
         return {**{name: losses[name].detach() for name in ("loss", "q_value", "q_target")}, "grad_norm": norm}
 
     def others(self) -> dict[str, float]:
-        """Return the present probability of a random action."""
-        return {"eps": self.agent.explore.eps.item()}
+        """Return the present probability of a random action, the mean over actors."""
+        epsilons = self.config.epsilons
+        return {"eps": fmean(epsilons) if epsilons else self.agent.explore.eps.item()}

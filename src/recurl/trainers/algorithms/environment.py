@@ -51,32 +51,37 @@ def make_env(
     return env
 
 
-def training_env(config: RunConfig) -> EnvBase:
+def training_env(config: RunConfig, num_envs: int | None = None) -> EnvBase:
     """Build the environments that a run learns in, ``[num_envs]``, in worker processes where ``env_workers`` says so.
+
+    Args:
+        config: the options.
+        num_envs: number of them, if other than that of the options: the share of an actor.
 
     Raises:
         ArgumentError: see :func:`make_env`; or a batch of another size.
     """
     check_device(config.device)
-    env = _with_past(config, _of_training(config))
-    if tuple(env.batch_size) != (config.num_envs,):
+    count = config.num_envs if num_envs is None else num_envs
+    env = _with_past(config, _of_training(config, count))
+    if tuple(env.batch_size) != (count,):
         env.close()
         raise ArgumentError(
-            f"The environment of a run must have the batch size [num_envs], [{config.num_envs}], got "
+            f"The environment of a run must have the batch size [num_envs], [{count}], got "
             f"{list(env.batch_size)}: set --num-envs to {max(math.prod(env.batch_size), 1)}, or give a function that "
             "makes one environment, or takes num_envs."
         )
     return env
 
 
-def _of_training(config: RunConfig) -> EnvBase:
+def _of_training(config: RunConfig, num_envs: int) -> EnvBase:
     source = source_of(config.env)
     if isinstance(source, EnvBase):
         return _checked(config, source)
     if not config.env_workers:
-        return _single_process(config, config.num_envs)
+        return _single_process(config, num_envs)
     groups, workers = config.env_groups, config.env_workers
-    create = partial(_single_process, config.on_cpu(), config.num_envs // workers // groups)
+    create = partial(_single_process, config.on_cpu(), num_envs // workers // groups)
     if groups > 1:
         return parallel_groups(groups, workers, create, timeout=_WORKER_SECONDS, device=config.device)
     return ParallelEnv(workers, create, timeout=_WORKER_SECONDS, concatenate=True, device=config.device)

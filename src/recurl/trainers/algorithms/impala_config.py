@@ -23,6 +23,7 @@ class ImpalaConfig(OverlappedConfig):
     """
 
     algorithm: ClassVar[str] = "impala"
+    usual_lag: ClassVar[int] = 1
 
     total_steps: Steps = 300_000
     """Environment steps to train for at most, summed over the environments."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,14 +12,16 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.collectors import Collector, OverlappedCollector
+from recurl.collectors import Collector, OverlappedCollector, RayCollector
 from recurl.collectors.captured import Programs, tensor_env
 from recurl.collectors.threaded import ThreadedCollector
 from recurl.distributed import broadcast_parameters, rank, world_size
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, UnsupportedError
+from recurl.keys import TRAJ_STEPS, WEIGHTS_LAG
 from recurl.modules import RewardScaler
 from recurl.specs import Composite, TensorSpec
+from recurl.trainers.algorithms.actors import actors_of
 from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.schedules import SCHEDULES
@@ -27,6 +30,7 @@ from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent, collecting
 from recurl.trainers.optim.finite import first_of
 from recurl.trainers.optim.gradient_step import GradientStep
+from recurl.trainers.report.metrics import COLLECTION
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 AgentT = TypeVar("AgentT", bound=Agent)
@@ -61,6 +65,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         collector: collects with ``agent.policy``.
         env_steps: environment steps taken, by all ranks.
         can_save_env: True where running episodes can be saved and restored.
+        collection: numbers of the actors that collect, by column of the metrics; empty without actors.
         fault: the number of the latest update that wasn't finite, None if all were; :meth:`report` sets it.
 
     Raises:
@@ -93,6 +98,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         broadcast_parameters(self.agent)
         if rank():
             seed_everything(self.env_seed)  # other actions than those of rank 0
+        self.collection: dict[str, float] = dict.fromkeys(COLLECTION, math.nan) if config.actors else {}
         self.collector = self._overlapped(env) if overlap else self._collector(env)
 
     @property
@@ -142,8 +148,11 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         """
         return {"agent": self.agent}
 
-    def _collector(self, env: EnvBase) -> Collector:
+    def _collector(self, env: EnvBase) -> Collector | RayCollector:
         policy, config = collecting(self.agent.policy), self.config
+        if config.actors:
+            env.close()
+            return actors_of(config, policy, self.env_seed)
         programs = Programs() if tensor_env(env) is None else self.programs
         return Collector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device, **programs)
 
@@ -223,7 +232,11 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         Raises:
             UnsupportedError: the learner doesn't say how to set one of them.
         """
+        if isinstance(self.collector, RayCollector):
+            self.collector.update_policy_weights_()
         batch = self.collector.collect()
+        if isinstance(self.collector, RayCollector):
+            self._note(self.collector, batch)
         self.env_steps += batch.numel() * world_size()
         setters = self.schedules()
         for name, value in self.scheduled.items():
@@ -240,6 +253,16 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         """Parts of a checkpoint that differ between ranks."""
         return (*self.collected, "scaler")
 
+    def _note(self, collector: RayCollector, batch: TensorDictBase) -> None:
+        """Take note of what actors did; episodes that ended with one are not carried on."""
+        lag = batch[WEIGHTS_LAG].double()
+        numbers = (lag.mean().item(), lag.max().item(), len(collector.replacements), collector.lost_frames)
+        self.collection = dict(zip(COLLECTION, numbers, strict=True))
+        begins = batch[TRAJ_STEPS][..., 0] == 0
+        for part in self.parts().values():
+            if isinstance(part, RewardScaler):
+                part.returns.masked_fill_(begins, 0.0)
+
     def restart(self, rows: Tensor) -> bool:
         """Begin new episodes in some environments.
 
@@ -250,7 +273,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             True where the next batch has begun already, so that only the one after it starts with new episodes.
         """
         self.collector.reset_rows(rows)
-        return self._overlap
+        return self._overlap or (self.config.actors > 0 and self.config.lag > 0)
 
     def settle(self) -> None:
         """Wait for a batch that is collected meanwhile, so that nothing draws random numbers but the caller."""

@@ -21,6 +21,7 @@ class ReplayConfig(RunConfig):
     """
 
     fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "buffer_size")
+    usual_lag: ClassVar[int] = 1
 
     learning_rate: Positive = 5e-4
     """Step size of Adam, at the start."""

@@ -15,10 +15,12 @@ from recurl.trainers.files.durable import sync_folder, write_all, write_whole, w
 Row: TypeAlias = Mapping[str, float]
 RETURN, SPREAD, EVALUATION = "return_mean_20", "return_std_20", "eval_return"
 """Columns: mean and standard deviation of the returns of the last 20 episodes, and the mean return of an evaluation."""
+COLLECTION = ("lag_mean", "lag_max", "actors_replaced", "frames_lost")
+"""Columns of a run with actors: how many versions old the weights were that acted, and what was lost so far."""
 _UPDATE, _STEPS = "update", "env_steps"
 _GROUPS = {
     "episodes": ("episodes", RETURN, SPREAD, "length_mean_20"),
-    "run": (_UPDATE, "wall_s", "cpu_s", "steps_per_s", "skipped"),
+    "run": (_UPDATE, "wall_s", "cpu_s", "steps_per_s", "skipped", *COLLECTION),
 }
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names}
 _EVALUATED = "eval_"

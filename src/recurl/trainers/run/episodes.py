@@ -37,15 +37,20 @@ class EpisodeStats:
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
 
-    def update(self, reward: Tensor, done: Tensor, *, without: Tensor | None = None) -> None:
+    def update(
+        self, reward: Tensor, done: Tensor, *, begins: Tensor | None = None, without: Tensor | None = None
+    ) -> None:
         """Add a batch.
 
         Args:
             reward: unscaled rewards ``[B, T]``.
             done: bool ``[B, T]``, true at the last step of an episode.
+            begins: bool ``[B]``, rows where the batch begins an episode; one that hadn't ended there is left out.
             without: bool ``[B]``, rows whose episodes are left out; they begin new ones after the batch.
         """
         rewards, dones = reward.cpu().double().numpy(), done.cpu().numpy()
+        if begins is not None:
+            self._drop(begins.cpu().numpy())
         gone = np.zeros(len(rewards), dtype=bool) if without is None else without.cpu().numpy()
         ended = self._running.add(rewards, dones & ~gone[:, None])
         found = gather((len(ended.steps), *(column[-WINDOW:] for column in ended)))
@@ -54,7 +59,10 @@ class EpisodeStats:
         latest = np.argsort(steps, kind="stable")[-WINDOW:]  # rows of one step are in order
         self.returns.extend(returns[latest].tolist())
         self.lengths.extend(lengths[latest].tolist())
-        self._running.returns[gone], self._running.lengths[gone] = 0.0, 0
+        self._drop(gone)
+
+    def _drop(self, rows: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        self._running.returns[rows], self._running.lengths[rows] = 0.0, 0
 
     @property
     def mean_return(self) -> float:

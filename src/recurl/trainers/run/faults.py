@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from recurl.distributed import gather, world_size
 from recurl.errors import NonFiniteError
-from recurl.keys import DONE, NEXT, REWARD
+from recurl.keys import DONE, NEXT, REWARD, TRAJ_STEPS
 from recurl.modules import recurrent_modules
 from recurl.trainers.optim.finite import BatchCheck
 from recurl.trainers.run.episodes import EpisodeStats
@@ -70,7 +70,8 @@ class FaultWatch:
             without = rows if ending is None else rows | ending
             if self._learner.restart(again):
                 self._ending = again
-        self._stats.update(batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0], without=without)
+        begins = batch[TRAJ_STEPS][..., 0] == 0
+        self._stats.update(batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0], begins=begins, without=without)
         return culprit is None
 
     def learned(self, update: int) -> None:

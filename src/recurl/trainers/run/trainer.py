@@ -249,7 +249,7 @@ class Trainer:
             self._callbacks.add(callback)
 
     def _metrics_file(self) -> MetricsFile:
-        columns = (*_COLUMNS, *self.config.scheduled, *self.algorithm.reported)
+        columns = (*_COLUMNS, *self.config.scheduled, *self.algorithm.collection, *self.algorithm.reported)
         return MetricsFile(self.folder.metrics, columns, updates=self._updates, notify=self._notify)
 
     def _evaluations_file(self) -> MetricsFile | None:
@@ -297,7 +297,8 @@ class Trainer:
             self.stats.mean_length,
             self._watch.skipped,
         )
-        return {**dict(zip(_COLUMNS, numbers, strict=True)), **self.algorithm.scheduled, **learned}
+        row = dict(zip(_COLUMNS, numbers, strict=True))
+        return {**row, **self.algorithm.scheduled, **self.algorithm.collection, **learned}
 
     def _solved(self) -> bool:
         return self.stats.reached(self.config.stop_return) or self._evaluation.solved

@@ -1,0 +1,1 @@
+"""Collection in actors of Ray, on this machine or on many."""

@@ -1,0 +1,62 @@
+"""Tensors as NumPy arrays, which Ray's object store holds without pickling or copying them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Array", "arrays_of", "joined", "tensors_of"]
+
+_Key = TypeVar("_Key")
+_Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+_AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+class Array(NamedTuple):
+    """A tensor as an array; one of a type that NumPy lacks, such as bfloat16, as integers of the same bits."""
+
+    values: _Numbers
+    dtype: str
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Array:
+        """Return ``tensor``, without a copy where it is on the CPU."""
+        tensor, name = tensor.detach().cpu(), str(tensor.dtype).removeprefix("torch.")
+        try:
+            return cls(tensor.numpy(), name)
+        except TypeError:
+            return cls(tensor.view(_AS_INTEGERS[tensor.dtype.itemsize]).numpy(), name)
+
+    def tensor(self, values: _Numbers) -> Tensor:
+        """Return ``values``, which are encoded like this array and writable, as a tensor."""
+        return torch.from_numpy(values).view(getattr(torch, self.dtype))
+
+
+def arrays_of(tensors: Mapping[_Key, Tensor]) -> dict[_Key, Array]:
+    """Return tensors as arrays."""
+    return {key: Array.of(tensor) for key, tensor in tensors.items()}
+
+
+def tensors_of(arrays: Mapping[_Key, Array]) -> dict[_Key, Tensor]:
+    """Return copies of arrays as tensors.
+
+    Example:
+        >>> tensors_of(arrays_of({"x": torch.ones(2, dtype=torch.bfloat16)}))
+        {'x': tensor([1., 1.], dtype=torch.bfloat16)}
+    """
+    return {key: array.tensor(array.values.copy()) for key, array in arrays.items()}
+
+
+def joined(parts: Sequence[Mapping[_Key, Array]], dim: int | None) -> dict[_Key, Tensor]:
+    """Return the arrays of several batches as tensors, stacked, or concatenated along a dimension.
+
+    Example:
+        >>> joined([arrays_of({"x": torch.ones(2)})] * 2, 0)
+        {'x': tensor([1., 1., 1., 1.])}
+    """
+    join: Callable[[Sequence[_Numbers]], _Numbers] = np.stack if dim is None else lambda all_: np.concatenate(all_, dim)
+    return {key: first.tensor(join([part[key].values for part in parts])) for key, first in parts[0].items()}

@@ -1,0 +1,177 @@
+"""Collectors in actors of Ray: the actor's side."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+
+from recurl._version import __version__
+from recurl.collectors.actors.arrays import Array, arrays_of, tensors_of
+from recurl.collectors.collector import Collector
+from recurl.collectors.worker import CollectorInfo
+from recurl.envs.registrations import register_all
+from recurl.envs.trajectories import TRAJECTORY_IDS
+from recurl.envs.workers_child import Failure
+from recurl.envs.workers_env import make_env
+from recurl.errors import UsageError
+from recurl.keys import NestedKey
+from recurl.modules import EGreedyModule
+
+__all__ = ["Begun", "CollectorActor", "Own", "Shared", "versions"]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that must be the same in all processes of a run."""
+    return {"recurl": __version__, "torch": torch.__version__}
+
+
+class Shared(NamedTuple):
+    """What all actors of a collector are given."""
+
+    registered: list[Any]
+    policy: Any
+    options: dict[str, Any]
+    """Arguments of :class:`~recurl.collectors.Collector`."""
+
+
+class Own(NamedTuple):
+    """What each actor is given for itself."""
+
+    create_env_fn: bytes
+    """A pickled function that creates the environment."""
+    torch_seed: int
+    env_seed: int | None
+    first_id: int
+    """Start of its block of trajectory ids."""
+    epsilon: float | None
+    """Probability of random actions; None for the policy's own."""
+
+
+class Begun(NamedTuple):
+    """An actor that is ready."""
+
+    info: CollectorInfo
+    process: int
+
+
+class CollectorActor:
+    """A collector in an actor of Ray; its name is that of the process.
+
+    Every request is answered by its result, or by the :class:`~recurl.envs.workers_child.Failure` that it raised.
+    """
+
+    def __init__(self) -> None:
+        self._collector: Collector | None = None
+        self._epsilon: float | None = None
+        self._loaded: str | None = None
+
+    def begin(self, expected: dict[str, str], shared: bytes, own: bytes) -> Begun | Failure:
+        """Create environment and collector.
+
+        Args:
+            expected: the driver's :func:`versions`.
+            shared: a pickled :class:`Shared`.
+            own: a pickled :class:`Own`.
+        """
+        try:
+            return self._begin(expected, shared, own)
+        except Exception as error:  # noqa: BLE001 - the driver raises it
+            return Failure.of(error)
+
+    def _begin(self, expected: dict[str, str], shared: bytes, own: bytes) -> Begun:
+        found = versions()
+        if found != expected:
+            differ = [
+                f"{name} {found[name]} instead of {expected[name]}" for name in found if found[name] != expected[name]
+            ]
+            raise UsageError(
+                f"Actors must run the same versions as the program, but on {platform.node()} there is "
+                f"{' and '.join(differ)}: install the same there."
+            )
+        torch.set_num_threads(1)
+        registered, policy, options = cast(Shared, cloudpickle.loads(shared))
+        register_all(registered)
+        mine = cast(Own, cloudpickle.loads(own))
+        torch.manual_seed(mine.torch_seed)
+        env = make_env(cloudpickle.loads(mine.create_env_fn))
+        if mine.env_seed is not None:
+            env.set_seed(mine.env_seed)
+        TRAJECTORY_IDS.start_at(mine.first_id)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "frames_per_batch=")  # the driver warns
+            self._collector = Collector(env, policy, **options)
+        self._epsilon = mine.epsilon
+        info = CollectorInfo(self._collector.env.batch_size, self._collector.steps_per_batch)
+        return Begun(info, os.getpid())
+
+    def collect(self, weights: list[Any]) -> dict[NestedKey, Array] | Failure:
+        """Return the next batch.
+
+        Args:
+            weights: reference to the weights to act with, in Ray's object store, read where they are new; empty without
+                weights.
+        """
+        try:
+            assert self._collector is not None
+            if weights and weights[0].hex() != self._loaded:
+                self._load_weights(weights[0])
+            return arrays_of(cast("dict[NestedKey, Tensor]", dict(self._collector.collect().items(True, True))))
+        except Exception as error:  # noqa: BLE001 - the driver raises it
+            return Failure.of(error)
+
+    def _load_weights(self, reference: Any) -> None:
+        assert self._collector is not None
+        policy = self._collector.policy
+        assert isinstance(policy, nn.Module)
+        stored: Mapping[str, Array] = cast(Any, importlib.import_module("ray")).get(reference)
+        policy.load_state_dict(tensors_of(stored))
+        if self._epsilon is not None:
+            for module in policy.modules():
+                if isinstance(module, EGreedyModule):
+                    module.eps.fill_(self._epsilon)
+        self._loaded = reference.hex()
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Answer another request: ``seed``, ``save``, ``load``, ``reset_rows`` or ``close``."""
+        requests = {
+            "seed": self._seed,
+            "save": self._save,
+            "load": self._load,
+            "reset_rows": self._reset_rows,
+            "close": self._close,
+        }
+        try:
+            assert self._collector is not None
+            return requests[name](self._collector, *arguments)
+        except Exception as error:  # noqa: BLE001 - the driver raises it
+            return Failure.of(error)
+
+    @staticmethod
+    def _seed(collector: Collector, seed: int) -> None:
+        collector.set_seed(seed)
+
+    @staticmethod
+    def _save(collector: Collector) -> dict[str, Any]:
+        return {"collector": collector.state_dict(), "rng": torch.get_rng_state()}
+
+    @staticmethod
+    def _load(collector: Collector, state: dict[str, Any], first_id: int) -> bool:
+        TRAJECTORY_IDS.start_at(first_id)
+        torch.set_rng_state(state["rng"])
+        return collector.load_state_dict(state["collector"])
+
+    @staticmethod
+    def _reset_rows(collector: Collector, rows: Array) -> None:
+        collector.reset_rows(rows.tensor(rows.values.copy()))
+
+    @staticmethod
+    def _close(collector: Collector) -> None:
+        collector.shutdown()

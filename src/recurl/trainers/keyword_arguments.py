@@ -1,0 +1,41 @@
+"""Keyword arguments on a command line."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from recurl.errors import ArgumentError
+
+
+def keyword_arguments(option: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Return keyword arguments written as name=value, where a value is a Python literal, or else text.
+
+    Args:
+        option: name of the option, for messages.
+        texts: the arguments as written.
+
+    Raises:
+        ArgumentError: one is written otherwise, or a name comes twice.
+
+    Example:
+        >>> keyword_arguments("--env-kwargs", ["k=8", "mode=human"])
+        {'k': 8, 'mode': 'human'}
+    """
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        name, found, value = text.partition("=")
+        if not found or not name.isidentifier():
+            raise ArgumentError(f"{option} takes name=value, such as k=8, got {text!r}.")
+        if name in arguments:
+            raise ArgumentError(f"{option} got {name} twice.")
+        arguments[name] = _literal(value)
+    return arguments
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two: deeply nested
+        return text

@@ -18,6 +18,7 @@ from recurl.collectors.captured import CapturedSteps, why_not_captured
 from recurl.collectors.exploring import check_thread_explores_alone, exploring
 from recurl.collectors.policy_checks import check_policy
 from recurl.collectors.weights import Weights, state_of
+from recurl.compiled import CompiledNetwork
 from recurl.devices import numbered
 from recurl.envs import Act, EnvBase, StepCounter, interact
 from recurl.envs.rollout import Policy
@@ -191,6 +192,7 @@ class Collector(CollectorBase):
         """Return a batch of steps from ``root``, ``done`` of each on the environment's device, and the next root."""
         act, reason = self._prepared()
         root = self._plain(root) if reason is not None else Entries.of(root)
+        act = CompiledNetwork(act.modules[0]) if isinstance(act, Network) else act
         writer = BatchWriter(self.env.batch_size, self.steps_per_batch, storing_device)
         done: list[Tensor] = []
 

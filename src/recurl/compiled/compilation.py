@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -22,7 +23,7 @@ Noise: TypeAlias = Callable[[Tensor], Tensor]
 """Fills a tensor with random numbers in place, and returns it."""
 
 
-class NotCompiled(Exception):  # noqa: N818 - no error: the network runs module by module instead
+class NotCompiled(Exception):
     """A module can't be part of a program; the message says why."""
 
 
@@ -101,7 +102,7 @@ class Compilation:
         writes: entries and noise for which a call makes tensors.
     """
 
-    def __init__(self, example: Entries, dtype: torch.dtype, wanted: Container[NestedKey]) -> None:
+    def __init__(self, example: Entries, dtype: torch.dtype, wanted: Container[NestedKey | None]) -> None:
         with unsupported():
             self.program = ProgramBuilder(dtype)
         self.dtype = dtype
@@ -189,12 +190,12 @@ class Compilation:
             raise NotCompiled(f"a layer reads {list(signal.shape)}, no vector of its size")
         return signal
 
-    def apply(self, module: nn.Module, *inputs: Signal) -> tuple[Signal, ...]:
+    def apply(self, module: object, *inputs: Signal) -> tuple[Signal, ...]:
         """Write what ``module`` computes of ``inputs``."""
         from recurl.compiled.layers import LAYERS  # noqa: PLC0415 - which are written in terms of this class
 
-        if has_hooks(module) or "forward" in vars(module):
-            raise NotCompiled(f"{type(module).__name__} has hooks or a forward of its own")
+        if not isinstance(module, nn.Module) or has_hooks(module) or "forward" in vars(module):
+            raise NotCompiled(f"{type(module).__name__} is no module of its class alone: a function, or one with hooks")
         write = LAYERS.get(type(module))
         if write is None and not defines_both(type(module), "compile_tensors"):
             raise NotCompiled(f"{type(module).__name__} has no form in C++")
@@ -208,7 +209,7 @@ class Compilation:
 
 
 @contextmanager
-def unsupported() -> Iterator[None]:
+def unsupported() -> Generator[None]:
     """Raise what the library refuses as :class:`NotCompiled`."""
     try:
         yield
@@ -216,6 +217,7 @@ def unsupported() -> Iterator[None]:
         raise NotCompiled(str(error)) from error
 
 
+@cache
 def defines_both(cls: type, method: str, forward: str = "forward") -> bool:
     """Return whether the class that defines ``forward`` also defines ``method``: an override of one loses it."""
     owners = [next((owner for owner in cls.__mro__ if name in vars(owner)), None) for name in (method, forward)]

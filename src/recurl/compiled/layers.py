@@ -62,7 +62,8 @@ def _norm(program: Compilation, layer: Any, x: Signal, *, centered: bool) -> Sig
 
 
 def _normal_parameters(program: Compilation, layer: NormalParamExtractor, x: Signal) -> tuple[Signal, Signal]:
-    mapping, lowest = layer.scale_mapping, layer.scale_lb
+    mapping: Any = layer.scale_mapping
+    lowest: Any = layer.scale_lb
     columns = program.numbers(x).value.columns
     half = columns // 2
     if type(mapping) is not biased_softplus or isinstance(lowest, torch.Tensor) or columns % 2:

@@ -13,7 +13,7 @@ from recurl._torch import returns_other_entries
 from recurl.compiled.compilation import Compilable, Compilation, NotCompiled, defines_both, unsupported
 from recurl.errors import UsageError
 from recurl.keys import NestedKey, normalize_key
-from recurl.lowering import Entries, Link, children_in_order, link, modules_in_order
+from recurl.lowering import Entries, Link, Network, children_in_order, link, modules_in_order
 from recurl.mode import set_recurrent_mode
 from recurl.recurrence.cpu.library import missing
 from recurl.recurrence.cpu.step import can_step
@@ -22,72 +22,80 @@ __all__ = ["CompiledNetwork"]
 
 
 class CompiledNetwork:
-    """A lowered module that computes steps without gradients, as far as possible by the C++ library.
+    """A lowered network that computes steps without gradients, as far as possible by the C++ library.
 
-    The first call decides which modules run together as one program; others, and all where an entry has another shape
-    or where something follows what torch does, run as :func:`~recurl.lowering.link` says. Random numbers are drawn from
-    torch's generator as there. Results equal those of the modules to rounding, about 1e-6 of their norm in float32.
-    Weights are read where they lie: edits in place count at once; a weight or module that is replaced counts in the
-    next ``CompiledNetwork``, so create one for each batch.
+    The first call decides which modules run together as one program. Other modules, and all where an entry has another
+    shape than then or where something follows torch's operations, run as in the lowered network. Random numbers are
+    drawn from torch's generator as there; results are equal to rounding, about 1e-6 of their norm in float32. Weights
+    are read where they lie, so edits in place count at once; weights and modules that are replaced count in the next
+    ``CompiledNetwork``: create one for each batch.
 
     Args:
-        module: a module that :func:`~recurl.lowering.link` supports.
+        network: the network, lowered.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it can't be lowered.
 
     Example:
         >>> from torch import nn
         >>> net = TensorDictModule(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), ["observation"], ["features"])
-        >>> network = CompiledNetwork(net)
+        >>> network = CompiledNetwork(Network([net]))
+        >>> step = Entries({"observation": torch.zeros(5, 3)}, torch.Size([5]))
         >>> with torch.no_grad():
-        ...     network(Entries({"observation": torch.zeros(5, 3)}, torch.Size([5])))["features"].shape
-        torch.Size([5, 4])
+        ...     network(step)["features"].shape, network.why_not_compiled(step)
+        (torch.Size([5, 4]), None)
     """
 
-    def __init__(self, module: TensorDictModuleBase) -> None:
-        found = link(module)
-        if isinstance(found, str):
-            raise UsageError(f"A module can be compiled only where it can be lowered, and {found}.")
-        self._whole = found
-        self._leaves, self._selection = _taken_apart(module)
+    def __init__(self, network: Network) -> None:
+        reason = network.why_not_lowered()
+        if reason is not None:
+            raise UsageError(f"Only a network that can be lowered can be compiled, and {reason}.")
+        self._whole = cast(Link, network)
+        self._leaves, self._selection = _taken_apart(network.modules)
         self._parts: list[Link] = []
-        self._direct = self._selection is None
-        self._reason: str | None = None
-        self._dtype = next((tensor.dtype for tensor in module.parameters()), torch.float32)
+        first = next((tensor for module in network.modules for tensor in module.parameters()), None)
+        self._dtype = torch.float32 if first is None else first.dtype
 
-    def why_not_compiled(self) -> str | None:
-        """Return, after a call, the reason why not all of it was one call of the library, or None."""
-        return self._reason
+    def why_not_compiled(self, entries: Entries) -> str | None:
+        """Return the reason why a step on ``entries`` is not one call of the C++ library, or None if it is one."""
+        if not can_step():
+            return missing() or "autograd, or something else that follows torch's operations, is in force"
+        with set_recurrent_mode(False):
+            return self._compiled(self._leaves, entries, [])[1]
 
     def __call__(self, entries: Entries) -> Entries:
-        """Run the module on ``entries`` and return it."""
-        if not self._parts and not can_step():
-            self._reason = missing() or "autograd, or something else that follows torch's operations, is in force"
-            self._whole(entries)
-            return entries
-        inside = entries if self._direct else entries.copy()
+        """Run the network on ``entries`` and return it."""
         if self._parts:
-            for part in self._parts:
-                part(inside)
+            (only,) = self._parts if len(self._parts) == 1 else (self._run,)
+            only(entries)
+        elif can_step():
+            self._parts = self._divided(entries)
         else:
-            self._divide(inside)
-        if inside is not entries:
-            assert self._selection is not None
-            for key in self._selection.kept(entries):
-                entries.set(key, inside[key])
-            self._direct = type(self._parts[0]) is _Program and len(self._parts) == 1
+            self._whole(entries)
         return entries
 
-    def _divide(self, entries: Entries) -> None:
-        """Run the modules one after another, and keep how."""
-        self._reason, done = None, 0
+    def _run(self, entries: Entries) -> None:
+        inside = entries if self._selection is None else entries.copy()
+        for part in self._parts:
+            part(inside)
+        self._select(inside, entries)
+
+    def _select(self, inside: Entries, entries: Entries) -> None:
+        if self._selection is not None:
+            for key in self._selection.kept(entries):
+                entries.set(key, inside[key])
+
+    def _divided(self, entries: Entries) -> list[Link]:
+        """Run the modules one after another, and return how."""
+        inside = entries if self._selection is None else entries.copy()
+        parts, done = list[Link](), 0
         while done < len(self._leaves):
-            program = self._program(self._leaves[done:], entries)
-            part = cast(Link, link(self._leaves[done])) if program is None else program
-            part(entries)
-            self._parts.append(part)
+            program = self._program(self._leaves[done:], inside)
+            parts.append(cast(Link, link(self._leaves[done])) if program is None else program)
+            parts[-1](inside)
             done += 1 if program is None else len(program.modules)
+        self._select(inside, entries)
+        return parts if any(type(part) is _Program for part in parts) else [self._whole]
 
     def _program(self, modules: Sequence[TensorDictModuleBase], entries: Entries) -> _Program | None:
         """Return a program of as many of ``modules`` as can run together from the first on, or None."""
@@ -95,7 +103,6 @@ class CompiledNetwork:
             found, reason = self._compiled(modules, entries, [])
             if reason is None:
                 return found
-            self._reason = self._reason or reason
             count = 0 if found is None else len(found.modules)
             return self._compiled(modules[:count], entries, modules[count:])[0] if count else None
 
@@ -104,15 +111,18 @@ class CompiledNetwork:
     ) -> tuple[_Program | None, str | None]:
         """Return a program of the first of ``modules``, and why the next one isn't part of it."""
         wanted = _ANY if self._selection is None else {*self._selection.kept(entries), *_read_by(later)}
-        done, reason = 0, None
+        done: list[TensorDictModuleBase] = []
+        compilation: Compilation | None = None
+        reason = None
         try:
             compilation = Compilation(entries, self._dtype, wanted)
             for module in modules:
                 _add(compilation, module)
-                done += 1
+                done.append(module)
         except NotCompiled as why:
             reason = str(why)
-        return (_Program(compilation, modules[:done], entries.batch_size) if done else None), reason
+        program = _Program(compilation, done, entries.batch_size) if compilation is not None and done else None
+        return program, reason
 
 
 class _Any:
@@ -134,16 +144,16 @@ class _Selection(NamedTuple):
         return [*self.selected, *(key for key in self.others if key in entries)]
 
 
-def _taken_apart(module: TensorDictModuleBase) -> tuple[list[TensorDictModuleBase], _Selection | None]:
+def _taken_apart(modules: Sequence[TensorDictModuleBase]) -> tuple[list[TensorDictModuleBase], _Selection | None]:
     """Return the modules that run in order, and what is kept of their outputs; None for all."""
-    if not isinstance(module, TensorDictSequential) or not returns_other_entries(module):
-        return modules_in_order(module), None
-    children = children_in_order(module)
-    if isinstance(children, str):
-        return [module], None
-    selected = [normalize_key(key) for key in module.out_keys]
-    others = [key for key in map(normalize_key, module.out_keys_source) if key not in selected]
-    return [leaf for child in children for leaf in modules_in_order(child)], _Selection(selected, others)
+    if len(modules) == 1 and isinstance(modules[0], TensorDictSequential) and returns_other_entries(modules[0]):
+        (sequence,) = modules
+        children = children_in_order(sequence)
+        if not isinstance(children, str):
+            selected = [normalize_key(key) for key in sequence.out_keys]
+            others = [key for key in map(normalize_key, sequence.out_keys_source) if key not in selected]
+            return [leaf for child in children for leaf in modules_in_order(child)], _Selection(selected, others)
+    return [leaf for module in modules for leaf in modules_in_order(module)], None
 
 
 def _read_by(modules: Sequence[TensorDictModuleBase]) -> set[NestedKey]:
@@ -152,9 +162,6 @@ def _read_by(modules: Sequence[TensorDictModuleBase]) -> set[NestedKey]:
 
 def _add(compilation: Compilation, module: TensorDictModuleBase) -> None:
     """Write the step of a module into a program."""
-    found = link(module)
-    if isinstance(found, str):
-        raise NotCompiled(found)
     if defines_both(type(module), "compile_entries", "link_entries" if hasattr(module, "link_entries") else "forward"):
         with unsupported():
             cast(Compilable, module).compile_entries(compilation)
@@ -171,28 +178,27 @@ def _add(compilation: Compilation, module: TensorDictModuleBase) -> None:
 class _Program:
     """Modules that run as one call of the library."""
 
-    __slots__ = ("_kept", "_link", "_places", "_program", "_reads", "_rows", "_writes", "modules")
+    __slots__ = ("_places", "_program", "_reads", "_rows", "_writes", "modules")
 
     def __init__(
         self, compilation: Compilation, modules: Sequence[TensorDictModuleBase], batch_size: torch.Size
     ) -> None:
         self.modules = tuple(modules)
         self._program = compilation.finish()
-        self._link = [cast(Link, link(module)) for module in modules]
         self._rows = batch_size.numel()
         places = [0] * (2 * (len(compilation.reads) + len(compilation.writes)))
         for outside in (*compilation.reads, *compilation.writes):
             places[2 * outside.slot + 1] = outside.shape[len(batch_size) :].numel()
         self._places = places
-        self._reads = [(2 * read.slot, read.key, read.shape, read.dtype) for read in compilation.reads]
+        self._reads = [(2 * read.slot, cast(NestedKey, read.key), read.shape, read.dtype) for read in compilation.reads]
         self._writes = [
             (2 * write.slot, write.key, tuple(write.shape), write.dtype, write.fill) for write in compilation.writes
         ]
 
     def __call__(self, entries: Entries) -> None:
         if not self._ran(entries):
-            for run in self._link:
-                run(entries)
+            for module in self.modules:
+                cast(Link, link(module))(entries)
 
     def _ran(self, entries: Entries) -> bool:
         """Run the program on ``entries`` if they are those it is made for; return whether it could."""

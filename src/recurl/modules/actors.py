@@ -92,7 +92,6 @@ class Sampler(ProbabilisticTensorDictModule):
 
         return draw
 
-
     def compile_entries(self, program: Compilation) -> None:
         """Write what :meth:`link_entries` returns into a program, under the exploration type in force."""
         actions = [normalize_key(key) for key in self.dist_sample_keys]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl.compiled import Compilation, NotCompiled, Signal
+from recurl.compiled import Compilation, NotCompiled
 from recurl.keys import NestedKey
 
 __all__ = ["compile_sample"]
@@ -37,9 +37,10 @@ def compile_sample(
         NotCompiled: the distribution has no form in C++.
     """
     own = vars(distribution)
-    if own.get("draws_choice") is not None and not options and parameters.keys() <= {"logits", "mask"}:
+    names = set(parameters)
+    if own.get("draws_choice") is not None and not options and {"logits"} <= names <= {"logits", "mask"}:
         _choose(program, distribution, parameters, outputs, determined=determined)
-    elif own.get("draws_squashed") and options.keys() <= {"low", "high"} and parameters.keys() == {"loc", "scale"}:
+    elif own.get("draws_squashed") and set(options) <= {"low", "high"} and names == {"loc", "scale"}:
         _squash(program, parameters, options, outputs, determined=determined)
     else:
         raise NotCompiled(f"a sampler of {distribution.__name__} has no form in C++")

@@ -131,7 +131,10 @@ class RecurrentModule(TensorDictModuleBase):
         shapes = [(net.num_layers, *shape) for shape in net.state_shapes]
         present = any(program.has(key) for key in self.state_keys)
         before = [program.read(key) for key in self.state_keys] if present else []
-        if any(state.shape != shape or state.dtype is not program.dtype for state, shape in zip(before, shapes, strict=False)):
+        if any(
+            state.shape != shape or state.dtype is not program.dtype
+            for state, shape in zip(before, shapes, strict=False)
+        ):
             raise NotCompiled("a state has another shape or dtype than the module")
         after = [program.output(key, shape) for key, shape in zip(self.out_keys[1:], shapes, strict=True)]
         features = program.inside(net.output_size)

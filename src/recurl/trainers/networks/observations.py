@@ -192,7 +192,9 @@ class FlatObservation(nn.Module):
     def compile_tensors(self, program: Compilation, *observations: Signal) -> Signal:
         """Write what forward computes into a program."""
         read = (
-            program.apply(reader, value)[0] if isinstance(reader, Codes) else _numbers(program, value, **reader.keywords)
+            program.apply(reader, value)[0]
+            if isinstance(reader, Codes)
+            else _numbers(program, value, **reader.keywords)
             for reader, value in zip(self._readers, observations, strict=True)
         )
         parts = [*read]

@@ -16,25 +16,30 @@ from recurl.recurrence.cpu import INSTRUCTION_SETS, instruction_sets, program
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there was no compiler when recurl was installed")
 
 WIDTH = 38
-CASES: list[nn.Module] = [
-    nn.Linear(WIDTH, 21),
-    nn.Linear(WIDTH, 1, bias=False),
-    nn.Identity(),
-    nn.Dropout(0.5).eval(),
-    nn.Tanh(),
-    nn.Sigmoid(),
-    nn.SiLU(),
-    nn.ReLU(),
-    nn.ReLU6(),
-    nn.Hardtanh(-0.5, 0.25),
-    nn.ELU(0.7),
-    nn.LeakyReLU(0.2),
-    nn.LayerNorm(WIDTH),
-    nn.LayerNorm(WIDTH, elementwise_affine=False, eps=0.1),
-    nn.RMSNorm(WIDTH),
-    NormalParamExtractor(scale_lb=0.5),
-    nn.Sequential(nn.Linear(WIDTH, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 3))),
-]
+
+
+def layers() -> list[nn.Module]:
+    """Every kind of layer, its weights always the same."""
+    torch.manual_seed(0)
+    return [
+        nn.Linear(WIDTH, 21),
+        nn.Linear(WIDTH, 1, bias=False),
+        nn.Identity(),
+        nn.Dropout(0.5).eval(),
+        nn.Tanh(),
+        nn.Sigmoid(),
+        nn.SiLU(),
+        nn.ReLU(),
+        nn.ReLU6(),
+        nn.Hardtanh(-0.5, 0.25),
+        nn.ELU(0.7),
+        nn.LeakyReLU(0.2),
+        nn.LayerNorm(WIDTH),
+        nn.LayerNorm(WIDTH, elementwise_affine=False, eps=0.1),
+        nn.RMSNorm(WIDTH),
+        NormalParamExtractor(scale_lb=0.5),
+        nn.Sequential(nn.Linear(WIDTH, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 3))),
+    ]
 
 
 @pytest.fixture(params=instruction_sets())
@@ -45,7 +50,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_every_layer_is_tried() -> None:
-    assert {type(layer) for layer in CASES} == set(LAYERS)
+    assert {type(layer) for layer in layers()} == set(LAYERS)
 
 
 @pytest.mark.usefixtures("isa")
@@ -53,8 +58,8 @@ def test_every_layer_is_tried() -> None:
 def test_layers(rows: int) -> None:
     torch.manual_seed(0)
     x = 3 * torch.randn(rows, WIDTH)
-    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
-        for layer in CASES:
+    for dtype, tolerance in ((torch.float32, 2e-6), (torch.float64, 1e-14)):
+        for layer in layers():
             layer.to(dtype)
             keys = ["out", "more"] if isinstance(layer, NormalParamExtractor) else ["out"]
             # Layers without weights follow the dtype of those before.

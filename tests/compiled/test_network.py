@@ -288,7 +288,7 @@ def test_what_has_no_form_in_the_library_runs_as_before(build: Callable[[], nn.M
     else:
         found, expected, network = both(policy, entries)
         assert_close(found, expected, TOLERANCE[torch.float32])
-        assert any(type(part) is compiled._Program for part in network._parts)
+        assert any(type(part) is compiled._Program for parts in network._parts.values() for part in parts)
     with pytest.raises(AssertionError, match=reason):
         assert CompiledNetwork(Network([policy])).why_not_compiled(entries) is None
 
@@ -304,13 +304,13 @@ def test_a_cell_without_a_step_in_the_library_runs_as_before() -> None:
     assert "no step for this" in str(network.why_not_compiled(entries))
 
 
-def test_entries_of_another_kind_than_at_first() -> None:
+def test_entries_and_batches_of_another_kind_than_at_first() -> None:
     policy, entries = actor(gru()), root(8, h=HIDDEN)
     network = CompiledNetwork(Network([policy]))
     network(entries.copy())
     strided = root(16, h=HIDDEN)
     halves = Entries({key: value[::2] for key, value in strided.items()}, torch.Size([8]))
-    for other in (root(3, h=HIDDEN), halves):
+    for other in (root(3, h=HIDDEN), halves, *(root(rows, h=HIDDEN) for rows in range(1, 12)), root(8, h=HIDDEN)):
         torch.manual_seed(7)
         found = network(other.copy())
         assert_close(found, both(policy, other)[1], TOLERANCE[torch.float32])

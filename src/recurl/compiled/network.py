@@ -21,14 +21,17 @@ from recurl.recurrence.cpu.step import can_step
 __all__ = ["CompiledNetwork"]
 
 
+_BATCH_SIZES = 8
+
+
 class CompiledNetwork:
     """A lowered network that computes steps without gradients, as far as possible by the C++ library.
 
-    The first call decides which modules run together as one program. Other modules, and all where an entry has another
-    shape than then or where something follows torch's operations, run as in the lowered network. Random numbers are
-    drawn from torch's generator as there; results are equal to rounding, about 1e-6 of their norm in float32. Weights
-    are read where they lie, so edits in place count at once; weights and modules that are replaced count in the next
-    ``CompiledNetwork``: create one for each batch.
+    The first call with a batch size decides which modules run together as one program. Other modules, and all where an
+    entry has another shape than then or where something follows torch's operations, run as in the lowered network. Random
+    numbers are drawn from torch's generator as there; results are equal to rounding, about 1e-6 of their norm in
+    float32. Weights are read where they lie, so edits in place count at once; weights and modules that are replaced
+    count in the next ``CompiledNetwork``: create one for each batch.
 
     Args:
         network: the network, lowered.
@@ -52,7 +55,7 @@ class CompiledNetwork:
             raise UsageError(f"Only a network that can be lowered can be compiled, and {reason}.")
         self._whole = cast(Link, network)
         self._leaves, self._selection = _taken_apart(network.modules)
-        self._parts: list[Link] = []
+        self._parts: dict[torch.Size, list[Link]] = {}
         first = next((tensor for module in network.modules for tensor in module.parameters()), None)
         self._dtype = torch.float32 if first is None else first.dtype
 
@@ -65,20 +68,27 @@ class CompiledNetwork:
 
     def __call__(self, entries: Entries) -> Entries:
         """Run the network on ``entries`` and return it."""
-        if self._parts:
-            (only,) = self._parts if len(self._parts) == 1 else (self._run,)
-            only(entries)
-        elif can_step():
-            self._parts = self._divided(entries)
+        parts = self._parts.get(entries.batch_size)
+        if parts is None:
+            self._begin(entries)
+        elif len(parts) == 1:
+            parts[0](entries)
         else:
-            self._whole(entries)
+            inside = entries if self._selection is None else entries.copy()
+            for part in parts:
+                part(inside)
+            self._select(inside, entries)
         return entries
 
-    def _run(self, entries: Entries) -> None:
-        inside = entries if self._selection is None else entries.copy()
-        for part in self._parts:
-            part(inside)
-        self._select(inside, entries)
+    def _begin(self, entries: Entries) -> None:
+        """Run entries of a batch size that is new, and keep how."""
+        if not can_step():
+            self._whole(entries)
+            return
+        parts = self._divided(entries)
+        if len(self._parts) == _BATCH_SIZES:  # those of a program that varies them would pile up
+            self._parts = {}
+        self._parts[entries.batch_size] = parts
 
     def _select(self, inside: Entries, entries: Entries) -> None:
         if self._selection is not None:
@@ -147,7 +157,7 @@ class _Selection(NamedTuple):
 def _taken_apart(modules: Sequence[TensorDictModuleBase]) -> tuple[list[TensorDictModuleBase], _Selection | None]:
     """Return the modules that run in order, and what is kept of their outputs; None for all."""
     if len(modules) == 1 and isinstance(modules[0], TensorDictSequential) and returns_other_entries(modules[0]):
-        (sequence,) = modules
+        sequence = modules[0]
         children = children_in_order(sequence)
         if not isinstance(children, str):
             selected = [normalize_key(key) for key in sequence.out_keys]

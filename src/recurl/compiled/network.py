@@ -28,8 +28,8 @@ class CompiledNetwork:
     """A lowered network that computes steps without gradients, as far as possible by the C++ library.
 
     The first call with a batch size decides which modules run together as one program. Other modules, and all where an
-    entry has another shape than then or where something follows torch's operations, run as in the lowered network. Random
-    numbers are drawn from torch's generator as there; results are equal to rounding, about 1e-6 of their norm in
+    entry has another shape than then or where something follows torch's operations, run as in the lowered network.
+    Random numbers are drawn from torch's generator as there; results are equal to rounding, about 1e-6 of their norm in
     float32. Weights are read where they lie, so edits in place count at once; weights and modules that are replaced
     count in the next ``CompiledNetwork``: create one for each batch.
 

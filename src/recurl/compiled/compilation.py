@@ -94,6 +94,7 @@ class Compilation:
         example: entries as they will be when it runs; only shapes, dtypes and devices count.
         dtype: of the numbers inside.
         wanted: keys that are to be written.
+        recorder: stands for the program's builder of this dtype, whose calls it keeps; None for the builder itself.
 
     Attributes:
         program: receives the operations.
@@ -102,9 +103,15 @@ class Compilation:
         writes: entries and noise for which a call makes tensors.
     """
 
-    def __init__(self, example: Entries, dtype: torch.dtype, wanted: Container[NestedKey | None]) -> None:
+    def __init__(
+        self,
+        example: Entries,
+        dtype: torch.dtype,
+        wanted: Container[NestedKey | None],
+        recorder: Callable[[torch.dtype], Any] | None = None,
+    ) -> None:
         with unsupported():
-            self.program = ProgramBuilder(dtype)
+            self.program: ProgramBuilder = (recorder or ProgramBuilder)(dtype)
         self.dtype = dtype
         self.reads: list[Outside] = []
         self.writes: list[Outside] = []
@@ -169,7 +176,8 @@ class Compilation:
     ) -> Signal:
         value = self.program.outside(math.prod(shape))
         whole = torch.Size([*self._example.batch_size, *shape])
-        self.writes = [write for write in self.writes if kept is None or write.key != kept]
+        if kept is not None:  # of what was written under this key before, nobody hears
+            self.writes = [write._replace(key=None) if write.key == kept else write for write in self.writes]
         self.writes.append(Outside(value.slot, kept, whole, dtype, fill))
         signal = Signal(value, shape, dtype)
         if key is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,7 +18,7 @@ from recurl.mode import set_recurrent_mode
 from recurl.recurrence.cpu.library import missing
 from recurl.recurrence.cpu.step import can_step
 
-__all__ = ["CompiledNetwork"]
+__all__ = ["CompiledNetwork", "write_all"]
 
 
 _BATCH_SIZES = 8
@@ -56,8 +56,7 @@ class CompiledNetwork:
         self._whole = cast(Link, network)
         self._leaves, self._selection = _taken_apart(network.modules)
         self._parts: dict[torch.Size, list[Link]] = {}
-        first = next((tensor for module in network.modules for tensor in module.parameters()), None)
-        self._dtype = torch.float32 if first is None else first.dtype
+        self._dtype = _dtype_of(network)
 
     def why_not_compiled(self, entries: Entries) -> str | None:
         """Return the reason why a step on ``entries`` is not one call of the C++ library, or None if it is one."""
@@ -133,6 +132,27 @@ class CompiledNetwork:
             reason = str(why)
         program = _Program(compilation, done, entries.batch_size) if compilation is not None and done else None
         return program, reason
+
+
+def _dtype_of(network: Network) -> torch.dtype:
+    first = next((tensor for module in network.modules for tensor in module.parameters()), None)
+    return torch.float32 if first is None else first.dtype
+
+
+def write_all(network: Network, example: Entries, wanted: Container[NestedKey | None], recorder: Any) -> Compilation:
+    """Return a network, lowered, as a program of the entries ``wanted``.
+
+    Raises:
+        NotCompiled: a module of it can't be part of one.
+    """
+    reason = network.why_not_lowered()
+    if reason is not None:
+        raise NotCompiled(reason)
+    with set_recurrent_mode(False):
+        compilation = Compilation(example, _dtype_of(network), wanted, recorder)
+        for module in _taken_apart(network.modules)[0]:
+            _add(compilation, module)
+    return compilation
 
 
 class _Any:

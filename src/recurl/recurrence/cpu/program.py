@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ SOURCES = (torch.float32, torch.float64, torch.uint8, torch.int16, torch.int32, 
 """Dtypes that are converted, in the order of ``enum recurl_source``."""
 _DTYPES = (torch.float32, torch.float64)
 _NO_CHOICE, _NAN = 4, 3
-_ONE_HOT, _REFUSES = 1, 2
+_ONE_HOT, _REFUSES, _VALUE = 1, 2, 4
 
 
 class Value(NamedTuple):
@@ -65,11 +65,24 @@ class Program:
         Returns:
             Whether all actions could be chosen: not where a distribution that refuses it has NaN, or no choice.
         """
-        status = self._run(self._pointer, self._places.pack(*places), rows, torch.get_num_threads())
-        if status in (_NAN, _NO_CHOICE):
-            return False
-        check(status)
-        return True
+        return _succeeded(self._run(self._pointer, self._places.pack(*places), rows, torch.get_num_threads()))
+
+    def bound(self, places: Sequence[int], rows: int) -> Callable[[], bool]:
+        """Return a call of these places, on one thread."""
+        run, pointer, packed = self._run, self._pointer, self._places.pack(*places)
+
+        def call() -> bool:
+            status = run(pointer, packed, rows, 1)
+            return status == 0 or _succeeded(status)
+
+        return call
+
+
+def _succeeded(status: int) -> bool:
+    if status in (_NAN, _NO_CHOICE):
+        return False
+    check(status)
+    return True
 
 
 class ProgramBuilder:
@@ -180,11 +193,15 @@ class ProgramBuilder:
         to: Value,
         log_prob: Value | None,
         *,
-        refuses: bool,
         one_hot: bool,
+        refuses: bool = False,
+        value: bool = False,
     ) -> None:
-        """Choose by logits, as int64: what ``noise`` draws, or without noise the best; see ``Categorical``."""
-        variant = _ONE_HOT * one_hot + _REFUSES * refuses
+        """Choose by logits, as int64: what ``noise`` draws, or without noise the best; see ``Categorical``.
+
+        With ``value``, the logit of the choice is written in the place of its log-probability.
+        """
+        variant = _ONE_HOT * one_hot + _REFUSES * refuses + _VALUE * value
         self._add("choose", logits, to, slots=(noise, mask, log_prob), variant=variant)
 
     def squash(

@@ -128,7 +128,11 @@ enum recurl_source {
   RECURL_FROM_INT32 = 4,
   RECURL_FROM_INT64 = 5,
 };
-enum recurl_choice { RECURL_ONE_HOT_CHOICE = 1, RECURL_REFUSES = 2 };  // bits; refuses: what enum recurl_status names
+enum recurl_choice {           // bits
+  RECURL_ONE_HOT_CHOICE = 1,   // written as a one-hot vector
+  RECURL_REFUSES = 2,          // what enum recurl_status names
+  RECURL_VALUE_OF_CHOICE = 4,  // the number chosen by itself, in the place of its log-probability
+};
 
 typedef struct recurl_op {
   int64_t kind, variant;

@@ -195,7 +195,8 @@ class Collector(CollectorBase):
         """Return a batch of steps from ``root``, ``done`` of each on the environment's device, and the next root."""
         act, reason = self._prepared()
         root = self._plain(root) if reason is not None else Entries.of(root)
-        act = CompiledNetwork(act) if isinstance(act, Network) else act
+        if isinstance(act, Network) and (self.env.device or torch.device("cpu")).type == "cpu":
+            act = CompiledNetwork(act)
         writer = BatchWriter(self.env.batch_size, self.steps_per_batch, storing_device)
         done: list[Tensor] = []
 

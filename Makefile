@@ -39,6 +39,7 @@ practice: setup  ## environments of other packages, all of them installed
 bench: setup  ## the benchmark tables of benchmarks/results
 	$(BIN)/python benchmarks/bench_rnn_cpu.py
 	$(BIN)/python benchmarks/bench_step.py
+	$(BIN)/python benchmarks/bench_acting.py
 	$(BIN)/python benchmarks/bench_scan.py
 	$(BIN)/python benchmarks/bench_gradient_step.py
 	$(BIN)/python benchmarks/bench_learning.py

@@ -15,6 +15,7 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector
+from recurl.collectors import collector as collection
 from recurl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import TRAJ_IDS
@@ -131,7 +132,9 @@ CASES: dict[str, tuple[Callable[[], EnvBase], Callable[[EnvBase], nn.Module | No
 }
 
 
-def collect(case: str, lowered: bool, transforms: list[Transform], **options: object) -> tuple[list, Collector]:
+def collect(
+    case: str, lowered: bool, transforms: list[Transform], compiled: bool = False, **options: object
+) -> tuple[list, Collector]:
     make, build = CASES[case]
     torch.manual_seed(1)
     base = make()
@@ -140,7 +143,10 @@ def collect(case: str, lowered: bool, transforms: list[Transform], **options: ob
     env.set_seed(5)
     rows = env.batch_size.numel()
     collector = Collector(env, policy, frames_per_batch=40 * rows, total_frames=120 * rows, **options)
-    batches = list(collector)
+    with pytest.MonkeyPatch.context() as patch:
+        if not compiled:
+            patch.setattr(collection, "CompiledNetwork", lambda network: network)
+        batches = list(collector)
     assert (collector.why_not_lowered() is None) == lowered, collector.why_not_lowered()
     return batches, collector
 
@@ -170,6 +176,32 @@ def test_bits_are_those_of_the_tensordict_path(case: str, options: dict) -> None
                 value, expected = value - value.min(), expected - expected.min()
             assert value.dtype == expected.dtype
             assert torch.equal(value, expected), key
+
+
+@pytest.mark.parametrize("case", ["lstm", "gru", "one environment", "one-hot", "values", "separate trunks"])
+def test_compiled_steps_are_those_of_the_tensordict_path(case: str) -> None:
+    """Choices are the same, as the random numbers are; what leads to them is equal to rounding."""
+    (fast, _), (plain, _) = (collect(case, way, [StepCounter()], compiled=way) for way in (True, False))
+    for ours, theirs in zip(fast, plain, strict=True):
+        assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+        assert torch.equal(ours["action"], theirs["action"])
+        for key in ours.keys(True, True):
+            value, expected = ours[key], theirs[key]
+            assert value.dtype == expected.dtype
+            if value.is_floating_point():
+                assert (value - expected).norm() <= 2e-6 * expected.norm()
+            elif key != TRAJ_IDS:
+                assert torch.equal(value, expected)
+
+
+def test_a_collector_says_what_keeps_its_policy_from_one_call() -> None:
+    env = cartpole()
+    assert Collector(env, separate_trunks(env), frames_per_batch=3).why_not_compiled() is None
+    values = Collector(env, recurrent(GRUModule, actor=False)(env), frames_per_batch=3)
+    assert values.why_not_compiled() == "EGreedyModule has no form in C++"
+    assert Collector(env, None, frames_per_batch=3).why_not_compiled() == "there is no policy"
+    function = Collector(env, lambda td: td, frames_per_batch=3)
+    assert function.why_not_compiled() == function.why_not_lowered() is not None
 
 
 def test_entries_that_are_not_selected_stay_out_of_the_batch() -> None:

@@ -16,14 +16,16 @@ from recurl.trainers import RunFolder, export_run
 
 @dataclass(frozen=True)
 class Export:
-    """Export the greedy policy of a run as one function, hidden states in and out, that runs without recurl."""
+    """Export the greedy policy of a run as one function, hidden states in and out, in a file."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
-    format: Literal["torch", "onnx"] = "onnx"
-    """Format: a torch.export program (.pt2), or ONNX (needs pip install 'recurl[export]')."""
+    format: Literal["torch", "onnx", "compiled"] = "onnx"
+    """Format: a torch.export program (.pt2) or ONNX (needs pip install 'recurl[export]'), which run without recurl; or
+    a program of recurl's C++ library (.recurl), for steps of microseconds."""
     out: Path | None = None
-    """File to write; by default policy.pt2 or policy.onnx in the run's folder. FILE.json beside it describes it."""
+    """File to write; by default policy.pt2, policy.onnx or policy.recurl in the run's folder. FILE.json beside it
+    describes it."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint: the newest, or the best one, which training keeps with --keep-best."""
 

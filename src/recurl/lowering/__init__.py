@@ -1,7 +1,7 @@
 """Execution of TensorDict modules directly on tensors, wherever no TensorDict is needed."""
 
 from recurl.lowering.entries import Entries, Step, StepT, leaves, like, takes_entries, unmarked
-from recurl.lowering.module import Link, Linkable, in_order, link
+from recurl.lowering.module import Link, Linkable, children_in_order, in_order, link
 from recurl.lowering.network import (
     Network,
     distribution_of,
@@ -21,6 +21,7 @@ __all__ = [
     "Network",
     "Step",
     "StepT",
+    "children_in_order",
     "distribution_of",
     "in_order",
     "inputs_from",

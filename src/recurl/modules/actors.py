@@ -17,10 +17,12 @@ from tensordict.nn import (
 from torch import distributions as d
 from torch import nn
 
+from recurl.compiled import Compilation, NotCompiled
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.keys import ACTION, OBSERVATION, STATE_VALUE, NestedKey, normalize_key
 from recurl.lowering import Entries, Link, Step, in_order, takes_entries, unmarked
 from recurl.mode import ExplorationType, exploration_type
+from recurl.modules.compiled_sampler import compile_sample
 
 __all__ = ["ActorValueOperator", "ProbabilisticActor", "Sampler", "SamplingSequence", "ValueOperator"]
 
@@ -89,6 +91,20 @@ class Sampler(ProbabilisticTensorDictModule):
                 entries.set(log_prob, dist.log_prob(*values))
 
         return draw
+
+    def compile_entries(self, program: Compilation) -> None:
+        """Write what :meth:`link_entries` returns into a program, under the exploration type in force."""
+        actions = [normalize_key(key) for key in self.dist_sample_keys]
+        if type(self).get_dist is not Sampler.get_dist or len(actions) != 1:
+            raise NotCompiled(f"{type(self).__name__} makes a distribution of its own, or several actions")
+        compile_sample(
+            program,
+            cast(type, self.distribution_class),
+            dict(zip(cast(Any, self.dist_keys), map(normalize_key, self.in_keys), strict=True)),
+            self.distribution_kwargs,
+            (actions[0], normalize_key(self.log_prob_key) if self.return_log_prob else None),
+            determined=(exploration_type() or self.default_interaction_type) is ExplorationType.DETERMINISTIC,
+        )
 
 
 class SamplingSequence(ProbabilisticTensorDictSequential):

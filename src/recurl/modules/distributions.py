@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from tensordict.nn.distributions import NormalParamExtractor
@@ -53,6 +53,10 @@ class Categorical(d.Categorical):
         tensor([0.6931, 0.0000])
     """
 
+    draws_choice: ClassVar[bool | None] = True
+    """How a compiled step draws as this very class does: whether it refuses NaN and empty masks; None: it can't."""
+    one_hot: ClassVar[bool] = False
+    """Whether samples are one-hot vectors."""
     _raw: Tensor | None = None
     mask: Tensor | None = None
 
@@ -230,6 +234,9 @@ class OneHotCategorical(Categorical):
         tensor(-0.1269)
     """
 
+    draws_choice = True
+    one_hot = True
+
     def sample(self, sample_shape: _Shape = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
         """Draw one-hot vectors, ``[*sample_shape, *B, n]`` int64."""
         return F.one_hot(super().sample(torch.Size(sample_shape)), self._num_events)
@@ -265,6 +272,8 @@ class MaskedCategorical(Categorical):
         (tensor([0.5000, 0.0000, 0.5000]), tensor(-inf))
     """
 
+    draws_choice = True
+
     def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None, *, mask: Tensor) -> None:
         if mask is None:  # pyright: ignore[reportUnnecessaryComparison] - users
             raise ArgumentError(
@@ -281,3 +290,5 @@ class MaskedOneHotCategorical(MaskedCategorical, OneHotCategorical):
         >>> MaskedOneHotCategorical(logits=torch.tensor([3.0, 1.0, 2.0]), mask=mask).deterministic_sample
         tensor([0, 0, 1])
     """
+
+    draws_choice = True

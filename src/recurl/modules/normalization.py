@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from recurl.compiled import Compilation, Signal
 from recurl.distributed import merge_moments
 from recurl.errors import ArgumentError
 from recurl.recurrence.linear import reverse_linear_recurrence
@@ -81,6 +82,14 @@ class ObservationNorm(nn.Module):
         """Return the normalised observation."""
         mean = self.moments.mean
         return ((observation.to(mean.dtype) - mean) * self.scale).clamp(-self.clip, self.clip)
+
+    def compile_tensors(self, program: Compilation, observation: Signal) -> Signal:
+        """Write what forward computes into a program."""
+        columns = self.shape.numel()
+        out = program.inside(columns)
+        value = program.numbers(observation, columns).value
+        program.program.normalize(value, self.moments.mean, self.scale, self.clip, out.value)
+        return out
 
     def update(self, observation: Tensor) -> None:
         """Merge a batch of observations, ``[..., *shape]``, all finite, into the statistics."""

@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.compiled import Compilation, NotCompiled
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key
 from recurl.lowering import Entries, takes_entries
@@ -117,6 +118,36 @@ class RecurrentModule(TensorDictModuleBase):
         for key, state in zip(self.out_keys[1:], states, strict=True):
             tensordict.set(key, state)
         return tensordict
+
+    def compile_entries(self, program: Compilation) -> None:
+        """Write one step into a program; see :class:`recurl.compiled.Compilation`."""
+        net = self.net
+        if self.recurrent_mode or net.bidirectional or net.python_based or (net.dropout and net.training):
+            raise NotCompiled(f"{type(self).__name__} draws dropout, or is no step of kernels")
+        x = program.numbers(program.read(self.in_keys[0]), net.input_size)
+        is_init = program.read(IS_INIT)
+        if is_init.dtype is not torch.bool or math.prod(is_init.shape) != 1:
+            raise NotCompiled("is_init is no flag for each row")
+        shapes = [(net.num_layers, *shape) for shape in net.state_shapes]
+        present = any(program.has(key) for key in self.state_keys)
+        before = [program.read(key) for key in self.state_keys] if present else []
+        if any(
+            state.shape != shape or state.dtype is not program.dtype
+            for state, shape in zip(before, shapes, strict=False)
+        ):
+            raise NotCompiled("a state has another shape or dtype than the module")
+        after = [program.output(key, shape) for key, shape in zip(self.out_keys[1:], shapes, strict=True)]
+        features = program.inside(net.output_size)
+        program.program.recur(
+            net.cell,
+            net.layer_weights(),
+            x.value,
+            is_init.value,
+            [state.value for state in before],
+            [state.value for state in after],
+            features.value,
+        )
+        program.write(self.out_keys[0], features)
 
     def _gather(self, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> TensorDictBase:
         """Put inputs that came as tensors into a TensorDict; its batch size is that of the value."""

@@ -55,6 +55,8 @@ class TanhNormal(d.Distribution):
 
     arg_constraints: ClassVar[dict[str, Any]] = {}  # type: ignore[override] # a property in torch's stub only
     has_rsample = True
+    draws_squashed: ClassVar[bool] = True
+    """Whether a compiled step draws as this very class does."""
 
     def __init__(
         self,

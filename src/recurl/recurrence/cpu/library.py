@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ LIBRARY = Path(__file__).with_name("librecurl_cpu.so")
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 """In the order of ``enum recurl_isa``, slowest first."""
 
-_ABI = 5
+_ABI = 6
 _HOW = "Install a C++ compiler (g++ or clang++), then install recurl again: pip install --force-reinstall --no-deps"
 
 
@@ -62,6 +63,30 @@ class Linear(ctypes.Structure):
         ("grad", ctypes.c_void_p),
         ("grad_stride", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("grad_a", "grad_b", "grad_states")),
+    )
+
+
+class Op(ctypes.Structure):
+    """``recurl_op``."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("kind", "variant", "source", "from_column", "inputs")),
+        *((name, ctypes.c_int64) for name in ("to", "to_column", "outputs")),
+        *((name, ctypes.c_void_p) for name in ("w", "b")),
+        *((name, ctypes.c_double) for name in ("low", "high")),
+        *((name, ctypes.c_void_p) for name in ("step", "layers")),
+        ("slots", ctypes.c_int64 * 5),
+    )
+
+
+class Program(ctypes.Structure):
+    """``recurl_program``."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("dtype", "isa", "given", "inner")),
+        ("columns", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("ops", ctypes.c_void_p),
     )
 
 
@@ -132,6 +157,14 @@ def step_function() -> Callable[[bytes, bytes], int]:
     """Return ``recurl_cpu_step``, to be called with the bytes of a recurl_step and of its layers."""
     function = load().recurl_cpu_step
     function.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+    return function
+
+
+@cache
+def run_function() -> Callable[[Any, bytes, int, int], int]:
+    """Return ``recurl_cpu_run``: a program, the bytes of its recurl_place, rows and threads."""
+    function = load().recurl_cpu_run
+    function.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
     return function
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,10 @@ _DTYPES = {torch.float32: 0, torch.float64: 1}
 NUMBERS = 21  # of recurl_step
 NUMBERS_OF_WEIGHTS = 5  # of recurl_step_weights
 _STEP = struct.Struct(f"{NUMBERS}q")
-_PLAIN = (Tensor, nn.Parameter)
+PLAIN = (Tensor, nn.Parameter)
 _NO_STATE = (0, 0, 0)
+Layers: TypeAlias = Sequence[Sequence[Any]]
+"""Weights by layer, of one direction each."""
 
 
 def can_step() -> bool:
@@ -45,7 +47,7 @@ def can_step() -> bool:
 
 def step(
     cell: Cell,
-    layers: Sequence[Sequence[Any]],
+    layers: Layers,
     x: Tensor,
     states: States | None,
     is_init: Tensor | None,
@@ -90,8 +92,19 @@ def step(
     return features, after
 
 
+def sizes_of(cell: Cell, layers: Layers, dtype: torch.dtype, inputs: int) -> tuple[bytes, bytes] | None:
+    """Return a recurl_step that holds sizes alone, and its array of recurl_step_weights; None as :func:`step`."""
+    weights = _weights(cell, layers, dtype, inputs) if cell.name in _CELLS else None
+    if weights is None:
+        return None
+    first = layers[0][0]
+    sizes = len(layers), inputs, first.hidden_size, first.w_hh.shape[1]
+    numbers = [_CELLS[cell.name], _DTYPES[dtype], 0, 1, 0, *sizes]
+    return _STEP.pack(*numbers, *[0] * (NUMBERS - len(numbers))), weights
+
+
 def _fits(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
-    return type(tensor) in _PLAIN and tensor.dtype is dtype and tensor.is_cpu and tensor.shape == shape
+    return type(tensor) in PLAIN and tensor.dtype is dtype and tensor.is_cpu and tensor.shape == shape
 
 
 def _unit_stride(tensor: Tensor) -> Tensor:

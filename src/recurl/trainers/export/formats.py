@@ -16,8 +16,13 @@ import torch
 from torch import Tensor
 
 from recurl.archive import damage
+from recurl.compiled import Recorder, function_of, read_function, write_function
 from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.keys import IS_INIT, next_key
+from recurl.lowering import Entries, Network
+from recurl.mode import ExplorationType, set_exploration_type
 from recurl.quiet import quiet
+from recurl.recurrence.cpu.library import missing
 from recurl.trainers.export.policy_step import PolicyStep
 from recurl.trainers.export.verification import Function
 
@@ -78,6 +83,37 @@ def _read_onnx(path: Path) -> Function:
     return function
 
 
+def _write_compiled(policy: PolicyStep, example: tuple[Tensor, ...], path: Path) -> None:
+    keys = (*policy.observations, IS_INIT, *policy.states)
+    entries = Entries({}, example[0].shape[:1])
+    for key, value in zip(keys, example, strict=True):
+        entries.set(key, value)
+    recorders: list[Recorder] = []
+
+    def record(dtype: torch.dtype) -> Recorder:
+        recorders.append(Recorder(dtype))
+        return recorders[-1]
+
+    outputs = (*policy.actions, *map(next_key, policy.states))
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        function = function_of(Network([policy.actor]), entries, keys, outputs, record)
+    write_function(function, recorders[-1], path)
+
+
+def _read_compiled(path: Path) -> Function:
+    data = path.read_bytes()
+    wrong = damage(data)
+    if wrong is not None:
+        raise ArgumentError(f"{path} is damaged ({wrong}): export the run again.")
+    return read_function(path)
+
+
+def _check_compiled() -> None:
+    absent = missing()
+    if absent is not None:
+        raise MissingDependencyError(f"A policy can't be compiled: {absent}")
+
+
 def _check_onnx() -> None:
     for package in _ONNX:
         _imported(package)
@@ -107,4 +143,5 @@ class Format:
 FORMATS = {
     "torch": Format(".pt2", lambda: None, _write_torch, _read_torch),
     "onnx": Format(".onnx", _check_onnx, _write_onnx, _read_onnx),
+    "compiled": Format(".recurl", _check_compiled, _write_compiled, _read_compiled),
 }

@@ -46,8 +46,9 @@ def export_run(
 
     Args:
         folder: the run.
-        format: ``"torch"``, a ``torch.export`` program, which ``torch.export.load`` reads; or ``"onnx"``.
-        path: the file; by default ``policy.pt2`` or ``policy.onnx`` in the run's folder.
+        format: ``"torch"``, a ``torch.export`` program, which ``torch.export.load`` reads; ``"onnx"``; or
+            ``"compiled"``, a program of recurl's C++ library, which :func:`recurl.load` reads.
+        path: the file; by default ``policy.pt2``, ``policy.onnx`` or ``policy.recurl`` in the run's folder.
         env: see :func:`load_agent`.
         checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
 

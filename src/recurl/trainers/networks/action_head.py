@@ -36,6 +36,8 @@ class Choices(Categorical):
         torch.Size([2])
     """
 
+    draws_choice = False
+
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
         """Return choices, ``[*sample_shape, *B]`` int64."""
         probs = self.probs.detach().expand(*sample_shape, *self.batch_shape, -1)
@@ -44,6 +46,8 @@ class Choices(Categorical):
 
 class MaskedChoices(Choices, MaskedCategorical):
     """``Choices`` of those that a mask allows."""
+
+    draws_choice = False
 
 
 class ActionHead(NamedTuple):

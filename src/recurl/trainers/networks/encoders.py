@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from recurl.compiled import Compilation, Signal
 from recurl.errors import ArgumentError
 from recurl.keys import NestedKey, dotted
 from recurl.modules import ImageEncoder, ObservationNorm
@@ -41,11 +42,28 @@ class VectorEncoder(nn.Module):
             embedding = torch.tanh(layer(embedding))
         return embedding
 
+    def compile_tensors(self, program: Compilation, *observations: Signal) -> Signal:
+        """Write what forward computes into a program."""
+        (embedding,) = program.apply(self.flat, *observations)
+        if self.norm is not None:
+            numbers, features = self.flat.numbers, self.flat.features
+            parts = [(0, numbers), (numbers, features - numbers)]
+            first, *rest = (embedding.part(begin, columns) for begin, columns in parts if columns)
+            (normalised,) = program.apply(self.norm, first)
+            embedding = program.joined([normalised, *rest]) if rest else normalised
+        for layer in (self.layer, *self.deeper):
+            (embedding,) = program.apply(layer, embedding)
+            (embedding,) = program.apply(_TANH, embedding)
+        return embedding
+
     def _normalised(self, flat: Tensor, norm: ObservationNorm) -> Tensor:
         numbers = self.flat.numbers
         if numbers == self.flat.features:
             return norm(flat)
         return torch.cat([norm(flat[..., :numbers]), flat[..., numbers:]], -1)
+
+
+_TANH = nn.Tanh()
 
 
 class JoinedEncoder(nn.Module):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from recurl import specs
+from recurl.compiled import Compilation, NotCompiled, Signal
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.keys import ACTION_MASK, IS_INIT, NestedKey, dotted, is_within
 from recurl.modules import ImageScale, ObservationNorm
@@ -173,7 +174,7 @@ class FlatObservation(nn.Module):
         self.keys: list[NestedKey] = [entry.key for entry in ordered]
         self.numbers = sum(entry.shape.numel() for entry in numbers)
         codes: list[Codes] = []
-        self._readers: list[Callable[[Tensor], Tensor]] = []
+        self._readers: list[Codes | partial[Tensor]] = []
         for entry in ordered:
             reader = _reader(entry)
             if isinstance(reader, Codes):
@@ -188,12 +189,32 @@ class FlatObservation(nn.Module):
         flat = [read(value) for read, value in zip(self._readers, observations, strict=True)]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
+    def compile_tensors(self, program: Compilation, *observations: Signal) -> Signal:
+        """Write what forward computes into a program."""
+        read = (
+            program.apply(reader, value)[0]
+            if isinstance(reader, Codes)
+            else _numbers(program, value, **reader.keywords)
+            for reader, value in zip(self._readers, observations, strict=True)
+        )
+        parts = [*read]
+        return parts[0] if len(parts) == 1 else program.joined(parts)
+
+
+def _numbers(program: Compilation, value: Signal, *, dims: int, divisor: int | None = None) -> Signal:
+    """Write what :func:`_flatten` computes into a program."""
+    if program.dtype is not torch.float32 or len(value.shape) != dims:
+        raise NotCompiled(f"observations {list(value.shape)} for a network in {program.dtype}")
+    if divisor is None and value.dtype is torch.float32:
+        return Signal(value.value, (value.value.columns,), value.dtype)
+    return program.converted(value, 1 if divisor is None else divisor)
+
 
 def _is_number(spec: specs.TensorSpec) -> bool:
     return isinstance(spec, _NUMBERS) and spec.dtype not in (torch.uint8, torch.bool)
 
 
-def _reader(entry: Entry) -> Callable[[Tensor], Tensor]:
+def _reader(entry: Entry) -> Codes | partial[Tensor]:
     if isinstance(entry.spec, specs.Categorical):
         return Codes([entry.spec.n] * entry.shape.numel(), len(entry.shape))
     if isinstance(entry.spec, specs.MultiCategorical):
@@ -240,6 +261,16 @@ class Codes(nn.Module):
         level = torch.arange(total) - starts[owner] if self.table is None else torch.zeros(0)
         for name, value in {"owner": owner, "level": level, "offset": starts}.items():
             self.register_buffer(name, value, persistent=False)
+
+    def compile_tensors(self, program: Compilation, value: Signal) -> Signal:
+        """Write what forward computes into a program."""
+        if self.table is not None or value.dtype is not torch.int64 or program.dtype is not torch.float32:
+            raise NotCompiled("an embedding, or codes that are no int64")
+        out = program.inside(self.features)
+        starts = [*self.offset.tolist(), self.features]
+        for place, (begin, end) in enumerate(pairwise(starts)):
+            program.program.one_hot(value.value.part(place, 1), out.value.part(begin, end - begin))
+        return out
 
     def forward(self, value: Tensor) -> Tensor:
         """Return the vector."""

@@ -18,6 +18,7 @@ from recurl.errors import ArgumentError, ArgumentTypeError, MissingArgumentError
 from recurl.keys import ACTION_MASK, IS_INIT, PREVIOUS_ACTION, PREVIOUS_REWARD, dotted
 from recurl.ranges import checked_seed
 from recurl.specs import choice_counts, rows_without_choice
+from recurl.trainers.policies.compiled_policy import CompiledPolicy
 from recurl.trainers.policies.converter import Batch, Converter
 from recurl.trainers.policies.steps import Entry, Step, Tensors
 
@@ -106,6 +107,14 @@ class Policy:
             name: np.array(after[key].numpy() if batch else after[key][0].numpy())
             for name, (key, _) in self._carried.items()
         }
+
+    def compiled(self) -> CompiledPolicy:
+        """Return the greedy policy of one environment as one call of the C++ library, arrays in and out.
+
+        Raises:
+            UnsupportedError: it can't be; the message says why.
+        """
+        return CompiledPolicy(self._step, self._converter)
 
     def set_seed(self, seed: int) -> None:
         """Seed the draws of ``deterministic=False``, which from now on leave torch's global generator alone.

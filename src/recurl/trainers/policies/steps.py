@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase
 from torch import Tensor
 
+from recurl.compiled import CompiledFunction, CompiledNetwork, function_of
 from recurl.envs import EnvBase
 from recurl.errors import UnsupportedError
 from recurl.keys import ACTION, IS_INIT, NestedKey, next_key, normalize_key
@@ -45,6 +46,14 @@ class Step(Protocol):
         """Return actions and hidden states after, ``[n, ...]``, for entries ``[n, ...]``."""
         ...
 
+    def compiled(self) -> tuple[list[NestedKey], CompiledFunction]:
+        """Return the keys of what it reads, and a function of these: the deterministic action and the states after.
+
+        Raises:
+            UnsupportedError: it can't be one call of the C++ library.
+        """
+        ...
+
 
 class AgentStep:
     """The networks of a run, which draw as in collection where they are not deterministic.
@@ -59,6 +68,7 @@ class AgentStep:
         self.states: list[NestedKey] = [key for part in recurrent_modules(agent.actor) for key in part.state_keys]
         modules = {kind: _acting(policy, self.states) for kind, policy in policies.items()}
         self._networks = {kind: _network(parts, deterministic=kind) for kind, parts in modules.items()}
+        self._runs: dict[bool, Any] = {kind: _fastest(network) for kind, network in self._networks.items()}
         keys = dict.fromkeys(normalize_key(key) for kind in policies for key in _inputs(modules[kind]))
         specs = env.observation_spec
         lead = len(env.batch_size)
@@ -68,11 +78,21 @@ class AgentStep:
         """Return the action and the states after; see :class:`Step`."""
         network = self._networks[deterministic]
         with set_exploration_type(_kind(deterministic)), set_recurrent_mode(False), torch.inference_mode():
-            step = network(inputs_from(entries, torch.Size([rows]), None, [network]))
+            step = self._runs[deterministic](inputs_from(entries, torch.Size([rows]), None, [network]))
         action = step.get(ACTION)
         if isinstance(action, Entries):  # one for each part
             action = action.to_tensordict()
         return action, {key: step.get(next_key(key)) for key in self.states}
+
+    def compiled(self) -> tuple[list[NestedKey], CompiledFunction]:
+        """Return the keys that are read, and the function; see :class:`Step`."""
+        network, one = self._networks[True], torch.Size([1])
+        keys = _inputs(cast(Any, network.modules))
+        example = Entries({}, one)
+        for key in keys:
+            example.set(key, torch.zeros(1, *self.reads[key].shape, dtype=self.reads[key].dtype))
+        with set_exploration_type(_kind(True)):
+            return keys, function_of(network, example, keys, [ACTION, *map(next_key, self.states)])
 
 
 def _acting(policy: TensorDictModuleBase, states: list[NestedKey]) -> list[TensorDictModuleBase]:
@@ -98,6 +118,10 @@ def _kind(deterministic: bool) -> ExplorationType:
 def _network(modules: list[TensorDictModuleBase], *, deterministic: bool) -> Network:
     with set_exploration_type(_kind(deterministic)):  # a sampler is lowered for the type in force
         return Network(modules)
+
+
+def _fastest(network: Network) -> CompiledNetwork | Network:
+    return CompiledNetwork(network) if network.why_not_lowered() is None else network
 
 
 def _inputs(modules: list[TensorDictModuleBase]) -> list[NestedKey]:
@@ -140,6 +164,15 @@ class FileStep:
             )
         found = self._function([entries[key].flatten() if key == IS_INIT else entries[key] for key in self._keys])
         return self._action(found), {key: found[at].detach() for key, at in zip(self.states, self._after, strict=True)}
+
+    def compiled(self) -> tuple[list[NestedKey], CompiledFunction]:
+        """Return the keys that are read, and the function; see :class:`Step`."""
+        if not isinstance(self._function, CompiledFunction) or self._parts != [()]:
+            raise UnsupportedError(
+                "Only a file of the format compiled, with one action, is one call of the C++ library: export the run "
+                "with --format compiled."
+            )
+        return self._keys, self._function
 
     def _action(self, found: Sequence[Tensor]) -> Any:
         """Return the action of the outputs, which come first: a tensor, or a TensorDict of its parts."""

@@ -241,14 +241,15 @@ void backward(const recurl_layer& layer) {
   run.weight_gradients();
 }
 
-// Rows that one thread takes at once: whole vectors of them, in every build.
-constexpr int64_t kStepRows = 64;
+// Multiplications of one row.
+double work_of(const recurl_step& step) {
+  const int64_t gates = step.cell == RECURL_GRU ? 3 : 4, deeper = (step.layers - 1) * step.outputs;
+  return double(gates * step.hidden) * double(step.inputs + deeper + step.layers * step.outputs);
+}
 
 void step(const recurl_step& step, const recurl_step_weights* layers) {
   const Kernels* kernels = kernels_of(step.isa, step.dtype);
-  const int64_t gates = step.cell == RECURL_GRU ? 3 : 4, deeper = (step.layers - 1) * step.outputs;
-  const double weights = double(gates * step.hidden) * double(step.inputs + deeper + step.layers * step.outputs);
-  const int64_t threads = useful_threads(step.threads, double(step.rows) * weights);
+  const int64_t threads = useful_threads(step.threads, double(step.rows) * work_of(step));
   const int64_t elements = kernels->step_scratch(&step), size = elements * (step.dtype == RECURL_FLOAT64 ? 8 : 4);
   const std::unique_ptr<char[]> memory(new char[size * threads + kAlign]);
   char* scratch = aligned(memory.get());
@@ -256,6 +257,28 @@ void step(const recurl_step& step, const recurl_step_weights* layers) {
     const int64_t end = std::min(step.rows, (job + 1) * kStepRows);
     kernels->step(&step, layers, job * kStepRows, end, scratch + worker * size);
   });
+}
+
+double work_of(const recurl_op& op) {
+  if (op.kind == RECURL_LINEAR) return double(op.inputs) * double(op.outputs);
+  return op.kind == RECURL_RECUR ? work_of(*op.step) : 0.;
+}
+
+int run(const recurl_program& program, const recurl_place* given, int64_t rows, int64_t most_threads) {
+  const Kernels* kernels = kernels_of(program.isa, program.dtype);
+  double work = 0;
+  for (int64_t i = 0; i < program.count; ++i) work += work_of(program.ops[i]);
+  const int64_t threads = useful_threads(most_threads, double(rows) * work);
+  const int64_t size = kernels->program_scratch(&program) * (program.dtype == RECURL_FLOAT64 ? 8 : 4) + kAlign;
+  const std::unique_ptr<char[]> memory(new char[size * threads]);
+  std::atomic<int> worst{RECURL_OK};
+  parallel(threads, (rows + kStepRows - 1) / kStepRows, [&](int64_t job, int64_t worker) {
+    const int64_t end = std::min(rows, (job + 1) * kStepRows);
+    char* scratch = aligned(memory.get() + worker * size);
+    const int status = kernels->run_program(&program, given, job * kStepRows, end, scratch);
+    for (int before = worst; status > before && !worst.compare_exchange_weak(before, status);) continue;
+  });
+  return worst;
 }
 
 // A linear recurrence as jobs of a thread each, the same result for any cut: pieces of the stream, where segments are
@@ -323,6 +346,11 @@ int recurl_cpu_backward(const recurl_layer* layer) {
 }
 int recurl_cpu_step(const recurl_step* step, const recurl_step_weights* layers) {
   return recurl::guarded(step->isa, [&] { recurl::step(*step, layers); });
+}
+int recurl_cpu_run(const recurl_program* program, const recurl_place* given, int64_t rows, int64_t threads) {
+  int found = RECURL_OK;
+  const int status = recurl::guarded(program->isa, [&] { found = recurl::run(*program, given, rows, threads); });
+  return status == RECURL_OK ? found : status;
 }
 int recurl_cpu_linear_forward(const recurl_linear* l) {
   return recurl::guarded(l->isa, [&] {

@@ -10,6 +10,7 @@
 namespace recurl {
 
 constexpr int kMaxTileRows = 12;
+constexpr int64_t kStepRows = 64;  // rows that one thread takes at once in a step: whole vectors of them, in every build
 
 // Segments that one thread carries together through time, longest first.
 struct Tile {
@@ -66,6 +67,10 @@ struct Kernels {
   // One step of rows begin to end. scratch: step_scratch elements.
   int64_t (*step_scratch)(const recurl_step* step);
   void (*step)(const recurl_step* step, const recurl_step_weights* layers, int64_t begin, int64_t end, void* scratch);
+  // One step of a program. scratch: program_scratch elements.
+  int64_t (*program_scratch)(const recurl_program* program);
+  int (*run_program)(const recurl_program* program, const recurl_place* given, int64_t begin, int64_t end,
+                     void* scratch);
   // How many units of work such a sum is cut into, each with all tokens.
   int64_t (*outer_units)(const Outer* job);
   // Units begin to end. scratch: outer_scratch elements.

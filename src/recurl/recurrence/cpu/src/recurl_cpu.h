@@ -14,12 +14,18 @@
 #endif
 
 // Raised whenever a structure or a function below changes; the loader refuses a library of another version.
-#define RECURL_CPU_ABI 5
+#define RECURL_CPU_ABI 6
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
 enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1 };
 enum recurl_isa { RECURL_PORTABLE = 0, RECURL_AVX2 = 1, RECURL_AVX512 = 2, RECURL_ISA_COUNT = 3 };
-enum recurl_status { RECURL_OK = 0, RECURL_NO_MEMORY = 1, RECURL_BAD_ARGUMENT = 2 };
+enum recurl_status {
+  RECURL_OK = 0,
+  RECURL_NO_MEMORY = 1,
+  RECURL_BAD_ARGUMENT = 2,
+  RECURL_NAN = 3,        // a probability is no number
+  RECURL_NO_CHOICE = 4,  // a mask allows nothing
+};
 
 // One layer in one direction over a flat stream of tokens cut into segments.
 //
@@ -91,6 +97,69 @@ typedef struct recurl_step {
   void *h_after, *c_after;  // [B, L, P], [B, L, H]
 } recurl_step;
 RECURL_EXPORT int recurl_cpu_step(const recurl_step* step, const recurl_step_weights* layers);
+
+// One step of a whole network: operations on slots, which are rows of numbers. Slots 0 to `given` - 1 lie where each call
+// says, the `inner` ones behind them in memory of the library.
+enum recurl_op_kind {
+  RECURL_COPY = 0,        // numbers of the dtype `variant`, divided by `low`
+  RECURL_ONE_HOT = 1,     // of an int64
+  RECURL_LINEAR = 2,      // w [outputs, inputs], b [outputs] or null
+  RECURL_ACTIVATE = 3,    // `variant` says which
+  RECURL_NORMALIZE = 4,   // (x - w) b, between low and high
+  RECURL_LAYER_NORM = 5,  // weight w, bias b, or null; low is added to the variance; variant 1: no mean is taken off
+  RECURL_RECUR = 6,       // slots: is_init, h, c, h_after, c_after
+  RECURL_POSITIVE = 7,    // softplus(x + w[0]) + low, at least high
+  RECURL_CHOOSE = 8,      // from logits; slots: exponential noise, mask, log-probability
+  RECURL_SQUASH = 9,      // tanh of a normal, to w + b (1 + tanh); slots: scale, normal noise, log-probability
+};
+enum recurl_activation {
+  RECURL_TANH = 0,
+  RECURL_SIGMOID = 1,
+  RECURL_SILU = 2,
+  RECURL_ELU = 3,    // low (e^x - 1) below 0
+  RECURL_LEAKY = 4,  // low x below 0
+  RECURL_CLAMP = 5,  // between low and high
+};
+enum recurl_source {
+  RECURL_FROM_FLOAT32 = 0,
+  RECURL_FROM_FLOAT64 = 1,
+  RECURL_FROM_UINT8 = 2,
+  RECURL_FROM_INT16 = 3,
+  RECURL_FROM_INT32 = 4,
+  RECURL_FROM_INT64 = 5,
+};
+enum recurl_choice {           // bits
+  RECURL_ONE_HOT_CHOICE = 1,   // written as a one-hot vector
+  RECURL_REFUSES = 2,          // what enum recurl_status names
+  RECURL_VALUE_OF_CHOICE = 4,  // the number chosen by itself, in the place of its log-probability
+};
+
+typedef struct recurl_op {
+  int64_t kind, variant;
+  int64_t from, from_column, inputs;
+  int64_t to, to_column, outputs;
+  const void *w, *b;
+  double low, high;
+  const recurl_step* step;  // of RECURL_RECUR: sizes
+  const recurl_step_weights* layers;
+  int64_t slots[5];  // further ones, -1 for none
+} recurl_op;
+
+typedef struct recurl_program {
+  int64_t dtype, isa;
+  int64_t given, inner;
+  const int64_t* columns;  // of each inner slot
+  int64_t count;
+  const recurl_op* ops;
+} recurl_program;
+
+typedef struct recurl_place {
+  void* data;
+  int64_t stride;  // counts elements between rows
+} recurl_place;
+// Runs B rows through all operations; `given` has a place for each such slot.
+RECURL_EXPORT int recurl_cpu_run(const recurl_program* program, const recurl_place* given, int64_t rows,
+                                 int64_t threads);
 
 // A linear recurrence h[n] = a[n] h[n - 1] + b[n] over a flat stream of tokens cut into segments, elementwise; where a
 // segment starts, the stored state is in the place of h[n - 1]. W numbers in a row; complex ones are two each.

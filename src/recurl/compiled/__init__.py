@@ -1,0 +1,19 @@
+"""Steps of networks as programs of recurl's C++ library: one call for all that a policy computes in a step."""
+
+from recurl.compiled.compilation import Compilation, NotCompiled, Signal
+from recurl.compiled.function import CompiledFunction, OneRow, function_of
+from recurl.compiled.network import CompiledNetwork
+from recurl.compiled.program_file import Recorder, read_function, write_function
+
+__all__ = [
+    "Compilation",
+    "CompiledFunction",
+    "CompiledNetwork",
+    "NotCompiled",
+    "OneRow",
+    "Recorder",
+    "Signal",
+    "function_of",
+    "read_function",
+    "write_function",
+]

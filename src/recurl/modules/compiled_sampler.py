@@ -1,0 +1,104 @@
+"""How samplers are written into a program of the C++ library, which gets the random numbers from torch's generator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl.compiled import Compilation, NotCompiled
+from recurl.keys import NestedKey
+
+__all__ = ["compile_sample"]
+
+
+def compile_sample(
+    program: Compilation,
+    distribution: type,
+    parameters: Mapping[str, NestedKey],
+    options: Mapping[str, Any],
+    outputs: tuple[NestedKey, NestedKey | None],
+    *,
+    determined: bool,
+) -> None:
+    """Write a sample and its log-probability.
+
+    Args:
+        program: where to.
+        distribution: its class.
+        parameters: which entry feeds which argument.
+        options: further arguments.
+        outputs: keys of the sample and of the log-probability, or None.
+        determined: take the deterministic sample.
+
+    Raises:
+        NotCompiled: the distribution has no form in C++.
+    """
+    own = vars(distribution)
+    names = set(parameters)
+    if own.get("draws_choice") is not None and not options and {"logits"} <= names <= {"logits", "mask"}:
+        _choose(program, distribution, parameters, outputs, determined=determined)
+    elif own.get("draws_squashed") and set(options) <= {"low", "high"} and names == {"loc", "scale"}:
+        _squash(program, parameters, options, outputs, determined=determined)
+    else:
+        raise NotCompiled(f"a sampler of {distribution.__name__} has no form in C++")
+
+
+def _choose(
+    program: Compilation,
+    distribution: Any,
+    parameters: Mapping[str, NestedKey],
+    outputs: tuple[NestedKey, NestedKey | None],
+    *,
+    determined: bool,
+) -> None:
+    logits = program.numbers(program.read(parameters["logits"]))
+    mask = program.read(parameters["mask"]) if "mask" in parameters else None
+    if mask is not None and (mask.dtype is not torch.bool or mask.shape != logits.shape):
+        raise NotCompiled("a mask that isn't bool, one for each choice")
+    noise = None if determined else program.noise(logits, Tensor.exponential_)
+    one_hot: bool = distribution.one_hot
+    action = program.output(outputs[0], logits.shape if one_hot else (), torch.int64)
+    program.program.choose(
+        logits.value,
+        None if noise is None else noise.value,
+        None if mask is None else mask.value,
+        action.value,
+        _log_prob(program, outputs),
+        refuses=vars(distribution)["draws_choice"] and not determined,
+        one_hot=one_hot,
+    )
+
+
+def _squash(
+    program: Compilation,
+    parameters: Mapping[str, NestedKey],
+    options: Mapping[str, Any],
+    outputs: tuple[NestedKey, NestedKey | None],
+    *,
+    determined: bool,
+) -> None:
+    loc, scale = (program.numbers(program.read(parameters[name])) for name in ("loc", "scale"))
+    if loc.shape != scale.shape:
+        raise NotCompiled("a location and a scale of several sizes")
+    low, high = (
+        torch.as_tensor(options.get(name, default), dtype=program.dtype, device="cpu")
+        for name, default in (("low", -1.0), ("high", 1.0))
+    )
+    bounds = [bound.expand(loc.shape).contiguous() for bound in (low, 0.5 * (high - low))]
+    noise = None if determined else program.noise(loc, Tensor.normal_)
+    action = program.output(outputs[0], loc.shape)
+    program.program.squash(
+        loc.value,
+        program.joined([scale]).value,
+        None if noise is None else noise.value,
+        (bounds[0], bounds[1]),
+        action.value,
+        _log_prob(program, outputs),
+    )
+
+
+def _log_prob(program: Compilation, outputs: tuple[NestedKey, NestedKey | None]) -> Any:
+    return None if outputs[1] is None else program.output(outputs[1], ()).value

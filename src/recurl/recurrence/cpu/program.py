@@ -1,0 +1,278 @@
+"""Programs of the library: one step of a whole network in one call.
+
+A program holds operations and where the weights lie; it reads them there at every run, so an edit in place counts at
+once. It can be run by several threads at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recurl.errors import UnsupportedError
+from recurl.recurrence.cells import Cell
+from recurl.recurrence.cpu.library import Op, check, instruction_sets, run_function
+from recurl.recurrence.cpu.library import Program as Structure
+from recurl.recurrence.cpu.step import PLAIN, Layers, sizes_of
+
+__all__ = ["ACTIVATIONS", "SOURCES", "Program", "ProgramBuilder", "Value"]
+
+_KINDS = ("copy", "one_hot", "linear", "activate", "normalize", "layer_norm", "recur", "positive", "choose", "squash")
+ACTIVATIONS = ("tanh", "sigmoid", "silu", "elu", "leaky", "clamp")
+SOURCES = (torch.float32, torch.float64, torch.uint8, torch.int16, torch.int32, torch.int64)
+"""Dtypes that are converted, in the order of ``enum recurl_source``."""
+_DTYPES = (torch.float32, torch.float64)
+_NO_CHOICE, _NAN = 4, 3
+_ONE_HOT, _REFUSES, _VALUE = 1, 2, 4
+
+
+class Value(NamedTuple):
+    """Some columns of a slot, for one row of numbers each.
+
+    Attributes:
+        slot: number of the slot.
+        column: the first of its columns.
+        columns: how many.
+    """
+
+    slot: int
+    column: int
+    columns: int
+
+    def part(self, first: int, columns: int) -> Value:
+        """Return ``columns`` of its columns from ``first`` on."""
+        return Value(self.slot, self.column + first, columns)
+
+
+class Program:
+    """Operations that run together; made by a :class:`ProgramBuilder`."""
+
+    def __init__(self, structure: Structure, given: int, kept: list[object]) -> None:
+        self._structure = structure
+        self._pointer = ctypes.addressof(structure)
+        self._kept = kept
+        self._places = struct.Struct(f"{2 * given}q")
+        self._run = run_function()
+
+    def __call__(self, places: Sequence[int], rows: int) -> bool:
+        """Run ``rows`` rows, given a pointer and a stride for each slot that lies outside.
+
+        Returns:
+            Whether all actions could be chosen: not where a distribution that refuses it has NaN, or no choice.
+        """
+        return _succeeded(self._run(self._pointer, self._places.pack(*places), rows, torch.get_num_threads()))
+
+    def bound(self, places: Sequence[int], rows: int) -> Callable[[], bool]:
+        """Return a call of these places, on one thread."""
+        run, pointer, packed = self._run, self._pointer, self._places.pack(*places)
+
+        def call() -> bool:
+            status = run(pointer, packed, rows, 1)
+            return status == 0 or _succeeded(status)
+
+        return call
+
+
+def _succeeded(status: int) -> bool:
+    if status in (_NAN, _NO_CHOICE):
+        return False
+    check(status)
+    return True
+
+
+class ProgramBuilder:
+    """Writes a program, one operation after another.
+
+    Args:
+        dtype: float32 or float64, of all numbers inside and of the weights.
+
+    Raises:
+        UnsupportedError: something isn't for the library; the message says what.
+
+    Example:
+        >>> from recurl.recurrence.cpu import instruction_sets
+        >>> builder = ProgramBuilder(torch.float32)
+        >>> x, y = builder.outside(3), builder.outside(2)
+        >>> weight = torch.ones(2, 3)
+        >>> builder.linear(x, weight, None, y)
+        >>> given, result = torch.ones(5, 3), torch.empty(5, 2)
+        >>> builder.finish()([given.data_ptr(), 3, result.data_ptr(), 2], 5)
+        True
+        >>> result[0]
+        tensor([3., 3.])
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        if dtype not in _DTYPES:
+            raise UnsupportedError(f"the C++ library computes in float32 and float64, not in {dtype}")
+        self.dtype = dtype
+        self._ops: list[Op] = []
+        self._columns: list[int] = []
+        self._given = 0
+        self._kept: list[object] = []
+
+    # Slots inside are numbered from -2 downwards until the end, where it is known how many lie outside; -1 is none.
+
+    def outside(self, columns: int) -> Value:
+        """Return a new slot that lies where each call says."""
+        self._given += 1
+        return Value(self._given - 1, 0, columns)
+
+    def inside(self, columns: int) -> Value:
+        """Return a new slot in memory of the library."""
+        self._columns.append(columns)
+        return Value(-1 - len(self._columns), 0, columns)
+
+    def copy(self, value: Value, to: Value, source: torch.dtype, divisor: float = 1.0) -> None:
+        """Copy numbers of another dtype, divided by ``divisor``."""
+        self._add("copy", value, to, variant=SOURCES.index(source), low=divisor)
+
+    def one_hot(self, value: Value, to: Value) -> None:
+        """Write a one-hot vector of an int64."""
+        self._add("one_hot", value, to)
+
+    def linear(self, value: Value, weight: Tensor, bias: Tensor | None, to: Value) -> None:
+        """Write ``value weight^T + bias``."""
+        pointers = self._weights(((weight, (to.columns, value.columns)), (bias, (to.columns,))))
+        self._add("linear", value, to, w=pointers[0], b=pointers[1])
+
+    def activate(self, name: str, value: Value, to: Value, low: float = 0.0, high: float = torch.inf) -> None:
+        """Apply one of :data:`ACTIVATIONS`."""
+        self._add("activate", value, to, variant=ACTIVATIONS.index(name), low=low, high=high)
+
+    def normalize(self, value: Value, mean: Tensor, scale: Tensor, clip: float, to: Value) -> None:
+        """Write ``(value - mean) * scale``, between ``-clip`` and ``clip``."""
+        shape = (value.columns,)
+        w, b = self._weights(((mean, shape), (scale, shape)))
+        self._add("normalize", value, to, w=w, b=b, low=-clip, high=clip)
+
+    def layer_norm(
+        self, value: Value, weight: Tensor | None, bias: Tensor | None, eps: float, to: Value, *, centered: bool = True
+    ) -> None:
+        """Normalise over the columns, by the variance or, not ``centered``, by the mean square."""
+        shape = (value.columns,)
+        w, b = self._weights(((weight, shape), (bias, shape)))
+        self._add("layer_norm", value, to, w=w, b=b, low=eps, variant=int(not centered))
+
+    def recur(
+        self,
+        cell: Cell,
+        layers: Layers,
+        value: Value,
+        is_init: Value | None,
+        before: Sequence[Value],
+        after: Sequence[Value],
+        to: Value,
+    ) -> None:
+        """Write features and states after one step; states that aren't given count as zero."""
+        sizes = sizes_of(cell, layers, self.dtype, value.columns)
+        if sizes is None:
+            raise UnsupportedError(f"the C++ library has no step for this {cell.name}")
+        step, weights = (ctypes.create_string_buffer(part) for part in sizes)
+        self._kept += [step, weights, *(w for (layer,) in layers for w in layer if w is not None)]
+        self._kept += [w.detach() for (layer,) in layers for w in layer if w is not None]
+        slots = (is_init, *_two(before), *_two(after))
+        addresses = {"step": ctypes.addressof(step), "layers": ctypes.addressof(weights)}
+        self._add("recur", value, to, slots=slots, **addresses)
+
+    def positive(self, value: Value, bias: float, least: float, lower_bound: float, to: Value) -> None:
+        """Write ``softplus(value + bias) + least``, at least ``lower_bound``."""
+        (w,) = self._weights(((torch.tensor([bias], dtype=self.dtype), (1,)),))
+        self._add("positive", value, to, w=w, low=least, high=lower_bound)
+
+    def choose(
+        self,
+        logits: Value,
+        noise: Value | None,
+        mask: Value | None,
+        to: Value,
+        log_prob: Value | None,
+        *,
+        one_hot: bool,
+        refuses: bool = False,
+        value: bool = False,
+    ) -> None:
+        """Choose by logits, as int64: what ``noise`` draws, or without noise the best; see ``Categorical``.
+
+        With ``value``, the logit of the choice is written in the place of its log-probability.
+        """
+        variant = _ONE_HOT * one_hot + _REFUSES * refuses + _VALUE * value
+        self._add("choose", logits, to, slots=(noise, mask, log_prob), variant=variant)
+
+    def squash(
+        self,
+        loc: Value,
+        scale: Value,
+        noise: Value | None,
+        bounds: tuple[Tensor, Tensor],
+        to: Value,
+        log_prob: Value | None,
+    ) -> None:
+        """Write a sample of ``TanhNormal``, or without noise its median; ``bounds`` are low and half the range."""
+        w, b = self._weights([(bound, (loc.columns,)) for bound in bounds])
+        self._add("squash", loc, to, slots=(scale, noise, log_prob), w=w, b=b)
+
+    def finish(self) -> Program:
+        """Return the program."""
+        ops, columns = (Op * len(self._ops))(*self._ops), (ctypes.c_int64 * len(self._columns))(*self._columns)
+        for op in ops:
+            op.source, op.to = self._number(op.source), self._number(op.to)
+            for place, slot in enumerate(op.slots):
+                op.slots[place] = self._number(slot)
+        structure = Structure(
+            dtype=_DTYPES.index(self.dtype),
+            isa=len(instruction_sets()) - 1,
+            given=self._given,
+            inner=len(columns),
+            columns=ctypes.addressof(columns),
+            count=len(ops),
+            ops=ctypes.addressof(ops),
+        )
+        return Program(structure, self._given, [*self._kept, ops, columns])
+
+    def _number(self, slot: int) -> int:
+        return slot if slot >= -1 else self._given - 2 - slot
+
+    def _add(
+        self,
+        kind: str,
+        value: Value,
+        to: Value,
+        *,
+        slots: Sequence[Value | None] = (),
+        **fields: float | None,
+    ) -> None:
+        op = Op(kind=_KINDS.index(kind), source=value.slot, from_column=value.column, inputs=value.columns)
+        op.to, op.to_column, op.outputs = to.slot, to.column, to.columns
+        for name, field in fields.items():
+            setattr(op, name, field)
+        for place in range(5):
+            slot = slots[place] if place < len(slots) else None
+            op.slots[place] = -1 if slot is None else slot.slot
+        self._ops.append(op)
+
+    def _weights(self, expected: Sequence[tuple[Tensor | None, tuple[int, ...]]]) -> list[int | None]:
+        """Return where weights lie, and keep that memory."""
+        pointers: list[int | None] = []
+        for tensor, shape in expected:
+            if tensor is None:
+                pointers.append(None)
+                continue
+            if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.dtype is not self.dtype:
+                raise UnsupportedError(f"a weight is {type(tensor).__name__} of {tensor.dtype} on {tensor.device}")
+            if tensor.shape != shape or not tensor.is_contiguous():
+                raise UnsupportedError(f"a weight has the shape {list(tensor.shape)} or strides of its own")
+            alias = tensor.detach()  # keeps the memory even if `tensor.data` is assigned
+            self._kept.append(alias)
+            pointers.append(alias.data_ptr())
+        return pointers
+
+
+def _two(values: Sequence[Value]) -> tuple[Value | None, Value | None]:
+    padded: tuple[Value | None, ...] = (*values, None, None)
+    return padded[0], padded[1]

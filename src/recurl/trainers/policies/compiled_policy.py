@@ -1,0 +1,88 @@
+"""A trained policy of one environment, arrays in and out, in microseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from recurl.errors import ArgumentError, UnsupportedError
+from recurl.keys import IS_INIT, NestedKey, dotted
+from recurl.trainers.policies.converter import Converter
+from recurl.trainers.policies.steps import Step
+
+__all__ = ["CompiledPolicy"]
+
+
+class CompiledPolicy:
+    """The best action of one environment at each step, by one call of the C++ library.
+
+    It computes what :meth:`Policy.predict` computes, to rounding, and leaves out what takes time there: observations
+    are not looked through for numbers that aren't finite. To be used by one thread at a time.
+
+    Args:
+        step: what computes a step.
+        converter: what converts observations and actions.
+
+    Raises:
+        UnsupportedError: the policy can't be one call of the library, or reads anything but one Box.
+    """
+
+    def __init__(self, step: Step, converter: Converter) -> None:
+        keys, function = step.compiled()
+        self.observation_space: gym.Space[Any] = converter.observation_space
+        self.action_space: gym.Space[Any] = converter.action_space
+        self._start = np.zeros(1, np.bool_)  # of a policy without memory
+        self._shape = _checked(converter, keys, step.states)
+        self._row = function.one_row()
+        self._run = self._row.run
+        arrays = dict(zip(keys, self._row.inputs, strict=True))
+        self._states = [(dotted(key), arrays[key]) for key in step.states]
+        self._observation = next(array for key, array in arrays.items() if key != IS_INIT and key not in step.states)
+        self._start = arrays.get(IS_INIT, self._start).reshape(1)
+        self._action, *after = self._row.outputs
+        self._after = list(zip(map(dotted, step.states), after, strict=True))
+        space = converter.action_space
+        self._dtype = space.dtype
+        self._first = int(space.start) if isinstance(space, gym.spaces.Discrete) else None
+
+    def __call__(
+        self, observation: NDArray[Any], state: dict[str, NDArray[Any]] | None = None, episode_start: bool = False
+    ) -> tuple[Any, dict[str, NDArray[Any]]]:
+        """Choose the action of a step.
+
+        Args:
+            observation: an array of the shape of the observation space.
+            state: what the last call returned; None where an episode begins.
+            episode_start: whether the state counts as fresh.
+
+        Returns:
+            The action, as ``env.step`` takes it, and the new state.
+
+        Raises:
+            ArgumentError: ``observation`` has another shape, or ``state`` isn't what a call returned.
+        """
+        if observation.shape != self._shape:
+            raise ArgumentError(f"observation must have shape {list(self._shape)}, got {list(observation.shape)}.")
+        self._observation[...] = observation
+        self._start[0] = episode_start or state is None
+        if state is not None:
+            try:
+                for name, own in self._states:
+                    own[...] = state[name]
+            except (LookupError, TypeError, ValueError) as error:
+                raise ArgumentError(f"state must be what the last call returned: {error}") from error
+        self._run()
+        after = {name: array.copy() for name, array in self._after}
+        return self._action.astype(self._dtype) if self._first is None else self._action + self._first, after
+
+
+def _checked(converter: Converter, keys: list[NestedKey], states: list[NestedKey]) -> tuple[int, ...]:
+    """Return the shape of an observation."""
+    observed = [key for key in keys if key != IS_INIT and key not in states]
+    space = converter.observation_space
+    if len(observed) != 1 or not isinstance(space, gym.spaces.Box):
+        raise UnsupportedError(f"A compiled policy reads one Box, this one reads {observed} of {space}: use predict.")
+    return space.shape

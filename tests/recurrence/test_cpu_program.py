@@ -1,0 +1,108 @@
+"""Programs of the C++ library: their interface, and that threads and tiles change nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurl.errors import UnsupportedError
+from recurl.recurrence import CELLS
+from recurl.recurrence.cpu import instruction_sets, library, program
+from recurl.recurrence.cpu.program import ProgramBuilder, Value
+
+from .contract import Case
+
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there was no compiler when recurl was installed")
+
+
+def header() -> str:
+    text = (Path(library.__file__).parent / "src" / "recurl_cpu.h").read_text()
+    return re.sub(r"//.*", "", text)
+
+
+@pytest.mark.parametrize(("name", "structure"), [("op", library.Op), ("program", library.Program)])
+def test_structures_are_those_of_the_header(name: str, structure: type[ctypes.Structure]) -> None:
+    body = header().split(f"typedef struct recurl_{name} {{")[1].split(f"}} recurl_{name};")[0]
+    declared = [re.sub(r"\[\d+\]", "", field).strip() for field in re.findall(r"\*?([\w\[\]]+)\s*[,;]", body)]
+    renamed = {"source": "from"}  # no name for an attribute
+    assert declared == [renamed.get(field[0], field[0]) for field in structure._fields_]
+    assert ctypes.sizeof(structure) == 8 * (len(declared) + 4 * (name == "op"))
+
+
+@pytest.mark.parametrize(
+    ("enum", "names"),
+    [("op_kind", program._KINDS), ("activation", program.ACTIVATIONS), ("source", program.SOURCES)],
+)
+def test_numbers_are_those_of_the_header(enum: str, names: tuple[object, ...]) -> None:
+    body = header().split(f"enum recurl_{enum} {{")[1].split("}")[0]
+    declared = re.findall(r"RECURL_(\w+) = (\d+)", body)
+    assert [int(number) for _, number in declared] == list(range(len(names)))
+    found = [str(name).removeprefix("torch.") for name in names]
+    assert [name.removeprefix("FROM_").lower() for name, _ in declared] == found
+
+
+def policy(case: Case) -> tuple[program.Program, list[torch.Tensor], list[int]]:
+    """Linear, tanh, LSTM and a head, and the tensors that it reads and writes."""
+    builder, rows = ProgramBuilder(case.x.dtype), case.x.shape[0]
+    tensors: list[torch.Tensor] = []
+
+    def outside(tensor: torch.Tensor) -> Value:
+        tensors.append(tensor)
+        return builder.outside(tensor.shape[1:].numel())
+
+    x = outside(torch.randn(rows, 6, dtype=case.x.dtype))
+    before = [outside(state) for state in case.states]
+    after = [outside(torch.full_like(state, torch.nan)) for state in case.states]
+    out = outside(torch.full((rows, 3), torch.nan, dtype=case.x.dtype))
+    hidden = case.weights[0][0].hidden_size
+    embedded, memory = builder.inside(case.x.shape[1]), builder.inside(hidden)
+    builder.linear(x, torch.randn(case.x.shape[1], 6, dtype=case.x.dtype), None, embedded)
+    builder.activate("tanh", embedded, embedded)
+    builder.recur(CELLS[case.cell], case.weights, embedded, None, before, after, memory)
+    builder.linear(memory, torch.randn(3, hidden, dtype=case.x.dtype), None, out)
+    places = [number for tensor in tensors for number in (tensor.data_ptr(), tensor.shape[1:].numel())]
+    return builder.finish(), tensors, places
+
+
+def test_threads_and_tiles_change_nothing() -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        case = Case("lstm", shape=(300,), hidden=70)
+        run, tensors, places = policy(case)
+        results: list[list[torch.Tensor]] = []
+        threads = torch.get_num_threads()
+        try:
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                assert run(places, 300)
+                results.append([tensor.clone() for tensor in tensors])
+        finally:
+            torch.set_num_threads(threads)
+        assert all(torch.equal(*pair) for later in results[1:] for pair in zip(results[0], later, strict=True))
+        assert not torch.stack([tensor.isnan().any() for tensor in tensors]).any()
+
+
+def test_what_the_library_lacks_is_named() -> None:
+    with pytest.raises(UnsupportedError, match=r"computes in float32 and float64, not in torch.bfloat16"):
+        ProgramBuilder(torch.bfloat16)
+    builder = ProgramBuilder(torch.float32)
+    x, y = builder.inside(3), builder.inside(2)
+    with pytest.raises(UnsupportedError, match=r"a weight is Tensor of torch.float64"):
+        builder.linear(x, torch.ones(2, 3, dtype=torch.float64), None, y)
+    for weight in (torch.ones(3, 2).t(), torch.ones(2, 4)):
+        with pytest.raises(UnsupportedError, match="a weight has the shape"):
+            builder.linear(x, weight, None, y)
+    case = Case("gru", shape=(1,))
+    with pytest.raises(UnsupportedError, match="has no step for this lstm"):
+        builder.recur(CELLS["lstm"], case.weights, x, None, [], [], y)
+
+
+def test_out_of_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "run_function", lambda: lambda *args: 1)
+    builder = ProgramBuilder(torch.float32)
+    with pytest.raises(MemoryError, match="no memory to work in"):
+        builder.finish()([], 1)

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING
 
 from recurl.absent import absent_names
+from recurl.collectors.acting import why_not_lowered
 from recurl.collectors.actors.collector import RayCollector
 from recurl.collectors.actors.group import Replacement
-from recurl.collectors.collector import Collector, why_not_lowered
+from recurl.collectors.collector import Collector
 from recurl.collectors.multi import MultiAsyncCollector, MultiSyncCollector
 from recurl.collectors.overlapped import OverlappedCollector
 

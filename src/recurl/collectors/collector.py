@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from recurl.collectors.acting import lowered, on_device, random_action
 from recurl.collectors.background import CollectorBase, Extendable, units_of
 from recurl.collectors.batch import BatchWriter
 from recurl.collectors.captured import CapturedSteps, why_not_captured
@@ -32,7 +31,6 @@ from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType
 from recurl.modules.actors import explain_missing_scale
 from recurl.spans import COLLECTION_GRAPH, TRANSFERS, span
-from recurl.specs import OneHot
 
 
 class Collector(CollectorBase):
@@ -140,7 +138,7 @@ class Collector(CollectorBase):
         self.env = env
         self._original_policy = policy
         self._policy_device = numbered(device)
-        self.policy = policy if policy is None else _on_device(policy, self._policy_device)
+        self.policy = policy if policy is None else on_device(policy, self._policy_device)
         check_policy(policy, env, init_random_frames)
         rows = env.batch_size.numel()
         self.steps_per_batch = units_of("frames_per_batch", frames_per_batch, rows, f"the environment's {rows} rows")
@@ -273,7 +271,7 @@ class Collector(CollectorBase):
         elif self.frames < self.init_random_frames:
             reason = f"the first {self.init_random_frames} frames have random actions"
         else:
-            network, reason = _lowered(self.policy, self._groups.envs[0])
+            network, reason = lowered(self.policy, self._groups.envs[0])
             if reason is None:
                 return network, None
         return None, reason
@@ -298,7 +296,7 @@ class Collector(CollectorBase):
         else:
             tensordict = self.policy(tensordict)
         if first + len(past) * self.env.batch_size.numel() < self.init_random_frames:
-            tensordict.set(ACTION, _random_action(env, tensordict))
+            tensordict.set(ACTION, random_action(env, tensordict))
         return tensordict
 
     def _prepare_background(self) -> None:
@@ -395,48 +393,7 @@ class Collector(CollectorBase):
         self.env.close()
 
 
-def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:
-    """Return the reason why ``policy`` or ``env`` needs TensorDicts at every step of a collector, or None.
-
-    If there is none, a collector runs on plain tensors, which is faster and bitwise equal.
-
-    Example:
-        >>> from recurl.envs import GymEnv
-        >>> why_not_lowered(lambda td: td, GymEnv("CartPole-v1"))
-        'function is not a TensorDict module'
-    """
-    return _lowered(policy, env)[1]
-
-
-def _lowered(policy: Policy | None, env: EnvBase) -> tuple[Network | None, str | None]:
-    """Return ``policy`` as a network, and the reason why it or ``env`` needs TensorDicts, or None."""
-    network = None if policy is None else Network([policy])
-    return network, env.why_not_lowered() or (None if network is None else network.why_not_lowered())
-
-
-def _random_action(env: EnvBase, tensordict: TensorDictBase) -> Any:
-    """Draw an action in the encoding (one-hot or integer) that the policy used in ``tensordict``."""
-    like: Any = tensordict.get(ACTION)
-    spec, action = env.action_spec, env.rand_action(tensordict.copy()).get(ACTION)
-    if not isinstance(action, Tensor) or not isinstance(like, Tensor):
-        return action
-    if isinstance(spec, OneHot) and like.shape == env.batch_size:
-        return action.argmax(-1).to(like.dtype)
-    if action.shape != like.shape and like.shape[:-1] == action.shape:
-        return F.one_hot(action, like.shape[-1]).to(like.dtype)
-    return action
-
-
 def _truncate_last(after: TensorDictBase) -> None:
     done = after.get(DONE)[..., -1, :]
     after.get(TRUNCATED)[..., -1, :].logical_or_(~done)
     done.fill_(True)
-
-
-def _on_device(policy: Policy, device: torch.device | None) -> Policy:
-    if device is None or not isinstance(policy, nn.Module):
-        return policy
-    tensors = itertools.chain(policy.parameters(), policy.buffers())
-    if all(tensor.device.type == device.type and device.index in (None, tensor.device.index) for tensor in tensors):
-        return policy
-    return copy.deepcopy(policy).to(device)

@@ -1,0 +1,62 @@
+"""What acts in an environment: the policy as a network, on another device, or chance."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from recurl.envs import EnvBase
+from recurl.envs.rollout import Policy
+from recurl.keys import ACTION
+from recurl.lowering import Network
+from recurl.specs import OneHot
+
+__all__ = ["lowered", "on_device", "random_action", "why_not_lowered"]
+
+
+def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:
+    """Return the reason why ``policy`` or ``env`` needs TensorDicts at every step of a collector, or None.
+
+    If there is none, a collector runs on plain tensors, which is faster and bitwise equal.
+
+    Example:
+        >>> from recurl.envs import GymEnv
+        >>> why_not_lowered(lambda td: td, GymEnv("CartPole-v1"))
+        'function is not a TensorDict module'
+    """
+    return lowered(policy, env)[1]
+
+
+def lowered(policy: Policy | None, env: EnvBase) -> tuple[Network | None, str | None]:
+    """Return ``policy`` as a network, and the reason why it or ``env`` needs TensorDicts, or None."""
+    network = None if policy is None else Network([policy])
+    return network, env.why_not_lowered() or (None if network is None else network.why_not_lowered())
+
+
+def random_action(env: EnvBase, tensordict: TensorDictBase) -> Any:
+    """Draw an action in the encoding (one-hot or integer) that the policy used in ``tensordict``."""
+    like: Any = tensordict.get(ACTION)
+    spec, action = env.action_spec, env.rand_action(tensordict.copy()).get(ACTION)
+    if not isinstance(action, Tensor) or not isinstance(like, Tensor):
+        return action
+    if isinstance(spec, OneHot) and like.shape == env.batch_size:
+        return action.argmax(-1).to(like.dtype)
+    if action.shape != like.shape and like.shape[:-1] == action.shape:
+        return F.one_hot(action, like.shape[-1]).to(like.dtype)
+    return action
+
+
+def on_device(policy: Policy, device: torch.device | None) -> Policy:
+    """Return ``policy`` itself where it is on ``device`` or no module, else a copy there."""
+    if device is None or not isinstance(policy, nn.Module):
+        return policy
+    tensors = itertools.chain(policy.parameters(), policy.buffers())
+    if all(tensor.device.type == device.type and device.index in (None, tensor.device.index) for tensor in tensors):
+        return policy
+    return copy.deepcopy(policy).to(device)

@@ -28,6 +28,7 @@ __all__ = [
     "Positive",
     "Range",
     "Seed",
+    "SomeFraction",
     "Steps",
     "Threads",
     "Whole",
@@ -88,6 +89,7 @@ NotNegative: TypeAlias = Annotated[float, Range(0)]
 NoBound: TypeAlias = Annotated[float, Range(0, above=True, infinite=True)]
 """Above 0; infinity means that there is no bound."""
 Fraction: TypeAlias = Annotated[float, Range(0, 1)]
+SomeFraction: TypeAlias = Annotated[float, Range(0, 1, above=True)]
 Inside: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
 Exponent: TypeAlias = Annotated[float, Range(0, 10)]
 

@@ -27,6 +27,7 @@ LEFT = {
     "run_dir",
     "overwrite",
     "cuda_graph",
+    "compile",
     "overlap",
     "collectors",
     "ray_address",

@@ -37,6 +37,11 @@ def test_env_arguments_are_literals_or_text():
         ({**GRAPH, "overlap": True, "env_workers": 2}, "no --cuda-graph, got 2 workers and --cuda-graph"),
         ({"env_groups": 2}, "--env-groups 2 needs --env-workers, .* got 0 workers and 8 environments"),
         ({"env_groups": 3, "env_workers": 4}, "multiple of groups x workers, got 4 workers and 8 environments"),
+        ({"compile": True, "backend": "loop"}, "--compile needs a cell of the library and .* got lstm and loop"),
+        (
+            {"compile": True, "cell": "examples.mingru:MinGRU"},
+            "--compile needs a cell .* got examples.mingru:MinGRU",
+        ),
         ({"cuda_graph": True}, "--cuda-graph needs --device cuda, got cpu"),
         ({**GRAPH, "backend": "pad"}, "--cuda-graph needs --backend fastest or triton.* got pad"),
         ({**GRAPH, "sequence_length": 48}, "minibatches of the same size: .* got 48 for 128, and 4"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recurl.ranges import Count, Fraction, Whole
+from recurl.ranges import Count, SomeFraction, Whole
 from recurl.trainers.algorithms.replay_config import ReplayConfig
 
 
@@ -32,5 +32,5 @@ class CriticsConfig(ReplayConfig):
     """Share encoder and memory between actor and critics; otherwise each has its own."""
     critics: Count = 2
     """Critics, of which the smallest value counts."""
-    target_rate: Fraction = 0.01
+    target_rate: SomeFraction = 0.01
     """Fraction by which the target critics follow the critics, per gradient step."""

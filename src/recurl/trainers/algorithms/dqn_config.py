@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction, Whole
+from recurl.ranges import Count, Fraction, SomeFraction, Whole
 from recurl.trainers.algorithms.replay_config import ReplayConfig
 from recurl.trainers.config import Schedule
 
@@ -43,7 +43,7 @@ class DQNConfig(ReplayConfig):
     greedy_returns: bool = True
     """End a sum of rewards before the first action that the network wouldn't choose now: those of old policies would
     count against the state that they were in."""
-    target_rate: Fraction = 0.01
+    target_rate: SomeFraction = 0.01
     """Fraction by which the target network follows the network, per gradient step."""
     target_interval: Count | None = None
     """Gradient steps between two copies of the weights to the target network, instead of --target-rate."""

@@ -8,10 +8,12 @@ from typing import ClassVar, Self
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
 from recurl.ranges import NotNegative
+from recurl.recurrence import CELLS, load_cell
 from recurl.trainers.config import NO_CELL, RunConfig, Schedule
 from recurl.trainers.env_name import source_of
 
 _CAPTURABLE = ("fastest", "triton")
+_COMPILABLE = ("fastest", "cpu", "triton")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,12 @@ class OnPolicyConfig(RunConfig):
         return 1
 
     def check(self) -> None:
-        """Refuse a CUDA graph where there can't be one."""
+        """Refuse a CUDA graph, and compiled programs, where there can be none."""
+        if self.compile and self.cell != NO_CELL and not self._is_compilable:
+            raise ArgumentError(
+                f"--compile needs a cell of the library and --backend {' or '.join(_COMPILABLE)}, as others read the "
+                f"lengths of episodes back, got {self.cell} and {self.backend}."
+            )
         if not self.cuda_graph:
             return
         if not self.device.startswith("cuda"):
@@ -57,6 +64,10 @@ class OnPolicyConfig(RunConfig):
                 f"--cuda-graph needs --backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got "
                 f"{self.backend}."
             )
+
+    @property
+    def _is_compilable(self) -> bool:
+        return self.backend in _COMPILABLE and type(load_cell(self.cell)) in map(type, CELLS.values())
 
     def on_cpu(self) -> Self:
         """Return the options of the same run on the CPU, with the backend that is best there."""

@@ -23,7 +23,7 @@ __all__ = ["lowered", "on_device", "random_action", "why_not_lowered"]
 def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:
     """Return the reason why ``policy`` or ``env`` needs TensorDicts at every step of a collector, or None.
 
-    If there is none, a collector runs on plain tensors, which is faster and bitwise equal.
+    If there is none, a collector runs on plain tensors, which is faster.
 
     Example:
         >>> from recurl.envs import GymEnv

@@ -27,9 +27,9 @@ from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.algorithms.seeding import GeneratorState
 from recurl.trainers.networks.actor_critic import ActorCritic
-from recurl.trainers.optim.compiled import GradientProgram, estimate
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
+from recurl.trainers.optim.programs import GradientProgram, estimate
 
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
 CHECKED = (*LOSSES, "grad_norm")

@@ -1,4 +1,4 @@
-"""The gradient of a loss and the estimate of advantages as compiled programs."""
+"""The gradient of a loss and the estimate of advantages as programs that torch.compile makes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recurl.traced import Traced
 Named: TypeAlias = Mapping[Any, Tensor]
 
 
-class Compiled:
+class BatchProgram:
     """Runs a function from a batch to named tensors as a program, one for each shape of batches.
 
     Args:
@@ -25,7 +25,7 @@ class Compiled:
 
     Example:
         >>> net = nn.Linear(2, 1)
-        >>> run = Compiled(lambda batch: {"y": net(batch.get("x"))}, net)
+        >>> run = BatchProgram(lambda batch: {"y": net(batch.get("x"))}, net)
         >>> run(Entries({"x": torch.zeros(3, 2)}, torch.Size([3])))["y"].shape
         torch.Size([3, 1])
     """
@@ -69,7 +69,7 @@ def estimate(results: Callable[[Step], Named], module: nn.Module) -> Callable[[T
     def compute(batch: Entries) -> Named:
         return results(batch)
 
-    program = Compiled(compute, module)
+    program = BatchProgram(compute, module)
 
     def write(batch: TensorDictBase) -> TensorDictBase:
         for key, result in program(batch).items():
@@ -100,7 +100,7 @@ class GradientProgram:
                 gradients: Any = torch.autograd.grad(total, wanted, allow_unused=True)
             return {**found, **{n: g for n, g in zip(names, gradients, strict=True) if g is not None}}
 
-        self._program = Compiled(run, module)
+        self._program = BatchProgram(run, module)
 
     def __call__(self, minibatch: Step) -> dict[str, Tensor]:
         """Return losses and metrics, and set the gradients of the parameters."""

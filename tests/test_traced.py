@@ -1,0 +1,64 @@
+"""Functions of tensors as programs: their numbers, what they draw, what is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from recurl.errors import UnsupportedError
+from recurl.traced import Traced
+
+
+def test_numbers_gradients_and_draws():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    own = torch.Generator().manual_seed(7)
+
+    def run(x, y):
+        noise = torch.empty(5).uniform_(-1, 1, generator=own)
+        kept = torch.empty_like(x).exponential_() > torch.rand(5, 1)
+        with torch.enable_grad():
+            loss = ((net(x * kept).squeeze(-1) + noise - y) ** 2).mean()
+            return loss.detach(), noise, kept, *torch.autograd.grad(loss, net.parameters())
+
+    x, y = torch.randn(5, 3), torch.randn(5)
+    states = torch.get_rng_state(), own.get_state()
+    program = Traced(run, [x, y], [own])
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(own.get_state(), states[1])
+    for _ in range(2):
+        before = torch.get_rng_state(), own.get_state()
+        expected = run(x, y)
+        after = torch.get_rng_state(), own.get_state()
+        torch.set_rng_state(before[0])
+        own.set_state(before[1])
+        found = program(x, y)
+        assert torch.equal(torch.get_rng_state(), after[0])
+        assert torch.equal(own.get_state(), after[1])
+        for result, wanted in zip(found, expected, strict=True):
+            assert result.dtype == wanted.dtype
+            torch.testing.assert_close(result, wanted)
+        assert torch.equal(found[1], expected[1])
+        assert torch.equal(found[2], expected[2])
+        with torch.no_grad():
+            net[0].weight.mul_(2)  # the next call reads it
+        x, y = x + 1, y * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda x: (torch.multinomial(x, 1),),
+            r"depend on tensors, but aten\.multinomial\.default does: draw them",
+        ),
+        (lambda x: (torch.bernoulli(x),), r"depend on tensors, but aten\.bernoulli\.default does"),
+        (lambda x: (x if x.sum() > 0 else -x,), r"test_traced\.py:\d+ does .*: a number or a truth value is taken out"),
+        (lambda x: (x[x > 0],), r"test_traced\.py:\d+ does .*: a mask is used as an index"),
+        (lambda x: (x * x.sum().item(),), r"a number or a truth value is taken out of a tensor"),
+    ],
+)
+def test_what_cannot_be_a_program(function, message):
+    before = torch.get_rng_state()
+    with pytest.raises(UnsupportedError, match=message):
+        Traced(function, [torch.rand(3)])
+    torch.set_rng_state(before)

@@ -21,6 +21,8 @@ from recurl.recurrence.cells.state_space import StateSpace, enter_state, polar
 from recurl.recurrence.cells.time import ONE_STEP, Time, multiply
 
 _SLOWEST = -1e-4  # the largest real part, as in the authors' clip_eigs
+_GAUSS = np.polynomial.legendre.leggauss(10)  # exact to float64 for exp of numbers up to 1
+_NODES, _WEIGHTS = ((_GAUSS[0] + 1) / 2).tolist(), (_GAUSS[1] / 2).tolist()  # from 0 to 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,20 +120,13 @@ def _mean_exp(re: Tensor, im: Tensor) -> Tensor:
 
     Near 0 the quotient would be exact and its derivative not (two large terms that cancel), so it is integrated there.
     """
-    nodes, weights = (re.new_tensor(part) for part in _gauss())
+    nodes, weights = re.new_tensor(_NODES), re.new_tensor(_WEIGHTS)
     along = polar(re.unsqueeze(-1) * nodes, im.unsqueeze(-1) * nodes)
     integral = (along * weights.unsqueeze(-1)).sum(-2)
     less_one = polar(re, im) - re.new_tensor([1.0, 0.0])
     square = re.square() + im.square()
     quotient = multiply(less_one, torch.stack([re, -im], -1)) / square.unsqueeze(-1)
     return torch.where((square < 1).unsqueeze(-1), integral, quotient)
-
-
-@cache
-def _gauss() -> tuple[list[float], list[float]]:
-    """Nodes and weights of Gauss-Legendre quadrature from 0 to 1, exact to float64 for exp of numbers up to 1."""
-    nodes, weights = np.polynomial.legendre.leggauss(10)
-    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
 
 
 def hippo(size: int) -> tuple[Tensor, Tensor]:

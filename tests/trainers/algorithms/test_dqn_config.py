@@ -27,7 +27,8 @@ def test_options_that_cannot_be_used(kind, options, message):
 
 def test_r2d2_is_dqn_with_priorities():
     config = R2D2Config(env=ENV)
-    assert config.to_dict() == {**DQNConfig(env=ENV).to_dict(), "algorithm": "r2d2", "prioritized": True}
+    own = {"algorithm": "r2d2", "prioritized": True, "actor_eps": 0.4, "actor_eps_exponent": 7.0}
+    assert config.to_dict() == {**DQNConfig(env=ENV).to_dict(), **own}
 
 
 def test_burn_in_is_a_quarter_of_a_slice_unless_given():

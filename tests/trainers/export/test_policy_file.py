@@ -242,7 +242,7 @@ def test_a_run_from_a_gpu_is_exported_anywhere(tmp_path, monkeypatch):
 
 
 def test_mistakes(lstm, tmp_path, monkeypatch):
-    with pytest.raises(ArgumentError, match="--format must be one of torch, onnx, got 'tf'"):
+    with pytest.raises(ArgumentError, match="--format must be one of torch, onnx, compiled, got 'tf'"):
         export_run(lstm, "tf")
     with pytest.raises(ArgumentError, match=r"A file of format torch must end with \.pt2, got .*policy\.pt: name"):
         export_run(lstm, "torch", Path("policy.pt"))

@@ -73,7 +73,7 @@ def test_mistakes(run, file, tmp_path):
     refused(r"There is no run no/such: name the folder that recurl train wrote, or a file .*\.pt2 or \.onnx", "no/such")
     refused(r"There is no checkpoint|holds no run", tmp_path)
     (tmp_path / "policy.txt").touch()
-    refused(r"a file that ends with \.pt2 or \.onnx, got .*policy\.txt", tmp_path / "policy.txt")
+    refused(r"a file that ends with \.pt2 or \.onnx or \.recurl, got .*policy\.txt", tmp_path / "policy.txt")
     refused("--checkpoint must be one of newest, best, got 'bets': did you mean best?", run, "bets")
     refused("An exported file holds one policy, so checkpoint must be left out, got 'best': export", file, "best")
     refused("the folder of a run, a RunFolder or an exported file, got int", 3, error=ArgumentTypeError)

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase
 from torch import Tensor
 
-from recurl.compiled import CompiledFunction, CompiledNetwork, function_of
+from recurl.compiled import CompiledFunction, function_of
 from recurl.envs import EnvBase
 from recurl.errors import UnsupportedError
 from recurl.keys import ACTION, IS_INIT, NestedKey, next_key, normalize_key
@@ -68,7 +68,6 @@ class AgentStep:
         self.states: list[NestedKey] = [key for part in recurrent_modules(agent.actor) for key in part.state_keys]
         modules = {kind: _acting(policy, self.states) for kind, policy in policies.items()}
         self._networks = {kind: _network(parts, deterministic=kind) for kind, parts in modules.items()}
-        self._runs: dict[bool, Any] = {kind: _fastest(network) for kind, network in self._networks.items()}
         keys = dict.fromkeys(normalize_key(key) for kind in policies for key in _inputs(modules[kind]))
         specs = env.observation_spec
         lead = len(env.batch_size)
@@ -78,7 +77,7 @@ class AgentStep:
         """Return the action and the states after; see :class:`Step`."""
         network = self._networks[deterministic]
         with set_exploration_type(_kind(deterministic)), set_recurrent_mode(False), torch.inference_mode():
-            step = self._runs[deterministic](inputs_from(entries, torch.Size([rows]), None, [network]))
+            step = network(inputs_from(entries, torch.Size([rows]), None, [network]))
         action = step.get(ACTION)
         if isinstance(action, Entries):  # one for each part
             action = action.to_tensordict()
@@ -118,10 +117,6 @@ def _kind(deterministic: bool) -> ExplorationType:
 def _network(modules: list[TensorDictModuleBase], *, deterministic: bool) -> Network:
     with set_exploration_type(_kind(deterministic)):  # a sampler is lowered for the type in force
         return Network(modules)
-
-
-def _fastest(network: Network) -> CompiledNetwork | Network:
-    return CompiledNetwork(network) if network.why_not_lowered() is None else network
 
 
 def _inputs(modules: list[TensorDictModuleBase]) -> list[NestedKey]:

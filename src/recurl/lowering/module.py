@@ -53,7 +53,7 @@ def link(module: object) -> Link | str:
         >>> step = Entries({"observation": torch.zeros(4, 3)}, torch.Size([4]))
         >>> link(net)(step); step["logits"].shape
         torch.Size([4, 2])
-        >>> link(print)
+        >>> link(len)
         'builtin_function_or_method is not a TensorDict module'
     """
     if not isinstance(module, TensorDictModuleBase):

@@ -121,7 +121,7 @@ def read_options(values: Mapping[str, Any]) -> RunConfig:
 
     Example:
         >>> read_options({"algorithm": "r2d2", "env": "recurl/TMaze-v0"}).n_steps
-        5
+        10
     """
     return find_algorithm(str(values.get("algorithm", PPOConfig.algorithm))).config.from_dict(values)
 

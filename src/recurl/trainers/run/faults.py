@@ -70,7 +70,8 @@ class FaultWatch:
             without = rows if ending is None else rows | ending
             if self._learner.restart(again):
                 self._ending = again
-        begins = batch[TRAJ_STEPS][..., 0] == 0
+        numbers = batch.get(TRAJ_STEPS, None)  # absent from batches of old checkpoints
+        begins = None if numbers is None else numbers[..., 0] == 0
         self._stats.update(batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0], begins=begins, without=without)
         return culprit is None
 

@@ -279,3 +279,17 @@ def test_what_cannot_be_compiled():
         UnsupportedError, match=r"read back to the host, but .*test_captured\.py:\d+ does `return super"
     ):
         collector.collect()
+
+
+def test_what_was_replaced_may_lie_in_memory_of_the_graph():
+    collector = make(TMaze(2), cuda_graph=True)
+    batches(collector, 3)
+    (root,) = collector._roots
+    first, second = root.get("terminated"), root.get("truncated")
+    first.fill_(True)
+    second.fill_(False)
+    root.set("terminated", second)
+    root.set("truncated", first)
+    batch = collector.collect()
+    assert not batch["terminated"][:, 0].any()
+    assert batch["truncated"][:, 0].all()

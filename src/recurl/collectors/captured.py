@@ -160,9 +160,12 @@ class CapturedSteps:
         recording = self._recording
         if recording is None:
             recording = self._recording = self._record(given)
-        for kept, tensor in zip(recording.memory, given, strict=True):
-            if kept is not tensor:
-                kept.copy_(tensor)
+        memory = {kept.untyped_storage().data_ptr() for kept in recording.memory}
+        replaced = [(kept, new) for kept, new in zip(recording.memory, given, strict=True) if kept is not new]
+        # All are read before the first is written: what was replaced may lie in memory that is overwritten here.
+        values = [new.clone() if new.untyped_storage().data_ptr() in memory else new for _, new in replaced]
+        for (kept, _), value in zip(replaced, values, strict=True):
+            kept.copy_(value)
         recording.replay()
         return recording.written, recording.memory
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -94,6 +94,7 @@ class Compilation:
         example: entries as they will be when it runs; only shapes, dtypes and devices count.
         dtype: of the numbers inside.
         wanted: keys that are to be written.
+        layers: what writes a module of torch.nn into it, by class.
         recorder: stands for the program's builder of this dtype, whose calls it keeps; None for the builder itself.
 
     Attributes:
@@ -108,6 +109,7 @@ class Compilation:
         example: Entries,
         dtype: torch.dtype,
         wanted: Container[NestedKey | None],
+        layers: Mapping[type, Callable[..., Any]],
         recorder: Callable[[torch.dtype], Any] | None = None,
     ) -> None:
         with unsupported():
@@ -117,6 +119,7 @@ class Compilation:
         self.writes: list[Outside] = []
         self._example = example
         self._wanted = wanted
+        self._layers = layers
         self._written: dict[NestedKey, Signal] = {}
         self._read: dict[NestedKey, Signal] = {}
 
@@ -200,11 +203,9 @@ class Compilation:
 
     def apply(self, module: object, *inputs: Signal) -> tuple[Signal, ...]:
         """Write what ``module`` computes of ``inputs``."""
-        from recurl.compiled.layers import LAYERS  # noqa: PLC0415 - which are written in terms of this class
-
         if not isinstance(module, nn.Module) or has_hooks(module) or "forward" in vars(module):
             raise NotCompiled(f"{type(module).__name__} is no module of its class alone: a function, or one with hooks")
-        write = LAYERS.get(type(module))
+        write = self._layers.get(type(module))
         if write is None and not defines_both(type(module), "compile_tensors"):
             raise NotCompiled(f"{type(module).__name__} has no form in C++")
         with unsupported():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recurl._torch import returns_other_entries
 from recurl.compiled.compilation import Compilable, Compilation, NotCompiled, defines_both, unsupported
+from recurl.compiled.layers import LAYERS
 from recurl.errors import UsageError
 from recurl.keys import NestedKey, normalize_key
 from recurl.lowering import Entries, Link, Network, children_in_order, link, modules_in_order
@@ -124,7 +125,7 @@ class CompiledNetwork:
         compilation: Compilation | None = None
         reason = None
         try:
-            compilation = Compilation(entries, self._dtype, wanted)
+            compilation = Compilation(entries, self._dtype, wanted, LAYERS)
             for module in modules:
                 _add(compilation, module)
                 done.append(module)
@@ -149,7 +150,7 @@ def write_all(network: Network, example: Entries, wanted: Container[NestedKey | 
     if reason is not None:
         raise NotCompiled(reason)
     with set_recurrent_mode(False):
-        compilation = Compilation(example, _dtype_of(network), wanted, recorder)
+        compilation = Compilation(example, _dtype_of(network), wanted, LAYERS, recorder)
         for module in _taken_apart(network.modules)[0]:
             _add(compilation, module)
     return compilation

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from recurl.collectors.background import CollectorBase, Extendable, units_of
+from recurl.collectors.parts import check_cat_results, dimension, load_requests
 from recurl.collectors.weights import SharedWeights, Weights
 from recurl.collectors.worker import CollectorInfo, serve_collector
 from recurl.envs import EnvBase
@@ -31,10 +32,8 @@ __all__ = [
     "MultiCollector",
     "MultiSyncCollector",
     "WorkerOptions",
-    "check_cat_results",
     "check_options",
     "common_info",
-    "dimension",
 ]
 
 _COLLECT = pickle.dumps(("collect",))
@@ -352,39 +351,9 @@ class MultiSyncCollector(MultiCollector):
             ArgumentError: the state was saved with another number of workers.
         """
         self._check_idle()
-        workers = state["workers"]
-        if len(workers) != self.num_workers:
-            raise ArgumentError(
-                f"The state must be of a collector with {self.num_workers} workers, got that of {len(workers)}."
-            )
-        for saved in workers:
-            TRAJECTORY_IDS.skip(saved["collector"]["traj_ids"])
+        requests = load_requests(state["workers"], self.num_workers, "workers")
         self.frames = state["frames"]
-        return all(self._query([("load", saved, TRAJECTORY_IDS.reserve()) for saved in workers]))
-
-
-def check_cat_results(cat_results: str | int | None) -> None:
-    """Refuse another word than ``"stack"``, before any worker starts.
-
-    Raises:
-        ArgumentError: it is one.
-    """
-    if isinstance(cat_results, str) and cat_results != "stack":
-        raise ArgumentError(f"cat_results must be 'stack', None or a dimension, got {cat_results!r}.")
-
-
-def dimension(cat_results: str | int | None, rows: torch.Size) -> int | None:
-    """Return the dimension of ``[*B, T]`` to concatenate along, or None to stack.
-
-    Raises:
-        ArgumentError: there is no such dimension.
-    """
-    if not isinstance(cat_results, int):
-        return None
-    ndim = len(rows) + 1
-    if not -ndim <= cat_results < ndim:
-        raise ArgumentError(f"cat_results must be a dimension of a worker's batch {[*rows, 'T']}, got {cat_results}.")
-    return cat_results % ndim
+        return all(self._query(requests))
 
 
 class MultiAsyncCollector(MultiCollector):

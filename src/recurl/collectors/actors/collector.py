@@ -21,13 +21,13 @@ from recurl.collectors.actors.remote import Shared
 from recurl.collectors.actors.session import RaySession
 from recurl.collectors.actors.supply import Part, Recipe, Supply
 from recurl.collectors.background import CollectorBase, Extendable, units_of
-from recurl.collectors.multi import WorkerOptions, check_cat_results, check_options, common_info, dimension
+from recurl.collectors.multi import WorkerOptions, check_options, common_info
+from recurl.collectors.parts import check_cat_results, dimension, load_requests
 from recurl.collectors.weights import Weights
 from recurl.envs import EnvBase
 from recurl.envs.pickling import pickled
 from recurl.envs.registrations import registrations
 from recurl.envs.rollout import Policy
-from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.envs.workers_env import creators
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.keys import WEIGHTS_LAG, WEIGHTS_VERSION, NestedKey
@@ -308,14 +308,7 @@ class RayCollector(CollectorBase):
             ArgumentError: the state was saved with another number of actors.
         """
         self._check_idle()
-        saved = state["actors"]
-        if len(saved) != self.num_collectors:
-            raise ArgumentError(
-                f"The state must be of a collector with {self.num_collectors} actors, got that of {len(saved)}."
-            )
-        for each in saved:
-            TRAJECTORY_IDS.skip(each["collector"]["traj_ids"])
-        restored = self._supply.query([("load", each, TRAJECTORY_IDS.reserve()) for each in saved])
+        restored = self._supply.query(load_requests(state["actors"], self.num_collectors, "actors"))
         self.frames, self._recipe.replaced = state["frames"], state["replaced"]
         self._supply.restore(state["version"], state["parts"], sent=state["sent"])
         return all(restored)

@@ -156,11 +156,7 @@ def measure(case: Case, cell: str, peer: float | None, options: argparse.Namespa
     medians = {name: statistics.median(values) for name, values in times.items()}
     rate = case.envs * case.steps / medians["update"] / 1e6
     row = {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "device": torch.cuda.get_device_name(),
-        "recurl": __version__,
-        "torch": torch.__version__,
+        **stamp(),
         "precision": torch.get_float32_matmul_precision(),
         "cell": cell,
         **case._asdict(),
@@ -203,11 +199,7 @@ def solve(case: Case, seed: int, path: Path) -> None:
     median = statistics.median(times[RECORDED:])
     seconds = sum(times[RECORDED:]) + RECORDED * median
     row = {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "device": torch.cuda.get_device_name(),
-        "recurl": __version__,
-        "torch": torch.__version__,
+        **stamp(),
         "seed": seed,
         **case._asdict(),
         "updates": len(times),
@@ -218,6 +210,16 @@ def solve(case: Case, seed: int, path: Path) -> None:
     append(path, row)
     print(f"seed {seed}: {len(times)} updates, return {stats.mean_return:.0f}, {seconds:.3f} s, set-up {setup:.1f} s")
     learner.close()
+
+
+def stamp() -> dict[str, str]:
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "device": torch.cuda.get_device_name(),
+        "recurl": __version__,
+        "torch": torch.__version__,
+    }
 
 
 def wall(run: Callable[[], Any]) -> float:

@@ -17,6 +17,7 @@ count as set-up, and in the time of the training as one update of the median len
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import statistics
@@ -61,6 +62,7 @@ CASES = [
     Case(4096, 32, 256, 4, 4),
     Case(16384, 32, 128, 2, 8),
 ]
+SMALL = Case(1024, 32, 64, 4, 4)  # learns from fewer steps
 
 
 def main() -> None:
@@ -71,14 +73,14 @@ def main() -> None:
     parser.add_argument("--jax", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--unroll", type=int, nargs="*", default=[1, 4, 16])
     parser.add_argument("--updates", type=int, default=10)
-    parser.add_argument("--solve", type=int, default=0, metavar="SEEDS", help="learn the first case instead")
+    parser.add_argument("--solve", type=int, default=0, metavar="SEEDS", help="learn two cases instead")
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
     torch.set_float32_matmul_precision("high")  # as recurl train does on a GPU, and JAX
     if options.solve:
-        for seed in range(options.solve):
-            solve(CASES[0], seed, options.csv or SOLVED)
+        for case, seed in itertools.product((CASES[0], SMALL), range(options.solve)):
+            solve(case, seed, options.csv or SOLVED)
         return
     check()
     for case in (CASES[index] for index in options.only):
@@ -183,7 +185,7 @@ def solve(case: Case, seed: int, path: Path) -> None:
     """Learn until the mean return of the last 20 episodes is 475."""
     began = time.perf_counter()
     scaled = {"scale_rewards": True, "normalize_observations": True}  # the defaults, without which it learns slowly
-    learner = PPO(config_of(case, "lstm", seed=seed, **scaled))
+    learner = PPO(config_of(case, "lstm", seed=seed, learning_rate=2e-3, **scaled))
     stats = EpisodeStats(case.envs)
     times: list[float] = []
 
@@ -208,7 +210,10 @@ def solve(case: Case, seed: int, path: Path) -> None:
         "setup_s": round(setup, 1),
     }
     append(path, row)
-    print(f"seed {seed}: {len(times)} updates, return {stats.mean_return:.0f}, {seconds:.3f} s, set-up {setup:.1f} s")
+    print(
+        f"{tuple(case)} seed {seed}: {len(times)} updates, return {stats.mean_return:.0f}, {seconds:.3f} s, "
+        f"set-up {setup:.1f} s"
+    )
     learner.close()
 
 

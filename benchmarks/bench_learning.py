@@ -124,7 +124,7 @@ EXPERIMENTS = (
             475.0,
             algorithm,
         )
-        for algorithm, steps in (("sac", 100_000), ("dqn", 150_000), ("r2d2", 150_000))
+        for algorithm, steps in (("sac", 100_000), ("dqn", 80_000), ("r2d2", 80_000))
     ),
     *(
         Experiment(f"{name}-{algorithm}", options, ("gru", "lstm"), (0, 1, 2), solved, algorithm)

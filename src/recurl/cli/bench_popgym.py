@@ -53,7 +53,7 @@ class BenchPopgym:
     set: tuple[str, ...] = ()
     """Options of PPO that differ from the setting, name=value each, such as learning_rate=1e-3."""
     cuda_graph: bool = True
-    """On a GPU, run steps as CUDA graphs; a cell of your own may not allow it."""
+    """On a GPU, run compiled steps as CUDA graphs; a cell of your own, which isn't compiled, may not allow graphs."""
     keep_runs: bool = False
     """Keep the folders of the runs, with their policies."""
     out: Path = Path("bench-popgym")

@@ -50,7 +50,7 @@ class OnPolicyConfig(RunConfig):
 
     def check(self) -> None:
         """Refuse a CUDA graph, and compiled programs, where there can be none."""
-        if self.compile and self.cell != NO_CELL and not self._is_compilable:
+        if self.compile and not self.is_compilable:
             raise ArgumentError(
                 f"--compile needs a cell of the library and --backend {' or '.join(_COMPILABLE)}, as others read the "
                 f"lengths of episodes back, got {self.cell} and {self.backend}."
@@ -66,8 +66,10 @@ class OnPolicyConfig(RunConfig):
             )
 
     @property
-    def _is_compilable(self) -> bool:
-        return self.backend in _COMPILABLE and type(load_cell(self.cell)) in map(type, CELLS.values())
+    def is_compilable(self) -> bool:
+        """Whether ``compile`` is possible with the cell and its backend."""
+        known = map(type, CELLS.values())
+        return self.cell == NO_CELL or (self.backend in _COMPILABLE and type(load_cell(self.cell)) in known)
 
     def on_cpu(self) -> Self:
         """Return the options of the same run on the CPU, with the backend that is best there."""

@@ -55,7 +55,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Options of PPO in each setting, besides those of both."""
 _BOTH = {"hidden_size": 256, "gamma": 0.99, "clip_epsilon": 0.2, "previous_action": True, "logger": "none"}
-_OWN = ("env", "env_kwargs", "cell", "num_layers", "seed", "total_steps", "device", "cuda_graph")
+_OWN = ("env", "env_kwargs", "cell", "num_layers", "seed", "total_steps", "device", "cuda_graph", "compile")
 """Options that the benchmark sets itself."""
 _ASIDE = (*_OWN, "algorithm", "backend", "vectorization", "threads", "logger", "checkpoint_every", "callback")
 """Options that don't belong to a setting: what differs between runs, and what a machine decides."""
@@ -123,18 +123,15 @@ def make_runs(
     Raises:
         ArgumentError: a cell is unknown, or an option can't be used.
     """
-    on_gpu = device.startswith("cuda")
+    graph = device.startswith("cuda") and settings.get("cuda_graph", True)
     common: dict[str, Any] = {**settings, "total_steps": budget, "device": device, "checkpoint_every": 10**6}
     made: list[Run] = []
     for cell in dict.fromkeys(cells):
         layers = _LAYERS.fullmatch(cell)
         name, depth = (layers[1], int(layers[2])) if layers else (cell, 1)
-        own: dict[str, Any] = {
-            "cell": name,
-            "num_layers": depth,
-            "cuda_graph": on_gpu and common.get("cuda_graph", True),
-        }
+        own: dict[str, Any] = {"cell": name, "num_layers": depth, "cuda_graph": graph}
         first = PPOConfig(env=_env(tasks[0]), **{**common, **own})
+        first = replace(first, compile=graph and first.is_compilable)
         made += [Run(task, cell, 0, replace(first, env=_env(task))) for task in tasks]
     return [run._replace(seed=seed, config=replace(run.config, seed=seed)) for seed in range(seeds) for run in made]
 
@@ -149,7 +146,7 @@ def setting(name: str, changes: Mapping[str, Any], *, cuda_graph: bool = True) -
     Args:
         name: ``fast`` or ``paper``.
         changes: options that differ from it.
-        cuda_graph: capture steps as CUDA graphs, on a GPU.
+        cuda_graph: on a GPU, compile steps and capture them as CUDA graphs.
 
     Raises:
         ArgumentError: there is no such option, or the benchmark sets it itself.

@@ -86,16 +86,18 @@ class _Recurrence(torch.autograd.Function):
         ctx.kernels, ctx.num_inputs, ctx.num_outputs = kernels, len(inputs), len(outputs)
         # All but the tensors: the tensors must be reached through save_for_backward only.
         ctx.frame = (call.cell, call.boundaries, call.options)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *outputs, *saved)
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *some: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors: tuple[Tensor | None, ...] = ctx.saved_tensors
         cell, boundaries, options = ctx.frame
         inputs: Inputs[Any] = Inputs.from_flat(cell, tensors[: ctx.num_inputs])
         needs: Inputs[bool] = Inputs.from_flat(cell, ctx.needs_input_grad[2:])
         kept = cast(States, tensors[ctx.num_inputs :])
+        grads = tuple(_zeros_like(like) if grad is None else grad for grad, like in zip(some, kept, strict=False))
         call = LayerCall(cell, inputs.weights, inputs.x, inputs.states, boundaries, options)
         with without_autocast(call.x.device):
             if gradients_have_derivatives(grads):
@@ -106,6 +108,11 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
         refuse_tangents(ctx.kernels.name)
+
+
+def _zeros_like(tensor: Tensor) -> Tensor:
+    """One zero, seen as often as need be."""
+    return tensor.new_zeros(()).expand_as(tensor)
 
 
 def _backward_twice(

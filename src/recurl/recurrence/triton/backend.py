@@ -13,9 +13,9 @@ from torch import Tensor
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
 from recurl.recurrence.kernels import Gradients, Inputs
-from recurl.recurrence.triton.config import Tile, chosen_for, tile_for
-from recurl.recurrence.triton.layer import Layer
-from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.config import Tile, tile_for
+from recurl.recurrence.triton.form import form_for
+from recurl.recurrence.triton.layer import Layer, module
 
 _OLDEST_TRITON = (3, 6)
 _OLDEST_CAPABILITY = (8, 0)
@@ -51,38 +51,38 @@ class TritonKernels:
         return None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves the gates (and the output before projection)."""
+        """See :meth:`recurl.recurrence.kernels.Kernels.forward`.
+
+        Saves the gates, the arranged input weights and, with projection, the output before it.
+        """
         layer = self._layer(call)
-        after, gates = layer.walk_forward(keep)
-        saved = () if not keep else (gates,) if call.weights.w_hr is None else (gates, after[0])
+        with module("launch").on(call.x.device):
+            weight, bias = layer.arranged_input()
+            after, gates = layer.walk_forward(weight, bias, keep)
+        saved = (gates, weight) if keep else ()
         if call.weights.w_hr is not None:
+            saved = (*saved, after[0]) if keep else ()
             after = (after[0] @ call.weights.w_hr.float().t(), *after[1:])
-        return tuple(state.to(call.x.dtype) for state in after), saved
+        dtype = call.x.dtype
+        return after if dtype == torch.float32 else tuple(state.to(dtype) for state in after), saved
 
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
         """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
         layer = self._layer(call)
-        after = tuple(state.float() for state in after)
-        before = layer.before(after[0])
-        gates = saved[0] if saved else layer.gates_again(before)
-        w = call.weights
-        unprojected = after[0] if w.w_hr is None else layer.unprojected(gates, after[1], saved)
-        into_h = grads[0] if w.w_hr is None else grads[0].float() @ w.w_hr.float()
-        grad_gates, grad_stored = layer.walk_backward(
-            (into_h, *grads[1:]), gates, (unprojected, *after[1:]), to_stored=needs.states[-1]
-        )
-        return layer.gradients(grad_gates, grad_stored, before, grads[0], unprojected, needs)
+        with module("launch").on(call.x.device):
+            return _backward(layer, after, saved, grads, needs)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
         """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
-        layer = self._layer(call)
-        tokens = call.x.shape[0]
-        gates = call.x.new_empty(tokens, 4 * layer.layout.width, dtype=layer.kept_dtype)
+        form, (tokens, inputs) = self._layer(call).form, call.x.shape
+        layout = form.layout
+        gates = call.x.new_empty(tokens, 4 * layout.width, dtype=form.kept_dtype)
+        weight = call.x.new_empty(layout.num_gates * layout.width, inputs, dtype=form.dtype)
         if call.weights.w_hr is None:
-            return (gates,)
-        return gates, call.x.new_empty(tokens, layer.layout.hidden, dtype=torch.float32)
+            return gates, weight
+        return gates, weight, call.x.new_empty(tokens, layout.hidden, dtype=torch.float32)
 
     def differentiable(self, call: LayerCall) -> States | None:
         """None: there are no second derivatives."""
@@ -92,14 +92,33 @@ class TritonKernels:
         hidden = int(call.weights.hidden_size)  # a symbol where torch.compile has met several sizes
         lowest = torch.bfloat16 in (call.x.dtype, call.options.compute_dtype)
         precision = "bf16" if lowest else call.options.precision
-        chosen = None
+        hardware, rows = None, 1
         if call.x.device.type == "cuda":
-            capability, processors = _hardware(call.x.device)
+            hardware = _hardware(call.x.device)
             rows = call.boundaries.num_tokens // call.boundaries.batch_shape[-1]
-            known = 1 if isinstance(rows, torch.SymInt) else rows  # the operators get a flat stream, traced or not
-            chosen = chosen_for(capability, processors, call.cell.name, hidden, precision, known)
-        layout = Layout(call.cell.name == "lstm", hidden, chosen.width if chosen else hidden, chosen is not None)
-        return Layer(call, layout, precision, chosen, self.tile_for)
+            rows = 1 if isinstance(rows, torch.SymInt) else rows  # the operators get a flat stream, traced or not
+        return Layer(call, form_for(hardware, call.cell.name, hidden, precision, rows), self.tile_for)
+
+
+def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]) -> Gradients:
+    w = layer.call.weights
+    after = tuple(state.float() for state in after)
+    before = layer.before(after[0]) if needs.weights.w_hh or not saved else None
+    if saved:
+        gates, weight, *others = saved
+    else:
+        weight, bias = layer.arranged_input()
+        assert before is not None
+        gates, others = layer.gates_again(weight, bias, before), ()
+    unprojected = after[0]
+    if w.w_hr is not None:
+        unprojected = others[0] if others else layer.unprojected(gates, after[1])
+    into_h = grads[0] if w.w_hr is None else grads[0].float() @ w.w_hr.float()
+    grad_gates, grad_stored = layer.walk_backward(
+        (into_h, *grads[1:]), gates, (unprojected, *after[1:]), to_stored=needs.states[-1]
+    )
+    weight = weight if needs.x else None
+    return layer.gradients(grad_gates, grad_stored, weight, before, grads[0], unprojected, needs)
 
 
 @cache

@@ -12,8 +12,10 @@ from torch import Tensor
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
 from recurl.recurrence.triton.config import Resident, Single, Walk, Wide, padded
-from recurl.recurrence.triton.launch import flags_of, groups_for, on, processors_of, slot_bounds, start
+from recurl.recurrence.triton.form import Form
+from recurl.recurrence.triton.launch import flags_of, groups_for, processors_of, slot_bounds
 from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.prepared import Launch, prepared
 from recurl.recurrence.triton.resident_backward import resident_backward_kernel
 from recurl.recurrence.triton.resident_forward import resident_forward_kernel
 from recurl.recurrence.triton.single_backward import single_backward_kernel
@@ -24,32 +26,19 @@ from recurl.recurrence.triton.wide_forward import wide_forward_kernel
 
 
 def run_forward(
-    input_gates: Tensor,
-    b_hn: Tensor,
-    w_hh: Tensor,
-    stored: States,
-    boundaries: Boundaries,
-    layout: Layout,
-    config: Walk,
-    kept: torch.dtype,
-    keep: bool,
+    input_gates: Tensor, b_hn: Tensor, w_hh: Tensor, stored: States, boundaries: Boundaries, form: Form, keep: bool
 ) -> tuple[States, Tensor]:
-    """The forward walk. Returns the states after every token and, with ``keep``, the gates in dtype ``kept``."""
-    tokens, device = input_gates.shape[0], input_gates.device
-    grid = grid_for("forward", config, layout, processors_of(device), tokens)
+    """The forward walk. Returns the states after every token and, with ``keep``, the gates."""
+    tokens, device, layout = input_gates.shape[0], input_gates.device, form.layout
+    grid, walk = _walk(form, "forward", processors_of(device), tokens, keep)
     after = tuple(torch.empty(tokens, layout.hidden, dtype=torch.float32, device=device) for _ in stored)
-    gates = torch.empty(tokens if keep else 0, 4 * layout.width, dtype=kept, device=device)
-    with on(device):
-        start(grid.kernel, grid.groups * grid.members)(
-            *(input_gates, b_hn, grid.weights(w_hh, input_gates.dtype, kept)),
-            *(stored[0], stored[0].stride(0), stored[0].stride(1)),
-            *(stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
-            *(flags_of(boundaries), slot_bounds(boundaries, grid.groups * config.rows), after[0], after[-1], gates),
-            *grid.mail(2, input_gates, kept),
-            LSTM=layout.lstm,
-            KEEP=keep,
-            **grid.constants(input_gates.dtype, kept),
-        )
+    gates = torch.empty(tokens if keep else 0, 4 * layout.width, dtype=form.kept_dtype, device=device)
+    walk(
+        *(input_gates, b_hn, grid.weights(w_hh, form)),
+        *(stored[0], *stored[0].stride(), stored[-1], *stored[-1].stride()),
+        *(flags_of(boundaries), slot_bounds(boundaries, grid.slots), after[0], after[-1], gates),
+        *grid.mail(2, input_gates, form),
+    )
     return after, gates
 
 
@@ -60,28 +49,21 @@ def run_backward(
     stored: States,
     after: States,
     boundaries: Boundaries,
-    layout: Layout,
-    config: Walk,
-    dtype: torch.dtype,
+    form: Form,
     to_stored: bool,
 ) -> tuple[Tensor, Tensor]:
     """The backward walk. Returns the gradients of the gates and, with ``to_stored``, of the last stored state."""
-    tokens, device = gates.shape[0], gates.device
-    grid = grid_for("backward", config, layout, processors_of(device), tokens)
-    grad_gates = torch.empty(tokens, 4 * layout.width, dtype=dtype, device=device)
-    grad_stored = torch.zeros(tokens if to_stored else 0, layout.hidden, dtype=torch.float32, device=device)
-    with on(device):
-        start(grid.kernel, grid.groups * grid.members)(
-            *(grads[0], grads[0].stride(0), grads[0].stride(1)),
-            *(grads[-1], grads[-1].stride(0), grads[-1].stride(1)),
-            *(gates, grid.weights(w_hh, dtype, gates.dtype), stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
-            *(after[0], after[-1], flags_of(boundaries), slot_bounds(boundaries, grid.groups * config.rows)),
-            *(grad_gates, grad_stored),
-            *grid.mail(8, grad_gates, gates.dtype),
-            LSTM=layout.lstm,
-            TO_STORED=to_stored,
-            **grid.constants(dtype, gates.dtype),
-        )
+    tokens, device, layout = gates.shape[0], gates.device, form.layout
+    grid, walk = _walk(form, "backward", processors_of(device), tokens, to_stored)
+    grad_gates = torch.empty(tokens, 4 * layout.width, dtype=form.dtype, device=device)
+    shape = (tokens if to_stored else 0, layout.hidden)
+    grad_stored = (torch.zeros if to_stored else torch.empty)(shape, dtype=torch.float32, device=device)
+    walk(
+        *(grads[0], *grads[0].stride(), grads[-1], *grads[-1].stride()),
+        *(gates, grid.weights(w_hh, form), stored[-1], *stored[-1].stride()),
+        *(after[0], after[-1], flags_of(boundaries), slot_bounds(boundaries, grid.slots)),
+        *(grad_gates, grad_stored, *grid.mail(8, grad_gates, form)),
+    )
     return grad_gates, grad_stored
 
 
@@ -96,19 +78,24 @@ class Grid:
     groups: int
     members: int
 
-    def weights(self, w_hh: Tensor, dtype: torch.dtype, kept: torch.dtype) -> Tensor:
+    @property
+    def slots(self) -> int:
+        """How many slots are walked."""
+        return self.groups * self.config.rows
+
+    def weights(self, w_hh: Tensor, form: Form) -> Tensor:
         """The recurrent weights as the kernel reads them."""
         if not isinstance(self.config, Wide):
             return w_hh
-        return packed(self.direction, w_hh, self.layout, dtype, kept == torch.float32)
+        return packed(self.direction, w_hh, self.layout, form.dtype, form.kept_dtype == torch.float32)
 
-    def mail(self, turns: int, like: Tensor, kept: torch.dtype) -> tuple[Tensor, ...]:
+    def mail(self, turns: int, like: Tensor, form: Form) -> tuple[Tensor, ...]:
         """Where the programs of a group leave values for each other, and their arrivals."""
         if isinstance(self.config, Single):
             return ()
         if self.members == 1:
             return like, like  # neither read nor written
-        parts = 2 if isinstance(self.config, Wide) and kept == torch.float32 else 1
+        parts = 2 if isinstance(self.config, Wide) and form.kept_dtype == torch.float32 else 1
         mail = like.new_empty(self.groups, turns, self.config.rows, parts * self.layout.width)
         return mail, torch.zeros(self.groups, dtype=torch.int32, device=like.device)
 
@@ -148,7 +135,17 @@ class Grid:
         return {**found, "PAGES": pages, "WARPS": config.rows // 16}
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
+def _walk(form: Form, direction: str, processors: int, tokens: int, flag: bool) -> tuple[Grid, Launch]:
+    """A walk over ``tokens`` tokens; ``flag``: what it is asked for beside its first result."""
+    config: Walk = getattr(form.chosen, direction)
+    grid = grid_for(direction, config, form.layout, processors, tokens)
+    asked = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
+    constants = grid.constants(form.dtype, form.kept_dtype)
+    programs = grid.groups * grid.members
+    return grid, prepared(grid.kernel, programs, LSTM=form.layout.lstm, **{asked: flag}, **constants)
+
+
 def grid_for(direction: str, config: Walk, layout: Layout, processors: int, tokens: int) -> Grid:
     """The launch of a walk over ``tokens`` tokens on a GPU of ``processors`` multiprocessors."""
     members = config.members_for(layout.width)

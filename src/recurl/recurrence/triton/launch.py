@@ -16,6 +16,7 @@ from recurl.recurrence.cells import States
 from recurl.recurrence.triton import backward, forward, walk
 from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.prepared import prepared
 
 _ALL_STEPS = 2**31 - 1
 _BLOCK = 1024
@@ -60,8 +61,8 @@ def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
         tokens = boundaries.num_tokens
         share = share_for(tokens, slots, boundaries.batch_shape[-1])
         bounds = torch.empty(slots + 1, dtype=torch.int64, device=boundaries.device)
-        with on(boundaries.device):
-            start(walk.bounds_kernel, slots + 1)(flags_of(boundaries), bounds, tokens, share, BLOCK=_BLOCK, num_warps=4)
+        launch = prepared(walk.bounds_kernel, slots + 1, BLOCK=_BLOCK, num_warps=4)
+        launch(flags_of(boundaries), bounds, tokens, share)
         plans[slots] = bounds
     return bounds
 
@@ -81,19 +82,9 @@ def states_before(stored: Tensor, after: Tensor, boundaries: Boundaries, dtype: 
     """The state before every token, ``[N, H]``: the stored one at segment starts, else that after the token before."""
     after = after.contiguous()
     before = torch.empty_like(after, dtype=dtype)
-    with on(after.device):
-        start(walk.previous_kernel, -(-after.numel() // _BLOCK))(
-            stored,
-            stored.stride(0),
-            stored.stride(1),
-            after,
-            flags_of(boundaries),
-            before,
-            after.numel(),
-            HIDDEN=after.shape[1],
-            BLOCK=_BLOCK,
-            num_warps=4,
-        )
+    programs = -(-after.numel() // _BLOCK)
+    launch = prepared(walk.previous_kernel, programs, HIDDEN=after.shape[1], BLOCK=_BLOCK, num_warps=4)
+    launch(stored, *stored.stride(), after, flags_of(boundaries), before, after.numel())
     return before
 
 
@@ -102,20 +93,9 @@ def finish_gates(input_gates: Tensor, hidden_gates: Tensor, b_hn: Tensor, layout
     tokens, hidden = input_gates.shape[0], layout.hidden
     make = torch.zeros if layout.width != hidden else torch.empty
     gates = make(tokens, 4 * layout.width, dtype=dtype, device=input_gates.device)
-    with on(gates.device):
-        start(walk.gates_kernel, -(-tokens * hidden // _BLOCK))(
-            input_gates,
-            hidden_gates,
-            b_hn,
-            gates,
-            tokens * hidden,
-            HIDDEN=hidden,
-            WIDTH=layout.width,
-            LSTM=layout.lstm,
-            INTERLEAVED=layout.interleaved,
-            BLOCK=_BLOCK,
-            num_warps=4,
-        )
+    constants = {**layout.constants, "BLOCK": _BLOCK, "num_warps": 4}
+    launch = prepared(walk.gates_kernel, -(-tokens * hidden // _BLOCK), **constants)
+    launch(input_gates, hidden_gates, b_hn, gates, tokens * hidden)
     return gates
 
 
@@ -140,9 +120,8 @@ def run_forward(
     if precision == "ieee":  # no tensor cores: threads read neighbouring units, which should be neighbours in memory
         w_hh = w_hh.t().contiguous().t()
     arguments = (
-        *(input_gates, b_hn, w_hh, w_hh.stride(0), w_hh.stride(1)),
-        *(stored[0], stored[0].stride(0), stored[0].stride(1)),
-        *(stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
+        *(input_gates, b_hn, w_hh, *w_hh.stride()),
+        *(stored[0], *stored[0].stride(), stored[-1], *stored[-1].stride()),
         *(flags_of(boundaries), bounds, after[0], after[-1], gates, flags),
     )
     constants = {"HIDDEN": hidden, "LSTM": lstm, "KEEP": keep is not None, "PRECISION": precision}
@@ -172,9 +151,8 @@ def run_backward(
     carry = torch.zeros(groups * tile.rows, tile.members * tile.units, dtype=torch.float32, device=device)
     flags = torch.zeros(groups, dtype=torch.int32, device=device)
     arguments = (
-        *(grads[0], grads[0].stride(0), grads[0].stride(1)),
-        *(grads[-1], grads[-1].stride(0), grads[-1].stride(1)),
-        *(gates, w_hh, stored[-1], stored[-1].stride(0), stored[-1].stride(1)),
+        *(grads[0], *grads[0].stride(), grads[-1], *grads[-1].stride()),
+        *(gates, w_hh, stored[-1], *stored[-1].stride()),
         *(after[0], after[-1], flags_of(boundaries), bounds, grad_gates, grad_stored, carry, flags),
     )
     constants = {"HIDDEN": hidden, "LSTM": lstm, "TO_STORED": to_stored, "PRECISION": precision}
@@ -198,13 +176,13 @@ def _launch(
         "BLOCK_K": tile.block_k,
         "RESIDENT": tile.resident,
     }
-    launch = start(kernel, groups * tile.members)
     if bounds.device.type != "cuda":  # the interpreter runs programs one after another: they can't wait for each other
+        launch = prepared(kernel, groups * tile.members, **constants)
         for step in range(int(bounds.diff().max())):
-            launch(*arguments, step, step + 1, **constants)
+            launch(*arguments, step, step + 1)
         return
     # Programs of a group wait for each other: all of them must be on the chip at once.
     together: dict[str, Any] = {"launch_cooperative_grid": True} if tile.members > 1 else {}
-    with on(bounds.device):
-        # One stage: the compiler must not fetch the next step's state before the group has met.
-        launch(*arguments, 0, _ALL_STEPS, **constants, num_warps=tile.warps, num_stages=1, **together)
+    # One stage: the compiler must not fetch the next step's state before the group has met.
+    options = {"num_warps": tile.warps, "num_stages": 1, **together}
+    prepared(kernel, groups * tile.members, **constants, **options)(*arguments, 0, _ALL_STEPS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Layout:
     def num_gates(self) -> int:
         """G."""
         return 4 if self.lstm else 3
+
+    @cached_property
+    def constants(self) -> dict[str, int]:
+        """Of the kernels that read or write in this layout."""
+        return {"HIDDEN": self.hidden, "WIDTH": self.width, "LSTM": self.lstm, "INTERLEAVED": self.interleaved}
 
     def columns(self, hidden_part: bool) -> list[int]:
         """For each column the row of ``[G * W]`` in the order of torch.nn (gate-major) that stands there."""

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.triton import accurate
-from recurl.recurrence.triton.launch import on, processors_of, start
+from recurl.recurrence.triton.launch import processors_of
+from recurl.recurrence.triton.prepared import prepared
 
 _ROWS, _COLUMNS, _DEPTH, _WARPS, _STAGES = 128, 128, 32, 8, 3
 _ACROSS = 8  # tiles of columns that stand beside each other in time
@@ -31,16 +32,15 @@ def split_product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     parts = 1 if bias is not None else max(1, min(processors_of(a.device) // tiles, depth // _LEAST_SHARE))
     share = -(-depth // (parts * _DEPTH)) * _DEPTH
     c = torch.empty(parts, rows, columns, dtype=torch.float32, device=a.device)
-    with on(a.device):
-        start(accurate.product_kernel, tiles, parts)(
-            *(a, a.stride(0), a.stride(1), b, b.stride(0), b.stride(1), a if bias is None else bias, c),
-            *(rows, columns, depth, share),
-            BIAS=bias is not None,
-            ROWS=_ROWS,
-            COLUMNS=_COLUMNS,
-            DEPTH=_DEPTH,
-            ACROSS=_ACROSS,
-            num_warps=_WARPS,
-            num_stages=_STAGES,
-        )
+    multiply = prepared(
+        *(accurate.product_kernel, tiles, parts),
+        BIAS=bias is not None,
+        ROWS=_ROWS,
+        COLUMNS=_COLUMNS,
+        DEPTH=_DEPTH,
+        ACROSS=_ACROSS,
+        num_warps=_WARPS,
+        num_stages=_STAGES,
+    )
+    multiply(a, *a.stride(), b, *b.stride(), a if bias is None else bias, c, rows, columns, depth, share)
     return c[0] if parts == 1 else c.sum(0)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from recurl.recurrence.cells import States
 from recurl.recurrence.triton import arrange, walk
-from recurl.recurrence.triton.launch import on, start
 from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.prepared import prepared
 
 _ARRANGED_ROWS, _ARRANGED_COLUMNS, _RESTORED_COLUMNS = 8, 128, 256
 _PACKED = 32
@@ -26,17 +24,16 @@ def arranged(w: Tensor, layout: Layout, dtype: torch.dtype, biases: tuple[Tensor
     in_bias, hidden_bias = (bias is not None for bias in biases)
     weight = torch.empty(rows, columns, dtype=dtype, device=w.device)
     bias = torch.empty(rows if in_bias or hidden_bias else 0, dtype=dtype, device=w.device)
-    with on(w.device):
-        start(arrange.arrange_kernel, -(-rows // _ARRANGED_ROWS))(
-            *(w.contiguous(), *(w if b is None else b.contiguous() for b in biases), weight, bias),
-            columns,
-            **_layout_constants(layout),
-            IN_BIAS=in_bias,
-            HIDDEN_BIAS=hidden_bias,
-            ROWS=_ARRANGED_ROWS,
-            BLOCK=_ARRANGED_COLUMNS,
-            num_warps=4,
-        )
+    arrange_weights = prepared(
+        *(arrange.arrange_kernel, -(-rows // _ARRANGED_ROWS)),
+        **layout.constants,
+        IN_BIAS=in_bias,
+        HIDDEN_BIAS=hidden_bias,
+        ROWS=_ARRANGED_ROWS,
+        BLOCK=_ARRANGED_COLUMNS,
+        num_warps=4,
+    )
+    arrange_weights(w.contiguous(), *(w if b is None else b.contiguous() for b in biases), weight, bias, columns)
     return weight, bias
 
 
@@ -62,19 +59,17 @@ def restored(
         for value in (to_w_ih, to_w_hh)
     )
     b_ih, b_hh = torch.empty(2, rows if biases else 0, dtype=torch.float32, device=device)
-    with on(device):
-        if biases:
-            launch = start(walk.sums_kernel, sums.shape[0], -(-columns // _SUMMED_COLUMNS))
-            launch(grad_gates, sums, tokens, share, columns, ROWS=_SUMMED_ROWS, COLUMNS=_SUMMED_COLUMNS, num_warps=4)
-        start(arrange.restore_kernel, rows)(
-            *(sums if value is None else value for value in (to_w_ih, to_w_hh, *found)),
-            *(sums, b_ih, b_hh),
-            sums.shape[0],
-            *(0 if value is None else value.shape[1] for value in found),
-            **_layout_constants(layout),
-            BLOCK=_RESTORED_COLUMNS,
-            num_warps=4,
-        )
+    if biases:
+        programs = sums.shape[0], -(-columns // _SUMMED_COLUMNS)
+        sum_up = prepared(walk.sums_kernel, *programs, ROWS=_SUMMED_ROWS, COLUMNS=_SUMMED_COLUMNS, num_warps=4)
+        sum_up(grad_gates, sums, tokens, share, columns)
+    restore = prepared(arrange.restore_kernel, rows, **layout.constants, BLOCK=_RESTORED_COLUMNS, num_warps=4)
+    restore(
+        *(sums if value is None else value for value in (to_w_ih, to_w_hh, *found)),
+        *(sums, b_ih, b_hh),
+        sums.shape[0],
+        *(0 if value is None else value.shape[1] for value in found),
+    )
     return *found, *((b_ih, b_hh) if biases else (None, None))
 
 
@@ -82,26 +77,16 @@ def packed(direction: str, w_hh: Tensor, layout: Layout, dtype: torch.dtype, exa
     """The recurrent weights ``[G * H, H]`` as the wide kernels read them, flat; see ``arrange.pack_kernel``."""
     width, gates = layout.width, layout.num_gates
     found = torch.empty((2 if exact else 1) * gates * width * width, dtype=dtype, device=w_hh.device)
-    with on(w_hh.device):
-        start(arrange.pack_kernel, gates, width // _PACKED, width // _PACKED)(
-            w_hh,
-            found,
-            HIDDEN=layout.hidden,
-            WIDTH=width,
-            GATES=gates,
-            FORWARD=direction == "forward",
-            PRECISION="tf32" if dtype == torch.float32 else "bf16",
-            SPLIT=exact,
-            BLOCK=_PACKED,
-            num_warps=4,
-        )
+    pack = prepared(
+        *(arrange.pack_kernel, gates, width // _PACKED, width // _PACKED),
+        HIDDEN=layout.hidden,
+        WIDTH=width,
+        GATES=gates,
+        FORWARD=direction == "forward",
+        PRECISION="tf32" if dtype == torch.float32 else "bf16",
+        SPLIT=exact,
+        BLOCK=_PACKED,
+        num_warps=4,
+    )
+    pack(w_hh, found)
     return found
-
-
-def _layout_constants(layout: Layout) -> dict[str, Any]:
-    return {
-        "HIDDEN": layout.hidden,
-        "WIDTH": layout.width,
-        "LSTM": layout.lstm,
-        "INTERLEAVED": layout.interleaved,
-    }

@@ -1,0 +1,49 @@
+"""What of a layer depends on its sizes, its precision and the GPU alone: found once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from recurl.recurrence.triton.config import Chosen, chosen_for
+from recurl.recurrence.triton.layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """How a layer runs. There is one object of each, so that it may be a key.
+
+    Attributes:
+        layout: of the gates.
+        precision: of the recurrent products.
+        chosen: how the Gluon kernels run it, or None: the plain ones do.
+        dtype: of the operands of the large products.
+        kept_dtype: of the gates kept for the backward walk. Gates are bounded: float16 keeps three more bits than
+            bfloat16, and as many as tf32.
+    """
+
+    layout: Layout
+    precision: str
+    chosen: Chosen | None
+    dtype: torch.dtype
+    kept_dtype: torch.dtype
+
+
+@lru_cache(maxsize=256)
+def form_for(hardware: tuple[tuple[int, int], int] | None, cell: str, hidden: int, precision: str, rows: int) -> Form:
+    """Return how a layer runs.
+
+    Args:
+        hardware: compute capability and multiprocessors of the GPU, or None without one.
+        cell: its name.
+        hidden: H.
+        precision: of the recurrent products.
+        rows: rows of the batch.
+    """
+    chosen = chosen_for(*hardware, cell, hidden, precision, rows) if hardware else None
+    layout = Layout(cell == "lstm", hidden, chosen.width if chosen else hidden, chosen is not None)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    kept_dtype = torch.float16 if precision in ("bf16", "tf32") else torch.float32
+    return Form(layout, precision, chosen, dtype, kept_dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,18 @@ from torch.library import opcheck
 from recurl.errors import UnsupportedError
 from recurl.modules import GRUModule, LSTMModule, set_recurrent_mode
 from recurl.modules.recurrent import RecurrentModule
-from recurl.recurrence import BACKENDS, CELLS, Boundaries, LayerCall, Support, run_stack
+from recurl.recurrence import (
+    BACKENDS,
+    CELLS,
+    Boundaries,
+    KernelBackend,
+    LayerCall,
+    ReferenceBackend,
+    Support,
+    run_stack,
+)
 from recurl.recurrence.kernels import count_outputs
+from recurl.recurrence.loop import LoopKernels
 from recurl.recurrence.ops import arguments_of
 
 from .contract import KNOWN, Case, assert_agree
@@ -147,6 +158,29 @@ def test_autocast_of_the_operator(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         results = operator(*arguments_of(call), False)
     assert all(torch.equal(result, exact) for result, exact in zip(results, expected, strict=True))
+
+
+class WatchingKernels(LoopKernels):
+    """Keeps the gradients that its last backward pass got."""
+
+    name = "watching"
+    grads: tuple[Tensor, ...] = ()
+
+    def backward(self, call: LayerCall, after: Any, saved: Any, grads: tuple[Tensor, ...], needs: Any) -> Any:
+        self.grads = grads
+        return super().backward(call, after, saved, grads, needs)
+
+
+def test_outputs_that_nothing_depends_on_have_one_zero_for_a_gradient() -> None:
+    case, kernels = Case("lstm", shape=(3, 4)), WatchingKernels()
+    x, states = case.x.requires_grad_(), tuple(state[:, 0] for state in case.states)
+    call = LayerCall(CELLS["lstm"], case.weights[0][0], x, states, case.boundaries)
+    features, _ = KernelBackend(kernels).run(call)
+    found = torch.autograd.grad(features.sum(), x)
+    assert kernels.grads[1].stride() == (0, 0)
+    assert not kernels.grads[1].any()
+    exact, _ = ReferenceBackend().run(call)
+    torch.testing.assert_close(found, torch.autograd.grad(exact.sum(), x))
 
 
 def test_second_derivatives_are_refused() -> None:

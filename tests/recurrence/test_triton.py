@@ -103,6 +103,11 @@ def test_interpreted_kernels_agree_with_the_reference() -> None:
     assert {name: float(found[name][0]) for name, limit in CHECKS.items() if not float(found[name][0]) <= limit} == {}
 
 
+def test_prepared_launches_start_what_triton_starts() -> None:
+    found = run("triton_prepared", TRITON_INTERPRET="0")
+    assert found == {"launches": ["0"], "streams": ["0"]}
+
+
 @pytest.mark.parametrize("capability", COMPILED)
 def test_compiled_kernels_hardly_spill_and_fit(capability: str) -> None:
     cases, limit = COMPILED[capability]

@@ -112,7 +112,8 @@ class Cell(ABC):
     @property
     def name(self) -> str:
         """What tells the cell from all others: a built-in one's name or ``module:Class``, and how it was made."""
-        return self._full_name()
+        plain = not torch.compiler.is_compiling() and not vars(self)
+        return self._base_name if plain else self._full_name()
 
     @torch.compiler.assume_constant_result  # torch 2.11 can't trace vars()
     def _full_name(self) -> str:

@@ -42,6 +42,7 @@ def padded(hidden: int) -> int:
     return max(16, 1 << (hidden - 1).bit_length())
 
 
+@lru_cache(maxsize=256)
 def tile_for(direction: str, hidden: int, num_gates: int, precision: str) -> Tile:
     """Return the tile of a plain kernel for H = ``hidden``.
 

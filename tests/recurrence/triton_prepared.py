@@ -1,0 +1,100 @@
+# ruff: noqa: T201 - a program that prints
+"""Compare prepared launches with Triton's own, on a driver that starts nothing: kernels are compiled, for sm_90.
+
+Prints one line per check, ``name: how many differ``. A process of its own, because the driver is the process's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compiler
+from triton.runtime.driver import driver
+
+from recurl.recurrence.triton import walk
+from recurl.recurrence.triton.prepared import prepared
+
+started: list[tuple[Any, ...]] = []
+
+
+class Launcher:
+    """Takes note of what would be started."""
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        self.signature = str(source.signature), str(source.attrs), metadata.hash
+
+    def __call__(self, x: int, y: int, z: int, stream: int, function: object, *arguments: Any) -> None:
+        _, _, _, _, *values = arguments  # options and hooks
+        pointers = [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
+        started.append((self.signature, (x, y, z), stream, pointers))
+
+
+class Driver:
+    """One GPU that isn't there."""
+
+    launcher_cls = Launcher
+    device, looked_up = 0, 0
+
+    @property
+    def utils(self) -> Driver:
+        return self
+
+    def load_binary(self, *_: object) -> tuple[object, ...]:
+        return object(), object(), 0, 0, 1024
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int) -> int:
+        self.looked_up += 1
+        return 7 * self.looked_up  # the stream is asked for at every launch
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+def arguments_of(offset: int, column: int, tokens: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Of ``walk.previous_kernel``."""
+    stored = torch.zeros(64 + offset, dtype=dtype)[offset:]
+    after = torch.zeros(tokens, 16)
+    starts = torch.zeros(tokens, dtype=torch.uint8)
+    return stored, 16, column, after, starts, torch.zeros(tokens, 16), tokens * 16
+
+
+def differing() -> int:
+    """Every kind of arguments twice, beside Triton."""
+    wrong, constants = 0, {"HIDDEN": 16, "BLOCK": 128, "num_warps": 4}
+    kinds = [(0, 1, 64), (1, 1, 64), (0, 3, 64), (0, 16, 64), (0, 1, 63), (0, 1, 128)]
+    for dtype in (torch.float32, torch.bfloat16):
+        for kind in kinds:
+            arguments = arguments_of(*kind, dtype)
+            started.clear()
+            walk.previous_kernel[(2,)](*arguments, **constants)
+            for _ in range(3):
+                prepared(walk.previous_kernel, 2, **constants)(*arguments)
+            expected, *found = [(kernel, grid, values) for kernel, grid, _, values in started]
+            wrong += found != [expected] * 3
+    return wrong
+
+
+def streams_kept() -> int:
+    """The stream is the current one at every launch, not that of the first."""
+    arguments = arguments_of(0, 1, 64, torch.float32)
+    started.clear()
+    for _ in range(3):
+        prepared(walk.previous_kernel, 2, HIDDEN=16, BLOCK=128, num_warps=4)(*arguments)
+    return 3 - len({stream for _, _, stream, _ in started})
+
+
+def main() -> None:
+    compiler.max_shared_mem = lambda _: 232448
+    driver.set_active(Driver())
+    print("launches:", differing())
+    print("streams:", streams_kept())
+
+
+if __name__ == "__main__":
+    main()

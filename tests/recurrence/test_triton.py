@@ -185,8 +185,9 @@ def test_operators_announce_shapes_for_symbolic_sizes(monkeypatch: pytest.Monkey
         call = LayerCall(
             GRU, LayerWeights(w_ih, w_hh, None, None, None), x, (h,), boundaries, Options(precision="tf32")
         )
-        (gates,) = TritonKernels().saved_like(call)
+        gates, weight = TritonKernels().saved_like(call)
     assert gates.shape == (tokens, 4 * 304)
+    assert weight.shape == (3 * 304, 8)
 
 
 def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

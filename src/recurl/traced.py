@@ -77,7 +77,8 @@ class Traced:
             with _kept([*generators, *own]), running_by(draw), refuse_read_back():
                 function(*examples)
             graph = traced_graph(given, [*examples, *drawn])
-        self._run: Callable[..., Any] = torch.compile(graph, fullgraph=True, dynamic=False)
+        # The method, not the module: its call would hide an error of the compiler by formatting it under Dynamo.
+        self._run: Callable[..., Any] = torch.compile(graph.forward, fullgraph=True, dynamic=False)
 
     @torch.no_grad()
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:

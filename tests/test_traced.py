@@ -64,7 +64,7 @@ def test_constants_are_made_once_unless_they_are_edited():
 
 
 def test_an_error_of_the_compiler_is_shown(monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("no kernel for this")
 
     compiled = torch.compile

@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 
 from recurl.errors import ArgumentError
-from recurl.hardware import total_memory
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.config import RunConfig
@@ -50,7 +49,7 @@ def environments_that_fit(
     Args:
         config: the options of the run.
         peak: returns the bytes that an update with given options needs; measured by default.
-        memory: bytes of the device; all that it has by default.
+        memory: bytes of the device; by default what other programs leave of it.
 
     Returns:
         None where an update of few environments doesn't tell: with a replay buffer, whose size doesn't depend on them,
@@ -71,8 +70,13 @@ def environments_that_fit(
     except torch.OutOfMemoryError:
         return None
     each = (two - one) / few.num_envs
-    room = _SHARE * (memory or total_memory(config.device)) - (one - each * few.num_envs)
+    room = _SHARE * (memory or _memory(config.device)) - (one - each * few.num_envs)
     return _rounded(room / each) if 0 < each < room else None
+
+
+def _memory(device: str) -> int:
+    """Return the bytes that this process has or could have; other programs may have the rest."""
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
 def _few(config: RunConfig) -> OnPolicyConfig | None:

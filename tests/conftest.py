@@ -7,6 +7,14 @@ import pytest
 import torch
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file, which share fixtures, caches and imports, in one process of several."""
+    for item in items:
+        file = item.path.relative_to(item.config.rootpath).as_posix()
+        if file.startswith("tests/") and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(file.removeprefix("tests/")))
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     """Every test draws the same numbers, alone or in company."""

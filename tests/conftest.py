@@ -11,13 +11,14 @@ import torch
 from recurl.trainers.files.durable import write_whole
 from recurl.trainers.report import plots
 
+TESTS = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file, which share fixtures, caches and imports, in one process of several."""
     for item in items:
-        file = item.path.relative_to(item.config.rootpath).as_posix()
-        if file.startswith("tests/") and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(file.removeprefix("tests/")))
+        if item.path.is_relative_to(TESTS) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(TESTS).as_posix()))
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,8 @@ def _seed():
 
 @pytest.fixture(autouse=True, scope="module")
 def _drawn_once() -> Generator:
-    """The learning curve of a module's first run is drawn, and stands for those of its others: it takes half a run."""
+    """The learning curve of a module's first run is drawn, and stands for those of its others: drawing takes a third
+    of a small run."""
     pictures, draw = dict[str, bytes](), plots.draw_returns
 
     def draw_once(path: Path, *arguments: Any, **options: Any) -> None:

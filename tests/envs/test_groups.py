@@ -66,17 +66,13 @@ def test_rows_of_groups_are_those_of_one_process() -> None:
 
 
 @pytest.mark.parametrize("make", [create, remembering])
-@pytest.mark.parametrize("limit", [None, 5])
-def test_a_step_that_was_begun_is_the_same(make: object, limit: int | None) -> None:
+def test_a_step_that_was_begun_is_the_same(make: object) -> None:
     """Rows that a transform around the workers ends are reset too."""
-    seen = []
-    for begun in (False, True):
-        env: EnvBase = ParallelEnv(2, make, concatenate=True)
-        env = env if limit is None else env.append_transform(StepCounter(max_steps=limit))
-        with env:
-            seen.append(walk(env, moves(4), begun=begun))
-    assert sum(int(after["next", "done"].sum()) for after, _ in seen[0]) > 4
-    assert same(*seen)
+    with ParallelEnv(2, make, concatenate=True) as workers:
+        for env in (workers, workers.append_transform(StepCounter(max_steps=5))):
+            seen = [walk(env, moves(4), begun=begun) for begun in (False, True)]
+            assert sum(int(after["next", "done"].sum()) for after, _ in seen[0]) > 4
+            assert same(*seen)
 
 
 def test_a_step_that_was_begun_is_finished_or_given_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from triton.runtime import interpreter
@@ -16,3 +17,20 @@ def allow_bounds() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch_index
+
+
+def patch_once() -> None:
+    """Patch the language once for each module: the interpreter does so at each call of a function of a kernel.
+
+    What it patches stays patched, which is right in a process that runs interpreted kernels alone.
+    """
+    patch_lang, patched = interpreter._patch_lang, set[int]()
+
+    def patch(function: Any) -> SimpleNamespace:
+        module = id(function.__globals__)
+        if module not in patched:
+            patch_lang(function)
+            patched.add(module)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patch

@@ -28,7 +28,7 @@ class StepTile:
 
 
 # From large to small, as the least number of programs asks for.
-_TILES = ((128, 32, 8), (64, 32, 4), (32, 32, 4), (16, 32, 4), (16, 16, 2))
+_TILES = ((128, 32, 8), (64, 32, 8), (32, 32, 8), (32, 16, 4), (16, 16, 4))
 
 
 def tile_for_step(rows: int, hidden: int, precision: str, processors: int) -> StepTile:
@@ -45,4 +45,4 @@ def tile_for_step(rows: int, hidden: int, precision: str, processors: int) -> St
     enough = (tile for tile in fitting if 4 * -(-rows // tile[0]) * -(-hidden // tile[1]) >= 3 * processors)
     tile_rows, units, warps = next(enough, fitting[-1])
     exact = precision == "ieee"
-    return StepTile(tile_rows, units, 32 if exact else 64, warps, 3 if exact or tile_rows == 128 else 4)
+    return StepTile(tile_rows, units, 32 if exact else 64, warps, 3 if tile_rows >= 64 else 4)

@@ -25,55 +25,30 @@ def _halves(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _add_product(acc, a, a_low, w_at, mask, PRECISION: tl.constexpr):
-    """``acc + a @ w``; as in :func:`recurl.recurrence.triton.accurate.product_kernel` where it is accurate to float32.
-
-    Tensor cores cut their sums off, hence there the sum of each piece of the depth is taken apart.
-    """
-    w, w_low = _halves(tl.load(w_at, mask=mask, other=0.0), PRECISION)
-    if PRECISION == "ieee":
-        part = tl.dot(a_low, w, input_precision="tf32")
-        part = tl.dot(a, w_low, part, input_precision="tf32")
-        acc += tl.dot(a, w, part, input_precision="tf32")
-    else:
-        acc = product(a, w, acc, PRECISION)
-    return acc
-
-
-@triton.jit
-def _add_products(
-    g0, g1, g2, g3,
-    a, a_row, m, kept, w, n, unit_in, hidden, depth,
-    FOUR: tl.constexpr, PRECISION: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+def _add_product(
+    acc, a, a_row, m, kept, w, row, row_in, depth,
+    PRECISION: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add ``a @ w.T`` to three gates or four; rows of ``a`` that aren't kept count as zeros, and aren't read."""
+    """``acc + a @ w[row].T``; rows of ``a`` that aren't kept, and of ``w`` that aren't in, are zeros and aren't read.
+
+    Where it is accurate to float32, as :func:`recurl.recurrence.triton.accurate.product_kernel`.
+    """
     k = tl.arange(0, DEPTH)
     a_at = a + m.to(tl.int64)[:, None] * a_row + k[None, :]
-    w_at = w + n[None, :] * depth + k[:, None]
-    gate = hidden * depth
+    w_at = w + row[None, :] * depth + k[:, None]
     for at in tl.range(0, depth, DEPTH, num_stages=STAGES):
         inside = at + k < depth
-        read = inside[:, None] & unit_in[None, :]
-        operands, low = _halves(tl.load(a_at, mask=kept[:, None] & inside[None, :], other=0.0), PRECISION)
-        g0 = _add_product(g0, operands, low, w_at, read, PRECISION)
-        g1 = _add_product(g1, operands, low, w_at + gate, read, PRECISION)
-        g2 = _add_product(g2, operands, low, w_at + 2 * gate, read, PRECISION)
-        if FOUR:
-            g3 = _add_product(g3, operands, low, w_at + 3 * gate, read, PRECISION)
+        high, low = _halves(tl.load(a_at, mask=kept[:, None] & inside[None, :], other=0.0), PRECISION)
+        w_high, w_low = _halves(tl.load(w_at, mask=inside[:, None] & row_in[None, :], other=0.0), PRECISION)
+        if PRECISION == "ieee":
+            part = tl.dot(low, w_high, input_precision="tf32")
+            part = tl.dot(high, w_low, part, input_precision="tf32")
+            acc += tl.dot(high, w_high, part, input_precision="tf32")
+        else:
+            acc = product(high, w_high, acc, PRECISION)
         a_at += DEPTH
         w_at += DEPTH
-    return g0, g1, g2, g3
-
-
-@triton.jit
-def _bias(b_ih, b_hh, at, mask, IN: tl.constexpr, HIDDEN: tl.constexpr, LIKE: tl.constexpr):
-    """The sum of those biases that are there, ``[1, UNITS]``."""
-    bias = tl.zeros([LIKE], tl.float32)
-    if IN:
-        bias += tl.load(b_ih + at, mask=mask, other=0.0).to(tl.float32)
-    if HIDDEN:
-        bias += tl.load(b_hh + at, mask=mask, other=0.0).to(tl.float32)
-    return bias[None, :]
+    return acc
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -109,48 +84,51 @@ def step_kernel(
 ):
     """Write the states after a step, and h a second time as features, of ROWS rows and UNITS units a program.
 
-    A row starts from zero where ``is_init``, and its states aren't read. ``c`` and ``c_after`` are the LSTM's.
+    All gates are columns of one product: i, f, g, o of the LSTM; r, z, and of n the input's and the hidden part of the
+    GRU. A row starts from zero where ``is_init``, and its states aren't read. ``c`` and ``c_after`` are the LSTM's.
     """
     blocks = tl.cdiv(hidden, UNITS)
     m = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
-    n = tl.program_id(0) % blocks * UNITS + tl.arange(0, UNITS)
+    first = tl.program_id(0) % blocks * UNITS
     row_in = m < rows
-    unit_in = n < hidden
     kept = row_in
     if RESETS:
         kept = tl.load(is_init + m, mask=row_in, other=1) == 0
-    here = row_in[:, None] & unit_in[None, :]
-    before = kept[:, None] & unit_in[None, :]
+    column = tl.arange(0, 4 * UNITS)
+    gate = column // UNITS
+    unit = first + column % UNITS
+    row = gate * hidden + unit
+    of_x = unit < hidden
+    of_h = of_x
+    if not LSTM:
+        row = tl.minimum(gate, 2) * hidden + unit
+        of_x = of_x & (gate != 3)
+        of_h = of_h & (gate != 2)
+    bias = tl.zeros([4 * UNITS], tl.float32)
+    if IN_BIAS:
+        bias += tl.load(b_ih + row, mask=of_x, other=0.0).to(tl.float32)
+    if HIDDEN_BIAS:
+        bias += tl.load(b_hh + row, mask=of_h, other=0.0).to(tl.float32)
+    gates = tl.broadcast_to(bias[None, :], [ROWS, 4 * UNITS])
+    gates = _add_product(gates, x, x_row, m, row_in, w_ih, row, of_x, inputs, PRECISION, DEPTH, STAGES)
+    gates = _add_product(gates, h, h_row, m, kept, w_hh, row, of_h, hidden, PRECISION, DEPTH, STAGES)
+    even, odd = tl.split(tl.permute(tl.reshape(gates, [ROWS, 2, 2, UNITS]), [0, 3, 1, 2]))
+    g0, g2 = tl.split(even)
+    g1, g3 = tl.split(odd)
+
+    n = first + tl.arange(0, UNITS)
     wide = m.to(tl.int64)[:, None]
-    zero = tl.zeros([ROWS, UNITS], tl.float32)
-    g0, g1, g2, g3 = _add_products(
-        zero, zero, zero, zero, x, x_row, m, row_in, w_ih, n, unit_in, hidden, inputs,
-        LSTM, PRECISION, DEPTH, STAGES,
-    )  # fmt: skip
+    here = row_in[:, None] & (n < hidden)[None, :]
+    before = kept[:, None] & (n < hidden)[None, :]
     if LSTM:
-        g0, g1, g2, g3 = _add_products(
-            g0, g1, g2, g3, h, h_row, m, kept, w_hh, n, unit_in, hidden, hidden,
-            True, PRECISION, DEPTH, STAGES,
-        )  # fmt: skip
-        i = sigmoid(g0 + _bias(b_ih, b_hh, n, unit_in, IN_BIAS, HIDDEN_BIAS, UNITS))
-        f = sigmoid(g1 + _bias(b_ih, b_hh, n + hidden, unit_in, IN_BIAS, HIDDEN_BIAS, UNITS))
-        g = tanh(g2 + _bias(b_ih, b_hh, n + 2 * hidden, unit_in, IN_BIAS, HIDDEN_BIAS, UNITS))
-        o = sigmoid(g3 + _bias(b_ih, b_hh, n + 3 * hidden, unit_in, IN_BIAS, HIDDEN_BIAS, UNITS))
-        cell = f * tl.load(c + wide * c_row + n[None, :], mask=before, other=0.0).to(tl.float32) + i * g
+        cell = tl.load(c + wide * c_row + n[None, :], mask=before, other=0.0).to(tl.float32)
+        cell = sigmoid(g1) * cell + sigmoid(g0) * tanh(g2)
         tl.store(c_after + wide * after_row + n[None, :], cell.to(c_after.dtype.element_ty), mask=here)
-        output = o * tanh(cell)
+        output = sigmoid(g3) * tanh(cell)
     else:
-        g0, g1, g3, _ = _add_products(
-            g0, g1, g3, g3, h, h_row, m, kept, w_hh, n, unit_in, hidden, hidden,
-            False, PRECISION, DEPTH, STAGES,
-        )  # fmt: skip
-        r = sigmoid(g0 + _bias(b_ih, b_hh, n, unit_in, IN_BIAS, HIDDEN_BIAS, UNITS))
-        z = sigmoid(g1 + _bias(b_ih, b_hh, n + hidden, unit_in, IN_BIAS, HIDDEN_BIAS, UNITS))
-        from_h = g3 + _bias(b_hh, b_hh, n + 2 * hidden, unit_in, False, HIDDEN_BIAS, UNITS)
-        from_x = g2 + _bias(b_ih, b_ih, n + 2 * hidden, unit_in, IN_BIAS, False, UNITS)
-        new = tanh(from_x + r * from_h)
         state = tl.load(h + wide * h_row + n[None, :], mask=before, other=0.0).to(tl.float32)
-        output = new + z * (state - new)
+        new = tanh(g2 + sigmoid(g0) * g3)
+        output = new + sigmoid(g1) * (state - new)
     result = output.to(h_after.dtype.element_ty)
     tl.store(h_after + wide * after_row + n[None, :], result, mask=here)
     if FEATURES:

@@ -1,5 +1,5 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0913
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0913, PLR0915
 # Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
 # however long, with all its arguments; an if on a constant compiles one branch, in lines of its own.
 """One step of one layer: both products, gates, new states."""
@@ -10,17 +10,20 @@ import triton
 import triton.language as tl
 
 from recurl.recurrence.triton.accurate import split
-from recurl.recurrence.triton.parts import operand, product, sigmoid, tanh
+from recurl.recurrence.triton.parts import product, sigmoid, tanh
 
 
 @triton.jit
 def _halves(x, PRECISION: tl.constexpr):
-    """What enters a product, and for products accurate to float32 the rest of it."""
-    if PRECISION == "ieee":
-        high, low = split(x.to(tl.float32))
-    else:
-        high = operand(x, PRECISION)
+    """What enters a product: x in bfloat16, or rounded to tf32; and the rest, for products accurate to float32."""
+    if PRECISION == "bf16":
+        high = x.to(tl.bfloat16)
         low = high
+    else:
+        x = x.to(tl.float32)
+        high, low = split(x)
+        if PRECISION == "tf32":
+            high += 0.0 * x  # the carry of a NaN's mantissa could have made it finite
     return high, low
 
 

@@ -32,7 +32,7 @@ _TILES = ((128, 32, 8), (64, 32, 8), (32, 32, 8), (32, 16, 4), (16, 16, 4))
 
 
 def tile_for_step(rows: int, hidden: int, precision: str, processors: int) -> StepTile:
-    """Return the largest tile that leaves few multiprocessors without a program, or else the smallest.
+    """Return the largest tile, of which half is used, that leaves few multiprocessors idle, or else the smallest.
 
     Args:
         rows: B.
@@ -41,7 +41,8 @@ def tile_for_step(rows: int, hidden: int, precision: str, processors: int) -> St
         processors: multiprocessors of the GPU.
     """
     widest = max(16, 1 << (hidden - 1).bit_length())
-    fitting = [tile for tile in _TILES if tile[1] <= widest]
+    tallest = max(16, 1 << (rows - 1).bit_length())
+    fitting = [tile for tile in _TILES if tile[0] <= tallest and tile[1] <= widest]
     enough = (tile for tile in fitting if 4 * -(-rows // tile[0]) * -(-hidden // tile[1]) >= 3 * processors)
     tile_rows, units, warps = next(enough, fitting[-1])
     exact = precision == "ieee"

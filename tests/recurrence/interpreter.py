@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import triton.language as tl
 from triton.runtime import interpreter
 
 
@@ -34,3 +36,16 @@ def patch_once() -> None:
         return SimpleNamespace(restore=lambda: None)
 
     interpreter._patch_lang = patch
+
+
+def allow_bfloat16_products() -> None:
+    """Multiply bfloat16 as the numbers that they are, not as the integers that hold their bits."""
+    builder = interpreter.InterpreterBuilder
+    create_dot = builder.create_dot
+
+    def widened(value: Any) -> Any:
+        if value.dtype.scalar != tl.bfloat16:
+            return value
+        return interpreter.TensorHandle((value.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    builder.create_dot = lambda self, a, b, *others: create_dot(self, widened(a), widened(b), *others)

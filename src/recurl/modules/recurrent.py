@@ -19,7 +19,7 @@ from recurl.mode import recurrent_mode
 from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
 from recurl.precision import resolve_precision
-from recurl.recurrence import BACKENDS, Options, boundaries_of
+from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Options, boundaries_of
 from recurl.specs import Unbounded
 from recurl.transforms import TensorDictPrimer
 
@@ -178,7 +178,8 @@ class RecurrentModule(TensorDictModuleBase):
             )
         x, is_init, *stored = self._inputs(tensordict)
         states = tuple(_flat(state, batch) for state in stored) or None
-        features, after = net.step(_flat(x, batch), states, _flat(is_init, batch))
+        options = self._options() if x.is_cuda else DEFAULT_OPTIONS
+        features, after = net.step(_flat(x, batch), states, _flat(is_init, batch), options)
         return self._unflatten(batch, features, after)
 
     def _sequence(self, tensordict: TensorDictBase) -> tuple[Tensor, list[Tensor]]:

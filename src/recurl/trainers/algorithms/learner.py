@@ -154,12 +154,25 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             env.close()
             return actors_of(config, policy, self.env_seed)
         programs = Programs() if tensor_env(env) is None else self.programs
-        return Collector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device, **programs)
+        return Collector(
+            env,
+            policy,
+            frames_per_batch=config.frames_per_batch,
+            device=config.device,
+            sequence_length=config.states_every,
+            **programs,
+        )
 
     def _overlapped(self, env: EnvBase) -> OverlappedCollector | ThreadedCollector:
         policy, config = collecting(self.agent.policy), self.config
         if torch.device(config.device).type != "cpu":  # a second process would have to take turns on the GPU
-            return ThreadedCollector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device)
+            return ThreadedCollector(
+                env,
+                policy,
+                frames_per_batch=config.frames_per_batch,
+                device=config.device,
+                sequence_length=config.states_every,
+            )
         env.close()
         collector = OverlappedCollector(partial(training_env, config), policy, frames_per_batch=config.frames_per_batch)
         collector.set_seed(self.env_seed)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recurl.errors import NonFiniteError
 from recurl.keys import NEXT, REWARD, NestedKey, next_key
+from recurl.start_states import numbers_of
 
 __all__ = ["BatchCheck", "all_finite", "check_finite", "first_of"]
 
@@ -106,9 +107,11 @@ class BatchCheck:
             batch: ``[B, T]``.
             env_steps: environment steps taken, those of the batch included.
         """
-        values = [batch.get(key) for _, key in self._entries]
-        if all_finite(values):
+        entries = [(name, batch.get(key, None)) for name, key in self._entries]
+        entries = [(name, entry) for name, entry in entries if entry is not None]  # not all states are stored
+        if all_finite([numbers_of(entry) for _, entry in entries]):
             return None
+        values = [numbers_of(entry, placed=True) for _, entry in entries]
         wrong = torch.stack(
             [~value.isfinite().reshape(*batch.shape, -1).all(-1) for value in values]
         )  # [entries, B, T]
@@ -118,7 +121,7 @@ class BatchCheck:
         number = numbers[~numbers.isfinite()].flatten()[0].item()
         taken = env_steps - batch.numel() + step * batch.shape[0] + row + 1
         where = f"environment {row} at step {step} of its batch (environment step {taken:,})"
-        return wrong.any(0).any(-1), f"The {self._entries[entry][0]} of {where} was {number}"
+        return wrong.any(0).any(-1), f"The {entries[entry][0]} of {where} was {number}"
 
 
 def _quoted(key: NestedKey) -> str:

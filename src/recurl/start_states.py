@@ -15,23 +15,25 @@ first named after L::
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from recurl.continuity import readable
 from recurl.errors import UsageError
 from recurl.keys import TRAJ_STEPS, NestedKey
-from recurl.lowering import Step, leaves
+from recurl.lowering import Entries, Step
 from recurl.recurrence import Boundaries
 
 __all__ = ["allocate", "check_cut", "check_sequences", "numbers_of", "refuse", "state_in"]
 
 _EVERY, _STEP = "every_", "step"
+_NAMED = re.compile(f"{_EVERY}[0-9]+")
 _Path: TypeAlias = tuple[str, ...]
 
 
@@ -187,11 +189,14 @@ def refuse(batch: Step, reader: str) -> None:
         )
 
 
-def _found(batch: Step) -> Iterator[tuple[NestedKey, int]]:
-    for path, _ in leaves(batch):
-        every = path[-1].removeprefix(_EVERY)
-        if len(path) > 1 and every != path[-1] and every.isdecimal() and (*path[:-1], _STEP) in batch:
-            yield path[0] if len(path) == 2 else path[:-1], int(every)
+def _found(batch: Any, prefix: _Path = ()) -> Iterator[tuple[NestedKey, int]]:
+    """Yield key and L of the sparse states of a batch."""
+    for name, value in batch.items():
+        path = (*prefix, name)
+        if _is_sparse(value):
+            yield path[0] if len(path) == 1 else path, _named(value)[1]
+        elif isinstance(value, Entries | TensorDictBase):
+            yield from _found(value, path)
 
 
 def _flat_step(batch: Step, key: NestedKey) -> Tensor:
@@ -213,11 +218,13 @@ def _check_whole(key: NestedKey, every: int, step: Tensor, wrong: Tensor | None 
 
 
 def _is_sparse(value: Any) -> bool:
-    return value is not None and not isinstance(value, Tensor) and _name(value) is not None
+    return isinstance(value, Entries | TensorDictBase) and _name(value) is not None
 
 
 def _name(entry: Any) -> str | None:
-    return next((name for name, _ in entry.items() if isinstance(name, str) and name.startswith(_EVERY)), None)
+    """Return the name of the tensor with the numbers, None if there is none."""
+    found = (name for name, _ in entry.items() if _NAMED.fullmatch(name) and _STEP in entry)
+    return next(found, None)
 
 
 def _named(entry: Step) -> tuple[str, int]:

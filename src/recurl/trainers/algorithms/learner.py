@@ -131,6 +131,16 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             The numbers that ``reported`` names, through :meth:`report`.
         """
 
+    @property
+    def learns_ahead(self) -> bool:
+        """Whether :meth:`learn_later` returns before the device has learnt."""
+        return False
+
+    def learn_later(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
+        """Learn from a batch, and return what waits for the result of :meth:`learn` and returns it."""
+        learned = self.learn(batch)
+        return lambda: learned
+
     def report(self, learned: dict[str, float], checked: Sequence[str] | None = None) -> dict[str, float]:
         """Return ``learned``, and set ``fault`` to the first number in it that isn't finite.
 

@@ -32,7 +32,10 @@ class Callback(Protocol):
         """
 
     def on_update(self, row: Row) -> None:
-        """Look at the numbers of an update, by name: ``update``, ``env_steps``, ``return_mean_20``, losses..."""
+        """Look at the numbers of an update, by name: ``update``, ``env_steps``, ``return_mean_20``, losses...
+
+        On a GPU this may be after the next update was launched, so that ``stop()`` ends the run one update later.
+        """
 
     def on_evaluation(self, row: Row) -> None:
         """Look at the numbers of an evaluation: ``update``, ``env_steps``, ``eval_return``, ``eval_return_std``..."""

@@ -6,12 +6,13 @@ from itertools import pairwise
 from typing import Any, NoReturn, cast
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from recurl._torch import edits_of, foreach_copy_
+from recurl.collectors.start_states import SparseStates
 from recurl.errors import ArgumentError, UsageError
-from recurl.keys import NEXT
+from recurl.keys import DONE, NEXT, TRUNCATED
 from recurl.lowering import Step, leaves
 
 _Key = tuple[str, ...]
@@ -28,10 +29,14 @@ class BatchWriter:
             where it has none.
         rows: index of the rows to write, where other writers write the others; ``...`` for all.
         batch_size: their shape, ``[*B]``.
+        states: takes recurrent states that are kept at the starts of sequences only; all are kept when None.
     """
 
-    def __init__(self, batch: TensorDict, rows: Any, batch_size: torch.Size) -> None:
+    def __init__(
+        self, batch: TensorDict, rows: Any, batch_size: torch.Size, states: SparseStates | None = None
+    ) -> None:
         self._batch, self._rows = batch, rows
+        self._states = states
         self._shape = torch.Size([*batch_size, batch.shape[-1]])
         self._time = len(batch_size)
         self._count = 0
@@ -47,6 +52,8 @@ class BatchWriter:
             UsageError: the entries differ from those of the first step.
         """
         found = dict(leaves(tensordict))
+        if self._states is not None:
+            self._states.take(step, self._rows, found)
         if not self._slots:
             self._allocate(found)
         if len(found) != self._count:
@@ -120,6 +127,19 @@ class BatchWriter:
         """Complete the rows of the batch."""
         for carried in self._carried:
             carried.finish()
+        if self._states is not None:
+            self._states.finish(self._batch)
+
+
+def truncate_last(after: TensorDictBase) -> None:
+    """Set ``truncated`` and ``done`` at the last step of a batch, in rows that aren't done.
+
+    Args:
+        after: what is under ``"next"``, ``[*B, T]``.
+    """
+    done = after.get(DONE)[..., -1, :]
+    after.get(TRUNCATED)[..., -1, :].logical_or_(~done)
+    done.fill_(True)
 
 
 class _Carried:

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
 from recurl.capture import KeptTensors, recording
+from recurl.collectors.start_states import SparseStates, StartStates
 from recurl.envs import EnvBase, TensorEnv
 from recurl.envs.transformed import TransformedEnv
 from recurl.errors import UsageError
@@ -57,6 +58,7 @@ class CapturedSteps:
         policy: what acts in it.
         step: makes a step from a root, and returns what is written of it, and the next root.
         count: number of steps of a batch.
+        starts: which recurrent states are kept; all when None.
         graph: record a CUDA graph.
         compiled: compile the step.
 
@@ -71,6 +73,7 @@ class CapturedSteps:
         policy: object,
         step: Callable[[Step], tuple[Step, Step]],
         count: int,
+        starts: StartStates | None = None,
         *,
         graph: bool,
         compiled: bool,
@@ -81,6 +84,7 @@ class CapturedSteps:
         self._policy = policy if isinstance(policy, nn.Module) else None
         self._step = step
         self._count = count
+        self._starts = starts
         self._graph = graph
         self._compiled = compiled
         self._warm = 0
@@ -89,6 +93,7 @@ class CapturedSteps:
         self._run: Callable[..., Sequence[Tensor]] | None = None
         self._recording: _Recording | None = None
         self._written: list[_Key] = []
+        self._states: list[_Key] = []
 
     def __call__(self, root: Step, setting: object) -> tuple[TensorDict, Step]:
         """Make the steps of a batch.
@@ -112,8 +117,18 @@ class CapturedSteps:
         batch = TensorDict({}, [*root.batch_size, self._count], device=root.device)
         for index, key in enumerate(self._written):
             batch.set(key, torch.stack([step[index] for step in written], root.ndim))
+        if self._starts is not None:
+            self._keep(self._starts, written, batch)
         batch.refine_names(..., "time")
         return batch, _like(root, keys, after)
+
+    def _keep(self, starts: StartStates, written: list[_Tensors], batch: TensorDict) -> None:
+        """Set the states that are kept in a batch."""
+        states = SparseStates(starts, batch.batch_size, batch.device)
+        for step in range(0, self._count, starts.every):
+            for key, state in zip(self._states, written[step][len(self._written) :], strict=True):
+                states.write(step, ..., key, state)
+        states.finish(batch)
 
     def reset(self) -> None:
         """Forget the program, and free the graph."""
@@ -136,9 +151,15 @@ class CapturedSteps:
             finally:
                 self._env.running = running
             found = dict(leaves(written))
-            self._written = list(found)
+            states = {} if self._starts is None else self._starts.take(found)
+            self._written, self._states = list(found), list(states)
             following = dict(leaves(after))
-            return (*found.values(), *(following[key] for key in keys), *(state[name] for name in names))
+            return (
+                *found.values(),
+                *states.values(),
+                *(following[key] for key in keys),
+                *(state[name] for name in names),
+            )
 
         self._run = Traced(run, given, [self._env.generator]) if self._compiled else run
         self._setting = now
@@ -149,10 +170,11 @@ class CapturedSteps:
         assert self._run is not None
         written: list[_Tensors] = []
         current: _Tensors = [tensor.clone() for tensor in given]  # what is written may be these very tensors
-        for _ in range(self._count):
+        for step in range(self._count):
             result = self._run(*current)
             count = len(result) - len(given)
-            written.append(result[:count])
+            kept = count if self._starts is None or self._starts.begin(step) else len(self._written)
+            written.append(result[:kept])
             current = result[count:]
         return written, current
 

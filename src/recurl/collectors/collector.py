@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from recurl.collectors.acting import lowered, on_device, random_action
 from recurl.collectors.background import CollectorBase, Extendable, units_of
-from recurl.collectors.batch import BatchWriter
+from recurl.collectors.batch import BatchWriter, truncate_last
 from recurl.collectors.captured import CapturedSteps, why_not_captured
 from recurl.collectors.exploring import check_thread_explores_alone, exploring
 from recurl.collectors.groups import Groups, plain
 from recurl.collectors.policy_checks import check_policy
+from recurl.collectors.start_states import SparseStates, start_states
 from recurl.collectors.weights import Weights, state_of
 from recurl.compiled import CompiledNetwork
 from recurl.devices import numbered
@@ -26,7 +27,7 @@ from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentTypeError, UnsupportedError, UsageError
-from recurl.keys import ACTION, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
+from recurl.keys import ACTION, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
 from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType
 from recurl.modules.actors import explain_missing_scale
@@ -85,6 +86,9 @@ class Collector(CollectorBase):
         compile_step: compile the step of policy and environment (a :class:`~recurl.envs.TensorEnv` with any transforms)
             as one function, at the first batch: a few kernels instead of one for every operation, with other rounding.
             Best together with ``cuda_graph``.
+        sequence_length: store recurrent states only where sequences of so many steps start, to save memory; it must
+            divide the steps of a row. Such a batch can be cut into these sequences, or multiples, and no others. All
+            states are stored when None.
 
     Raises:
         ArgumentError: a number is out of range, or random frames would contradict recorded log-probabilities.
@@ -122,6 +126,7 @@ class Collector(CollectorBase):
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         cuda_graph: bool = False,
         compile_step: bool = False,
+        sequence_length: int | None = None,
     ) -> None:
         given: Any = create_env_fn
         env: Any = given() if callable(given) and not isinstance(given, EnvBase) else given
@@ -153,6 +158,7 @@ class Collector(CollectorBase):
         self._roots: list[Step] | None = None  # of the groups
         self._resets = 0
         self._trajectories = Trajectories(env.batch_size, env.device)
+        self._starts = start_states(policy, sequence_length, self.steps_per_batch)
         self._programs = {"graph": cuda_graph, "compiled": compile_step}
         self._captured = self._program()
 
@@ -165,7 +171,7 @@ class Collector(CollectorBase):
         if reason is not None:
             what, option = ("a CUDA graph", "cuda_graph") if graph else ("compiled", "compile_step")
             raise UnsupportedError(f"Steps can't be {what}: {reason}. Collect without {option}.")
-        return CapturedSteps(env, policy, self._step, self.steps_per_batch, **self._programs)
+        return CapturedSteps(env, policy, self._step, self.steps_per_batch, self._starts, **self._programs)
 
     def _collect(self) -> TensorDict:
         pending, self._pending_weights = self._pending_weights, None
@@ -204,7 +210,7 @@ class Collector(CollectorBase):
         for key, value in zip((TRAJ_IDS, TRAJ_STEPS), numbered, strict=True):
             batch.set(key, value.to(self.storing_device or "cpu"))
         if self.set_truncated:
-            _truncate_last(batch.get(NEXT))
+            truncate_last(batch.get(NEXT))
             self._trajectories.renew()
         return batch
 
@@ -217,7 +223,8 @@ class Collector(CollectorBase):
         roots = [plain(root) if reason is not None else Entries.of(root) for root in roots]
         batch = TensorDict({}, [*self.env.batch_size, self.steps_per_batch], device=storing_device)
         parts = zip(groups.envs, groups.rows, strict=True)
-        writers = [BatchWriter(batch, rows, group.batch_size) for group, rows in parts]
+        states = None if self._starts is None else SparseStates(self._starts, batch.batch_size, storing_device)
+        writers = [BatchWriter(batch, rows, group.batch_size, states) for group, rows in parts]
         done: list[list[Tensor]] = [[] for _ in writers]
 
         def write(number: int, step: int, tensordict: Step) -> None:
@@ -391,9 +398,3 @@ class Collector(CollectorBase):
         if self._captured is not None:
             self._captured.reset()
         self.env.close()
-
-
-def _truncate_last(after: TensorDictBase) -> None:
-    done = after.get(DONE)[..., -1, :]
-    after.get(TRUNCATED)[..., -1, :].logical_or_(~done)
-    done.fill_(True)

@@ -131,6 +131,16 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             The numbers that ``reported`` names, through :meth:`report`.
         """
 
+    @property
+    def learns_ahead(self) -> bool:
+        """Whether :meth:`learn_later` returns before the device has learnt."""
+        return False
+
+    def learn_later(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
+        """Learn from a batch, and return what waits for the result of :meth:`learn` and returns it."""
+        learned = self.learn(batch)
+        return lambda: learned
+
     def report(self, learned: dict[str, float], checked: Sequence[str] | None = None) -> dict[str, float]:
         """Return ``learned``, and set ``fault`` to the first number in it that isn't finite.
 
@@ -154,12 +164,25 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             env.close()
             return actors_of(config, policy, self.env_seed)
         programs = Programs() if tensor_env(env) is None else self.programs
-        return Collector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device, **programs)
+        return Collector(
+            env,
+            policy,
+            frames_per_batch=config.frames_per_batch,
+            device=config.device,
+            sequence_length=config.states_every,
+            **programs,
+        )
 
     def _overlapped(self, env: EnvBase) -> OverlappedCollector | ThreadedCollector:
         policy, config = collecting(self.agent.policy), self.config
         if torch.device(config.device).type != "cpu":  # a second process would have to take turns on the GPU
-            return ThreadedCollector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device)
+            return ThreadedCollector(
+                env,
+                policy,
+                frames_per_batch=config.frames_per_batch,
+                device=config.device,
+                sequence_length=config.states_every,
+            )
         env.close()
         collector = OverlappedCollector(partial(training_env, config), policy, frames_per_batch=config.frames_per_batch)
         collector.set_seed(self.env_seed)

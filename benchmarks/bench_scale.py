@@ -134,7 +134,7 @@ def rllib(python: str, actors: list[int], batches: int) -> list[dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--actors", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--actors", type=int, nargs="*", default=[1, 4, 16, 32])
     parser.add_argument("--batches", type=int, default=20, help="batches of each actor, a second each")
     parser.add_argument("--repeats", type=int, default=200, help="batches of the overhead; 0 leaves it out")
     parser.add_argument("--ppo", type=int, nargs="*", default=[1, 4, 16], help="actors of the runs of PPO")

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/scale.md from results/*.csv, between their marks; a table that isn't there has no rows yet.
+"""Writes tables of docs/scale.md and docs/reliability.md from results/*.csv, between their marks.
 
 Of several rows for the same thing the last one counts. Usage: ``python benchmarks/scale_tables.py``
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "scale.md"
+DOCUMENTS = [ROOT / "docs" / name for name in ("scale.md", "reliability.md")]
 RESULTS = Path(__file__).parent / "results"
 Row = dict[str, str]
 
@@ -140,6 +140,8 @@ TABLES: dict[str, Callable[[], str]] = {
 def filled(text: str) -> str:
     """Return a document with its tables."""
     for name, make in TABLES.items():
+        if f"<!-- {name} -->" not in text:
+            continue
         before, begin, rest = text.partition(f"<!-- {name} -->")
         _, end, after = rest.partition(f"<!-- end of {name} -->")
         text = f"{before}{begin}\n\n{make() or 'No results yet.'}\n\n{end}{after}"
@@ -147,4 +149,5 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(filled(DOCUMENT.read_text()))
+    for document in DOCUMENTS:
+        document.write_text(filled(document.read_text()))

@@ -1,6 +1,7 @@
 """Writes tables of docs/scale.md and docs/reliability.md from results/*.csv, between their marks.
 
-Of several rows for the same thing the last one counts. Usage: ``python benchmarks/scale_tables.py``
+Of several rows for the same thing the last one counts. Usage: ``python benchmarks/scale_tables.py``, with
+``python benchmarks/plots.py`` for the figure.
 """
 
 from __future__ import annotations
@@ -71,6 +72,12 @@ def overhead() -> str:
     return table(["", "ms per batch"], [[row["what"], row["overhead_ms_per_batch"]] for row in rows]) + under(rows)
 
 
+def figure() -> str:
+    """The figure that plots.py draws of all these."""
+    text = "Rates of several ranks and actors in multiples of that of one, over their number"
+    return f"![{text}](figures/weak_scaling.svg)" if (RESULTS / "scale_ray.csv").exists() else ""
+
+
 def faults_of_actors() -> str:
     """The soak of actors."""
     rows = read("soak_ray.csv", "sync", "kills", "nodes_removed")
@@ -131,6 +138,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scale_cpu": lambda: ranks("scale_cpu.csv"),
     "scale_ray": actors,
     "overhead": overhead,
+    "figure": figure,
     "soak_ray": faults_of_actors,
     "soak_ranks": faults_of_ranks,
     "soak_learning": faults_while_learning,

@@ -59,7 +59,7 @@ def recurrence_on_cpu(cell: str = "lstm", hidden: str = "128", tokens: str = "40
     times = {
         (row["mean_segment"], row["implementation"]): float(row["median_ms"])
         for row in read("rnn_cpu.csv")
-        if (row["cell"], row["H"], row["N"]) == (cell, hidden, tokens) and row["mean_segment"].isdigit()
+        if (row["cell"], row["H"], row["N"]) == (cell, hidden, tokens) and row["mean_segment"].isdecimal()
     }
     segments = sorted({segment for segment, _ in times}, key=int)
     figure, axes = new_figure()
@@ -106,6 +106,27 @@ def training_on_a_gpu() -> Figure:
     return figure
 
 
+def weak_scaling() -> Figure:
+    """Times the rate of one, over the number of actors or ranks; the newest rows of each."""
+    lines: dict[str, dict[int, float]] = defaultdict(lambda: {1: 1.0})
+    for row in read("scale_ray.csv"):
+        if row["efficiency"]:
+            count = int(row["actors"])
+            lines[f"actors, {row['what']}"][count] = count * float(row["efficiency"])
+    for name, what in (("scale_cpu.csv", "ranks on CPUs"), ("scale_gpu.csv", "ranks on GPUs")):
+        for row in read(name) if (RESULTS / name).exists() else ():
+            lines[what][int(row["ranks"])] = float(row["ratio"])
+    figure, axes = new_figure()
+    most = max(max(line) for line in lines.values())
+    axes.plot([1, most], [1, most], color="#bdbdbd", linestyle="--", label="as many times one")
+    for what, line in lines.items():
+        counts = sorted(line)
+        axes.plot(counts, [line[count] for count in counts], marker="o", markersize=4, label=what)
+    axes.set(xlabel="actors or ranks", ylabel="times the rate of one", title="Weak scaling: the same work for each")
+    axes.legend(frameon=False)
+    return figure
+
+
 def precision() -> Figure:
     """Learning with products in float32 and in tf32: mean and range over seeds."""
     curves: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
@@ -140,7 +161,14 @@ def main() -> None:
     """Draw all figures; the same data gives the same files."""
     rcParams.update({"svg.hashsalt": "recurl", "svg.fonttype": "none", "font.family": "sans-serif"})
     FIGURES.mkdir(exist_ok=True)
-    for draw in (learning_curve, recurrence_on_cpu, training_on_a_gpu, precision):
+    draws = [
+        learning_curve,
+        recurrence_on_cpu,
+        training_on_a_gpu,
+        precision,
+        *([weak_scaling] if (RESULTS / "scale_ray.csv").exists() else []),
+    ]
+    for draw in draws:
         FigureCanvasSVG(draw()).print_svg(FIGURES / f"{draw.__name__}.svg", metadata={"Date": None})
 
 

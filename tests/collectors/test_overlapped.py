@@ -98,6 +98,18 @@ def test_the_same_seed_gives_the_same_batches_also_across_a_stop() -> None:
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(again, expected, strict=True))
 
 
+def test_a_seed_determines_actions_too() -> None:
+    batches = []
+    for torch_seed in range(2):
+        policy = make_policy()
+        torch.manual_seed(torch_seed)  # which determines those of workers that aren't seeded
+        with OverlappedCollector(create, policy, frames_per_batch=90) as collector:
+            collector.set_seed(7)
+            batches.append(collector.collect())
+    assert torch.equal(batches[0]["action"], batches[1]["action"])
+    assert torch.equal(batches[0]["observation"], batches[1]["observation"])
+
+
 def test_a_state_saved_before_the_first_batch_has_none_under_way() -> None:
     with OverlappedCollector(create, make_policy(), frames_per_batch=30) as collector:
         state = collector.state_dict()

@@ -45,5 +45,6 @@ def tile_for_step(rows: int, hidden: int, precision: str, processors: int) -> St
     fitting = [tile for tile in _TILES if tile[0] <= tallest and tile[1] <= widest]
     enough = (tile for tile in fitting if 4 * -(-rows // tile[0]) * -(-hidden // tile[1]) >= 3 * processors)
     tile_rows, units, warps = next(enough, fitting[-1])
-    exact = precision == "ieee"
-    return StepTile(tile_rows, units, 32 if exact else 64, warps, 3 if tile_rows >= 64 else 4)
+    # What is in flight must fit into the 99 KB of the smallest chips.
+    deep = precision == "bf16" or (precision == "tf32" and units == 16)
+    return StepTile(tile_rows, units, 64 if deep else 32, warps, 3 if tile_rows >= 64 else 4)

@@ -29,8 +29,7 @@ def _seed():
 
 @pytest.fixture(autouse=True, scope="module")
 def _drawn_once() -> Generator:
-    """The learning curve of a module's first run is drawn, and stands for those of its others: drawing takes a third
-    of a small run."""
+    """Draw the learning curve of a module's first run alone, as drawing takes a third of a small run's time."""
     pictures, draw = dict[str, bytes](), plots.draw_returns
 
     def draw_once(path: Path, *arguments: Any, **options: Any) -> None:

@@ -75,6 +75,26 @@ def test_a_step_that_was_begun_is_the_same(make: object) -> None:
             assert same(*seen)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_done_rows_that_were_edited_are_reset(begun: bool) -> None:
+    """What the workers said of the rows doesn't hold then."""
+    with ParallelEnv(2, create, concatenate=True) as env:
+        root = env.reset(seed=3)
+        for edit in (torch.Tensor.logical_or_, torch.logical_or, torch.logical_and):
+            for action in moves(4, 4):
+                root.set("action", action)
+                if begun:
+                    env.begin_step(root)
+                root = env.carry(env.step(root))
+            root.set("done", edit(root["done"], torch.tensor([[False], [True], [False], [False]])))
+            ended = root["done"][1].item()
+            old, root = root.clone(), env.maybe_reset(root)
+            assert not root["done"].any()
+            assert torch.equal(root["observation"], old["observation"]) != ended
+            assert (root["observation"][1].abs() <= 0.05).all() == ended
+            assert ended == (edit is not torch.logical_and)
+
+
 def test_a_step_that_was_begun_is_finished_or_given_up() -> None:
     with parallel_groups(2, 1, create) as env:
         first, second = env.groups

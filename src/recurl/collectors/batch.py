@@ -58,22 +58,22 @@ class BatchWriter:
             self._allocate(found)
         if len(found) != self._count:
             self._refuse(step, found)
-        for carried in self._carried:
-            value = found.get(carried.key)
-            if value is not carried.last or _version(value) != carried.version:
-                if value is None or value.shape != carried.shape:
-                    self._refuse(step, found)
-                carried.copy(step, value)
-        values: list[Tensor] = []
+        slots, values = list(self._slots[step]), list[Tensor]()
         for key, shape in self._copied:
             value = found.get(key)
             if value is None or value.shape != shape:
                 self._refuse(step, found)
             values.append(value)
         for carried in self._carried:
+            value = found.get(carried.key)
+            if value is not carried.last or _version(value) != carried.version:
+                if value is None or value.shape != carried.shape:
+                    self._refuse(step, found)
+                slots.append(carried.slot(step))
+                values.append(value)
             carried.last = found[carried.next_key]
             carried.version = _version(carried.last)
-        foreach_copy_(self._slots[step], values)
+        foreach_copy_(slots, values)
 
     def _allocate(self, found: dict[_Key, Tensor]) -> None:
         memory: dict[_Key, Tensor] = {}
@@ -164,13 +164,14 @@ class _Carried:
         self.last: Tensor | None = None
         self.version: object = None
         self._root = root
+        self._slots = root.unbind()
         self._after = after
         self._starts: list[int] = []
 
-    def copy(self, step: int, value: Tensor) -> None:
-        """Copy a step's value that differs from the previous step's value under ``next``."""
-        self._root[step].copy_(value)
+    def slot(self, step: int) -> Tensor:
+        """Return the memory of a step's value that differs from the previous step's value under ``next``."""
         self._starts.append(step)
+        return self._slots[step]
 
     def finish(self) -> None:
         """Copy the values that were not copied before."""

@@ -19,7 +19,7 @@ from recurl.errors import UsageError
 from recurl.lowering import Entries, Step, leaves
 from recurl.traced import Traced
 
-__all__ = ["CapturedSteps", "Programs", "tensor_env"]
+__all__ = ["CapturedSteps", "Programs", "recorded", "tensor_env", "why_not_captured"]
 
 _WARM_UP = 2  # batches before the one that is recorded: kernels are compiled and libraries make their memory
 _DEVICE = "cuda"
@@ -200,17 +200,33 @@ class CapturedSteps:
                 kept.copy_(tensor)
             return written
 
-        try:
-            replay, written = record(steps, self._env.generator)
-        except RuntimeError as error:
-            if "captur" not in str(error):
-                raise
-            raise UsageError(
-                f"The steps can't be captured as a CUDA graph, as {_line(error)}: nothing may wait for the GPU "
-                "(.item(), .cpu(), if on a tensor, a mask as an index), nor make tensors from Python numbers; or "
-                "collect with cuda_graph=False."
-            ) from error
+        replay, written = recorded("steps", steps, self._env.generator)
         return _Recording(replay, written, memory)
+
+
+def recorded(
+    what: str, steps: Callable[[], list[_Tensors]], generator: Generator
+) -> tuple[Callable[[], None], list[_Tensors]]:
+    """Return what launches all that ``steps`` launches, and its result, which every launch overwrites.
+
+    Args:
+        what: what is recorded, for the message.
+        steps: launches something; it is not run.
+        generator: random generator that it draws from, besides that of the device.
+
+    Raises:
+        UsageError: it waits for the GPU.
+    """
+    try:
+        return record(steps, generator)
+    except RuntimeError as error:
+        if "captur" not in str(error):
+            raise
+        raise UsageError(
+            f"The {what} can't be captured as a CUDA graph, as {_line(error)}: nothing may wait for the GPU "
+            "(.item(), .cpu(), if on a tensor, a mask as an index), nor make tensors from Python numbers; or "
+            "collect with cuda_graph=False."
+        ) from error
 
 
 def record(steps: Callable[[], list[_Tensors]], generator: Generator) -> tuple[Callable[[], None], list[_Tensors]]:
@@ -257,16 +273,18 @@ def _line(error: BaseException) -> str:
     return "an operation waits for it"
 
 
-def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int, graph: bool) -> str | None:
+def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int, graph: bool, compiled: bool) -> str | None:
     """Return the reason why a collector can't make a program of the steps of ``policy`` in ``env``, or None.
+
+    Of an environment that steps on the host, the policy alone can be captured.
 
     Example:
         >>> from recurl.envs import GymEnv
-        >>> why_not_captured(GymEnv("CartPole-v1"), None, init_random_frames=0, graph=False)
+        >>> why_not_captured(GymEnv("CartPole-v1"), None, init_random_frames=0, graph=False, compiled=True)
         'GymEnv steps on the host'
     """
-    if tensor_env(env) is None:
-        return f"{type(env).__name__} steps on the host"
+    if tensor_env(env) is None and (compiled or policy is None):
+        return f"{type(env).__name__} steps on the host{'' if compiled else ', and there is no policy'}"
     if graph and (env.device is None or env.device.type != _DEVICE):
         return f"the environment is on {env.device}"
     devices = {tensor.device for tensor in policy.parameters()} if isinstance(policy, nn.Module) else set()

@@ -103,7 +103,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     @property
     def programs(self) -> Programs:
-        """How a collector of tasks on the device runs its steps."""
+        """How a collector runs its steps, those of tasks on the device; of others the policy alone can be a graph."""
         return Programs()
 
     @classmethod
@@ -163,7 +163,10 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         if config.actors:
             env.close()
             return actors_of(config, policy, self.env_seed)
-        programs = Programs() if tensor_env(env) is None else self.programs
+        programs = self.programs
+        if tensor_env(env) is None:  # what steps on the host is no program
+            on_gpu = torch.device(config.device).type != "cpu"
+            programs = Programs(cuda_graph=on_gpu and programs.get("cuda_graph", False))
         return Collector(
             env,
             policy,

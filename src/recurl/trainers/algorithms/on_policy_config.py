@@ -37,8 +37,8 @@ class OnPolicyConfig(RunConfig):
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""
     cuda_graph: bool = False
-    """Run each update as one CUDA graph, and with --vectorization device the steps of a batch as another (needs
-    --device cuda, and minibatches of equal size)."""
+    """Run each update as one CUDA graph, and the policy of a step as another, with --vectorization device all steps of
+    a batch (needs --device cuda, and minibatches of equal size)."""
     compile: bool = False
     """Compile losses and gradients as one program, and with --vectorization device a step of policy and environment as
     another: fewer, larger kernels, after some seconds at the start; a C++ compiler is needed on the CPU."""

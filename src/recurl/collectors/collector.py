@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 from recurl.collectors.acting import act_on_tensordict, lowered, on_device

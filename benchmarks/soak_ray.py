@@ -71,7 +71,7 @@ def main() -> None:
         "torch": torch.__version__,
         "ray": ray.__version__,
         "sync": options.sync,
-        "max_lag": "" if options.max_lag is None else options.max_lag,
+        "max_lag": options.max_lag if options.max_lag is not None else 0 if options.sync else "",
         "kills": options.kills,
         "nodes_removed": options.nodes,
         **found,

@@ -80,7 +80,7 @@ def figure() -> str:
 
 def faults_of_actors() -> str:
     """The soak of actors."""
-    rows = read("soak_ray.csv", "sync", "kills", "nodes_removed")
+    rows = read("soak_ray.csv", "sync", "max_lag")
     if not rows:
         return ""
     names = {
@@ -96,8 +96,13 @@ def faults_of_actors() -> str:
         "orphans": "processes left",
         "shared_files_left": "files of shared memory left",
     }
-    ways = [{"True": "all actors together", "False": "one actor at a time"}[row["sync"]] for row in rows]
-    found = [[said, *(row[name] for row in rows)] for name, said in names.items()]
+    said = {
+        ("False", ""): "one actor at a time",
+        ("True", "0"): "all actors together",
+        ("True", "1"): "all together, an update ahead",
+    }
+    ways = [said[row["sync"], row["max_lag"]] for row in rows]
+    found = [[what, *(row[name] for row in rows)] for name, what in names.items()]
     return table(["a batch is of", *ways], found) + under(rows, f"Ray {rows[-1]['ray']}")
 
 

@@ -79,9 +79,9 @@ def test_a_step_that_was_begun_is_the_same(make: object) -> None:
 def test_done_rows_that_were_edited_are_reset(begun: bool) -> None:
     """What the workers said of the rows doesn't hold then."""
     with ParallelEnv(2, create, concatenate=True) as env:
-        root = env.reset(seed=3)
         for edit in (torch.Tensor.logical_or_, torch.logical_or, torch.logical_and):
-            for action in moves(4, 4):
+            root = env.reset(seed=3)
+            for action in moves(4, 4):  # none ends by itself
                 root.set("action", action)
                 if begun:
                     env.begin_step(root)

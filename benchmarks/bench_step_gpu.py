@@ -242,7 +242,7 @@ def table(out: Path) -> None:
         line = f"{cell:4} {hidden:4} {rows:6}"
         for precision in OF_TORCH:
             case = Case(cell, hidden, rows)
-            tile = tile_for_step(rows, hidden, precision, processors_of(case.x.device))
+            tile = tile_for_step(rows, hidden, processors_of(case.x.device))
             torch.set_float32_matmul_precision(OF_TORCH[precision])
             ours, peer = microseconds(case.run(precision, tile)), microseconds(case.peer())
             line += f" | {ours:6.2f} {peer:7.2f} {tile.rows}x{tile.units}"
@@ -260,7 +260,7 @@ def sweep() -> None:
     best: Counter[int] = Counter()
     for cell, precision, hidden, rows in product(CELLS_TIMED, OF_TORCH, HIDDEN, ROWS):
         case = Case(cell, hidden, rows)
-        ruled = tile_for_step(rows, hidden, precision, processors_of(case.x.device))
+        ruled = tile_for_step(rows, hidden, processors_of(case.x.device))
         rule_time = microseconds(case.run(precision, ruled), 3)
         times: dict[int, float] = {}
         for index, tile in enumerate(VARIANTS):
@@ -293,7 +293,7 @@ def main() -> None:
         (
             cell,
             precision,
-            tile_for_step(rows, hidden, precision, processors),
+            tile_for_step(rows, hidden, processors),
             32 if hidden % 16 == 0 else hidden,
             inputs,
         )

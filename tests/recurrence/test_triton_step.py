@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recurl.recurrence import GRU, LSTM, LayerWeights, Options, step_stack
 from recurl.recurrence.triton import step as step_module
-from recurl.recurrence.triton.step_config import tile_for_step
+from recurl.recurrence.triton.step_config import pays, tile_for_step
 
 from .test_triton import run
 
@@ -62,10 +62,17 @@ def test_compiled_steps_hardly_spill_and_fit(capability: str) -> None:
 
 
 def test_tiles_fill_the_chip_where_there_are_rows() -> None:
-    for rows, hidden, programs in ((1, 128, 8), (1, 5, 1), (4096, 128, 128), (4096, 32, 128), (16384, 256, 1024)):
-        tile = tile_for_step(rows, hidden, "tf32", 132)
+    for rows, hidden, programs in ((1, 128, 16), (1, 5, 1), (4096, 128, 128), (4096, 32, 128), (16384, 256, 1024)):
+        tile = tile_for_step(rows, hidden, 132)
         assert -(-rows // tile.rows) * -(-hidden // tile.units) == programs
-    assert tile_for_step(4096, 128, "ieee", 132).depth == 32
+
+
+def test_many_rows_of_wide_layers_are_left_to_products_in_tf32() -> None:
+    assert pays(16_384, 128, "tf32")
+    assert pays(4095, 256, "tf32")
+    assert not pays(4096, 256, "tf32")
+    assert not pays(4096, 129, "bf16")
+    assert pays(16_384, 256, "ieee")
 
 
 def test_the_operator_announces_shapes(monkeypatch: pytest.MonkeyPatch) -> None:

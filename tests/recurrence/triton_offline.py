@@ -126,7 +126,7 @@ def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSou
 
 
 def step(cell: str, hidden: int, rows: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
-    tile = tile_for_step(rows, hidden, precision, 132)
+    tile = tile_for_step(rows, hidden, 132)
     kernel = step_kernel.step_kernel
     constants: dict[str, object] = {"LSTM": cell == "lstm", "PRECISION": precision}
     constants |= dict.fromkeys(("IN_BIAS", "HIDDEN_BIAS", "RESETS", "FEATURES"), True)

@@ -36,7 +36,7 @@ OPTIONS = [
     {"hidden": 100, "inputs": 65, "shape": (130,)},
     {"hidden": 256, "inputs": 16, "shape": (17,), "bias": False},
 ]
-TILES = [StepTile(128, 32, 32, 8, 3), StepTile(16, 16, 32, 2, 3)]
+TILES = [StepTile(128, 32, 32, 8, 3), StepTile(16, 8, 32, 2, 3)]
 
 
 def step(case: Case, options: Options, is_init: Tensor | None = None) -> list[Tensor]:

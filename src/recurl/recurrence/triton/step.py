@@ -14,7 +14,7 @@ from recurl._torch import are_modes_active, is_exporting, is_forward_mode, is_fu
 from recurl.recurrence.backend import Options, record_run
 from recurl.recurrence.cells import Cell, LayerWeights, States, cell_named
 from recurl.recurrence.triton.backend import missing_package, refused_device
-from recurl.recurrence.triton.step_config import LARGEST
+from recurl.recurrence.triton.step_config import LARGEST, pays
 
 RECORDED = "triton_step"
 """What :func:`recurl.recurrence.record_backends` is told, for each layer."""
@@ -58,6 +58,8 @@ def step(
 ) -> tuple[Tensor, States] | None:
     """Return what :func:`recurl.recurrence.step_stack` returns, or None where cell or tensors are not for the kernel.
 
+    Nor are they where it doesn't pay; see :func:`recurl.recurrence.triton.step_config.pays`.
+
     They must be plain tensors of one device, in float32 or bfloat16, of which none needs gradients, and fit each other;
     the layers have at most :data:`recurl.recurrence.triton.step_config.LARGEST` units, and no projection.
     """
@@ -71,6 +73,8 @@ def step(
         return None
     lowest = torch.bfloat16 in (x.dtype, options.compute_dtype)
     precision = "bf16" if lowest else "tf32" if options.precision == "tf32" else "ieee"
+    if not pays(x.shape[0], weights[0].hidden_size, precision):
+        return None
     if torch.compiler.is_compiling() or are_modes_active():
         given = [tensor is not None for layer in weights for tensor in layer[:4]]
         tensors = [tensor for layer in weights for tensor in layer[:4] if tensor is not None]

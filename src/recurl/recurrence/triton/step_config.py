@@ -27,24 +27,39 @@ class StepTile:
     stages: int
 
 
-# From large to small, as the least number of programs asks for.
-_TILES = ((128, 32, 8), (64, 32, 8), (32, 32, 8), (32, 16, 4), (16, 16, 4))
+# From large to small, as the least number of programs asks for; measured, as the exception below, on an H200
+# (benchmarks/bench_step_gpu.py --sweep). What is in flight fits into the 99 KB of the smallest chips.
+_TILES = (
+    StepTile(128, 32, 32, 8, 3),
+    StepTile(128, 16, 32, 8, 4),
+    StepTile(32, 32, 32, 4, 4),
+    StepTile(32, 16, 32, 4, 4),
+    StepTile(16, 16, 32, 4, 4),
+    StepTile(16, 8, 64, 4, 4),
+)
+_WIDE, _MANY = 128, 4096
 
 
-def tile_for_step(rows: int, hidden: int, precision: str, processors: int) -> StepTile:
+def tile_for_step(rows: int, hidden: int, processors: int) -> StepTile:
     """Return the largest tile, of which half is used, that leaves few multiprocessors idle, or else the smallest.
 
     Args:
         rows: B.
         hidden: H.
-        precision: ``"ieee"`` (accurate to float32), ``"tf32"`` or ``"bf16"``.
         processors: multiprocessors of the GPU.
     """
-    widest = max(16, 1 << (hidden - 1).bit_length())
-    tallest = max(16, 1 << (rows - 1).bit_length())
-    fitting = [tile for tile in _TILES if tile[0] <= tallest and tile[1] <= widest]
-    enough = (tile for tile in fitting if 4 * -(-rows // tile[0]) * -(-hidden // tile[1]) >= 3 * processors)
-    tile_rows, units, warps = next(enough, fitting[-1])
-    # What is in flight must fit into the 99 KB of the smallest chips.
-    deep = precision == "bf16" or (precision == "tf32" and units == 16)
-    return StepTile(tile_rows, units, 64 if deep else 32, warps, 3 if tile_rows >= 64 else 4)
+    tallest, widest = (max(least, 1 << (size - 1).bit_length()) for least, size in ((16, rows), (8, hidden)))
+    fitting = [tile for tile in _TILES if tile.rows <= tallest and tile.units <= widest]
+    enough = (tile for tile in fitting if 4 * -(-rows // tile.rows) * -(-hidden // tile.units) >= 3 * processors)
+    return next(enough, fitting[-1])
+
+
+def pays(rows: int, hidden: int, precision: str) -> bool:
+    """Return whether one kernel is quicker than cuBLAS's products in tf32 or bfloat16, and the cell after them.
+
+    Args:
+        rows: B.
+        hidden: H.
+        precision: ``"ieee"`` (accurate to float32), ``"tf32"`` or ``"bf16"``.
+    """
+    return precision == "ieee" or hidden <= _WIDE or rows < _MANY

@@ -10,20 +10,17 @@ import triton
 import triton.language as tl
 
 from recurl.recurrence.triton.accurate import split
-from recurl.recurrence.triton.parts import product, sigmoid, tanh
+from recurl.recurrence.triton.parts import operand, product, sigmoid, tanh
 
 
 @triton.jit
 def _halves(x, PRECISION: tl.constexpr):
-    """What enters a product: x in bfloat16, or rounded to tf32; and the rest, for products accurate to float32."""
-    if PRECISION == "bf16":
-        high = x.to(tl.bfloat16)
-        low = high
+    """What enters a product, and for products accurate to float32 the rest of it."""
+    if PRECISION == "ieee":
+        high, low = split(x.to(tl.float32))
     else:
-        x = x.to(tl.float32)
-        high, low = split(x)
-        if PRECISION == "tf32":
-            high += 0.0 * x  # the carry of a NaN's mantissa could have made it finite
+        high = operand(x, PRECISION)
+        low = high
     return high, low
 
 

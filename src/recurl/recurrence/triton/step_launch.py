@@ -20,7 +20,7 @@ def run_step(
     states: States,
     is_init: Tensor | None,
     precision: str,
-    tile_for: Callable[[int, int, str, int], StepTile] = tile_for_step,
+    tile_for: Callable[[int, int, int], StepTile] = tile_for_step,
 ) -> tuple[Tensor, States]:
     """Return the features ``[B, H]`` and the states ``[B, L, H]`` after a step of all layers, each one kernel.
 
@@ -37,7 +37,7 @@ def run_step(
     after = tuple(x.new_empty(rows, len(layers), hidden) for _ in states)
     if rows == 0:
         return features, after
-    tile = tile_for(rows, hidden, precision, processors_of(x.device))
+    tile = tile_for(rows, hidden, processors_of(x.device))
     flags = None if is_init is None else is_init.reshape(rows).contiguous().view(torch.uint8)
     states = tuple(_unit_stride(state) for state in states)
     launch = start(step_kernel, -(-rows // tile.rows) * -(-hidden // tile.units))

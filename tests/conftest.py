@@ -11,15 +11,6 @@ import torch
 from recurl.trainers.files.durable import write_whole
 from recurl.trainers.report import plots
 
-TESTS = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file, which share fixtures, caches and imports, in one process of several."""
-    for item in items:
-        if item.path.is_relative_to(TESTS) and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(TESTS).as_posix()))
-
 
 @pytest.fixture(autouse=True)
 def _seed():

@@ -11,7 +11,7 @@ import pytest
 
 from recurl.cli import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

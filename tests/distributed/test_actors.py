@@ -8,7 +8,7 @@ from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from tests.distributed import runs
 from tests.distributed.test_runs import rows, same_bits
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 
 def test_each_rank_has_actors_of_its_own(ray_cluster, ranks, tmp_path):

@@ -24,7 +24,7 @@ from recurl.modules import EGreedyModule, GRUModule
 from recurl.specs import Categorical
 from tests.collectors.test_background import add, replays
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 # Actors can't import the tests: what is defined here goes to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -18,7 +18,7 @@ from recurl.trainers.run.faults import FaultWatch
 from recurl.trainers.run.outcome import Clock
 from recurl.trainers.run.updates import Updates
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 ENV = "recurl/MaskedCartPole-v1"
 SIZE = {"hidden_size": 4, "num_envs": 4, "rollout_steps": 8, "collectors": "ray:2", "logger": "none"}

@@ -51,6 +51,15 @@ def test_constants_are_made_once_unless_they_are_edited():
         count[0].add_(x[0])
         return x * torch.tensor([2, 3]).to(torch.float32), count
 
+    def given_away(x):
+        bound = torch.tensor([1.0, 2.0])
+        return bound.unsqueeze(0), x * bound
+
+    program = Traced(given_away, [torch.zeros(2)])
+    program(torch.ones(2))[0].zero_()  # what a call returns belongs to who called
+    found = program(torch.ones(2))
+    assert [value.tolist() for value in found] == [[[1.0, 2.0]], [1.0, 2.0]]
+
     graph = traced_graph(run, [torch.zeros(2)])
     left = [
         str(node.target) for node in graph.graph.nodes if "lift" in str(node.target) or "_to_copy" in str(node.target)

@@ -28,7 +28,7 @@ class Traced:
 
     Random numbers are those that the function would draw, in the same order: they are drawn first, the program computes
     with them. Sums may be rounded otherwise than by the function. The program itself always gives the same bits, also
-    inside a CUDA graph and after another start: the compiler measures nothing to choose how it sums.
+    inside a CUDA graph. The compiler is told not to measure how to sum, for another start could choose otherwise.
 
     Args:
         function: maps tensors to a tuple of tensors, and changes nothing else.

@@ -9,28 +9,14 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from recurl.collectors import Collector, captured
-from recurl.collectors import collector as collection
 from recurl.envs import ExplorationType, GroupedEnv, GymEnv, StepCounter
 from recurl.errors import UnsupportedError, UsageError
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
-from tests.collectors.test_captured import Plain, assert_same, batches, record_again, replace_module, replace_parameter
+from tests.collectors.test_captured import Plain, assert_same, batches, replace_module, replace_parameter
+
+pytestmark = pytest.mark.usefixtures("recorded")
 
 ROWS, STEPS = 4, 12
-
-
-@pytest.fixture(autouse=True)
-def recorded(monkeypatch):
-    """Count recordings; the CPU is taken for a device that has graphs."""
-    count = []
-
-    def record(steps, generator):
-        count.append(1)
-        return record_again(steps, generator)
-
-    monkeypatch.setattr(captured, "record", record)
-    monkeypatch.setattr(captured, "_DEVICE", "cpu")
-    monkeypatch.setattr(collection, "CompiledNetwork", lambda network: network)  # which rounds in its own way
-    return count
 
 
 def make(*, groups=1, lowered=True, **options) -> Collector:

@@ -121,5 +121,5 @@ def test_a_state_that_is_not_finite_is_found_where_it_is_stored():
     with pytest.raises(
         NonFiniteError, match=f"The hidden state '{key[0]}' of environment 2 at step 8 of its .* was inf"
     ):
-        watch.admits(batch)
+        watch.begin(batch)()
     learner.close()

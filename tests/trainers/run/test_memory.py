@@ -36,6 +36,14 @@ def test_a_replay_buffer_does_not_depend_on_them():
     assert environments_that_fit(DQNConfig(env=ENV), lambda config: 10 * config.num_envs, 10_000) is None
 
 
+def test_one_of_several_ranks_measures_nothing(monkeypatch):
+    monkeypatch.setattr("recurl.trainers.run.memory.world_size", lambda: 2)
+    asked = []
+    config = PPOConfig(env=ENV, num_envs=640, total_steps=10**7)
+    assert environments_that_fit(config, lambda config: asked.append(config) or 1, 10_000) is None
+    assert asked == []
+
+
 def test_full_memory_of_few_environments_has_no_number():
     def peak(config):
         raise torch.OutOfMemoryError("full")

@@ -44,10 +44,6 @@ class FaultWatch:
         self._ending: Tensor | None = None  # rows that begin anew only after the next batch
         self.skipped = 0
 
-    def admits(self, batch: TensorDictBase) -> bool:
-        """Check a batch, and count its episodes; see :meth:`begin`."""
-        return self.begin(batch)()
-
     def begin(self, batch: TensorDictBase) -> Callable[[], bool]:
         """Begin to check a batch and to count its episodes, without waiting for its device.
 

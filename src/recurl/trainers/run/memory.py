@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from recurl.distributed import world_size
 from recurl.errors import ArgumentError
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.algorithms.table import make_algorithm
@@ -53,7 +54,8 @@ def environments_that_fit(
 
     Returns:
         None where an update of few environments doesn't tell: with a replay buffer, whose size doesn't depend on them,
-        where not even these fit, or on a CPU, whose memory nobody counts.
+        where not even these fit, on a CPU, whose memory nobody counts, or in one of several ranks, for an update takes
+        them all.
 
     Example:
         >>> from recurl.trainers import PPOConfig
@@ -62,7 +64,7 @@ def environments_that_fit(
         820
     """
     few = _few(config)
-    if few is None or (peak is None and not config.device.startswith("cuda")):
+    if few is None or world_size() > 1 or (peak is None and not config.device.startswith("cuda")):
         return None
     measure = peak or _peak
     try:

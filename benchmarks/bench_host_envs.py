@@ -1,10 +1,11 @@
 """Environments on the host, learner on the GPU: recurrent PPO on environments whose step takes 100 us of a core.
 
 Frames per second of whole updates (acting and learning included) with workers, with two groups of environments in turn
-(``--env-groups 2``), with gradient steps as CUDA graphs or learning beside collection (``--overlap``), against one
-process that steps the same environments one after another with random actions. Before anything is timed, collected
-actions are replayed in that process: observations must be the same bits; two groups must give what each gives alone,
-and a thread what this one gives. Appends to results/host_envs.csv. Usage::
+(``--env-groups 2``), with the policy of a step and updates as CUDA graphs or learning beside collection
+(``--overlap``), against one process that steps the same environments one after another with random actions. Before
+anything is timed, collected actions are replayed in that process: observations must be the same bits; two groups must
+give what each gives alone, and a thread and a captured policy what this thread gives without. Appends to
+results/host_envs.csv. Usage::
 
     python benchmarks/bench_host_envs.py                                                   # 16 cores and a GPU
     python benchmarks/bench_host_envs.py --device cpu --workers 2 --num-envs 8 --steps 32  # a dry run
@@ -32,31 +33,18 @@ from recurl.envs import ExplorationType, GymEnv, ParallelEnv, parallel_groups
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.networks.agent import collecting
 from results_file import append, commit
+from spinning import Spin
 
 RESULTS = Path(__file__).parent / "results" / "host_envs.csv"
 ENV = "CartPole-v1"
-SPIN = "bench_host_envs:Spin"
+SPIN = "spinning:Spin"
 VARIANTS: dict[str, dict[str, Any]] = {
+    "groups, graph": {"env_groups": 2, "cuda_graph": True},
+    "workers, graph": {"cuda_graph": True},
     "workers": {},
     "groups": {"env_groups": 2},
-    "groups, graph": {"env_groups": 2, "cuda_graph": True},
     "groups, overlap": {"env_groups": 2, "overlap": True},
 }
-
-
-class Spin(gym.Wrapper):
-    """Keeps a core busy for some time after every step."""
-
-    def __init__(self, env: gym.Env[Any, Any], microseconds: float = 100.0) -> None:
-        super().__init__(env)
-        self._seconds = microseconds * 1e-6
-
-    def step(self, action: Any) -> Any:
-        result = self.env.step(action)
-        until = time.perf_counter() + self._seconds
-        while time.perf_counter() < until:
-            pass
-        return result
 
 
 def main() -> None:
@@ -114,8 +102,25 @@ def check(options: argparse.Namespace) -> None:
         for one, whole in zip(alone, both, strict=True):
             if not bool((one == whole[first : first + rows // 2]).all()):
                 sys.exit("A group collected beside another differs from the same group collected alone.")
-    check_thread(partial(parallel_groups, 2, 2, make, timeout=60, device=device), policy, rows * steps, device)
-    print("batches hold: actions replayed in one process; groups alone and in turn; a thread beside this one")
+    groups = partial(parallel_groups, 2, 2, make, timeout=60, device=device)
+    check_thread(groups, policy, rows * steps, device)
+    if device == "cuda":
+        check_graph(groups, policy, rows * steps)
+    print("batches hold: actions replayed in one process; groups alone and in turn; a thread; a captured policy (CUDA)")
+
+
+def check_graph(make: Any, policy: Any, frames: int) -> None:
+    """Compare batches of a policy that is a CUDA graph with those of one whose kernels are launched one by one."""
+    batches: list[list[Any]] = []
+    for graph in (False, True):
+        env = make()
+        env.set_seed(3)
+        torch.manual_seed(4)
+        with Collector(env, policy, frames_per_batch=frames, device="cuda", cuda_graph=graph) as collector:
+            batches.append([collector.collect().exclude(("collector", "traj_ids")) for _ in range(3)])
+    for wanted, got in zip(*batches, strict=True):
+        if not bool((wanted == got).all()):
+            sys.exit("A batch of the captured policy differs from the same batch without a CUDA graph.")
 
 
 def check_thread(make: Any, policy: Any, frames: int, device: str) -> None:

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--total-steps", type=int, default=12_000_000)
     parser.add_argument("--csv", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -48,7 +49,7 @@ def main() -> None:
     common = f"{COMMON} {programs} --device {options.device} --total-steps {options.total_steps}"
     runs = [
         (task, precision, seed, f"--env {TASKS[task]} {common} --matmul-precision {precision} --seed {seed}")
-        for task, precision, seed in itertools.product(TASKS, ("highest", "high"), options.seeds)
+        for task, precision, seed in itertools.product(options.tasks, ("highest", "high"), options.seeds)
     ]
     name = torch.cuda.get_device_name() if options.device == "cuda" else options.device
     with ThreadPoolExecutor(options.jobs) as pool:

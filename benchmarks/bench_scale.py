@@ -3,63 +3,43 @@
 Environments sleep 25 ms per step of a vector and actions are random, so that actors need little of the CPU: N actors
 should make N times the steps of one. Each collects parts of its own (``sync=False``). Start-up is left out, CPU time
 is that of the actors alone. The overhead of a batch is what a collector of two workers takes for an environment that
-doesn't sleep, less what one ``Collector`` takes for the steps of one worker. Usage::
+doesn't sleep, less what one ``Collector`` takes for the steps of one worker. Then whole updates of recurrent PPO with
+the same environments, whose batches have a second of sleep: with actors that wait for the learner, with actors that are
+an update ahead, and of RLlib, if its interpreter is given (``peers/rllib_actors.py``). Usage::
 
     python benchmarks/bench_scale.py                 # a quarter of an hour, most of it imports of torch in the actors
-    python benchmarks/bench_scale.py --actors 1 2 --batches 4 --repeats 20   # a dry run: nothing is written with --dry
+    python benchmarks/bench_scale.py --actors 1 2 --batches 4 --repeats 20 --dry   # tries it out, writes nothing
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import ray
 import torch
 
+from peers.sleeping import ROWS, SECONDS, STEPS, Sleeping
 from recurl.collectors import Collector, MultiSyncCollector, RayCollector
 from recurl.envs import GymWrapper
+from recurl.trainers import PPO, PPOConfig
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "scale_ray.csv"
-SECONDS = 0.025
-ROWS = 8
-STEPS = 40  # of a vector, in a batch of one actor: a second of sleep
+HIDDEN = 64
 
 
-class Sleeping(gym.vector.VectorEnv):
-    """Observes zeros; a step sleeps."""
-
-    metadata: dict[str, Any] = {"autoreset_mode": gym.vector.AutoresetMode.DISABLED}  # noqa: RUF012 - as in gymnasium
-
-    def __init__(self, rows: int, seconds: float) -> None:
-        self.num_envs = rows
-        self.single_observation_space = gym.spaces.Box(-1, 1, (4,))
-        self.single_action_space = gym.spaces.Discrete(2)
-        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, rows)
-        self.action_space = gym.vector.utils.batch_space(self.single_action_space, rows)
-        self._seconds = seconds
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        return np.zeros((self.num_envs, 4), np.float32), {}
-
-    def step(self, actions: np.ndarray) -> Any:
-        time.sleep(self._seconds)
-        never = np.zeros(self.num_envs, bool)
-        return np.zeros((self.num_envs, 4), np.float32), np.ones(self.num_envs), never, never, {}
-
-
-def sleeping(seconds: float) -> GymWrapper:
-    return GymWrapper(Sleeping(ROWS, seconds))
+def sleeping(seconds: float = SECONDS, num_envs: int = ROWS) -> GymWrapper:
+    return GymWrapper(Sleeping(num_envs, seconds), categorical_action_encoding=True)
 
 
 def cpu_seconds(processes: list[int]) -> float:
@@ -108,37 +88,103 @@ def overhead(repeats: int) -> dict[str, float]:
     return {name: value - medians["one"] for name, value in medians.items() if name != "one"}
 
 
+def ppo(actors: int, batches: int, max_lag: int) -> dict[str, float]:
+    """Steps of vectors per second of whole updates, one pass over each batch."""
+    config = PPOConfig(
+        env=sleeping,
+        num_envs=ROWS * actors,
+        rollout_steps=STEPS,
+        sequence_length=STEPS,
+        collectors=f"ray:{actors}",
+        max_lag=max_lag,
+        hidden_size=HIDDEN,
+        epochs=1,
+        minibatches=4,
+        total_steps=10**9,
+    )
+    learner = PPO(config)
+    for _ in range(2):
+        learner.learn(learner.collect())
+    start = time.perf_counter()
+    for _ in range(batches):
+        learner.learn(learner.collect())
+    seconds = time.perf_counter() - start
+    learner.close()
+    return {"steps_per_s": batches * actors * STEPS / seconds}
+
+
+def rllib(python: str, actors: list[int], batches: int) -> list[dict[str, float]]:
+    """Do the same with RLlib."""
+    folder = Path(__file__).parent / "peers"
+    words = [python, "rllib_actors.py", "--batches", str(batches), "--hidden-size", str(HIDDEN)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*words, "--actors", *map(str, actors)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode:
+        print(f"RLlib ended with status {done.returncode}:\n{done.stderr[-2000:]}", flush=True)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--actors", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--actors", type=int, nargs="*", default=[1, 4, 16, 32])
     parser.add_argument("--batches", type=int, default=20, help="batches of each actor, a second each")
-    parser.add_argument("--repeats", type=int, default=200, help="batches of the overhead")
+    parser.add_argument("--repeats", type=int, default=200, help="batches of the overhead; 0 leaves it out")
+    parser.add_argument("--ppo", type=int, nargs="*", default=[1, 4, 16], help="actors of the runs of PPO")
+    parser.add_argument("--rllib", help="an interpreter that has RLlib")
+    parser.add_argument("--csv", type=Path, default=RESULTS, help="where results go")
     parser.add_argument("--dry", action="store_true", help="write nothing")
     options = parser.parse_args()
-    about = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
-        "torch": torch.__version__,
-        "ray": ray.__version__,
-    }
-    alone = None
+    torch.set_num_threads(1)
+    table = Table(None if options.dry else options.csv)
     for actors in options.actors:
-        found = scaling(actors, options.batches)
-        alone = found["steps_per_s"] / actors if alone is None else alone
-        efficiency = found["steps_per_s"] / (alone * actors)
-        write(about, actors, {**found, "efficiency": efficiency}, dry=options.dry)
-    for name, milliseconds in overhead(options.repeats).items():
-        write({**about, "what": name}, 2, {"overhead_ms_per_batch": milliseconds}, dry=options.dry)
+        table.add("random policy", actors, scaling(actors, options.batches))
+    for name, milliseconds in (overhead(options.repeats) if options.repeats else {}).items():
+        table.add(name, 2, {"overhead_ms_per_batch": milliseconds})
+    for lag in (0, 1):
+        for actors in options.ppo:
+            table.add(f"PPO, --max-lag {lag}", actors, ppo(actors, options.batches, lag))
+    for row in rllib(options.rllib, options.ppo, options.batches) if options.rllib else ():
+        table.add("PPO of RLlib", int(row["actors"]), row)
 
 
-def write(about: dict[str, Any], actors: int, found: dict[str, float], *, dry: bool) -> None:
-    numbers = ("steps_per_s", "efficiency", "cpu_ms_per_step", "overhead_ms_per_batch")
-    row = {**about, "what": about.get("what", "scaling"), "actors": actors}
-    row |= {name: round(found[name], 3) if name in found else "" for name in numbers}
-    print(row, flush=True)
-    if not dry:
-        append(RESULTS, row)
+class Table:
+    """The results, which are printed and added to a file.
+
+    Args:
+        file: the file, if there is one.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._alone: dict[str, float] = {}
+        self._about = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "commit": commit(),
+            "device": f"{platform.machine()} CPU, {len(os.sched_getaffinity(0))} cores",
+            "torch": torch.__version__,
+            "ray": ray.__version__,
+        }
+
+    def add(self, what: str, actors: int, found: dict[str, float]) -> None:
+        """Add a row; efficiency is relative to one actor, or to the smallest number of them."""
+        if "steps_per_s" in found:
+            alone = self._alone.setdefault(what, found["steps_per_s"] / actors)
+            found = {**found, "efficiency": found["steps_per_s"] / (alone * actors)}
+        numbers = ("steps_per_s", "efficiency", "cpu_ms_per_step", "overhead_ms_per_batch")
+        row = {**self._about, "what": what, "actors": actors}
+        row |= {name: round(found[name], 3) if name in found else "" for name in numbers}
+        told = [f"{name} {row[name]}" for name in numbers if name in found]
+        print(f"{what:20} {actors:3} actors  {', '.join(told)}", flush=True)
+        if self._file is not None:
+            append(self._file, row)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Learners over several GPUs: whole updates of recurrent PPO, tasks stepped on each GPU, a fixed batch per GPU.
+"""Learners over several ranks: whole updates of recurrent PPO, tasks stepped on each device, a fixed batch per rank.
 
 First the equality: batches that the ranks collected are learnt from once more by one process, which has all of them,
-and the weights compared. Then medians of whole updates (collection, statistics of the episodes, all epochs) on one GPU
-and on all, their ratio, and the time of the all-reduce of the gradients: launched one by one, and in a CUDA graph.
-Appends to results/scale_gpu.csv. Usage::
+and the weights compared. Then medians of whole updates (collection, statistics of the episodes, all epochs) on one rank
+and on several, their ratio, and the time of the all-reduce of the gradients: launched one by one, and in a CUDA graph.
+Ranks on the CPU have a thread each. Appends to results/scale_gpu.csv, or scale_cpu.csv. Usage::
 
     python benchmarks/bench_scale_gpu.py                    # one GPU, and all that there are
     python benchmarks/bench_scale_gpu.py --ranks 2 --updates 20
-    python benchmarks/bench_scale_gpu.py --device cpu --envs 8 --steps 16 --hidden 8 --updates 2  # tries the script out
+    python benchmarks/bench_scale_gpu.py --device cpu --envs 32 --ranks 2 4 8 16 --updates 10
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.run.episodes import EpisodeStats
 from results_file import append, commit
 
-RESULTS = Path(__file__).parent / "results" / "scale_gpu.csv"
+RESULTS = Path(__file__).parent / "results"
 UPDATES = 3  # of the check: 12 gradient steps, of which 9 are replays of the graph
 TOLERANCE = 1e-4
 
@@ -42,14 +43,14 @@ TOLERANCE = 1e-4
 def main() -> None:
     """Check, measure, and print; or do a part of that as one of the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="*", help="numbers of GPUs; all of them by default")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ranks", type=int, nargs="+", help="numbers of ranks; as many as there are GPUs by default")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--cell", default="lstm")
-    parser.add_argument("--envs", type=int, default=4096, help="of each GPU")
+    parser.add_argument("--envs", type=int, default=4096, help="of each rank")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--csv", type=Path, default=RESULTS)
+    parser.add_argument("--csv", type=Path, help="where results go")
     parser.add_argument("--part", choices=("collect", "learn", "measure"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--whole", type=int, default=1, help=argparse.SUPPRESS)
@@ -59,12 +60,13 @@ def main() -> None:
         with joined(options.device):
             PARTS[options.part](options)
         return
-    there = torch.cuda.device_count() if options.device == "cuda" else 2
+    options.csv = options.csv or RESULTS / f"scale_{'gpu' if options.device == 'cuda' else 'cpu'}.csv"
     show_machine(options.device)
-    for ranks in options.ranks or [there]:
-        check(ranks)
-        alone, together = (measure(number) for number in (1, ranks))
-        show(options, ranks, alone, together)
+    several = options.ranks or [torch.cuda.device_count() if options.device == "cuda" else 2]
+    check(max(several))
+    alone = measure(1)
+    for ranks in several:
+        show(options, ranks, alone, measure(ranks))
 
 
 def show_machine(device: str) -> None:
@@ -72,6 +74,12 @@ def show_machine(device: str) -> None:
     if device == "cuda":
         print(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, NCCL {torch.cuda.nccl.version()}")
         subprocess.run(["nvidia-smi", "topo", "-m"], check=False)
+
+
+def device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} CPU, {len(os.sched_getaffinity(0))} cores"
 
 
 def run(ranks: int, *more: str) -> None:
@@ -225,7 +233,7 @@ def show(options: argparse.Namespace, ranks: int, alone: dict[str, float], toget
     row = {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+        "device": device_name(options.device),
         "recurl": __version__,
         "torch": torch.__version__,
         "cell": options.cell,
@@ -239,6 +247,7 @@ def show(options: argparse.Namespace, ranks: int, alone: dict[str, float], toget
         "M_steps_per_s_alone": round(rates[0], 3),
         "M_steps_per_s": round(rates[1], 3),
         "ratio": round(rates[1] / rates[0], 3),
+        "efficiency": round(rates[1] / rates[0] / ranks, 3),
         "all_reduce_us": round(together["eager_us"], 1),
         "all_reduce_captured_us": round(together["captured_us"], 1),
     }

@@ -59,7 +59,7 @@ def recurrence_on_cpu(cell: str = "lstm", hidden: str = "128", tokens: str = "40
     times = {
         (row["mean_segment"], row["implementation"]): float(row["median_ms"])
         for row in read("rnn_cpu.csv")
-        if (row["cell"], row["H"], row["N"]) == (cell, hidden, tokens)
+        if (row["cell"], row["H"], row["N"]) == (cell, hidden, tokens) and row["mean_segment"].isdecimal()
     }
     segments = sorted({segment for segment, _ in times}, key=int)
     figure, axes = new_figure()
@@ -81,6 +81,72 @@ def recurrence_on_cpu(cell: str = "lstm", hidden: str = "128", tokens: str = "40
     return figure
 
 
+def training_on_a_gpu() -> Figure:
+    """Whole updates of recurrent PPO beside an all-JAX program, of each case the row measured last."""
+    rates: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for row in read("gpu_training.csv"):
+        if row["device"] == "NVIDIA H200" and row["precision"] == "high":
+            case = rates[f"{int(row['envs']):,} x {row['steps']}", row["hidden"]]
+            case[row["cell"]] = float(row["M_steps_per_s"])
+            case["jax"] = float(row["jax_M_steps_per_s"] or case["jax"])
+    figure, axes = new_figure()
+    for place, key in enumerate(("jax", "lstm", "gru")):
+        label, color = {"jax": ("all-JAX, LSTM", "#bdbdbd")}.get(key) or (f"recurl, {NAMES[key]}", COLORS[key])
+        at = [(index, case[key]) for index, case in enumerate(rates.values()) if key in case]
+        bars = axes.bar([x + (place - 1) * 0.27 for x, _ in at], [y for _, y in at], 0.27, label=label, color=color)
+        axes.bar_label(bars, fmt="%.1f", fontsize=8)
+    axes.set_xticks(range(len(rates)))
+    axes.set_xticklabels([f"{layout}\n{hidden} units" for layout, hidden in rates])
+    axes.set(
+        xlabel="environments x steps of an update",
+        ylabel="million steps per second",
+        title="Recurrent PPO on masked CartPole, one H200: whole updates",
+    )
+    axes.legend(frameon=False)
+    return figure
+
+
+def weak_scaling() -> Figure:
+    """Times the rate of one, over the number of actors or ranks; the newest rows of each."""
+    lines: dict[str, dict[int, float]] = defaultdict(lambda: {1: 1.0})
+    for row in read("scale_ray.csv"):
+        if row["efficiency"]:
+            count = int(row["actors"])
+            lines[f"actors, {row['what']}"][count] = count * float(row["efficiency"])
+    for name, what in (("scale_cpu.csv", "ranks on CPUs"), ("scale_gpu.csv", "ranks on GPUs")):
+        for row in read(name) if (RESULTS / name).exists() else ():
+            lines[what][int(row["ranks"])] = float(row["ratio"])
+    figure, axes = new_figure()
+    most = max(max(line) for line in lines.values())
+    axes.plot([1, most], [1, most], color="#bdbdbd", linestyle="--", label="as many times one")
+    for what, line in lines.items():
+        counts = sorted(line)
+        axes.plot(counts, [line[count] for count in counts], marker="o", markersize=4, label=what)
+    axes.set(xlabel="actors or ranks", ylabel="times the rate of one", title="Weak scaling: the same work for each")
+    axes.legend(frameon=False)
+    return figure
+
+
+def precision() -> Figure:
+    """Learning with products in float32 and in tf32: mean and range over seeds."""
+    curves: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for row in read("precision.csv"):
+        curves[row["task"]][row["precision"]][int(row["env_steps"])].append(float(row["return_mean_20"]))
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    for axes, (task, of_task) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
+        for name, color in (("highest", "#3f51b5"), ("high", "#ef6c00")):
+            steps = sorted(of_task[name])
+            values = [of_task[name][step] for step in steps]
+            axes.plot([step / 1e6 for step in steps], [sum(of) / len(of) for of in values], color=color, label=name)
+            low, high = ([choose(of) for of in values] for choose in (min, max))
+            axes.fill_between([step / 1e6 for step in steps], low, high, color=color, alpha=0.2, linewidth=0)
+        axes.set(title=task, xlabel="million steps")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("return, mean of 20 episodes")
+    figure.axes[0].legend(frameon=False)
+    return figure
+
+
 def new_figure() -> tuple[Figure, Any]:
     """Return a figure and its axes, in the style that all figures share."""
     figure = Figure(figsize=(7, 3.6), layout="constrained")
@@ -95,7 +161,14 @@ def main() -> None:
     """Draw all figures; the same data gives the same files."""
     rcParams.update({"svg.hashsalt": "recurl", "svg.fonttype": "none", "font.family": "sans-serif"})
     FIGURES.mkdir(exist_ok=True)
-    for draw in (learning_curve, recurrence_on_cpu):
+    draws = [
+        learning_curve,
+        recurrence_on_cpu,
+        training_on_a_gpu,
+        precision,
+        *([weak_scaling] if (RESULTS / "scale_ray.csv").exists() else []),
+    ]
+    for draw in draws:
         FigureCanvasSVG(draw()).print_svg(FIGURES / f"{draw.__name__}.svg", metadata={"Date": None})
 
 

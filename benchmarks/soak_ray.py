@@ -5,6 +5,7 @@ order or never executed, how many executed ones weren't delivered and how many w
 how much shared memory are left. Linux. Usage::
 
     python benchmarks/soak_ray.py                          # half an hour
+    python benchmarks/soak_ray.py --sync --max-lag 1
     python benchmarks/soak_ray.py --kills 3 --nodes 1 --dry
 """
 
@@ -45,6 +46,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--nodes", type=int, default=5)
     parser.add_argument("--sync", action="store_true", help="all actors together, instead of each for itself")
+    parser.add_argument(
+        "--max-lag", type=int, help="batches that actors may be ahead, with --sync: 1 kills them at work"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dry", action="store_true", help="write nothing")
     options = parser.parse_args()
@@ -67,6 +71,7 @@ def main() -> None:
         "torch": torch.__version__,
         "ray": ray.__version__,
         "sync": options.sync,
+        "max_lag": options.max_lag if options.max_lag is not None else 0 if options.sync else "",
         "kills": options.kills,
         "nodes_removed": options.nodes,
         **found,
@@ -90,7 +95,8 @@ def attack(cluster: Any, file: Path, options: argparse.Namespace) -> dict[str, A
     batches: list[TensorDict] = []
     processes: set[int] = set()
     asked = 0
-    with RayCollector(create, num_collectors=ACTORS, frames_per_batch=frames, sync=options.sync) as collector:
+    how = {"frames_per_batch": frames, "sync": options.sync, "max_lag": options.max_lag}
+    with RayCollector(create, num_collectors=ACTORS, **how) as collector:
         for what in attacks:
             count = draw.randint(3, 12)
             asked += count

@@ -2,15 +2,36 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from recurl.trainers.files.durable import write_whole
+from recurl.trainers.report import plots
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     """Every test draws the same numbers, alone or in company."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _drawn_once() -> Generator:
+    """Draw the learning curve of a module's first run alone, as drawing takes a third of a small run's time."""
+    pictures, draw = dict[str, bytes](), plots.draw_returns
+
+    def draw_once(path: Path, *arguments: Any, **options: Any) -> None:
+        if path.suffix not in pictures:
+            draw(path, *arguments, **options)
+            pictures[path.suffix] = path.read_bytes()
+        write_whole(path, pictures[path.suffix])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw_returns", draw_once)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import torch
 from recurl import precision
 from recurl.errors import RecurlError
 from recurl.precision import (
+    CONCRETE,
     get_recurrent_matmul_precision,
     resolve_precision,
     set_recurrent_matmul_precision,
@@ -120,3 +121,13 @@ def test_torch_flags_are_left_alone() -> None:
         set_recurrent_matmul_precision(mode)
         get_recurrent_matmul_precision("cpu")
     assert (torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision()) == before
+
+
+def test_a_compiled_program_follows_the_setting() -> None:
+    def width(x: torch.Tensor) -> torch.Tensor:
+        return x + CONCRETE.index(resolve_precision("auto", x.device))
+
+    compiled = torch.compile(width, backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(1)).item() == CONCRETE.index("ieee")
+    set_recurrent_matmul_precision("tf32x3")
+    assert compiled(torch.zeros(1)).item() == CONCRETE.index("tf32x3")

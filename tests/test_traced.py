@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from recurl._torch import traced_graph
 from recurl.errors import UnsupportedError
 from recurl.traced import Traced
 
@@ -42,6 +43,43 @@ def test_numbers_gradients_and_draws():
         with torch.no_grad():
             net[0].weight.mul_(2)  # the next call reads it
         x, y = x + 1, y * 2
+
+
+def test_constants_are_made_once_unless_they_are_edited():
+    def run(x):
+        count = torch.tensor([1.0, 2.0])
+        count[0].add_(x[0])
+        return x * torch.tensor([2, 3]).to(torch.float32), count
+
+    def given_away(x):
+        bound = torch.tensor([1.0, 2.0])
+        return bound.unsqueeze(0), x * bound
+
+    program = Traced(given_away, [torch.zeros(2)])
+    program(torch.ones(2))[0].zero_()  # what a call returns belongs to who called
+    found = program(torch.ones(2))
+    assert [value.tolist() for value in found] == [[[1.0, 2.0]], [1.0, 2.0]]
+
+    graph = traced_graph(run, [torch.zeros(2)])
+    left = [
+        str(node.target) for node in graph.graph.nodes if "lift" in str(node.target) or "_to_copy" in str(node.target)
+    ]
+    assert left == ["aten.lift_fresh_copy.default"]  # that which is edited
+    program = Traced(run, [torch.zeros(2)])
+    for _ in range(2):
+        scaled, count = program(torch.ones(2))
+        assert scaled.tolist() == [2.0, 3.0]
+        assert count.tolist() == [2.0, 2.0]
+
+
+def test_an_error_of_the_compiler_is_shown(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no kernel for this")
+
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled(function, backend=broken, **options))
+    with pytest.raises(Exception, match="no kernel for this"):
+        Traced(lambda x: (x + 1,), [torch.zeros(2)])(torch.ones(2))
 
 
 @pytest.mark.parametrize(

@@ -206,5 +206,36 @@ def traced_graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> nn
     with torch.autograd.set_multithreading_enabled(False):  # so that the tracer sees the backward pass
         graph: Any = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
     graph.graph.set_codegen(CodeGen())  # positional arguments, whatever names the function gives them
+    _keep_constants(graph)
     graph.recompile()
     return graph
+
+
+def _keep_constants(graph: Any) -> None:
+    """Keep what ``torch.tensor`` makes of Python's numbers, on its device, so that nothing is copied there in a run."""
+    copies = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten._to_copy.default)
+    for number, node in enumerate(list(graph.graph.nodes)):
+        source = node.args[0] if node.target in copies else None
+        if source is None or source.op != "get_attr" or _is_edited(node):
+            continue
+        if node.target is copies[1] and not source.meta.get("constant"):
+            continue  # a tensor of the caller's, which may change
+        name = f"_kept_constant{number}"
+        graph.register_buffer(name, node.target(getattr(graph, source.target), **node.kwargs), persistent=False)
+        with graph.graph.inserting_before(node):
+            kept = graph.graph.get_attr(name)
+        kept.meta = {**node.meta, "constant": True}
+        node.replace_all_uses_with(kept)
+        graph.graph.erase_node(node)
+
+
+def _is_edited(node: Any) -> bool:
+    """Return whether a value, or a view of it, may be changed in place: by the graph, or by who gets its results."""
+    for user in node.users:
+        if user.op == "output":
+            return True
+        schema = getattr(user.target, "_schema", None)
+        views = schema is not None and any(found.alias_info is not None for found in schema.returns)
+        if schema is not None and (schema.is_mutable or (views and _is_edited(user))):
+            return True
+    return False

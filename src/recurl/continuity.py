@@ -14,7 +14,7 @@ from recurl.keys import ACTION, DONE, IS_INIT, MASK, NEXT, STORED, TRAJ_IDS, TRA
 from recurl.lowering import Step, leaves
 from recurl.recurrence import Boundaries, boundaries_of
 
-__all__ = ["boundaries_in", "check_order", "check_starts", "sources_of"]
+__all__ = ["boundaries_in", "check_order", "check_starts", "readable", "sources_of"]
 
 _RTOL, _ATOL = 1e-4, 1e-5  # states may have been rounded in between
 
@@ -53,7 +53,7 @@ def check_starts(batch: Step, states: Iterable[NestedKey], starts: Tensor | None
         return
     steps = batch.get(TRAJ_STEPS, None)
     cut = batch.get((*STORED, IS_INIT), None) is not None
-    if not cut and steps is not None and batch.get(IS_INIT, None) is not None and _readable(steps):
+    if not cut and steps is not None and batch.get(IS_INIT, None) is not None and readable(steps):
         starts = boundaries_in(batch).starts if starts is None else starts
         inside = starts.reshape(batch.batch_size)[..., 1:] & (steps.reshape(batch.batch_size)[..., 1:] > 0)
         cut = bool((inside & ~_flags(batch)[..., 1:]).any())
@@ -90,7 +90,7 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
     if batch.get(TRAJ_STEPS, None) is not None or batch.get(STORED, None) is not None:
         return
     found = list(_states(batch))
-    if not found or batch.batch_size[-1] < 2 or not _readable(found[0][1]):
+    if not found or batch.batch_size[-1] < 2 or not readable(found[0][1]):
         return
     if starts is None:
         if batch.get(IS_INIT, None) is None:
@@ -115,7 +115,7 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
             )
 
 
-def _readable(value: Tensor) -> bool:
+def readable(value: Tensor) -> bool:
     """Return whether values may be read: not under function transforms, nor while a CUDA graph is captured."""
     if torch.compiler.is_compiling() or is_functorch_active():
         return False

@@ -88,10 +88,16 @@ def resolve_precision(mode: str, device: torch.device) -> str:
         check_precision(_process.value, _IN_ENVIRONMENT)
         mode = _process.value
     if mode == "auto":
-        mode = _FROM_TORCH[torch.get_float32_matmul_precision()]
+        mode = _FROM_TORCH[_precision_of_torch()]
     if mode in PRESETS:
         return _ON_TENSOR_CORES[mode] if _has_tf32(device) else "ieee"
     return mode
+
+
+# Under torch.compile, which can't read the setting in a program, but compiles anew where it has changed.
+@torch.compiler.assume_constant_result
+def _precision_of_torch() -> str:
+    return torch.get_float32_matmul_precision()
 
 
 @contextmanager
@@ -123,6 +129,7 @@ def _current_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
+@torch.compiler.assume_constant_result
 def _has_tf32(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None:
         return False

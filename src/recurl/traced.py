@@ -28,7 +28,7 @@ class Traced:
 
     Random numbers are those that the function would draw, in the same order: they are drawn first, the program computes
     with them. Sums may be rounded otherwise than by the function. The program itself always gives the same bits, also
-    inside a CUDA graph.
+    inside a CUDA graph. The compiler is told not to measure how to sum, for another start could choose otherwise.
 
     Args:
         function: maps tensors to a tuple of tensors, and changes nothing else.
@@ -77,7 +77,10 @@ class Traced:
             with _kept([*generators, *own]), running_by(draw), refuse_read_back():
                 function(*examples)
             graph = traced_graph(given, [*examples, *drawn])
-        self._run: Callable[..., Any] = torch.compile(graph, fullgraph=True, dynamic=False)
+        # The method, not the module: its call would hide an error of the compiler by formatting it under Dynamo.
+        self._run: Callable[..., Any] = torch.compile(
+            graph.forward, fullgraph=True, dynamic=False, options={"deterministic": True}
+        )
 
     @torch.no_grad()
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:

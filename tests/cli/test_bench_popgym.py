@@ -81,7 +81,7 @@ def test_a_run_that_is_not_finite_does_not_end_the_others(tmp_path, capsys):
         ("--set epoch=3", "ppo has no option 'epoch'. Did you mean epochs?"),
         ("--set cell=gru", "--set can't set cell, which the benchmark sets itself"),
         ("--set epochs=0.5", "--epochs must be a whole number"),
-        ("--budget 100", "must cover one batch of 65536 steps"),
+        ("--budget 100", "must cover one batch of 32768 steps"),
         ("--setting papers", "Did you mean paper?"),
         ("--cells", "--cells needs at least one cell"),
         ("--device abacus", "--device abacus can't be used"),

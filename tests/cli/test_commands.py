@@ -81,12 +81,12 @@ SMALL = {
 @pytest.mark.parametrize("seed", range(4))
 def test_random_commands_are_accepted_or_refused_in_a_few_lines(seed, tmp_path):
     ends = {"accepted": 0, "helped": 0, "refused": 0}
-    for arguments in commands(250, seed, tmp_path):
+    for arguments in commands(100, seed, tmp_path):
         said = check(arguments)  # raises what would be a traceback
         assert len(said.splitlines()) <= MOST_LINES
         ends[said if said in ends else "refused"] += 1
-    assert ends["accepted"] > 50
-    assert ends["refused"] > 50
+    assert ends["accepted"] > 20
+    assert ends["refused"] > 20
 
 
 def trains(out, generator):

@@ -10,43 +10,15 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from recurl.collectors import Collector, captured
-from recurl.collectors import collector as collection
 from recurl.envs import ExplorationType, GymEnv, InitTracker, PreviousAction, RewardSum, StepCounter, TensorEnv
 from recurl.envs.tasks import Dynamics, MaskedCartPole, RepeatPrevious, TMaze
 from recurl.errors import UnsupportedError, UsageError
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
+from recurl.start_states import state_in
+
+pytestmark = pytest.mark.usefixtures("recorded")
 
 TASKS = [MaskedCartPole(12), RepeatPrevious(2, 3, 7), TMaze(2)]
-
-
-def record_again(steps, generator):
-    """Record as a graph does: nothing has happened afterwards, and a replay writes to the memory of the results."""
-    before = generator.get_state()
-    with torch.random.fork_rng():
-        kept = [[part.clone() for part in step] for step in steps()]
-    generator.set_state(before)
-
-    def replay():
-        for memory, step in zip(kept, steps(), strict=True):
-            for part, value in zip(memory, step, strict=True):
-                part.copy_(value)
-
-    return replay, kept
-
-
-@pytest.fixture(autouse=True)
-def recorded(monkeypatch):
-    """Count recordings; the CPU is taken for a device that has graphs."""
-    count = []
-
-    def record(steps, generator):
-        count.append(1)
-        return record_again(steps, generator)
-
-    monkeypatch.setattr(captured, "record", record)
-    monkeypatch.setattr(captured, "_DEVICE", "cpu")
-    monkeypatch.setattr(collection, "CompiledNetwork", lambda network: network)  # which rounds in its own way
-    return count
 
 
 def make(dynamics, *, lowered=True, **options) -> Collector:
@@ -101,6 +73,23 @@ def test_batches_are_those_of_single_launches(dynamics, lowered, recorded):
     goes_on = steps[:, 1:] > 0
     assert torch.equal(ids[:, 1:] == ids[:, :-1], goes_on)
     assert len(ids.unique()) == int((~goes_on).sum()) + 5
+
+
+@pytest.mark.parametrize("lowered", [True, False])
+def test_states_at_the_starts_of_sequences_are_those_of_single_launches(lowered, recorded):
+    torch.manual_seed(1)
+    expected = batches(make(TMaze(2), lowered=lowered, sequence_length=3), 5)
+    torch.manual_seed(1)
+    found = batches(make(TMaze(2), lowered=lowered, sequence_length=3, cuda_graph=True), 5)
+    assert_same(found, expected)
+    torch.manual_seed(1)
+    every = batches(make(TMaze(2), lowered=lowered), 5)
+    for sparse, dense in zip(found, every, strict=True):
+        for key in ("recurrent_state_h", "recurrent_state_c"):
+            assert torch.equal(state_in(sparse, key, (1, 8))[:, ::3], dense[key][:, ::3])
+            assert ("next", key) not in sparse.keys(True)
+    assert bool(sparse["recurrent_state_c", "every_3"].any())
+    assert recorded == [1]
 
 
 def test_batches_keep_their_memory():

@@ -158,6 +158,16 @@ def test_one_line_for_what_all_find(server, tmp_path):
     assert sorted(len(rank.ends_within(SECONDS).splitlines()) for rank in ranks) == [0, 1]
 
 
+def test_actors_that_cant_be_had(server, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        actors = ["--collectors", "ray:1", "--ray-address", f"127.0.0.1:{silent.getsockname()[1]}"]
+        ranks = server.both(*LONG, *actors, "--run-dir", tmp_path / "run")
+        texts = [rank.ends_within(2 * SECONDS) for rank in ranks]
+    assert sum(text.count("recurl: No Ray cluster answers at 127.0.0.1:") for text in texts) == 1
+    assert "Traceback" not in "".join(texts)
+    assert not (tmp_path / "run").exists()
+
+
 def test_devices_differ(server, tmp_path):
     words = [*LONG, "--run-dir", tmp_path / "run"]
     ranks = server.both(*words, other=[*words, "--device", "meta"])

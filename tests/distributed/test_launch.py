@@ -55,6 +55,13 @@ def test_gpus(launched):
         pass
 
 
+@pytest.mark.parametrize(("name", "text"), [("RANK", "1"), ("RANK", "first"), ("WORLD_SIZE", "-1"), ("LOCAL_RANK", "")])
+def test_numbers_that_make_no_sense(launched, name, text):
+    launched.setenv(name, text)
+    with pytest.raises(ArgumentError, match=f"from 0 to WORLD_SIZE - 1, got .*{name}={text}"), joined():
+        pass
+
+
 def test_one_rank_of_a_machine_says_what_all_find(launched):
     launched.setattr(distributed, "is_nccl_available", lambda: False)
     launched.setenv("LOCAL_RANK", "1")

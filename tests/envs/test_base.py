@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 
 from recurl.envs import (
@@ -20,7 +21,9 @@ from recurl.envs import (
     step_mdp,
 )
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError, UsageError
+from recurl.lowering import Entries
 from recurl.specs import Bounded, Categorical, Composite, OneHot, Unbounded
+from tests.envs.masked import MaskedEnv
 from tests.envs.small import CountEnv
 
 
@@ -259,3 +262,65 @@ def test_seeds():
         env.set_seed(seed)
         assert env.seed == int(seed)
         assert type(env.seed) is int
+
+
+def gym_rows():
+    return GymEnv("CartPole-v1", num_envs=3, vectorization_mode="sync", categorical_action_encoding=True)
+
+
+def masked_rows():
+    create = [lambda: MaskedEnv(where="info", length=4), lambda: MaskedEnv(where="info", length=7)]
+    return GymWrapper(SyncVectorEnv(create, autoreset_mode="Disabled"))
+
+
+def with_memory():
+    return gym_rows().append_transform(InitTracker()).append_transform(TensorDictPrimer(memory=Unbounded(3)))
+
+
+class Twice(Walk):
+    """Its rows begin at 2 after a reset of some rows alone."""
+
+    def _root(self, tensordict):
+        root = super()._root(tensordict)
+        return root if tensordict is None else root.set(self.key, root[self.key] + 2 * (root[self.key] == 0))
+
+
+MAKERS = [
+    gym_rows,
+    lambda: GymEnv("CartPole-v1", categorical_action_encoding=True),
+    masked_rows,
+    with_memory,
+    lambda: gym_rows().append_transform(StepCounter(max_steps=5)),
+    lambda: Walk((2,)),
+    lambda: Walk((2,), nested=True),
+    lambda: Twice((2,)),
+    lambda: SerialEnv(2, gym_rows),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("lowered", [True, False])
+def test_a_step_with_the_reset_after_it(make, lowered):
+    """What a worker does in one call is what the calls of an interaction do."""
+    plain, other = make(), make()
+    lowered = lowered and plain.why_not_lowered() is None
+    root = plain.reset(seed=2)
+    other.reset(seed=2)
+    torch.manual_seed(0)
+    ended = 0
+    for _ in range(40):
+        root = plain.rand_action(root)
+        given = root.clone()
+        after, fresh = other.advance(Entries.of(given) if lowered else given)
+        root = plain.step(root)
+        for key, value in root["next"].items(True, True):
+            assert torch.equal(after.get(key), value), key
+        rows = root["next", "done"].squeeze(-1)
+        root = plain.maybe_reset(plain.carry(root))
+        assert (fresh is not None) == rows.any().item()
+        if fresh is not None:
+            ended += int(rows.sum())
+            keys = [*plain.observation_spec.keys(True, True), *plain.state_spec.keys(True, True)]
+            for key in keys:
+                assert torch.equal(fresh.get(key)[rows], root[key][rows]), key
+    assert ended > 1

@@ -66,17 +66,33 @@ def test_rows_of_groups_are_those_of_one_process() -> None:
 
 
 @pytest.mark.parametrize("make", [create, remembering])
-@pytest.mark.parametrize("limit", [None, 5])
-def test_a_step_that_was_begun_is_the_same(make: object, limit: int | None) -> None:
+def test_a_step_that_was_begun_is_the_same(make: object) -> None:
     """Rows that a transform around the workers ends are reset too."""
-    seen = []
-    for begun in (False, True):
-        env: EnvBase = ParallelEnv(2, make, concatenate=True)
-        env = env if limit is None else env.append_transform(StepCounter(max_steps=limit))
-        with env:
-            seen.append(walk(env, moves(4), begun=begun))
-    assert sum(int(after["next", "done"].sum()) for after, _ in seen[0]) > 4
-    assert same(*seen)
+    with ParallelEnv(2, make, concatenate=True) as workers:
+        for env in (workers, workers.append_transform(StepCounter(max_steps=5))):
+            seen = [walk(env, moves(4), begun=begun) for begun in (False, True)]
+            assert sum(int(after["next", "done"].sum()) for after, _ in seen[0]) > 4
+            assert same(*seen)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_done_rows_that_were_edited_are_reset(begun: bool) -> None:
+    """What the workers said of the rows doesn't hold then."""
+    with ParallelEnv(2, create, concatenate=True) as env:
+        for edit in (torch.Tensor.logical_or_, torch.logical_or, torch.logical_and):
+            root = env.reset(seed=3)
+            for action in moves(4, 4):  # none ends by itself
+                root.set("action", action)
+                if begun:
+                    env.begin_step(root)
+                root = env.carry(env.step(root))
+            root.set("done", edit(root["done"], torch.tensor([[False], [True], [False], [False]])))
+            ended = root["done"][1].item()
+            old, root = root.clone(), env.maybe_reset(root)
+            assert not root["done"].any()
+            assert torch.equal(root["observation"], old["observation"]) != ended
+            assert (root["observation"][1].abs() <= 0.05).all() == ended
+            assert ended == (edit is not torch.logical_and)
 
 
 def test_a_step_that_was_begun_is_finished_or_given_up() -> None:

@@ -28,9 +28,8 @@ class Mine(CartPoleEnv):
 gymnasium.register("ByClass-v0", Mine, max_episode_steps=5)
 gymnasium.register("ByName-v0", "__main__:Mine", max_episode_steps=5)
 
-for name in ("ByClass-v0", "ByName-v0"):
-    with ParallelEnv(1, lambda: GymEnv(name)) as env:
-        assert env.rollout(9, break_when_any_done=False)["next", "done"].any(), name
+with ParallelEnv(1, lambda: GymEnv("ByClass-v0")) as env:
+    assert env.rollout(9, break_when_any_done=False)["next", "done"].any()
 with OverlappedCollector(lambda: GymEnv("ByName-v0", num_envs=2), frames_per_batch=8) as collector:
     assert collector.collect().shape == (2, 4)
 print("good")

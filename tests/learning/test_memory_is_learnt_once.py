@@ -23,7 +23,9 @@ TMAZE = {"env": "recurl/TMaze-v0", "env_kwargs": ("corridor_length=3",)}
     ],
 )
 def test_with_memory_the_optimum_is_reached(tmp_path, kind, options):
-    config = kind(hidden_size=16, total_steps=65_536, learning_rate=1e-2, entropy_coeff=0.01, **options)
+    config = kind(
+        hidden_size=16, total_steps=65_536, learning_rate=1e-2, entropy_coeff=0.01, stop_return=0.98, **options
+    )
     folder = RunFolder(tmp_path)
     folder.create(config)
     trainer = Trainer(config, folder, console=Console(file=io.StringIO()))

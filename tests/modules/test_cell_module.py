@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import pickle
 
 import pytest
@@ -100,12 +99,20 @@ def test_empty_sequences(cell: str, backend: str) -> None:
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize(
-    ("cell", "backend"),
-    [*itertools.product(OWN, ["loop", "scan"]), ("mingru with a window", "loop"), ("lru", "scan"), ("rglru", "cpu")],
+    ("cell", "backend", "layers"),  # each backend, and each of one's own cells, with one layer and with two
+    [
+        ("own_mingru", "loop", 1),
+        ("own_mingru", "scan", 2),
+        ("fastweights", "loop", 2),
+        ("fastweights", "scan", 1),
+        ("mingru with a window", "loop", 1),
+        ("lru", "scan", 1),
+        ("rglru", "cpu", 1),
+    ],
 )
-def test_compiles_as_one_graph(cell: str, backend: str) -> None:
+def test_compiles_as_one_graph(cell: str, backend: str, layers: int) -> None:
     torch._dynamo.reset()
-    module = make(cell, backend)
+    module = make(cell, backend, num_layers=layers)
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
     for shape in ((3, 5), (2, 7)):
         batch = random_batch(module, shape)

@@ -17,10 +17,11 @@ from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.layout import Layout
 
 from .contract import Case, relative_error
-from .interpreter import allow_bounds
+from .interpreter import allow_bounds, patch_once
 from .test_isolation import WHERE, strangers_reached
 
 allow_bounds()
+patch_once()
 KERNELS = TritonKernels()
 KERNELS.name = "triton_interpreted"  # operators of the name "triton" exist already
 BACKEND = KernelBackend(KERNELS)

@@ -21,10 +21,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from recurl.recurrence.triton import accurate, arrange, backward, forward, walk
+from recurl.recurrence.triton import accurate, arrange, backward, forward, step_kernel, walk
 from recurl.recurrence.triton import gluon_launch as launches
 from recurl.recurrence.triton.config import Resident, Single, Walk, Wide, chosen_for, padded, tile_for
 from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.step_config import tile_for_step
 
 POINTERS = {"bounds": "*i64", "starts": "*u8", "flags": "*i32"}
 INTEGERS = re.compile(r".*_(row|column|begin|end)$|tokens|share|total|programs|.*columns")
@@ -124,12 +125,34 @@ def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSou
     return ASTSource(kernel, types, constants, attributes), {"num_warps": 8 if name == "product" else 4}
 
 
+def step(cell: str, hidden: int, rows: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
+    tile = tile_for_step(rows, hidden, 132)
+    kernel = step_kernel.step_kernel
+    constants: dict[str, object] = {"LSTM": cell == "lstm", "PRECISION": precision}
+    constants |= dict.fromkeys(("IN_BIAS", "HIDDEN_BIAS", "RESETS", "FEATURES"), True)
+    constants |= {"ROWS": tile.rows, "UNITS": tile.units, "DEPTH": tile.depth, "STAGES": tile.stages}
+    tensor = "*bf16" if precision == "bf16" else "*fp32"
+    numbers = {"rows": "i32", "inputs": "i32", "hidden": "i32", "is_init": "*u8"}
+    types = signature(kernel.arg_names, constants, dict.fromkeys(kernel.arg_names, tensor) | numbers)
+    aligned = [["tt.divisibility", 16]] if hidden % 16 == 0 else []
+    attributes = {(i,): aligned for i, name in enumerate(kernel.arg_names) if aligned and name not in constants}
+    return ASTSource(kernel, types, constants, attributes), {"num_warps": tile.warps}
+
+
+def source_of(case: str) -> tuple[Any, dict[str, object]]:
+    kind, *words = case.split(",")
+    if kind == "step":
+        cell, hidden, rows, precision = words
+        return step(cell, int(hidden), int(rows), precision)
+    name, cell, hidden, precision = words
+    make = {"plain": plain, "pointwise": pointwise}.get(kind) or partial(on_chip, kind)
+    return make(name, cell, int(hidden), precision)
+
+
 def main() -> None:
     capability = int(sys.argv[1])
     for case in sys.argv[2:]:
-        kind, name, cell, hidden, precision = case.split(",")
-        make = {"plain": plain, "pointwise": pointwise}.get(kind) or partial(on_chip, kind)
-        source, options = make(name, cell, int(hidden), precision)
+        source, options = source_of(case)
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         print(f"{case}:", *resources(compiled.asm["cubin"]), compiled.metadata.shared, flush=True)
 

@@ -28,6 +28,7 @@ from recurl.trainers.algorithms.options_file import write_options_file
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
 from recurl.trainers.networks.description import describe_agent
+from recurl.trainers.run.memory import saying_what_fits
 
 _DESCRIPTION = "Train a policy by one of these algorithms. Continue a run that was stopped: recurl train --resume RUN"
 _REMEDY = "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip). "
@@ -140,7 +141,7 @@ def _begin(config: RunConfig, folder: RunFolder, place: Place, held: ExitStack) 
     overwrite = place.overwrite or begun is None
     if not begun and rank() == 0:
         folder.check_free(overwrite=overwrite)
-    with closing(Trainer(config, folder, console=_console())) as trainer:
+    with saying_what_fits(config), closing(Trainer(config, folder, console=_console())) as trainer:
         if begun:
             trainer.resume()
         elif rank() == 0:
@@ -161,7 +162,11 @@ def _resume(wanted: Resume) -> int:
     config = folder.read_config() if wanted.total_steps is None else folder.extend(wanted.total_steps)
     if wanted.ray_address is not None:
         config = replace(config, ray_address=wanted.ray_address)
-    with joined(config.device), closing(Trainer(config, folder, console=_console())) as trainer:
+    with (
+        joined(config.device),
+        saying_what_fits(config),
+        closing(Trainer(config, folder, console=_console())) as trainer,
+    ):
         trainer.resume()
         if wanted.total_steps is not None and rank() == 0:
             folder.rewrite(config)

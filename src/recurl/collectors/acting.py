@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from recurl.envs import EnvBase
 from recurl.envs.rollout import Policy
 from recurl.keys import ACTION
 from recurl.lowering import Network
+from recurl.spans import TRANSFERS, span
 from recurl.specs import OneHot
 
-__all__ = ["lowered", "on_device", "random_action", "why_not_lowered"]
+__all__ = ["act_on_tensordict", "lowered", "on_device", "why_not_lowered"]
 
 
 def why_not_lowered(policy: Policy | None, env: EnvBase) -> str | None:
@@ -50,6 +52,37 @@ def random_action(env: EnvBase, tensordict: TensorDictBase) -> Any:
     if action.shape != like.shape and like.shape[:-1] == action.shape:
         return F.one_hot(action, like.shape[-1]).to(like.dtype)
     return action
+
+
+def act_on_tensordict(
+    policy: Policy,
+    device: torch.device | None,
+    env: EnvBase,
+    random_steps: float,
+    past: Sequence[object],
+    tensordict: TensorDictBase,
+) -> TensorDictBase:
+    """Return ``tensordict`` with the action of a policy on ``device``, or a random one.
+
+    Args:
+        policy: the policy.
+        device: where it is; None where the environment is.
+        env: the environment.
+        random_steps: number of steps of the batch that have random actions.
+        past: has an item for each step of the batch that was made.
+        tensordict: the root.
+    """
+    if device is not None and device != env.device:
+        with span(TRANSFERS):
+            tensordict = tensordict.to(device)
+        tensordict = policy(tensordict)
+        with span(TRANSFERS):
+            tensordict = tensordict.to(env.device or "cpu")
+    else:
+        tensordict = policy(tensordict)
+    if len(past) < random_steps:
+        tensordict.set(ACTION, random_action(env, tensordict))
+    return tensordict
 
 
 def on_device(policy: Policy, device: torch.device | None) -> Policy:

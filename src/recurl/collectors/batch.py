@@ -6,12 +6,13 @@ from itertools import pairwise
 from typing import Any, NoReturn, cast
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from recurl._torch import edits_of, foreach_copy_
+from recurl.collectors.start_states import SparseStates
 from recurl.errors import ArgumentError, UsageError
-from recurl.keys import NEXT
+from recurl.keys import DONE, NEXT, TRUNCATED
 from recurl.lowering import Step, leaves
 
 _Key = tuple[str, ...]
@@ -28,10 +29,14 @@ class BatchWriter:
             where it has none.
         rows: index of the rows to write, where other writers write the others; ``...`` for all.
         batch_size: their shape, ``[*B]``.
+        states: takes recurrent states that are kept at the starts of sequences only; all are kept when None.
     """
 
-    def __init__(self, batch: TensorDict, rows: Any, batch_size: torch.Size) -> None:
+    def __init__(
+        self, batch: TensorDict, rows: Any, batch_size: torch.Size, states: SparseStates | None = None
+    ) -> None:
         self._batch, self._rows = batch, rows
+        self._states = states
         self._shape = torch.Size([*batch_size, batch.shape[-1]])
         self._time = len(batch_size)
         self._count = 0
@@ -47,26 +52,28 @@ class BatchWriter:
             UsageError: the entries differ from those of the first step.
         """
         found = dict(leaves(tensordict))
+        if self._states is not None:
+            self._states.take(step, self._rows, found)
         if not self._slots:
             self._allocate(found)
         if len(found) != self._count:
             self._refuse(step, found)
-        for carried in self._carried:
-            value = found.get(carried.key)
-            if value is not carried.last or _version(value) != carried.version:
-                if value is None or value.shape != carried.shape:
-                    self._refuse(step, found)
-                carried.copy(step, value)
-        values: list[Tensor] = []
+        slots, values = list(self._slots[step]), list[Tensor]()
         for key, shape in self._copied:
             value = found.get(key)
             if value is None or value.shape != shape:
                 self._refuse(step, found)
             values.append(value)
         for carried in self._carried:
+            value = found.get(carried.key)
+            if value is not carried.last or _version(value) != carried.version:
+                if value is None or value.shape != carried.shape:
+                    self._refuse(step, found)
+                slots.append(carried.slot(step))
+                values.append(value)
             carried.last = found[carried.next_key]
             carried.version = _version(carried.last)
-        foreach_copy_(self._slots[step], values)
+        foreach_copy_(slots, values)
 
     def _allocate(self, found: dict[_Key, Tensor]) -> None:
         memory: dict[_Key, Tensor] = {}
@@ -120,6 +127,19 @@ class BatchWriter:
         """Complete the rows of the batch."""
         for carried in self._carried:
             carried.finish()
+        if self._states is not None:
+            self._states.finish(self._batch)
+
+
+def truncate_last(after: TensorDictBase) -> None:
+    """Set ``truncated`` and ``done`` at the last step of a batch, in rows that aren't done.
+
+    Args:
+        after: what is under ``"next"``, ``[*B, T]``.
+    """
+    done = after.get(DONE)[..., -1, :]
+    after.get(TRUNCATED)[..., -1, :].logical_or_(~done)
+    done.fill_(True)
 
 
 class _Carried:
@@ -144,13 +164,14 @@ class _Carried:
         self.last: Tensor | None = None
         self.version: object = None
         self._root = root
+        self._slots = root.unbind()
         self._after = after
         self._starts: list[int] = []
 
-    def copy(self, step: int, value: Tensor) -> None:
-        """Copy a step's value that differs from the previous step's value under ``next``."""
-        self._root[step].copy_(value)
+    def slot(self, step: int) -> Tensor:
+        """Return the memory of a step's value that differs from the previous step's value under ``next``."""
         self._starts.append(step)
+        return self._slots[step]
 
     def finish(self) -> None:
         """Copy the values that were not copied before."""

@@ -12,13 +12,14 @@ from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
 from recurl.capture import KeptTensors, recording
+from recurl.collectors.start_states import SparseStates, StartStates
 from recurl.envs import EnvBase, TensorEnv
 from recurl.envs.transformed import TransformedEnv
 from recurl.errors import UsageError
 from recurl.lowering import Entries, Step, leaves
 from recurl.traced import Traced
 
-__all__ = ["CapturedSteps", "Programs", "tensor_env"]
+__all__ = ["CapturedSteps", "Programs", "recorded", "tensor_env", "why_not_captured"]
 
 _WARM_UP = 2  # batches before the one that is recorded: kernels are compiled and libraries make their memory
 _DEVICE = "cuda"
@@ -57,6 +58,7 @@ class CapturedSteps:
         policy: what acts in it.
         step: makes a step from a root, and returns what is written of it, and the next root.
         count: number of steps of a batch.
+        starts: which recurrent states are kept; all when None.
         graph: record a CUDA graph.
         compiled: compile the step.
 
@@ -71,6 +73,7 @@ class CapturedSteps:
         policy: object,
         step: Callable[[Step], tuple[Step, Step]],
         count: int,
+        starts: StartStates | None = None,
         *,
         graph: bool,
         compiled: bool,
@@ -81,6 +84,7 @@ class CapturedSteps:
         self._policy = policy if isinstance(policy, nn.Module) else None
         self._step = step
         self._count = count
+        self._starts = starts
         self._graph = graph
         self._compiled = compiled
         self._warm = 0
@@ -89,6 +93,7 @@ class CapturedSteps:
         self._run: Callable[..., Sequence[Tensor]] | None = None
         self._recording: _Recording | None = None
         self._written: list[_Key] = []
+        self._states: list[_Key] = []
 
     def __call__(self, root: Step, setting: object) -> tuple[TensorDict, Step]:
         """Make the steps of a batch.
@@ -112,8 +117,18 @@ class CapturedSteps:
         batch = TensorDict({}, [*root.batch_size, self._count], device=root.device)
         for index, key in enumerate(self._written):
             batch.set(key, torch.stack([step[index] for step in written], root.ndim))
+        if self._starts is not None:
+            self._keep(self._starts, written, batch)
         batch.refine_names(..., "time")
         return batch, _like(root, keys, after)
+
+    def _keep(self, starts: StartStates, written: list[_Tensors], batch: TensorDict) -> None:
+        """Set the states that are kept in a batch."""
+        states = SparseStates(starts, batch.batch_size, batch.device)
+        for step in range(0, self._count, starts.every):
+            for key, state in zip(self._states, written[step][len(self._written) :], strict=True):
+                states.write(step, ..., key, state)
+        states.finish(batch)
 
     def reset(self) -> None:
         """Forget the program, and free the graph."""
@@ -136,9 +151,15 @@ class CapturedSteps:
             finally:
                 self._env.running = running
             found = dict(leaves(written))
-            self._written = list(found)
+            states = {} if self._starts is None else self._starts.take(found)
+            self._written, self._states = list(found), list(states)
             following = dict(leaves(after))
-            return (*found.values(), *(following[key] for key in keys), *(state[name] for name in names))
+            return (
+                *found.values(),
+                *states.values(),
+                *(following[key] for key in keys),
+                *(state[name] for name in names),
+            )
 
         self._run = Traced(run, given, [self._env.generator]) if self._compiled else run
         self._setting = now
@@ -149,10 +170,11 @@ class CapturedSteps:
         assert self._run is not None
         written: list[_Tensors] = []
         current: _Tensors = [tensor.clone() for tensor in given]  # what is written may be these very tensors
-        for _ in range(self._count):
+        for step in range(self._count):
             result = self._run(*current)
             count = len(result) - len(given)
-            written.append(result[:count])
+            kept = count if self._starts is None or self._starts.begin(step) else len(self._written)
+            written.append(result[:kept])
             current = result[count:]
         return written, current
 
@@ -178,17 +200,33 @@ class CapturedSteps:
                 kept.copy_(tensor)
             return written
 
-        try:
-            replay, written = record(steps, self._env.generator)
-        except RuntimeError as error:
-            if "captur" not in str(error):
-                raise
-            raise UsageError(
-                f"The steps can't be captured as a CUDA graph, as {_line(error)}: nothing may wait for the GPU "
-                "(.item(), .cpu(), if on a tensor, a mask as an index), nor make tensors from Python numbers; or "
-                "collect with cuda_graph=False."
-            ) from error
+        replay, written = recorded("steps", steps, self._env.generator)
         return _Recording(replay, written, memory)
+
+
+def recorded(
+    what: str, steps: Callable[[], list[_Tensors]], generator: Generator
+) -> tuple[Callable[[], None], list[_Tensors]]:
+    """Return what launches all that ``steps`` launches, and its result, which every launch overwrites.
+
+    Args:
+        what: what is recorded, for the message.
+        steps: launches something; it is not run.
+        generator: random generator that it draws from, besides that of the device.
+
+    Raises:
+        UsageError: it waits for the GPU.
+    """
+    try:
+        return record(steps, generator)
+    except RuntimeError as error:
+        if "captur" not in str(error):
+            raise
+        raise UsageError(
+            f"The {what} can't be captured as a CUDA graph, as {_line(error)}: nothing may wait for the GPU "
+            "(.item(), .cpu(), if on a tensor, a mask as an index), nor make tensors from Python numbers; or "
+            "collect with cuda_graph=False."
+        ) from error
 
 
 def record(steps: Callable[[], list[_Tensors]], generator: Generator) -> tuple[Callable[[], None], list[_Tensors]]:
@@ -235,16 +273,18 @@ def _line(error: BaseException) -> str:
     return "an operation waits for it"
 
 
-def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int, graph: bool) -> str | None:
+def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int, graph: bool, compiled: bool) -> str | None:
     """Return the reason why a collector can't make a program of the steps of ``policy`` in ``env``, or None.
+
+    Of an environment that steps on the host, the policy alone can be captured.
 
     Example:
         >>> from recurl.envs import GymEnv
-        >>> why_not_captured(GymEnv("CartPole-v1"), None, init_random_frames=0, graph=False)
+        >>> why_not_captured(GymEnv("CartPole-v1"), None, init_random_frames=0, graph=False, compiled=True)
         'GymEnv steps on the host'
     """
-    if tensor_env(env) is None:
-        return f"{type(env).__name__} steps on the host"
+    if tensor_env(env) is None and (compiled or policy is None):
+        return f"{type(env).__name__} steps on the host{'' if compiled else ', and there is no policy'}"
     if graph and (env.device is None or env.device.type != _DEVICE):
         return f"the environment is on {env.device}"
     devices = {tensor.device for tensor in policy.parameters()} if isinstance(policy, nn.Module) else set()

@@ -8,16 +8,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor, nn
 
-from recurl.collectors.acting import lowered, on_device, random_action
+from recurl.collectors.acting import act_on_tensordict, lowered, on_device
 from recurl.collectors.background import CollectorBase, Extendable, units_of
-from recurl.collectors.batch import BatchWriter
-from recurl.collectors.captured import CapturedSteps, why_not_captured
+from recurl.collectors.batch import BatchWriter, truncate_last
+from recurl.collectors.captured import CapturedSteps, tensor_env, why_not_captured
+from recurl.collectors.captured_policy import CapturedPolicy, generator_of
 from recurl.collectors.exploring import check_thread_explores_alone, exploring
 from recurl.collectors.groups import Groups, plain
 from recurl.collectors.policy_checks import check_policy
+from recurl.collectors.start_states import SparseStates, start_states
 from recurl.collectors.weights import Weights, state_of
 from recurl.compiled import CompiledNetwork
 from recurl.devices import numbered
@@ -26,11 +28,11 @@ from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentTypeError, UnsupportedError, UsageError
-from recurl.keys import ACTION, DONE, NEXT, TRAJ_IDS, TRAJ_STEPS, TRUNCATED
+from recurl.keys import DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
 from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType
 from recurl.modules.actors import explain_missing_scale
-from recurl.spans import COLLECTION_GRAPH, TRANSFERS, span
+from recurl.spans import COLLECTION_GRAPH, span
 
 
 class Collector(CollectorBase):
@@ -81,10 +83,14 @@ class Collector(CollectorBase):
         exploration_type: exploration of stochastic policies.
         cuda_graph: launch all steps of a batch at once, as a CUDA graph, with the same bits; the first two batches are
             launched step by step, the third is recorded. Environment (a :class:`~recurl.envs.TensorEnv` with any
-            transforms) and policy must be on one CUDA device, and must not wait for it.
+            transforms) and policy must be on one CUDA device, and must not wait for it. With another environment the
+            policy of each step is a graph.
         compile_step: compile the step of policy and environment (a :class:`~recurl.envs.TensorEnv` with any transforms)
             as one function, at the first batch: a few kernels instead of one for every operation, with other rounding.
             Best together with ``cuda_graph``.
+        sequence_length: store recurrent states only where sequences of so many steps start, to save memory; it must
+            divide the steps of a row. Such a batch can be cut into these sequences, or multiples, and no others. All
+            states are stored when None.
 
     Raises:
         ArgumentError: a number is out of range, or random frames would contradict recorded log-probabilities.
@@ -122,6 +128,7 @@ class Collector(CollectorBase):
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         cuda_graph: bool = False,
         compile_step: bool = False,
+        sequence_length: int | None = None,
     ) -> None:
         given: Any = create_env_fn
         env: Any = given() if callable(given) and not isinstance(given, EnvBase) else given
@@ -153,19 +160,23 @@ class Collector(CollectorBase):
         self._roots: list[Step] | None = None  # of the groups
         self._resets = 0
         self._trajectories = Trajectories(env.batch_size, env.device)
+        self._starts = start_states(policy, sequence_length, self.steps_per_batch)
         self._programs = {"graph": cuda_graph, "compiled": compile_step}
         self._captured = self._program()
 
-    def _program(self) -> CapturedSteps | None:
-        """Return what runs steps as a program, or None where each operation is launched on its own."""
-        env, policy, graph = self.env, self.policy, self._programs["graph"]
-        if not any(self._programs.values()):
-            return None
-        reason = why_not_captured(env, policy, init_random_frames=self.init_random_frames, graph=graph)
+    def _program(self) -> CapturedSteps | list[CapturedPolicy]:
+        """Return what runs steps as a program, or policies: of each group, or none where operations are launched."""
+        env, policy, programs = self.env, self.policy, self._programs
+        if not any(programs.values()):
+            return []
+        reason = why_not_captured(env, policy, init_random_frames=self.init_random_frames, **programs)
         if reason is not None:
-            what, option = ("a CUDA graph", "cuda_graph") if graph else ("compiled", "compile_step")
+            compiled = programs["compiled"] and not (programs["graph"] and tensor_env(env))
+            what, option = ("compiled", "compile_step") if compiled else ("a CUDA graph", "cuda_graph")
             raise UnsupportedError(f"Steps can't be {what}: {reason}. Collect without {option}.")
-        return CapturedSteps(env, policy, self._step, self.steps_per_batch, **self._programs)
+        if tensor_env(env) is None:
+            return [CapturedPolicy(policy, generator_of(env.device)) for _ in self._groups.envs]
+        return CapturedSteps(env, policy, self._step, self.steps_per_batch, self._starts, **programs)
 
     def _collect(self) -> TensorDict:
         pending, self._pending_weights = self._pending_weights, None
@@ -185,7 +196,7 @@ class Collector(CollectorBase):
         frames = self.frames
         with exploring(self.exploration_type):
             try:
-                if self._captured is None:
+                if isinstance(self._captured, list):
                     batch, done, self._roots = self._steps(self._roots, self.storing_device)
                 else:
                     with span(COLLECTION_GRAPH):
@@ -204,7 +215,7 @@ class Collector(CollectorBase):
         for key, value in zip((TRAJ_IDS, TRAJ_STEPS), numbered, strict=True):
             batch.set(key, value.to(self.storing_device or "cpu"))
         if self.set_truncated:
-            _truncate_last(batch.get(NEXT))
+            truncate_last(batch.get(NEXT))
             self._trajectories.renew()
         return batch
 
@@ -217,25 +228,37 @@ class Collector(CollectorBase):
         roots = [plain(root) if reason is not None else Entries.of(root) for root in roots]
         batch = TensorDict({}, [*self.env.batch_size, self.steps_per_batch], device=storing_device)
         parts = zip(groups.envs, groups.rows, strict=True)
-        writers = [BatchWriter(batch, rows, group.batch_size) for group, rows in parts]
+        states = None if self._starts is None else SparseStates(self._starts, batch.batch_size, storing_device)
+        writers = [BatchWriter(batch, rows, group.batch_size, states) for group, rows in parts]
         done: list[list[Tensor]] = [[] for _ in writers]
 
         def write(number: int, step: int, tensordict: Step) -> None:
             self._record(writers[number], step, tensordict)
             done[number].append(tensordict.get(NEXT).get(DONE))
 
-        policies: list[Act | None] = [network] * len(writers)
-        if network is not None and (self.env.device or torch.device("cpu")).type == "cpu":
-            policies = [CompiledNetwork(network) for _ in writers]  # each has memory of its own
-        elif network is None and self.policy is not None:
-            first = self.frames
-            policies = [partial(self._act, group, first, past) for group, past in zip(groups.envs, done, strict=True)]
+        policies = self._policies(network, done)
         after = interact_in_turn(groups.envs, policies, roots, self.steps_per_batch, write=write)
         for writer in writers:
             writer.finish()
         batch.refine_names(..., "time")
         ended = [torch.cat(found, -1) for found in done]
         return batch, ended[0] if len(ended) == 1 else torch.cat(ended), after
+
+    def _policies(self, network: Network | None, past: list[list[Tensor]]) -> list[Act | None]:
+        """Return the policy of each group, whose steps so far are counted in ``past``."""
+        groups, act = self._groups.envs, network or self.policy
+        if isinstance(self._captured, list) and self._captured and act is not None:
+            return [captured.begin(act, self.exploration_type) for captured in self._captured]
+        if network is not None and (self.env.device or torch.device("cpu")).type == "cpu":
+            return [CompiledNetwork(network) for _ in groups]  # each has memory of its own
+        if network is not None or self.policy is None:
+            return [network] * len(groups)
+        return [self._acts(self.policy, group, steps) for group, steps in zip(groups, past, strict=True)]
+
+    def _acts(self, policy: Policy, env: EnvBase, past: list[Tensor]) -> Act:
+        """Return the policy on TensorDicts, in a group that has made as many steps of a batch as ``past`` is long."""
+        random_steps = (self.init_random_frames - self.frames) / self.env.batch_size.numel()
+        return partial(act_on_tensordict, policy, self._policy_device, env, random_steps, past)
 
     def _step(self, root: Step) -> tuple[Step, Step]:
         """Return what a step from ``root`` writes, and the next root."""
@@ -281,23 +304,7 @@ class Collector(CollectorBase):
         network, reason = self._prepared()
         if reason is None:
             return network, Entries.of(root)
-        act = None if self.policy is None else partial(self._act, self.env, self.frames, [])
-        return act, plain(root)
-
-    def _act(self, env: EnvBase, first: int, past: list[Tensor], tensordict: TensorDictBase) -> TensorDictBase:
-        """Act in a group, which has made as many steps as ``past`` is long since frame ``first``."""
-        assert self.policy is not None
-        if self._policy_device is not None and self._policy_device != self.env.device:
-            with span(TRANSFERS):
-                tensordict = tensordict.to(self._policy_device)
-            tensordict = self.policy(tensordict)
-            with span(TRANSFERS):
-                tensordict = tensordict.to(env.device or "cpu")
-        else:
-            tensordict = self.policy(tensordict)
-        if first + len(past) * self.env.batch_size.numel() < self.init_random_frames:
-            tensordict.set(ACTION, random_action(env, tensordict))
-        return tensordict
+        return None if self.policy is None else self._acts(self.policy, self.env, []), plain(root)
 
     def _prepare_background(self) -> None:
         check_thread_explores_alone()
@@ -388,12 +395,6 @@ class Collector(CollectorBase):
         return restored
 
     def _close(self) -> None:
-        if self._captured is not None:
-            self._captured.reset()
+        for captured in self._captured if isinstance(self._captured, list) else [self._captured]:
+            captured.reset()
         self.env.close()
-
-
-def _truncate_last(after: TensorDictBase) -> None:
-    done = after.get(DONE)[..., -1, :]
-    after.get(TRUNCATED)[..., -1, :].logical_or_(~done)
-    done.fill_(True)

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from recurl.collectors.background import CollectorBase, Extendable, units_of
-from recurl.collectors.parts import check_cat_results, dimension, load_requests
+from recurl.collectors.parts import check_cat_results, dimension, load_requests, torch_seeds
 from recurl.collectors.weights import SharedWeights, Weights
 from recurl.collectors.worker import CollectorInfo, serve_collector
 from recurl.envs import EnvBase
@@ -246,13 +246,16 @@ class MultiCollector(CollectorBase):
             raise
 
     def set_seed(self, seed: int) -> None:
-        """Seed the environments (row ``i`` of all workers with ``seed + i``); takes effect at the next full reset."""
+        """Seed environments, at their next full reset, and random actions, from the next batch that begins.
+
+        Row ``i`` of all workers gets ``seed + i``. Each worker draws its actions from a generator of its own.
+        """
         first = checked_seed(seed)
         self._between_batches(lambda: self._seed_workers(first))
 
     def _seed_workers(self, seed: int) -> None:
-        for index in range(self.num_workers):
-            self._group.ask(index, pickle.dumps(("seed", seed + index * self._rows.numel())))
+        for index, torch_seed in enumerate(torch_seeds(seed, self.num_workers)):
+            self._group.ask(index, pickle.dumps(("seed", seed + index * self._rows.numel(), torch_seed)))
 
     def _query_all(self, *request: Any) -> list[Any]:
         """Return the answers of all workers to the same request."""

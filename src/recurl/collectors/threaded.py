@@ -39,6 +39,7 @@ class ThreadedCollector:
         policy: a module that maps a root to one with ``"action"``.
         frames_per_batch: number of steps per batch, summed over rows.
         device: device of the policy.
+        sequence_length: see :class:`Collector`.
 
     Raises:
         UnsupportedError: tensordict has one exploration type for all threads.
@@ -60,6 +61,7 @@ class ThreadedCollector:
         *,
         frames_per_batch: int,
         device: torch.device | str | None = None,
+        sequence_length: int | None = None,
     ) -> None:
         check_thread_explores_alone()
         place = numbered(device)
@@ -69,7 +71,13 @@ class ThreadedCollector:
         self._fetched: TensorDict | None = None
         self._source, self._policy = policy, copy.deepcopy(policy)
         self._collector = self._idle(
-            lambda: Collector(create_env_fn, self._policy, frames_per_batch=frames_per_batch, device=device)
+            lambda: Collector(
+                create_env_fn,
+                self._policy,
+                frames_per_batch=frames_per_batch,
+                device=device,
+                sequence_length=sequence_length,
+            )
         )
 
     def collect(self) -> TensorDict:

@@ -93,7 +93,7 @@ class _Server:
         requests = {
             "begin": self._begin,
             "collect": self._collect,
-            "seed": self._collector.set_seed,
+            "seed": self._seed,
             "save": self._save,
             "load": self._load,
             "reset_rows": self._reset_rows,
@@ -125,6 +125,10 @@ class _Server:
         for key, value in leaves.items():
             memory.tensors[key].copy_(value)
         self._channel.send()
+
+    def _seed(self, seed: int, torch_seed: int) -> None:
+        torch.manual_seed(torch_seed)
+        self._collector.set_seed(seed)
 
     def _save(self) -> None:
         self._channel.send({"collector": self._collector.state_dict(), "rng": torch.get_rng_state()})

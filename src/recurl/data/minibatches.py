@@ -14,6 +14,7 @@ from recurl.data.replay_buffers.marks import mark_starts
 from recurl.errors import ArgumentError
 from recurl.lowering import Entries, leaves
 from recurl.recurrence.boundaries import Boundaries
+from recurl.start_states import check_sequences
 
 __all__ = ["SequenceMinibatches"]
 
@@ -46,7 +47,8 @@ class SequenceMinibatches:
     Raises:
         ArgumentError: the batch has no time dimension, ``slice_len`` or ``num_minibatches`` is not positive, or there
             are fewer sequences than minibatches.
-        UsageError: the tokens of the batch don't follow each other; see :func:`~recurl.continuity.check_order`.
+        UsageError: the tokens of the batch don't follow each other; see :func:`~recurl.continuity.check_order`. Or
+            sequences would begin where no state is stored; see ``sequence_length`` of ``Collector``.
 
     Example:
         >>> from tensordict import TensorDict
@@ -89,6 +91,7 @@ class SequenceMinibatches:
                 f"{slice_len or length} for rows of {length} tokens."
             )
         check_order(batch)
+        check_sequences(batch, min(slice_len or length, length))
         self._rank, self._ranks = rank, ranks
         self._flat = batch.reshape(-1)
         self._num_minibatches = num_minibatches
@@ -173,7 +176,10 @@ def _boundaries(epoch: TensorDictBase, sizes: list[int]) -> Iterator[Boundaries]
     """Return the boundaries of every minibatch, computed once for the epoch: each minibatch begins with a mark."""
     is_init, traj_ids, traj_steps = sources_of(epoch)
     boundaries = Boundaries.from_is_init(is_init, traj_ids, epoch.batch_size, traj_steps)
-    return (Boundaries(starts, starts.shape) for starts in boundaries.starts.split(sizes))
+    for starts in boundaries.starts.split(sizes):
+        part = Boundaries(starts, starts.shape)
+        part.begin_at_states = True
+        yield part
 
 
 def _device_of(tensordict: TensorDictBase) -> torch.device:

@@ -16,6 +16,7 @@ from recurl.diagnostics.replay import check_gradient, check_leak, check_mode, ch
 from recurl.diagnostics.result import CheckResult
 from recurl.diagnostics.rows import check_rows
 from recurl.diagnostics.states import states_in
+from recurl.start_states import refuse
 
 _OF_ALL = (check_replay, check_log_prob)
 _OF_RECURRENT = (
@@ -44,6 +45,9 @@ def check_batch(policy: Any, batch: TensorDictBase) -> list[CheckResult]:
     Returns:
         One result per check.
 
+    Raises:
+        UsageError: recurrent states are stored at some steps only; see ``sequence_length`` of ``Collector``.
+
     Example:
         >>> from tensordict.nn import TensorDictModule, TensorDictSequential
         >>> from recurl.collectors import Collector
@@ -56,6 +60,7 @@ def check_batch(policy: Any, batch: TensorDictBase) -> list[CheckResult]:
         >>> all(result.passed for result in check_batch(policy, batch))
         True
     """
+    refuse(batch, "check_batch")
     device = device_of(policy)
     if device is not None and batch.device != device:
         batch = batch.to(device)

@@ -75,7 +75,7 @@ def joined(device: str = "cpu") -> Generator[None]:
         device: where this rank computes, ``"cpu"`` or ``"cuda"``; the same on all ranks.
 
     Raises:
-        ArgumentError: the ranks differ in device or versions, or a GPU is missing.
+        ArgumentError: the ranks differ in device or versions, a GPU is missing, or the variables make no sense.
         MissingDependencyError: NCCL is missing.
         RankError: nobody answers at the address.
 
@@ -87,8 +87,9 @@ def joined(device: str = "cpu") -> Generator[None]:
     if not is_launched():
         yield
         return
+    own, size = _place()
     try:
-        _join(device)
+        _join(device, own, size)
         yield
         _leave()
     except BaseException as error:
@@ -106,8 +107,7 @@ def _says(error: BaseException) -> bool:
     return Watch.report(" ".join(str(error).split()) or type(error).__name__)
 
 
-def _join(device: str) -> None:
-    own, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def _join(device: str, own: int, size: int) -> None:
     kind, _, index = device.partition(":")
     if kind == "cuda":
         check_nccl()
@@ -130,6 +130,17 @@ def _join(device: str) -> None:
         **group,
     )
     all_sum_(torch.ones(1, device=kind))  # the first makes connections, which a CUDA graph can't record
+
+
+def _place() -> tuple[int, int]:
+    """Return the number of this rank, and how many there are."""
+    said = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    if not all(text.isdecimal() for text in said.values()) or not int(said["RANK"]) < int(said["WORLD_SIZE"]):
+        listed = ", ".join(f"{name}={text}" for name, text in said.items())
+        raise ArgumentError(
+            f"Ranks are numbered from 0 to WORLD_SIZE - 1, got {listed}: let torchrun set that, or unset the variables."
+        )
+    return int(said["RANK"]), int(said["WORLD_SIZE"])
 
 
 def _take_gpu(index: str) -> None:

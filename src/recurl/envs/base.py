@@ -56,6 +56,7 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
     """
 
     _wrapper: ClassVar[Any]  # the class that append_transform wraps with
+    _resets_plainly: ClassVar[bool]  # whether maybe_reset does no more than take rows of _reset
     full_resets = 0  # number of resets of all rows; lets a collector detect resets by others
     reads_root = True  # whether a step or a partial reset may read more of the root than action, states and mask
     never_waits = False  # whether nothing is read from the device; done rows are then reset without asking for any
@@ -63,6 +64,7 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
     def __init_subclass__(cls, wraps: bool = False, **kwargs: Any) -> None:
         """Register the class that :meth:`append_transform` wraps with (``wraps=True``)."""
         super().__init_subclass__(**kwargs)
+        cls._resets_plainly = cls._root is EnvBase._root and cls.maybe_reset is EnvBase.maybe_reset
         if wraps:
             EnvBase._wrapper = cls
 
@@ -130,7 +132,7 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
             return root
         # After exclude alone, a nested TensorDict would be shared with the caller's and written to below.
         root = (tensordict.copy() if self._nested else tensordict).exclude(RESET, NEXT)
-        if self.never_waits or mask.any():
+        if self.never_waits or self.has_any(mask):
             fresh = self._own(self._reset(tensordict))
             for key, value in leaves(fresh):
                 root.set(key, merge_reset(mask, value, root, key))
@@ -206,11 +208,32 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         Raises:
             UsageError: the action mask of a row allows no choice.
         """
-        if not self.never_waits and not tensordict[DONE].any():
+        if not self.never_waits and not self.has_any(tensordict[DONE]):
             return self._actionable(tensordict)
         root = self._root(tensordict.set(RESET, tensordict[DONE]))
         tensordict.pop(RESET)
         return self._actionable(root)
+
+    @takes_entries
+    def advance(self, tensordict: Step) -> tuple[Any, Any]:
+        """Make a step, and reset the rows that are then done.
+
+        Returns:
+            ``next`` after the action; and the root after the reset, of which the rows that were done count alone, or
+            None where none was done.
+        """
+        after = self._next(tensordict)
+        done = after.get(DONE)
+        if not self.has_any(done):
+            return after, None
+        root = self.carry(tensordict.set(NEXT, after))
+        if self._masked or self.state_spec or not self._resets_plainly:
+            return after, self.maybe_reset(root)
+        return after, self._own(self._reset(root.set(RESET, done)))
+
+    def has_any(self, rows: torch.Tensor) -> bool:
+        """Return whether there is a row in the mask ``rows``, without reading it from a device where that is known."""
+        return bool(rows.any())
 
     def _actionable(self, root: StepT) -> StepT:
         """Return ``root``, or refuse it: an action is taken there, but its mask allows none."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from recurl._torch import edits_of
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import BatchedEnv, CreateEnv
 from recurl.envs.grouped import GroupedEnv
@@ -67,6 +68,24 @@ class _Workers:
         return [kept.pop(index) for index in sorted(indices)]
 
 
+class _OnHost:
+    """A tensor that came from the host, and what it held there.
+
+    Args:
+        tensor: the tensor.
+        host: its values.
+    """
+
+    def __init__(self, tensor: Tensor, host: Tensor) -> None:
+        self.host = host
+        self._tensor = tensor
+        self._edits = None if tensor.is_inference() else edits_of(tensor)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether ``tensor`` is the one, and unchanged."""
+        return tensor is self._tensor and self._edits is not None and edits_of(tensor) == self._edits
+
+
 class _RowsInWorkers(BatchedEnv):
     """Environments that worker processes serve, one of each worker.
 
@@ -108,6 +127,7 @@ class _RowsInWorkers(BatchedEnv):
         self._messages: dict[Plan, bytes] = {}
         self._pending: Any = None  # the action of a step that was begun
         self._advanced = False  # whether rows that are done were reset already
+        self._known_done: _OnHost | None = None  # of the last step
 
     def _in_batch(self, tensor: Tensor) -> Tensor:
         """Return a view of ``[num_workers, *B, ...]`` that begins with the batch size."""
@@ -129,7 +149,9 @@ class _RowsInWorkers(BatchedEnv):
             raise UsageError("A step that was begun must be finished with the same root and action, got others.")
         self._workers.answers(self._place, range(self.num_workers))
         self._advanced = pending is not None
-        return like(tensordict, self._results(self._step_keys), self.batch_size, self.device)
+        after = like(tensordict, self._results(self._step_keys), self.batch_size, self.device)
+        self._known_done = _OnHost(after.get(DONE), self._in_batch(self._ended).clone())
+        return after
 
     @takes_entries
     @makes_memory
@@ -142,7 +164,7 @@ class _RowsInWorkers(BatchedEnv):
         if mask is None or not advanced:
             fresh = self._fresh_root(entries, mask)
         else:
-            ready, host = self._in_batch(self._ended).clone(), mask.cpu()
+            ready, host = self._in_batch(self._ended).clone(), self._on_host(mask)
             fresh = self._roots(self._root_keys)
             rest = host & ~ready  # rows that are done for a transform alone
             if rest.any():
@@ -150,6 +172,13 @@ class _RowsInWorkers(BatchedEnv):
                 mine = ready.to(mask.device)
                 fresh = {key: _where(mine, fresh[key], others[key]) for key in fresh}
         return like(tensordict, fresh, self.batch_size, self.device)
+
+    def has_any(self, rows: Tensor) -> bool:
+        """Return whether there is a row in the mask; where it is ``done`` of the last step, the workers have told."""
+        return bool(self._on_host(rows).any())
+
+    def _on_host(self, rows: Tensor) -> Tensor:
+        return rows.cpu() if self._known_done is None or not self._known_done.holds(rows) else self._known_done.host
 
     def _fresh_root(self, entries: dict[NestedKey, Tensor], mask: Tensor | None) -> dict[NestedKey, Tensor]:
         self._settle()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from recurl.envs.base import EnvBase
 from recurl.errors import ArgumentTypeError
 from recurl.keys import REWARD
@@ -83,6 +85,10 @@ class TransformedEnv(EnvBase, wraps=True):
     def begin_step(self, tensordict: Step) -> None:
         """Begin a step of the base environment."""
         self.base_env.begin_step(tensordict)
+
+    def has_any(self, rows: Tensor) -> bool:
+        """Return whether there is a row in the mask, as far as the base environment knows without reading it."""
+        return self.base_env.has_any(rows)
 
     @property
     def full_resets(self) -> int:  # type: ignore[override] # the base environment counts

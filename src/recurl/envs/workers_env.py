@@ -14,7 +14,7 @@ from recurl.envs.base import EnvBase
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_memory import Entry
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, NestedKey, next_key
+from recurl.keys import ACTION, DONE, DONE_KEYS, RESET, REWARD, NestedKey, next_key
 from recurl.lowering import Entries, Step
 from recurl.specs import Composite, TensorSpec
 
@@ -179,11 +179,13 @@ class Server:
         if plan.kind == "reset":
             self._write(self._env._root(td if plan.keys else None), self._root_keys, self._fresh)  # pyright: ignore[reportPrivateUsage] - the parent's reset checked the mask
             return
-        after = self._env._next(td)  # pyright: ignore[reportPrivateUsage] - the parent's step checked the root
+        if plan.kind == "step":
+            self._write(self._env._next(td), self._step_keys, self._result)  # pyright: ignore[reportPrivateUsage] - the parent's step checked the root
+            return
+        after, fresh = self._env.advance(td)
         self._write(after, self._step_keys, self._result)
-        if plan.kind == "advance" and after.get(DONE).any():
-            root = self._env.maybe_reset(self._env.carry(td.set(NEXT, after)))
-            self._write(root, self._root_keys, self._fresh)
+        if fresh is not None:
+            self._write(fresh, self._root_keys, self._fresh)
 
     def _read(self, plan: Plan) -> Any:
         # Cloned, as the environment may keep references to its inputs.

@@ -19,8 +19,9 @@ from recurl.mode import recurrent_mode
 from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
 from recurl.precision import resolve_precision
-from recurl.recurrence import BACKENDS, Options, boundaries_of
+from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Options, boundaries_of
 from recurl.specs import Unbounded
+from recurl.start_states import check_cut, state_in
 from recurl.transforms import TensorDictPrimer
 
 
@@ -178,7 +179,8 @@ class RecurrentModule(TensorDictModuleBase):
             )
         x, is_init, *stored = self._inputs(tensordict)
         states = tuple(_flat(state, batch) for state in stored) or None
-        features, after = net.step(_flat(x, batch), states, _flat(is_init, batch))
+        options = self._options() if x.is_cuda else DEFAULT_OPTIONS
+        features, after = net.step(_flat(x, batch), states, _flat(is_init, batch), options)
         return self._unflatten(batch, features, after)
 
     def _sequence(self, tensordict: TensorDictBase) -> tuple[Tensor, list[Tensor]]:
@@ -190,6 +192,7 @@ class RecurrentModule(TensorDictModuleBase):
             )
         x, is_init, *stored = self._inputs(tensordict)
         boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch, tensordict.get(TRAJ_STEPS, None))
+        check_cut(tensordict, self.state_keys, boundaries)
         states = tuple(_flat(state, batch) for state in stored) or None
         features, after = self.net.run(_flat(x, batch), states, boundaries, self.recurrent_backend, self._options())
         return self._unflatten(batch, features, after)
@@ -253,10 +256,11 @@ class RecurrentModule(TensorDictModuleBase):
     def _states(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
         """Stored states ``[*B, L * D, *shape]``, or ``()`` if all are absent."""
         net, batch = self.net, tensordict.batch_size
-        states = [tensordict.get(key, None) for key in self.state_keys]
+        slots, dtype = net.num_layers * net.num_directions, net.dtype
+        keys = zip(self.state_keys, net.state_shapes, strict=True)
+        states = [state_in(tensordict, key, (slots, *shape), sequences=self.recurrent_mode) for key, shape in keys]
         if all(state is None for state in states):
             return ()
-        slots, dtype = net.num_layers * net.num_directions, net.dtype
         for key, state, shape in zip(self.state_keys, states, net.state_shapes, strict=True):
             if state is None:
                 raise UsageError(
@@ -329,7 +333,9 @@ class RecurrentModule(TensorDictModuleBase):
 
 
 def _signature(value: Tensor | None) -> tuple[Any, ...] | None:
-    return None if value is None else (value.shape, value.dtype, value.device)
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device
+    return None if value is None else (object(),)  # a sparse state is looked at anew each time
 
 
 def _flat(value: Tensor, batch: torch.Size) -> Tensor:

@@ -173,15 +173,19 @@ class RecurrentNet(nn.Module):
         return dropout_masks(self.num_layers, (tokens, width), self.dropout, self.weight)
 
     def step(
-        self, x: Tensor, states: tuple[Tensor, ...] | None, is_init: Tensor | None = None
+        self,
+        x: Tensor,
+        states: tuple[Tensor, ...] | None,
+        is_init: Tensor | None = None,
+        options: Options = DEFAULT_OPTIONS,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step: x ``[B, I]``, states ``[B, L, *shape]`` -> features ``[B, P or H]``, states after.
 
         States that are None, and rows where ``is_init`` (``[B]`` or ``[B, 1]``) is true, count as zero.
         """
-        masks = self.draw_masks(x.shape[0])
+        masks, weights = self.draw_masks(x.shape[0]), self.layer_weights()
         fused = not self.python_based
-        return step_stack(self.cell, self.layer_weights(), x, states, masks, fused, is_init, self.state_shapes)
+        return step_stack(self.cell, weights, x, states, masks, fused, is_init, self.state_shapes, options)
 
     def support(self, options: Options) -> Support:
         """What this network needs of a backend."""

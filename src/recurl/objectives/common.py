@@ -86,7 +86,7 @@ def without_padding(batch: Step, keys: Iterable[NestedKey]) -> Step:
     padding, clean = ~per_token(MASK, batch.get(MASK), batch.batch_size), batch.copy()
     for key in keys:
         value = batch.get(key, None)
-        if value is not None and value.is_floating_point():
+        if isinstance(value, Tensor) and value.is_floating_point():
             clean.set(key, value.masked_fill(padding.reshape(*padding.shape, *(1,) * (value.ndim - padding.ndim)), 0.0))
     return clean
 

@@ -64,6 +64,7 @@ class Boundaries:
     Attributes:
         starts: bool ``[N]``, true at the first token of each segment.
         batch_shape: ``(*B, T)``, whose product is N.
+        begin_at_states: True where the maker knows that segments begin only where the batch stores states.
 
     Example:
         >>> is_init = torch.tensor([[True, False, True, False], [False, False, False, False]])
@@ -77,6 +78,7 @@ class Boundaries:
     def __init__(self, starts: Tensor, batch_shape: Sequence[int]) -> None:
         self.starts = starts
         self.batch_shape = torch.Size(batch_shape)
+        self.begin_at_states = False
 
     @classmethod
     def from_is_init(

@@ -17,6 +17,8 @@ from recurl.recurrence.cells import Cell, Shape, States
 from recurl.recurrence.cells import Weights as OneLayer
 from recurl.recurrence.cpu.step import can_step
 from recurl.recurrence.cpu.step import step as cpu_step
+from recurl.recurrence.triton.step import can_step_on
+from recurl.recurrence.triton.step import step as triton_step
 
 Weights = Sequence[Sequence[OneLayer]]
 """Weights by layer, then by direction."""
@@ -140,6 +142,7 @@ def step_stack(
     fused: bool = True,
     is_init: Tensor | None = None,
     shapes: Sequence[Shape] = (),
+    options: Options = DEFAULT_OPTIONS,
 ) -> tuple[Tensor, States]:
     """Run one step of all layers (one direction): x ``[B, I]``, states ``[B, L, *shape]`` -> features, states after.
 
@@ -149,9 +152,10 @@ def step_stack(
         x: input ``[B, I]``.
         states: each ``[B, L, *shape]``, or None for zeros.
         masks: what :func:`dropout_masks` returns for ``[B, P or H]``.
-        fused: by the cpu backend's kernels or the cell's fused step; otherwise from the definition.
+        fused: by the kernels of the backends cpu and triton, or the cell's fused step; otherwise from the definition.
         is_init: bool ``[B]`` or ``[B, 1]``: rows that start from zero, whatever ``states`` hold.
         shapes: shape of each state, used where ``states`` is None.
+        options: how to compute, where the triton backend's kernel steps.
 
     Under autocast as :func:`run_stack`.
     """
@@ -159,9 +163,9 @@ def step_stack(
         dtype = _dtype_of(weights)
         with torch.autocast(x.device.type, enabled=False):
             cast = None if states is None else tuple(state.to(dtype) for state in states)
-            return step_stack(cell, weights, x.to(dtype), cast, masks, fused, is_init, shapes)
-    if fused and masks is None and can_step():
-        result = cpu_step(cell, weights, x, states, is_init)
+            return step_stack(cell, weights, x.to(dtype), cast, masks, fused, is_init, shapes, options)
+    if fused and masks is None:
+        result = _step_by_kernels(cell, weights, x, states, is_init, options)
         if result is not None:
             return result
     if states is None:
@@ -180,3 +184,11 @@ def step_stack(
         features, state_after = step(features, tuple(state[:, depth] for state in states), *layer)
         after.append(state_after)
     return features, tuple(torch.stack(state, 1) for state in zip(*after, strict=True))
+
+
+def _step_by_kernels(
+    cell: Cell, weights: Weights, x: Tensor, states: States | None, is_init: Tensor | None, options: Options
+) -> tuple[Tensor, States] | None:
+    if can_step_on(x):
+        return triton_step(cell, weights, x, states, is_init, options)
+    return cpu_step(cell, weights, x, states, is_init) if can_step() else None

@@ -312,6 +312,11 @@ class RunConfig:
         return self.num_envs * self.rollout_steps
 
     @property
+    def states_every(self) -> int | None:
+        """Distance of the steps whose recurrent states a batch stores; None for those of all steps."""
+        return None
+
+    @property
     def updates(self) -> int:
         """Whole batches that fit into ``total_steps``."""
         return self.total_steps // self.frames_per_batch

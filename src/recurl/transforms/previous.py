@@ -186,11 +186,14 @@ def _one_hot(sizes: Sequence[int], ndim: int) -> _Encode:
     counts = torch.tensor(sizes)
     which = torch.arange(len(sizes)).repeat_interleave(counts)
     numbers = torch.cat([torch.arange(size) for size in sizes])
+    tables = {which.device: (which, numbers)}  # a copy at every step would wait for the device
 
     def encode(value: Tensor, dims: int) -> Tensor:
         if value.ndim != dims + ndim:  # one-hot already
             return _flat(value, dims)
-        repeated = _flat(value, dims).index_select(-1, which.to(value.device))
-        return repeated == numbers.to(value.device)
+        if value.device not in tables:
+            tables[value.device] = which.to(value.device), numbers.to(value.device)
+        owners, levels = tables[value.device]
+        return _flat(value, dims).index_select(-1, owners) == levels
 
     return encode

@@ -24,7 +24,7 @@ from recurl.modules import EGreedyModule, GRUModule
 from recurl.specs import Categorical
 from tests.collectors.test_background import add, replays
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 # Actors can't import the tests: what is defined here goes to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -143,10 +143,16 @@ def test_seeds_and_rows_that_begin_anew(collector: RayCollector) -> None:
     collector.reset_rows(rows)
     begins = collector.collect()["collector", "traj_steps"][:, 0] == 0
     assert begins[rows].all()
-    collector.reset_at_each_iter = True
-    collector.set_seed(3)
+    state, actions = collector.state_dict(), []
+    for seed in (4, 3, 3):
+        collector.load_state_dict(state)
+        collector.set_seed(seed)
+        actions.append(collector.collect()["action"])
     assert [collector._recipe.env_seed(index) for index in range(2)] == [3, 6]
     assert collector._recipe.env_seed(1, 1) == 12
+    assert torch.equal(actions[1], actions[2])
+    assert not torch.equal(actions[0], actions[1])
+    assert not torch.equal(actions[1][:3], actions[1][3:])
 
 
 def test_actors_that_die_alone_or_with_their_node(ray_cluster, sync: RayCollector, tmp_path) -> None:

@@ -15,7 +15,7 @@ from recurl.collectors import RayCollector
 from recurl.envs import GymEnv
 from recurl.errors import ArgumentError, MissingDependencyError
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 _PROGRAM = """
 import json, os, sys, time

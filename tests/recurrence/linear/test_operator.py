@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -137,14 +138,20 @@ def test_lower_precisions_are_as_good_as_their_rounding(backend, dtype):
 
 
 @pytest.mark.slow
+@cache
+def long_problem(constant):
+    """100,000 steps, three speeds beside each other; solved once for all backends."""
+    case = problem((100_000,), (3,), torch.float64, constant, 0.0)
+    slowness = torch.tensor([1e-4, 1e-5, 1e-6], dtype=torch.float64)
+    case = replace(case, a=1 - slowness * case.a).to(torch.float32)
+    return case, exact(case.to(torch.float64))
+
+
 @pytest.mark.parametrize("backend", KERNELS)
 def test_long_sequences_with_decay_near_one(backend):
-    """100,000 steps, three speeds beside each other."""
     for constant in (False, True):
-        case = problem((100_000,), (3,), torch.float64, constant, 0.0)
-        slowness = torch.tensor([1e-4, 1e-5, 1e-6], dtype=torch.float64)
-        case = replace(case, a=1 - slowness * case.a).to(torch.float32)
-        found, expected = case.solve(backend), exact(case.to(torch.float64))
+        case, expected = long_problem(constant)
+        found = case.solve(backend)
         for channel in range(3):
             parts = (tuple(one[..., channel] for one in results) for results in (found, expected))
             assert worst_error(*parts) <= 1e-6

@@ -45,19 +45,26 @@ def test_the_operator_is_differentiable_twice(backend):
     assert torch.autograd.gradgradcheck(run, tensors)
 
 
+# "auto" is the scan while compiling: one graph, which has each dtype and each form once under either name.
+TRACED = [
+    (backend, dtype, constant)
+    for backend in [*KERNELS, "auto"]
+    for dtype in DTYPES
+    for constant in (False, True)
+    if backend in ("loop", "cpu") or (backend == "auto") == (constant == dtype.is_complex)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("constant", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", [*KERNELS, "auto"])
+@pytest.mark.parametrize(("backend", "dtype", "constant"), TRACED)
 def test_compiled(backend, dtype, constant):
-    """One graph, other lengths too; gradients of what is asked for."""
+    """One graph, other lengths too; gradients of what is asked for. The whole compiler where the backend is "auto"."""
 
     def run(a, b, states, is_init):
         return linear_recurrence(a, b.exp(), states, Boundaries.from_is_init(is_init), backend)
 
     torch._dynamo.reset()
-    whole = backend == "auto" and constant == dtype.is_complex  # each dtype and each form once
-    compiler = "inductor" if whole else "aot_eager"
+    compiler = "inductor" if backend == "auto" else "aot_eager"
     compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=compiler)
     for shape in ((3, 7), (2, 12)):
         case = problem(shape, dtype=dtype, constant=constant)

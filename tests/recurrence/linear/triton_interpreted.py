@@ -14,10 +14,11 @@ from recurl.recurrence.linear.kernels import Inputs
 from recurl.recurrence.triton.linear import TritonLinear
 from recurl.recurrence.triton.linear_config import Chunk
 
-from ..interpreter import allow_bounds
+from ..interpreter import allow_bounds, patch_once
 from .problems import Problem, exact, problem, worst_error
 
 allow_bounds()
+patch_once()
 KERNELS = TritonLinear(lambda *_: Chunk(4, 4, 8, 2, 4))  # small: several groups and blocks of channels
 NAMES = ("float64", "complex128", "float32", "complex64", "bfloat16")
 

@@ -13,9 +13,12 @@ from recurl.cli import main
 from recurl.collectors import RayCollector
 from recurl.errors import ArgumentError
 from recurl.trainers import A2CConfig, ImpalaConfig, PPOConfig, R2D2Config, RunFolder, SACConfig, Trainer
+from recurl.trainers.run.callbacks import Callbacks
+from recurl.trainers.run.faults import FaultWatch
 from recurl.trainers.run.outcome import Clock
+from recurl.trainers.run.updates import Updates
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 ENV = "recurl/MaskedCartPole-v1"
 SIZE = {"hidden_size": 4, "num_envs": 4, "rollout_steps": 8, "collectors": "ray:2", "logger": "none"}
@@ -63,10 +66,19 @@ def test_a_run_goes_on_exactly_and_survives_an_actor(ray_cluster, tmp_path: Path
     second.close()
 
 
+class Rows(list):
+    """The rows of updates: a callback."""
+
+    on_update = list.append
+
+
 def updates_until_replaced(trainer: Trainer) -> list[dict[str, float]]:
-    rows = [trainer._iterate(Clock(0.0, 0.0))]
-    while not rows[-1]["actors_replaced"]:
-        rows.append(trainer._iterate(Clock(0.0, 0.0)))
+    rows, callbacks = Rows(), Callbacks()
+    callbacks.add(rows)
+    watch = FaultWatch(trainer.algorithm, trainer.stats, skip=False)
+    updates, clock = Updates(trainer.algorithm, trainer.stats, watch, callbacks), Clock(0.0, 0.0)
+    while not (rows and rows[-1]["actors_replaced"]):
+        updates.make(clock, len(rows) + 1)
     return rows
 
 

@@ -69,28 +69,27 @@ def test_all_of_it_in_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("logger", "options"),
     [
-        {"kind": PPOConfig},
-        {"kind": R2D2Config},
-        {"overlap": True},
-        {"env": "CartPole-v1", "env_kwargs": ()},
-        {"vectorization": "device", "previous_reward": True},
+        ("tensorboard", {"kind": PPOConfig}),
+        ("wandb", {"kind": PPOConfig}),
+        ("wandb", {"kind": R2D2Config}),
+        ("tensorboard", {"overlap": True}),
+        ("wandb", {"env": "CartPole-v1", "env_kwargs": ()}),
+        ("tensorboard", {"vectorization": "device", "previous_reward": True}),
     ],
 )
-def test_the_run_with_everything_on_is_the_run_without(tmp_path, monkeypatch, options):
+def test_the_run_with_everything_on_is_the_run_without(tmp_path, monkeypatch, logger, options):
     monkeypatch.setenv("WANDB_MODE", "offline")
     run(config(logger="none", **options), tmp_path / "without")
     evaluated = {"eval_every": 64, "eval_episodes": 3, "keep_best": True, "stop_eval_return": 1e9}
-    own = f"{__name__}:Recorder"
-    for logger in ("tensorboard", "wandb"):
-        path, recorder = tmp_path / logger, Recorder()
-        run(config(logger=logger, callback=(own,), **evaluated, **options), path, recorder)
-        assert len(recorder.values("on_evaluation")) == 6
-        assert metrics(path) == metrics(tmp_path / "without")
-        one, other = final_state(path), final_state(tmp_path / "without")
-        del one["config"], other["config"], one["evaluation"], other["evaluation"]
-        assert differing(one, other) == []
+    path, recorder = tmp_path / "with", Recorder()
+    run(config(logger=logger, callback=(f"{__name__}:Recorder",), **evaluated, **options), path, recorder)
+    assert len(recorder.values("on_evaluation")) == 6
+    assert metrics(path) == metrics(tmp_path / "without")
+    one, other = final_state(path), final_state(tmp_path / "without")
+    del one["config"], other["config"], one["evaluation"], other["evaluation"]
+    assert differing(one, other) == []
 
 
 class Failing:

@@ -259,12 +259,11 @@ class RayCollector(CollectorBase):
         self._supply.publish(weights)
 
     def set_seed(self, seed: int) -> None:
-        """Seed the environments (row ``i`` of all actors with ``seed + i``); takes effect at the next full reset.
+        """Seed environments, at their next full reset, and random actions, from the next batch that begins.
 
-        The successor of an actor gets other seeds, which follow from ``seed`` too.
+        Row ``i`` of all actors gets ``seed + i``. An actor's successor gets others, which follow from ``seed`` too.
         """
-        self._recipe.seed = checked_seed(seed)
-        seeds = [("seed", self._recipe.env_seed(index)) for index in range(self.num_collectors)]
+        seeds = [("seed", *each) for each in self._recipe.seeds(checked_seed(seed))]
         self._between_batches(lambda: self._supply.query(seeds))
 
     def reset_rows(self, rows: Tensor) -> None:

@@ -155,7 +155,8 @@ class CollectorActor:
             return Failure.of(error)
 
     @staticmethod
-    def _seed(collector: Collector, seed: int) -> None:
+    def _seed(collector: Collector, seed: int, torch_seed: int) -> None:
+        torch.manual_seed(torch_seed)
         collector.set_seed(seed)
 
     @staticmethod

@@ -58,15 +58,24 @@ class Recipe:
             index: number of the actor.
             generation: how often it was replaced.
         """
-        torch_seed = int(torch.randint(2**62, (), generator=self._draw))
         own = Own(
             self._functions[index],
-            torch_seed,
+            self._torch_seed(),
             self.env_seed(index, generation),
             TRAJECTORY_IDS.reserve(),
             self._epsilons[index],
         )
         return pickle.dumps(own)
+
+    def _torch_seed(self) -> int:
+        return int(torch.randint(2**62, (), generator=self._draw))
+
+    def seeds(self, seed: int) -> list[tuple[int, int]]:
+        """Let a seed determine all that follow, and return those of each actor's environments and of torch there."""
+        self.seed = seed
+        self._draw.manual_seed(seed)
+        rows = range(seed, seed + len(self._functions) * self.rows, self.rows)
+        return [(first, self._torch_seed()) for first in rows]
 
     def env_seed(self, index: int, generation: int = 0) -> int | None:
         """Return the seed of the first row of an actor, different for its successors."""

@@ -21,6 +21,7 @@ from recurl.data.replay_buffers.storages import ListStorage, Storage
 from recurl.data.replay_buffers.trajectories import TrajectoryIndex
 from recurl.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.keys import MASK, NestedKey, next_key
+from recurl.start_states import refuse
 
 __all__ = ["ReplayBuffer"]
 
@@ -126,8 +127,11 @@ class ReplayBuffer:
             ArgumentError: there are more steps than the storage holds, or their entries differ from the stored ones.
             ArgumentTypeError: the storage can't hold data of this type.
             MissingKeyError: the entry that identifies trajectories is missing.
-            UsageError: the steps don't follow each other; see :func:`~recurl.continuity.check_order`.
+            UsageError: the steps don't follow each other; see :func:`~recurl.continuity.check_order`. Or recurrent
+                states are stored at some steps only; see ``sequence_length`` of ``Collector``.
         """
+        if isinstance(data, TensorDictBase):
+            refuse(data, "A replay buffer")
         with self._lock:
             marks = None
             stored = data

@@ -1,5 +1,5 @@
 # pyright: basic, reportAssignmentType=false
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0913
+# ruff: noqa: ANN001, ANN201, PLR0913
 # Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
 # however long, with all its arguments.
 """Matrix products accurate to float32 on tensor cores."""
@@ -11,8 +11,8 @@ import triton.language as tl
 
 
 @triton.jit
-def _split(x):
-    # Rounded to as few bits as tensor cores read, and the rest, which keeps a NaN that the rounding may lose.
+def split(x):
+    """Return x rounded to as few bits as tensor cores read, and the rest, which keeps a NaN that rounding may lose."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return high, x - high
 
@@ -62,8 +62,8 @@ def product_kernel(
     b_in = (n < columns)[None, :]
     for at in range(begin, end, DEPTH):
         inside = at + k < end
-        a_high, a_low = _split(tl.load(a_at, mask=a_in & inside[None, :], other=0.0))
-        b_high, b_low = _split(tl.load(b_at, mask=inside[:, None] & b_in, other=0.0))
+        a_high, a_low = split(tl.load(a_at, mask=a_in & inside[None, :], other=0.0))
+        b_high, b_low = split(tl.load(b_at, mask=inside[:, None] & b_in, other=0.0))
         part = tl.dot(a_low, b_high, input_precision="tf32")
         part = tl.dot(a_high, b_low, part, input_precision="tf32")
         total += tl.dot(a_high, b_high, part, input_precision="tf32")

@@ -57,10 +57,12 @@ def footprint(config: RunConfig, spec: Composite | None = None, *, learning: boo
     if not learning:
         return {_NETWORKS: weights}
     observed = _Observed.of(config, spec)
+    # states and observations before and after a step
+    others = 2 * (observed.images + observed.others) + _FLAGS_AND_REWARD
+    stored = 2 * states if config.states_every is None else states // config.states_every
     parts = {
         _NETWORKS: 4 * weights,  # with gradients and two moments
-        # states and observations before and after a step
-        _BATCH: config.frames_per_batch * (2 * (states + observed.images + observed.others) + _FLAGS_AND_REWARD),
+        _BATCH: config.frames_per_batch * (stored + others),
     }
     if observed.encoded_images and config.gradient_steps_per_batch:
         frames = -(-config.frames_per_batch // config.gradient_steps_per_batch)

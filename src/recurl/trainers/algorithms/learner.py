@@ -103,7 +103,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     @property
     def programs(self) -> Programs:
-        """How a collector of tasks on the device runs its steps."""
+        """How a collector runs its steps, those of tasks on the device; of others the policy alone can be a graph."""
         return Programs()
 
     @classmethod
@@ -131,6 +131,16 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             The numbers that ``reported`` names, through :meth:`report`.
         """
 
+    @property
+    def learns_ahead(self) -> bool:
+        """Whether :meth:`learn_later` returns before the device has learnt."""
+        return False
+
+    def learn_later(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
+        """Learn from a batch, and return what waits for the result of :meth:`learn` and returns it."""
+        learned = self.learn(batch)
+        return lambda: learned
+
     def report(self, learned: dict[str, float], checked: Sequence[str] | None = None) -> dict[str, float]:
         """Return ``learned``, and set ``fault`` to the first number in it that isn't finite.
 
@@ -153,13 +163,29 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         if config.actors:
             env.close()
             return actors_of(config, policy, self.env_seed)
-        programs = Programs() if tensor_env(env) is None else self.programs
-        return Collector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device, **programs)
+        programs = self.programs
+        if tensor_env(env) is None:  # what steps on the host is no program
+            on_gpu = torch.device(config.device).type != "cpu"
+            programs = Programs(cuda_graph=on_gpu and programs.get("cuda_graph", False))
+        return Collector(
+            env,
+            policy,
+            frames_per_batch=config.frames_per_batch,
+            device=config.device,
+            sequence_length=config.states_every,
+            **programs,
+        )
 
     def _overlapped(self, env: EnvBase) -> OverlappedCollector | ThreadedCollector:
         policy, config = collecting(self.agent.policy), self.config
         if torch.device(config.device).type != "cpu":  # a second process would have to take turns on the GPU
-            return ThreadedCollector(env, policy, frames_per_batch=config.frames_per_batch, device=config.device)
+            return ThreadedCollector(
+                env,
+                policy,
+                frames_per_batch=config.frames_per_batch,
+                device=config.device,
+                sequence_length=config.states_every,
+            )
         env.close()
         collector = OverlappedCollector(partial(training_env, config), policy, frames_per_batch=config.frames_per_batch)
         collector.set_seed(self.env_seed)

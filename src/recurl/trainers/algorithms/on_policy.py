@@ -30,6 +30,7 @@ from recurl.trainers.networks.actor_critic import ActorCritic
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.optim.programs import GradientProgram, estimate
+from recurl.trainers.optim.reading import Reading
 
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
 CHECKED = (*LOSSES, "grad_norm")
@@ -158,7 +159,6 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         shuffle = GeneratorState(self._shuffle).state_dict()  # runs of old have none
         super().load_state_dict({"shuffle": shuffle, **state}, begin_anew=begin_anew)
 
-    @global_statistics()
     def learn(self, batch: TensorDictBase) -> dict[str, float]:
         """Improve the networks on a batch.
 
@@ -170,6 +170,19 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             the batches of all ranks. Steps whose loss or norm wasn't finite were not made; ``fault`` names the first of
             these.
         """
+        return self._launch(batch)()
+
+    @property
+    def learns_ahead(self) -> bool:
+        """See :class:`Learner`; who replaces ``learn`` is waited for."""
+        return getattr(self.learn, "__func__", None) is OnPolicy.learn
+
+    def learn_later(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
+        """See :meth:`Learner.learn_later`."""
+        return self._launch(batch) if self.learns_ahead else super().learn_later(batch)
+
+    @global_statistics()
+    def _launch(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
         if self.scaler is not None:
             self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
             batch[NEXT, REWARD] = self.scaler(batch[NEXT, REWARD])
@@ -180,7 +193,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             values = self._update(batch)
         self.agent.observe(batch)
         average_([values])
-        return self.report(dict(zip(self.reported, values.tolist(), strict=True)), CHECKED)
+        reading = Reading([values])
+        return lambda: self.report(dict(zip(self.reported, reading()[0].tolist(), strict=True)), CHECKED)
 
     def _learned(self, batch: TensorDictBase, orders: Tensor | None = None) -> Tensor:
         """Make the gradient steps of an update and return what is reported of them.
@@ -239,7 +253,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         passes = self.passes
         minibatches = self._minibatches(batch.select())
         orders = torch.stack([minibatches.deal() for _ in range(passes.epochs)])
-        return orders.to(self.config.device)
+        device = torch.device(self.config.device)
+        return orders.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else orders.to(device)
 
     def _fix_schedules(self) -> None:
         """Make tensors of the numbers that change, for programs and graphs read numbers once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
@@ -37,19 +37,52 @@ class OnPolicyConfig(RunConfig):
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""
     cuda_graph: bool = False
-    """Run each update as one CUDA graph, and with --vectorization device the steps of a batch as another (needs
-    --device cuda, and minibatches of equal size)."""
+    """Run each update as one CUDA graph, and the policy of a step as another, with --vectorization device all steps of
+    a batch (needs --device cuda, and minibatches of equal size)."""
     compile: bool = False
     """Compile losses and gradients as one program, and with --vectorization device a step of policy and environment as
     another: fewer, larger kernels, after some seconds at the start; a C++ compiler is needed on the CPU."""
+
+    store_states: Literal["auto", "all", "starts"] = "auto"
+    """Recurrent states that a batch holds: those of all steps, or those at the starts of the sequences that are learnt
+    from, to save memory; auto takes starts on a GPU where rows are whole sequences."""
 
     @property
     def gradient_steps_per_batch(self) -> int:
         """Into how many gradient steps a batch is divided."""
         return 1
 
+    @property
+    def learnt_length(self) -> int:
+        """Steps of the sequences that are learnt from: whole rows."""
+        return self.rollout_steps
+
+    @property
+    def states_every(self) -> int | None:
+        """Distance of the steps whose recurrent states a batch stores; None for those of all steps."""
+        chosen = self.store_states == "starts"
+        if self.store_states == "auto":
+            chosen = self.device != "cpu" and self._why_all_states is None
+        return self.learnt_length if chosen else None
+
+    @property
+    def _why_all_states(self) -> str | None:
+        """The reason why a batch must store the states of all steps, or None."""
+        if self.rollout_steps % self.learnt_length:
+            return (
+                f"rows that are whole sequences: --sequence-length must divide --rollout-steps, got "
+                f"{self.learnt_length} for {self.rollout_steps}"
+            )
+        if self.actors:
+            return "one process that collects, got --collectors"
+        if getattr(self, "overlap", False) and self.device == "cpu":
+            return "one process that collects, got --overlap on the CPU"
+        return None
+
     def check(self) -> None:
-        """Refuse a CUDA graph, and compiled programs, where there can be none."""
+        """Refuse states, a CUDA graph, and compiled programs, where there can be none."""
+        if self.store_states == "starts" and self._why_all_states is not None:
+            raise ArgumentError(f"--store-states starts needs {self._why_all_states}.")
         if self.compile and not self.is_compilable:
             raise ArgumentError(
                 f"--compile needs a cell of the library and --backend {' or '.join(_COMPILABLE)}, as others read the "

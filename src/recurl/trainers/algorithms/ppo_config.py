@@ -46,6 +46,11 @@ class PPOConfig(OverlappedConfig):
         """Into how many gradient steps a batch is divided."""
         return self.minibatches
 
+    @property
+    def learnt_length(self) -> int:
+        """Steps of the sequences that are learnt from."""
+        return min(self.sequence_length, self.rollout_steps)
+
     def check(self) -> None:
         """Refuse more minibatches than sequences, and a CUDA graph or overlap where it can't work."""
         super().check()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recurl.errors import NonFiniteError
 from recurl.keys import NEXT, REWARD, NestedKey, next_key
+from recurl.start_states import numbers_of
 
 __all__ = ["BatchCheck", "all_finite", "check_finite", "first_of"]
 
@@ -22,13 +23,18 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
         >>> all_finite([torch.ones(2), torch.tensor([1])]), all_finite([torch.tensor([0.0, torch.nan])])
         (True, False)
     """
+    if bool(_finite_sum(tensors)):
+        return True
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return all(bool(tensor.isfinite().all()) for tensor in floats)  # a sum of large numbers may be infinite too
+
+
+def _finite_sum(tensors: Sequence[Tensor]) -> Tensor:
+    """Return whether the sum of all numbers is finite, which then all of them are; a bool on the device."""
     floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not floats:
-        return True
-    sums = torch.stack([tensor.sum().to(floats[0].device, torch.float64) for tensor in floats])
-    if bool(sums.sum().isfinite()):
-        return True
-    return all(bool(tensor.isfinite().all()) for tensor in floats)  # a sum of large numbers may be infinite too
+        return torch.ones((), dtype=torch.bool)
+    return torch.stack([tensor.sum().to(floats[0].device, torch.float64) for tensor in floats]).sum().isfinite()
 
 
 def first_of(values: Mapping[str, float], names: Sequence[str]) -> str | None:
@@ -106,17 +112,43 @@ class BatchCheck:
             batch: ``[B, T]``.
             env_steps: environment steps taken, those of the batch included.
         """
-        values = [batch.get(key) for _, key in self._entries]
+        look = self.begin(batch, env_steps)
+        return None if bool(look.finite) else look.culprit()
+
+    def begin(self, batch: TensorDictBase, env_steps: int) -> Look:
+        """Begin to check a batch, without waiting for its device; see the call."""
+        entries = [(name, batch.get(key, None)) for name, key in self._entries]
+        return Look([(name, entry) for name, entry in entries if entry is not None], batch.shape, env_steps)
+
+
+class Look:
+    """A check of a batch.
+
+    Args:
+        entries: what is checked, by name; not all states are stored.
+        shape: that of the batch, ``[B, T]``.
+        env_steps: environment steps taken, those of the batch included.
+
+    Attributes:
+        finite: a bool on the device of the batch, True where all is finite, and hardly ever False then.
+    """
+
+    def __init__(self, entries: list[tuple[str, Any]], shape: torch.Size, env_steps: int) -> None:
+        self._entries, self._shape, self._env_steps = entries, shape, env_steps
+        self.finite = _finite_sum([numbers_of(entry) for _, entry in entries])
+
+    def culprit(self) -> tuple[Tensor, str] | None:
+        """Return what :class:`BatchCheck` does."""
+        values: list[Tensor] = [numbers_of(entry, placed=True) for _, entry in self._entries]
         if all_finite(values):
             return None
-        wrong = torch.stack(
-            [~value.isfinite().reshape(*batch.shape, -1).all(-1) for value in values]
-        )  # [entries, B, T]
+        shape = self._shape
+        wrong = torch.stack([~value.isfinite().reshape(*shape, -1).all(-1) for value in values])  # [entries, B, T]
         step, entry = min((int(found.any(0).int().argmax()), i) for i, found in enumerate(wrong) if found.any())
         row = int(wrong[entry, :, step].int().argmax())
         numbers = values[entry][row, step]
         number = numbers[~numbers.isfinite()].flatten()[0].item()
-        taken = env_steps - batch.numel() + step * batch.shape[0] + row + 1
+        taken = self._env_steps - shape.numel() + step * shape[0] + row + 1
         where = f"environment {row} at step {step} of its batch (environment step {taken:,})"
         return wrong.any(0).any(-1), f"The {self._entries[entry][0]} of {where} was {number}"
 

@@ -106,5 +106,10 @@ class GradientProgram:
         """Return losses and metrics, and set the gradients of the parameters."""
         results = self._program(minibatch)
         for name, parameter in self._parameters.items():
-            parameter.grad = results.pop(name, None)
+            gradient = results.pop(name, None)
+            if (
+                gradient is not None and gradient.stride() != parameter.stride()
+            ):  # optimisers want those of the parameter
+                gradient = torch.empty_like(parameter).copy_(gradient)
+            parameter.grad = gradient
         return results

@@ -26,10 +26,16 @@ class Callback(Protocol):
         """Begin; ``trainer`` has the options, the folder, the networks, and ``stop()``. Also when a run is resumed."""
 
     def on_batch(self, batch: TensorDictBase) -> None:
-        """Look at a new batch ``[B, T]``, before anything learns from it."""
+        """Look at a new batch ``[B, T]``, before anything learns from it.
+
+        Its recurrent states may be stored where sequences start only (``--store-states``).
+        """
 
     def on_update(self, row: Row) -> None:
-        """Look at the numbers of an update, by name: ``update``, ``env_steps``, ``return_mean_20``, losses..."""
+        """Look at the numbers of an update, by name: ``update``, ``env_steps``, ``return_mean_20``, losses...
+
+        On a GPU this may be after the next update was launched, so that ``stop()`` ends the run one update later.
+        """
 
     def on_evaluation(self, row: Row) -> None:
         """Look at the numbers of an evaluation: ``update``, ``env_steps``, ``eval_return``, ``eval_return_std``..."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recurl.distributed import gather, world_size
@@ -10,6 +10,7 @@ from recurl.errors import NonFiniteError
 from recurl.keys import DONE, NEXT, REWARD, TRAJ_STEPS
 from recurl.modules import recurrent_modules
 from recurl.trainers.optim.finite import BatchCheck
+from recurl.trainers.optim.reading import Reading
 from recurl.trainers.run.episodes import EpisodeStats
 
 if TYPE_CHECKING:
@@ -43,21 +44,31 @@ class FaultWatch:
         self._ending: Tensor | None = None  # rows that begin anew only after the next batch
         self.skipped = 0
 
-    def admits(self, batch: TensorDictBase) -> bool:
-        """Check a batch before anything learns from it, and count its episodes.
-
-        Where something isn't finite, the environments concerned begin anew.
+    def begin(self, batch: TensorDictBase) -> Callable[[], bool]:
+        """Begin to check a batch and to count its episodes, without waiting for its device.
 
         Args:
-            batch: ``[B, T]``, the newest.
+            batch: ``[B, T]``, the newest; entries may be replaced in it, but not changed in place.
 
         Returns:
-            Whether it, and those of all ranks, may be learnt from.
-
-        Raises:
-            NonFiniteError: it may not, and the run must end.
+            A function that waits for the result. Where something isn't finite, the environments concerned begin anew.
+            It returns whether the batch, and those of all ranks, may be learnt from, and raises NonFiniteError if not
+            and the run must end.
         """
-        found = self._check(batch, self._learner.env_steps)
+        look = self._check.begin(batch, self._learner.env_steps)
+        tensors = [look.finite, batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0]]
+        numbers = batch.get(TRAJ_STEPS, None)  # absent from batches of old checkpoints
+        reading = Reading(tensors if numbers is None else [*tensors, numbers[..., 0] == 0])
+
+        def wait() -> bool:
+            finite, *episodes = reading()
+            return self._admits(None if finite else look.culprit(), *episodes)
+
+        return wait
+
+    def _admits(
+        self, found: tuple[Tensor, str] | None, reward: Tensor, done: Tensor, begins: Tensor | None = None
+    ) -> bool:
         ending, self._ending = self._ending, None
         without = ending
         culprits = gather(None if found is None else found[1])
@@ -70,9 +81,7 @@ class FaultWatch:
             without = rows if ending is None else rows | ending
             if self._learner.restart(again):
                 self._ending = again
-        numbers = batch.get(TRAJ_STEPS, None)  # absent from batches of old checkpoints
-        begins = None if numbers is None else numbers[..., 0] == 0
-        self._stats.update(batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0], begins=begins, without=without)
+        self._stats.update(reward, done, begins=begins, without=without)
         return culprit is None
 
     def learned(self, update: int) -> None:

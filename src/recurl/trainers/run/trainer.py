@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.csv_logger import CsvLogger
 from recurl.trainers.report.display import make_display
 from recurl.trainers.report.loggers import Place, check_packages, make_loggers
-from recurl.trainers.report.metrics import EVALUATION, RETURN, SPREAD, MetricsFile, Row
+from recurl.trainers.report.metrics import EVALUATION, MetricsFile
 from recurl.trainers.report.plots import plot_learning_curve
 from recurl.trainers.report.references import reference_returns
 from recurl.trainers.run.callbacks import Callbacks, check_callback, load_callback
@@ -30,23 +29,12 @@ from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.outcome import Clock, Outcome
 from recurl.trainers.run.periodic import EVALUATION_COLUMNS, PeriodicEvaluation
 from recurl.trainers.run.ranks import for_this_rank, ranks_of, with_other_ranks
+from recurl.trainers.run.updates import COLUMNS, Updates
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _WARM_UP = 3  # updates in which kernels are compiled and graphs recorded
-_COLUMNS = (
-    "update",
-    "env_steps",
-    "episodes",
-    "wall_s",
-    "cpu_s",
-    "steps_per_s",
-    RETURN,
-    SPREAD,
-    "length_mean_20",
-    "skipped",
-)
 
 
 class Trainer:
@@ -184,17 +172,20 @@ class Trainer:
         self._callbacks.call("on_start", self)
         if self._rng is not None:
             set_rng_state(self._rng)
+        updates = Updates(self.algorithm, self.stats, self._watch, self._callbacks)
         done = 0
         while not (self._interrupted() or self._ended()):
             before = self.algorithm.env_steps
-            self._callbacks.call("on_update", self._iterate(clock))
+            updates.make(clock, self._updates + 1)
             self._updates, done = self._updates + 1, done + 1
             if self._evaluation.due(before, self.algorithm.env_steps):
+                updates.finish()
                 self.algorithm.settle()
                 with Watch.exempt():
                     self._callbacks.call("on_evaluation", self._evaluation(self._updates, self.algorithm.env_steps))
             self._asked = should_stop() or self._asked
             if self._interrupted() or self._ended() or self._updates % self.config.checkpoint_every == 0:
+                updates.finish()
                 with Watch.exempt():
                     self._save(clock)
             if done == _WARM_UP:
@@ -249,7 +240,7 @@ class Trainer:
             self._callbacks.add(callback)
 
     def _metrics_file(self) -> MetricsFile:
-        columns = (*_COLUMNS, *self.config.scheduled, *self.algorithm.collection, *self.algorithm.reported)
+        columns = (*COLUMNS, *self.config.scheduled, *self.algorithm.collection, *self.algorithm.reported)
         return MetricsFile(self.folder.metrics, columns, updates=self._updates, notify=self._notify)
 
     def _evaluations_file(self) -> MetricsFile | None:
@@ -272,33 +263,6 @@ class Trainer:
 
     def _notify(self, text: str) -> None:
         self.console.print(f"Notice: {text}", soft_wrap=True, markup=False, highlight=False)
-
-    def _iterate(self, clock: Clock) -> Row:
-        steps, wall = self.algorithm.env_steps, clock.wall_s
-        batch = self.algorithm.collect()
-        Watch.progress()
-        self._callbacks.call("on_batch", batch)
-        taken = self.algorithm.env_steps
-        if self._watch.admits(batch):
-            learned = self.algorithm.learn(batch)
-            self._watch.learned(self._updates + 1)
-        else:
-            learned = dict.fromkeys(self.algorithm.reported, math.nan)
-        Watch.progress()
-        numbers = (
-            self._updates + 1,
-            taken,
-            self.stats.episodes,
-            round(clock.wall_s, 3),
-            round(clock.cpu_s, 3),
-            round((taken - steps) / (clock.wall_s - wall), 1),
-            self.stats.mean_return,
-            self.stats.std_return,
-            self.stats.mean_length,
-            self._watch.skipped,
-        )
-        row = dict(zip(_COLUMNS, numbers, strict=True))
-        return {**row, **self.algorithm.scheduled, **self.algorithm.collection, **learned}
 
     def _solved(self) -> bool:
         return self.stats.reached(self.config.stop_return) or self._evaluation.solved

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 import torch
 
 from recurl.diagnostics.gpu_time import gpu_seconds
-from recurl.spans import COLLECTION, LEARNING, PARTS, STATISTICS, Spans, span
+from recurl.spans import PARTS, Spans
 from recurl.trainers.algorithms.learner import Learner
+from recurl.trainers.run.callbacks import Callbacks
 from recurl.trainers.run.episodes import EpisodeStats
 from recurl.trainers.run.faults import FaultWatch
+from recurl.trainers.run.outcome import Clock
+from recurl.trainers.run.updates import Updates
 
 __all__ = ["UpdateTimes", "time_updates"]
 
@@ -50,16 +53,11 @@ def time_updates(learner: Learner[Any, Any], warm_up: int, updates: int) -> Upda
         NonFiniteError: a number isn't finite.
     """
     device = torch.device(learner.config.device)
-    watch = FaultWatch(learner, EpisodeStats(learner.config.num_envs), skip=False)
+    stats = EpisodeStats(learner.config.num_envs)
+    clock, made = Clock(), Updates(learner, stats, FaultWatch(learner, stats, skip=False), Callbacks())
 
     def update() -> None:
-        with span(COLLECTION):
-            batch = learner.collect()
-        with span(STATISTICS):
-            watch.admits(batch)
-        with span(LEARNING):
-            learner.learn(batch)
-        watch.learned(0)
+        made.make(clock, 1)
 
     for _ in range(warm_up):
         update()
@@ -76,6 +74,7 @@ def time_updates(learner: Learner[Any, Any], warm_up: int, updates: int) -> Upda
     busy = None
     if device.type == "cuda":
         busy = gpu_seconds(lambda: [update() for _ in range(_PROFILED)]) / _PROFILED
+    made.finish()
     parts = {name: found[name] / updates for name in PARTS if name in found}
     return UpdateTimes(parts, wall, learner.config.frames_per_batch, busy)
 

@@ -25,12 +25,12 @@ MAZES = tuple(f"{maze}{level}" for maze in ("LabyrinthEscape", "LabyrinthExplore
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fast": {
-        "num_envs": 512,
+        "num_envs": 256,
         "rollout_steps": 128,
         "sequence_length": 128,
         "epochs": 4,
         "minibatches": 8,
-        "learning_rate": 3e-4,
+        "learning_rate": 1e-3,
         "gae_lambda": 0.95,
         "entropy_coeff": 0.01,
         "encoder_width": 128,

@@ -1,0 +1,110 @@
+"""What a collector does to keep recurrent states only where sequences start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from recurl.envs.rollout import Policy
+from recurl.errors import ArgumentError
+from recurl.keys import next_key
+from recurl.modules import recurrent_modules
+from recurl.start_states import allocate
+
+__all__ = ["SparseStates", "StartStates", "start_states"]
+
+_Path: TypeAlias = tuple[str, ...]
+
+
+class StartStates:
+    """The recurrent states that a batch keeps: those before the first step of each sequence.
+
+    Args:
+        keys: keys of the states.
+        every: length of a sequence, L.
+    """
+
+    def __init__(self, keys: Sequence[_Path], every: int) -> None:
+        self.keys = tuple(keys)
+        self.every = every
+        self._next = [next_key(key) for key in keys]
+
+    def take(self, found: dict[_Path, Tensor]) -> dict[_Path, Tensor]:
+        """Remove the states, before and after a step, from its entries, and return those before it."""
+        for key in self._next:
+            found.pop(key, None)
+        return {key: found.pop(key) for key in self.keys if key in found}
+
+    def begin(self, step: int) -> bool:
+        """Return whether a sequence begins at a step of a batch."""
+        return step % self.every == 0
+
+
+class SparseStates:
+    """The states of one batch.
+
+    Args:
+        starts: which ones are kept.
+        batch_size: that of the batch, ``[*B, T]``.
+        device: that of the batch; that of the states when None.
+    """
+
+    def __init__(self, starts: StartStates, batch_size: torch.Size, device: torch.device | None) -> None:
+        self._starts = starts
+        self._batch_size, self._device = batch_size, device
+        self._entries: dict[_Path, tuple[TensorDict, Tensor]] = {}
+
+    def take(self, step: int, rows: Any, found: dict[_Path, Tensor]) -> None:
+        """Remove the states from the entries of a step, and keep them if it is the first of a sequence.
+
+        Args:
+            step: its number in the batch.
+            rows: index of its rows in the batch.
+            found: its entries.
+        """
+        for key, state in self._starts.take(found).items():
+            if self._starts.begin(step):
+                self.write(step, rows, key, state)
+
+    def write(self, step: int, rows: Any, key: _Path, state: Tensor) -> None:
+        """Keep the state before the first step of a sequence."""
+        lead = len(self._batch_size) - 1
+        if key not in self._entries:
+            device = self._device or state.device
+            self._entries[key] = allocate(
+                self._batch_size, state.shape[lead:], self._starts.every, dtype=state.dtype, device=device
+            )
+        memory = self._entries[key][1][rows]
+        memory.select(lead, step // self._starts.every).copy_(state.reshape(*state.shape[:lead], -1))
+
+    def finish(self, batch: TensorDict) -> None:
+        """Set the states in their batch."""
+        for key, (entry, _) in self._entries.items():
+            batch.set(key, entry)
+
+
+def start_states(policy: Policy | None, sequence_length: int | None, steps: int) -> StartStates | None:
+    """Return what keeps the states of a policy at the starts of sequences; None where all are kept.
+
+    Args:
+        policy: what acts.
+        sequence_length: length of the sequences; None to keep all states.
+        steps: steps of a batch.
+
+    Raises:
+        ArgumentError: the length doesn't divide the steps.
+    """
+    if sequence_length is None:
+        return None
+    if sequence_length < 1 or steps % sequence_length:
+        raise ArgumentError(
+            f"sequence_length must divide the {steps} steps of a row of a batch, so that rows are whole sequences, got "
+            f"{sequence_length}."
+        )
+    modules = recurrent_modules(policy) if isinstance(policy, nn.Module) else []
+    keys: Any = dict.fromkeys(key for module in modules for key in module.state_keys)
+    return StartStates([(key,) if isinstance(key, str) else key for key in keys], sequence_length)

@@ -1,0 +1,109 @@
+"""How many environments fit into the memory of a GPU, said where they don't."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import torch
+
+from recurl.distributed import world_size
+from recurl.errors import ArgumentError
+from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
+from recurl.trainers.algorithms.table import make_algorithm
+from recurl.trainers.config import RunConfig
+
+__all__ = ["environments_that_fit", "saying_what_fits"]
+
+_SHARE = 0.9  # of the memory; the rest is the allocator's and the driver's
+_PARTS = (64, 32, 16, 8)
+
+
+@contextmanager
+def saying_what_fits(config: RunConfig) -> Generator[None]:
+    """Add to an error for lack of memory inside the block how many environments fit.
+
+    Raises:
+        ArgumentError: the memory of the device is full.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        traceback.clear_frames(error.__traceback__)  # they hold what filled the memory
+        fits = environments_that_fit(config)
+        advice = "" if fits is None else f"; about {fits:,} environments fit"
+        raise ArgumentError(
+            f"The memory of {config.device} is full with {config.num_envs:,} environments and {config.rollout_steps:,} "
+            f"steps of each{advice}: lower --num-envs, --rollout-steps or --hidden-size. "
+            f"({str(error).partition('. ')[0]}.)"
+        ) from error
+
+
+def environments_that_fit(
+    config: RunConfig, peak: Callable[[RunConfig], int] | None = None, memory: int | None = None
+) -> int | None:
+    """Return how many environments fit into the memory of a run's device, extrapolated from updates of a few.
+
+    Args:
+        config: the options of the run.
+        peak: returns the bytes that an update with given options needs; measured by default.
+        memory: bytes of the device; by default what other programs leave of it.
+
+    Returns:
+        None where an update of few environments doesn't tell: with a replay buffer, whose size doesn't depend on them,
+        where not even these fit, on a CPU, whose memory nobody counts, or in one of several ranks, for an update takes
+        them all.
+
+    Example:
+        >>> from recurl.trainers import PPOConfig
+        >>> config = PPOConfig(env="recurl/TMaze-v0", num_envs=4096, total_steps=10**7)
+        >>> environments_that_fit(config, lambda config: 2**20 * (100 + config.num_envs), 2**30)
+        820
+    """
+    few = _few(config)
+    if few is None or world_size() > 1 or (peak is None and not config.device.startswith("cuda")):
+        return None
+    measure = peak or _peak
+    try:
+        one, two = measure(few), measure(replace(few, num_envs=2 * few.num_envs))
+    except torch.OutOfMemoryError:
+        return None
+    each = (two - one) / few.num_envs
+    room = _SHARE * (memory or _memory(config.device)) - (one - each * few.num_envs)
+    return _rounded(room / each) if 0 < each < room else None
+
+
+def _memory(device: str) -> int:
+    """Return the bytes that this process has or could have; other programs may have the rest."""
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+
+
+def _few(config: RunConfig) -> OnPolicyConfig | None:
+    """Return the same run with few environments and no programs, which need no more memory."""
+    if isinstance(config, OnPolicyConfig):
+        for part in _PARTS:
+            try:
+                return replace(config, num_envs=config.num_envs // part, cuda_graph=False, compile=False)
+            except ArgumentError:  # fewer sequences than minibatches, for instance
+                continue
+    return None
+
+
+def _peak(config: RunConfig) -> int:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(config.device)
+    before = torch.cuda.memory_allocated(config.device)
+    with closing(make_algorithm(config)) as learner:
+        for _ in range(2):
+            learner.learn(learner.collect())
+        return torch.cuda.max_memory_allocated(config.device) - before
+
+
+def _rounded(count: float) -> int:
+    """Round down to two digits."""
+    digit = 10 ** max(len(str(int(count))) - 2, 0)
+    return int(count) // digit * digit

@@ -1,0 +1,126 @@
+"""The updates of a run: collect, check, learn, report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from recurl.distributed import Watch
+from recurl.spans import COLLECTION, LEARNING, STATISTICS, span
+from recurl.trainers.algorithms.learner import Learner
+from recurl.trainers.report.metrics import RETURN, SPREAD, Row
+from recurl.trainers.run.callbacks import Callbacks
+from recurl.trainers.run.episodes import EpisodeStats
+from recurl.trainers.run.faults import FaultWatch
+from recurl.trainers.run.outcome import Clock
+
+__all__ = ["COLUMNS", "Updates"]
+
+COLUMNS = (
+    "update",
+    "env_steps",
+    "episodes",
+    "wall_s",
+    "cpu_s",
+    "steps_per_s",
+    RETURN,
+    SPREAD,
+    "length_mean_20",
+    "skipped",
+)
+_AHEAD_ON = ("cuda",)  # devices that work while the host goes on
+
+
+class Updates:
+    """Makes updates, and reports each as a row of the metrics.
+
+    On a GPU the host is ahead of the learner, if that allows it and faults are not skipped: an update is launched
+    before its batch is checked and its episodes are counted, which is done while the GPU learns. What was learnt is
+    read, checked and reported after the next update has been launched, or by :meth:`finish`. A batch or an update that
+    isn't finite changes no weights and ends the run, the update at the next one. The rows are the same, in the same
+    order.
+
+    Args:
+        learner: collects and learns.
+        stats: statistics of the episodes.
+        watch: checks batches and updates.
+        callbacks: see batches (``on_batch``) and rows (``on_update``).
+    """
+
+    def __init__(
+        self, learner: Learner[Any, Any], stats: EpisodeStats, watch: FaultWatch, callbacks: Callbacks
+    ) -> None:
+        self._learner, self._stats, self._watch, self._callbacks = learner, stats, watch, callbacks
+        device, skips = torch.device(learner.config.device), learner.config.on_nonfinite == "skip"
+        self._ahead = learner.learns_ahead and device.type in _AHEAD_ON and not skips
+        self._launched: Callable[[], None] | None = None
+
+    def make(self, clock: Clock, number: int) -> None:
+        """Make an update.
+
+        Args:
+            clock: the clock of the run.
+            number: number of the update, from 1.
+
+        Raises:
+            NonFiniteError: the batch, or the update before, isn't finite.
+        """
+        learner = self._learner
+        steps, wall = learner.env_steps, clock.wall_s
+        with span(COLLECTION):
+            batch = learner.collect()
+        Watch.progress()
+        self._callbacks.call("on_batch", batch)
+        with span(STATISTICS):
+            check = self._watch.begin(batch)
+            admitted = self._ahead or check()
+        with span(LEARNING):
+            learned = learner.learn_later(batch) if admitted else None
+        Watch.progress()
+        if not self._ahead:
+            self._report(number, learned, partial(self._row, clock, number, steps, wall))
+            return
+        self.finish()
+        with span(STATISTICS):
+            check()
+        row = self._row(clock, number, steps, wall)
+        self._launched = partial(self._report, number, learned, lambda: row)
+
+    def finish(self) -> None:
+        """Wait for an update that was launched and is not reported yet, and report it.
+
+        Raises:
+            NonFiniteError: it isn't finite.
+        """
+        launched, self._launched = self._launched, None
+        if launched is not None:
+            launched()
+
+    def _report(self, number: int, learned: Callable[[], dict[str, float]] | None, row: Callable[[], Row]) -> None:
+        numbers = dict.fromkeys(self._learner.reported, math.nan)
+        if learned is not None:
+            with span(LEARNING):
+                numbers = learned()
+            self._watch.learned(number)
+        self._callbacks.call("on_update", {**row(), "skipped": self._watch.skipped, **numbers})
+
+    def _row(self, clock: Clock, number: int, steps: int, wall: float) -> Row:
+        """Return the numbers of an update before which so many steps had been taken, at that time."""
+        learner, stats, now = self._learner, self._stats, clock.wall_s
+        numbers = (
+            number,
+            learner.env_steps,
+            stats.episodes,
+            round(now, 3),
+            round(clock.cpu_s, 3),
+            round((learner.env_steps - steps) / (now - wall), 1),
+            stats.mean_return,
+            stats.std_return,
+            stats.mean_length,
+            self._watch.skipped,
+        )
+        return {**dict(zip(COLUMNS, numbers, strict=True)), **learner.scheduled, **learner.collection}

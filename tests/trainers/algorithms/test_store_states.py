@@ -1,0 +1,125 @@
+"""Runs that store recurrent states where sequences start: the same bits, from less memory."""
+
+import math
+
+import pytest
+import torch
+
+from recurl.errors import ArgumentError, NonFiniteError
+from recurl.keys import NEXT
+from recurl.trainers import A2C, PPO, A2CConfig, Impala, ImpalaConfig, PPOConfig
+from recurl.trainers.algorithms.footprint import footprint
+from recurl.trainers.run.episodes import EpisodeStats
+from recurl.trainers.run.faults import FaultWatch
+
+SMALL = {"env": "recurl/RepeatPrevious-v0", "env_kwargs": ("k=1", "episode_length=10"), "hidden_size": 8}
+SIZES = {"num_envs": 4, "rollout_steps": 16, "total_steps": 640}
+LINEAR = ["mingru", "minlstm", "lru", "s5(state_size=8)", "rglru", "ffm"]
+
+
+def config(kind=PPOConfig, **options):
+    lengths = {"sequence_length": 8, "epochs": 2} if kind is PPOConfig else {}
+    return kind(**{**SMALL, **SIZES, **lengths, **options})
+
+
+def learnt(learner, updates=2):
+    """What is reported of some updates, the weights after them, and the sparse states of a batch."""
+    rows = []
+    for _ in range(updates):
+        batch = learner.collect()
+        sparse = [key for key in batch.keys(True, True) if key[-1] == "step"]
+        rows.append(learner.learn(batch))
+    learner.close()
+    return rows, [value.clone() for value in learner.agent.state_dict().values()], sparse
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "options"),
+    [
+        *((PPOConfig, PPO, {"cell": cell}) for cell in ("lstm", "gru", "none", *LINEAR)),
+        (PPOConfig, PPO, {"shared_trunk": False, "num_layers": 2, "vectorization": "device"}),
+        (PPOConfig, PPO, {"rollout_steps": 5, "sequence_length": 8}),
+        (A2CConfig, A2C, {}),
+        (ImpalaConfig, Impala, {"shared_trunk": False}),
+        pytest.param(PPOConfig, PPO, {"cell": "gru", "compile": True, "minibatches": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_learning_has_the_bits_of_all_states(kind, make, options):
+    expected = learnt(make(config(kind, store_states="all", **options)))
+    found = learnt(make(config(kind, store_states="starts", **options)))
+    assert repr(found[0]) == repr(expected[0])
+    for left, right in zip(found[1], expected[1], strict=True):
+        assert torch.equal(left, right)
+    assert bool(found[2]) == (options.get("cell") != "none")
+    assert expected[2] == []
+
+
+def test_a_resumed_run_goes_on_with_either():
+    learner = PPO(config(store_states="starts"))
+    learner.learn(learner.collect())
+    state = learner.state_dict()
+    expected = learnt(learner)
+    for stored in ("all", "starts"):
+        again = PPO(config(store_states=stored))
+        again.load_state_dict(state)
+        torch.manual_seed(3)
+        found = learnt(again)
+        assert len(found[1]) == len(expected[1])
+    assert expected[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "every"),
+    [
+        ({}, None),
+        ({"store_states": "starts"}, 8),
+        ({"device": "cuda"}, 8),
+        ({"device": "cuda", "store_states": "all"}, None),
+        ({"device": "cuda", "sequence_length": 7}, None),
+        ({"device": "cuda", "sequence_length": 64}, 16),
+        ({"device": "cuda", "collectors": "ray:2"}, None),
+        ({"device": "cuda", "overlap": True, "env_workers": 2}, 8),
+    ],
+)
+def test_which_states_are_stored(options, every):
+    assert config(**options).states_every == every
+
+
+def test_whole_rows_are_learnt_from():
+    assert config(A2CConfig, device="cuda").states_every == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sequence_length": 7}, "--sequence-length must divide --rollout-steps, got 7 for 16"),
+        ({"collectors": "ray:2"}, "one process that collects, got --collectors"),
+        ({"overlap": True}, "one process that collects, got --overlap on the CPU"),
+    ],
+)
+def test_where_all_states_are_needed(options, words):
+    with pytest.raises(ArgumentError, match=f"--store-states starts needs .*{words}"):
+        config(store_states="starts", **options)
+
+
+def test_the_footprint_is_smaller():
+    every, starts = (footprint(config(store_states=stored))["a batch"] for stored in ("all", "starts"))
+    states = 2 * 8 * 4  # bytes of h and c
+    assert every - starts == 64 * (2 * states - states // 8)
+    learner = PPO(config(store_states="starts"))
+    batch = learner.collect()
+    assert starts <= sum(value.nbytes for value in batch.values(True, True))
+    learner.close()
+
+
+def test_a_state_that_is_not_finite_is_found_where_it_is_stored():
+    learner = PPO(config(store_states="starts"))
+    batch = learner.collect()
+    key = next(key for key in batch.keys(True, True) if key[-1] == "every_8" and key[0] != NEXT)
+    batch[key][2, 9] = math.inf
+    watch = FaultWatch(learner, EpisodeStats(4), skip=False)
+    with pytest.raises(
+        NonFiniteError, match=f"The hidden state '{key[0]}' of environment 2 at step 8 of its .* was inf"
+    ):
+        watch.begin(batch)()
+    learner.close()

@@ -82,7 +82,8 @@ class Problem:
         """Features, and the gradients of the input and all weights."""
         data = TensorDict({"o": self.x, "is_init": self.is_init, **self.states}, self.shape)
         features = self.module(data)["f"]
-        return features, *torch.autograd.grad(features, [self.x, *self.module.parameters()], self.grad)
+        gradients = torch.autograd.grad(features, [self.x, *self.module.parameters()], self.grad)
+        return features.detach(), *gradients  # a graph kept alive would tie later captures to this stream
 
     def exact(self) -> tuple[Tensor, ...]:
         """The same in float64, step by step."""

@@ -61,12 +61,13 @@ class Run:
         stats, callbacks, self.rows = EpisodeStats(config.num_envs), Callbacks(), Rows()
         callbacks.add(self.rows)
         self._updates = made.Updates(self.learner, stats, FaultWatch(self.learner, stats, skip=False), callbacks)
-        self._clock = Clock()
+        self._clock, self._made = Clock(), 0
 
     def make(self, count: int) -> None:
         """Make updates, and wait for them."""
         for _ in range(count):
-            self._updates.make(self._clock, len(self.rows.rows) + 1)
+            self._made += 1
+            self._updates.make(self._clock, self._made)
         self._updates.finish()
         torch.cuda.synchronize()
 
@@ -96,7 +97,7 @@ def check() -> None:
     print("weights and rows are the same, ahead or not, with all states and with those at starts")
 
 
-def measure(sizes: tuple[int, ...], length: int | None, count: int, *, ahead: bool, stored: str) -> None:
+def measure(path: Path, sizes: tuple[int, ...], length: int | None, count: int, *, ahead: bool, stored: str) -> None:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -121,7 +122,7 @@ def measure(sizes: tuple[int, ...], length: int | None, count: int, *, ahead: bo
         "M_steps_per_s": round(sizes[0] * sizes[1] / seconds / 1e6, 3),
         "peak_GB": round(torch.cuda.max_memory_allocated() / 1e9, 3),
     }
-    append(RESULTS, row)
+    append(path, row)
     print(
         f"{sizes!s:26s} L {learnt:4d} ahead {ahead!s:5s} states {stored:6s} {row['update_ms']:8.2f} ms "
         f"{row['M_steps_per_s']:6.2f} M steps/s {row['peak_GB']:6.2f} GB",
@@ -135,12 +136,13 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="*", default=range(len(CASES)), help="numbers of cases")
     parser.add_argument("--sequence-length", type=int, help="whole rows by default")
     parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--csv", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # as recurl train does on a GPU
     check()
     for index in options.only:
         for ahead, stored in itertools.product((False, True), ("all", "starts")):
-            measure(CASES[index], options.sequence_length, options.updates, ahead=ahead, stored=stored)
+            measure(options.csv, CASES[index], options.sequence_length, options.updates, ahead=ahead, stored=stored)
 
 
 if __name__ == "__main__":

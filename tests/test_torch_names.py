@@ -64,6 +64,20 @@ def test_is_exporting():
     assert not _torch.is_exporting()
 
 
+def test_is_known():
+    sizes = []
+
+    def note(x):
+        sizes.append(x.shape)
+        return x + (2 if _torch.is_known(x.shape[0]) else 1)
+
+    assert note(torch.zeros(3)).tolist() == [2, 2, 2]
+    for dynamic, expected in ((False, 2), (True, 1)):
+        torch._dynamo.reset()
+        compiled = torch.compile(note, backend="eager", fullgraph=True, dynamic=dynamic)
+        assert compiled(torch.zeros(3)).tolist() == [expected] * 3
+
+
 def test_are_modes_active():
     assert not _torch.are_modes_active()
     with Modes():

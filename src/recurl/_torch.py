@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan as _scan
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import has_static_value
 from torch.fx.graph import CodeGen
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,6 +35,7 @@ __all__ = [
     "is_exporting",
     "is_forward_mode",
     "is_functorch_active",
+    "is_known",
     "passes_keywords",
     "returns_other_entries",
     "rnn_kernel",
@@ -95,6 +97,16 @@ def is_forward_mode() -> bool:
     Tangents are also propagated under ``torch.no_grad``. Without the name: call ``unpack_dual`` on every tensor.
     """
     return cast(Any, forward_ad)._current_level >= 0
+
+
+def is_known(size: int) -> bool:
+    """Return whether a size is a number, and no symbol for several where ``torch.compile`` or ``torch.export`` traces.
+
+    Without ``has_static_value``: False while compiling.
+    """
+    if not torch.compiler.is_compiling():
+        return not isinstance(size, torch.SymInt)
+    return has_static_value(size)
 
 
 def is_exporting() -> bool:

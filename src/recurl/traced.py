@@ -12,9 +12,11 @@ from torch import Tensor
 from recurl._torch import compiling, running_by, traced_graph
 from recurl.errors import UnsupportedError
 from recurl.readback import refuse_read_back
+from recurl.small_products import small_product
 
 __all__ = ["Traced"]
 
+_SUMS_ON = ("cuda",)  # devices where thin products are quicker as sums; a CPU's library of products is better
 _Function = Callable[..., tuple[Tensor, ...]]
 _Draw = Callable[[], Tensor]
 
@@ -51,6 +53,7 @@ class Traced:
         self, function: _Function, examples: Sequence[Tensor], generators: Sequence[torch.Generator] = ()
     ) -> None:
         count = len(examples)
+        sums = any(tensor.device.type in _SUMS_ON for tensor in examples)
         drawn: list[Tensor] = []
         self._draws: list[_Draw] = []
 
@@ -65,9 +68,10 @@ class Traced:
             left = iter(tensors[count:])
 
             def take(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-                if not _is_random(operation):
-                    return operation(*arguments, **named)
-                return arguments[0].copy_(next(left)) if _in_place(operation) else next(left)
+                if _is_random(operation):
+                    return arguments[0].copy_(next(left)) if _in_place(operation) else next(left)
+                small = small_product(operation, arguments) if sums and not named else None
+                return operation(*arguments, **named) if small is None else small
 
             with running_by(take):
                 return function(*tensors[:count])

@@ -57,6 +57,10 @@ def detached(value: object) -> object:
     return value.detach() if isinstance(value, Tensor) else value
 
 
+def assert_same_bits(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize(("name", "cell", "options"), OPERATORS)
 def test_opcheck(name: str, cell: str, options: dict, keep: bool) -> None:
@@ -74,6 +78,9 @@ def test_opcheck(name: str, cell: str, options: dict, keep: bool) -> None:
     checks = ALL_CHECKS if KNOWN[cell].derivatives else ALL_CHECKS[:1]
     grads = [torch.randn_like(state) for state in after]
     opcheck(backward, (*arguments, after, saved, grads, [True] * tensors), test_utils=checks)
+    found = backward(*arguments, after, saved, [*grads[:-1], None], [True] * tensors)
+    zero = [*grads[:-1], torch.zeros_like(grads[-1])]
+    assert_same_bits(found, backward(*arguments, after, saved, zero, [True] * tensors))
 
 
 @pytest.mark.parametrize(("name", "cell"), SERVED)
@@ -237,6 +244,23 @@ def test_compiles_as_one_graph(cell: str, mode: bool, options: dict) -> None:
             batch = make_batch(module, *shape)
             actual = outputs_and_gradients(module, compiled, batch)
             torch.testing.assert_close(actual, outputs_and_gradients(module, module, batch))
+
+
+def test_operators_know_the_rows_of_a_batch() -> None:
+    """Kernels are chosen by them; sizes that are symbols choose none."""
+    module = make_module("gru")
+    for shape, dynamic, rows in (((3, 4), False, 3), ((2, 3, 4), False, 6), ((3, 4), True, 1)):
+        torch._dynamo.reset()
+        seen: list[int] = []
+
+        def backend(graph: Any, _: Any, seen: list[int] = seen) -> Any:
+            calls = [node for node in graph.graph.nodes if node.target is torch.ops.recurl.loop_forward.default]
+            seen += [node.args[8] for node in calls]
+            return graph.forward
+
+        with set_recurrent_mode(True):
+            torch.compile(module, fullgraph=True, dynamic=dynamic, backend=backend)(make_batch(module, *shape))
+        assert seen == [rows], (shape, dynamic)
 
 
 def test_mode_of_a_compiled_module() -> None:

@@ -16,8 +16,10 @@ from recurl.recurrence.kernels import Inputs, Kernels, count_outputs, features_a
 from recurl.recurrence.ops import (
     Arguments,
     Operators,
+    dense_gradients,
     map_each,
     map_recurrence,
+    options_of,
     refuse_forward_mode,
     refuse_tangents,
     refuse_twice,
@@ -55,8 +57,7 @@ class KernelBackend:
             outputs = plain
         elif is_functorch_active():
             remember(call.cell)
-            options = (call.cell.name, call.options.precision, call.options.compute_dtype)
-            outputs = _Transformed.apply(self._operators, call.boundaries.starts, *options, *inputs)
+            outputs = _Transformed.apply(self._operators, call.boundaries.starts, *options_of(call), *inputs)
         elif wanted or is_forward_mode():
             outputs: States = _Recurrence.apply(self.kernels, call, *inputs)
         else:
@@ -97,7 +98,7 @@ class _Recurrence(torch.autograd.Function):
         inputs: Inputs[Any] = Inputs.from_flat(cell, tensors[: ctx.num_inputs])
         needs: Inputs[bool] = Inputs.from_flat(cell, ctx.needs_input_grad[2:])
         kept = cast(States, tensors[ctx.num_inputs :])
-        grads = tuple(_zeros_like(like) if grad is None else grad for grad, like in zip(some, kept, strict=False))
+        grads = dense_gradients(some, kept[: ctx.num_outputs])
         call = LayerCall(cell, inputs.weights, inputs.x, inputs.states, boundaries, options)
         with without_autocast(call.x.device):
             if gradients_have_derivatives(grads):
@@ -108,11 +109,6 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
         refuse_tangents(ctx.kernels.name)
-
-
-def _zeros_like(tensor: Tensor) -> Tensor:
-    """One zero, seen as often as need be."""
-    return tensor.new_zeros(()).expand_as(tensor)
 
 
 def _backward_twice(
@@ -130,7 +126,7 @@ def _backward_twice(
 
 
 class _Transformed(torch.autograd.Function):
-    """The path of torch.func: (operators, starts, cell, precision, compute dtype, *inputs) -> outputs; keeps no gates.
+    """The path of torch.func: (operators, starts, *options, *inputs) -> outputs; keeps no gates.
 
     Operators of torch.library have no gradient inside ``torch.func.grad``; an autograd.Function has.
     """
@@ -141,8 +137,8 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: States) -> None:
-        ctx.operators, starts, *ctx.options = inputs[:5]
-        ctx.save_for_backward(starts, *inputs[5:], *output)
+        ctx.operators, starts, *ctx.options = inputs[:6]
+        ctx.save_for_backward(starts, *inputs[6:], *output)
         ctx.num_outputs = len(output)
 
     @staticmethod
@@ -150,7 +146,7 @@ class _Transformed(torch.autograd.Function):
         starts, *tensors = ctx.saved_tensors
         found = iter(_TransformedBackward.apply(ctx.operators, starts, *ctx.options, *tensors, *grads))
         inputs = tensors[: len(tensors) - ctx.num_outputs]
-        return (*(None for _ in range(5)), *(None if tensor is None else next(found) for tensor in inputs))
+        return (*(None for _ in range(6)), *(None if tensor is None else next(found) for tensor in inputs))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
@@ -164,7 +160,7 @@ class _Transformed(torch.autograd.Function):
             arguments = Arguments(*call)
             left = iter(arguments.weights)
             weights = [next(left) if given else None for given in arguments.given or ()]
-            options = (arguments.cell, arguments.precision, arguments.compute_dtype)
+            options = (arguments.cell, arguments.precision, arguments.compute_dtype, arguments.rows)
             return _Transformed.apply(operators, arguments.starts, *options, arguments.x, *weights, *arguments.states)
 
         mapped = _as_operator(args)
@@ -201,15 +197,15 @@ class _TransformedBackward(torch.autograd.Function):
 
 
 def _as_operator(args: Sequence[Any]) -> Arguments:
-    """(starts, cell, precision, compute dtype, *inputs) as arguments of the operators."""
-    starts, cell, precision, compute_dtype, *inputs = args
-    return with_options(Inputs.from_flat(cell_named(cell), inputs), starts, cell, precision, compute_dtype)
+    """(starts, cell, precision, compute dtype, rows, *inputs) as arguments of the operators."""
+    starts, cell, precision, compute_dtype, rows, *inputs = args
+    return with_options(Inputs.from_flat(cell_named(cell), inputs), starts, cell, precision, compute_dtype, rows)
 
 
 def _dims(in_dims: Sequence[Any], args: Sequence[Any]) -> Arguments:
     """The dimensions that are mapped, in the places of :func:`_as_operator`."""
-    starts, cell, _, _, *dims = in_dims
-    _, name, _, _, *values = args
+    starts, cell, _, _, _, *dims = in_dims
+    _, name, _, _, _, *values = args
     mapped, given = (Inputs.from_flat(cell_named(name), flat) for flat in (dims, values))
     weights = [dim for dim, weight in zip(mapped.weights, given.weights, strict=True) if weight is not None]
-    return Arguments(mapped.x, weights, list(mapped.states), starts, None, cell, None, None)
+    return Arguments(mapped.x, weights, list(mapped.states), starts, None, cell, None, None, None)

@@ -11,6 +11,7 @@ While ``torch.compile`` and ``torch.export`` trace, they are the operators ``rec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from recurl._torch import is_known
 from recurl.autograd import have_tangents, is_forward_mode
 from recurl.errors import UnsupportedError
 from recurl.recurrence.backend import LayerCall, Options, record_run, without_autocast
@@ -63,6 +65,12 @@ def backward_by_autograd(kernels: Kernels, call: LayerCall, grads: States, needs
     return Inputs.from_flat(call.cell, [next(found) if need else None for need in chosen])
 
 
+def dense_gradients(some: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> States:
+    """Return the gradients of outputs; where there is none, one zero that is seen as often as need be."""
+    each = zip(some, outputs, strict=True)
+    return tuple(output.new_zeros(()).expand_as(output) if grad is None else grad for grad, output in each)
+
+
 def refuse_tangents(name: str) -> NoReturn:
     """Raise: kernels have no derivatives of forward mode."""
     raise UnsupportedError(
@@ -86,9 +94,9 @@ def refuse_twice(name: str) -> NoReturn:
 
 
 _INPUTS = "Tensor x, Tensor[] weights, Tensor[] states, Tensor starts"
-_OPTIONS = "bool[] given, str cell, str precision, ScalarType compute_dtype"
+_OPTIONS = "bool[] given, str cell, str precision, ScalarType compute_dtype, int rows"
 _FORWARD = f"({_INPUTS}, {_OPTIONS}, bool keep) -> Tensor[]"
-_BACKWARD = f"({_INPUTS}, {_OPTIONS}, Tensor[] after, Tensor[] saved, Tensor[] grads, bool[] needs) -> Tensor[]"
+_BACKWARD = f"({_INPUTS}, {_OPTIONS}, Tensor[] after, Tensor[] saved, Tensor?[] grads, bool[] needs) -> Tensor[]"
 
 
 class Arguments(NamedTuple):
@@ -103,6 +111,7 @@ class Arguments(NamedTuple):
         cell: name of the cell.
         precision: see :class:`Options`.
         compute_dtype: see :class:`Options`.
+        rows: of the batch, each with as many tokens and at least one segment; 1 where that isn't known.
     """
 
     x: Any
@@ -113,6 +122,7 @@ class Arguments(NamedTuple):
     cell: str | None
     precision: str | None
     compute_dtype: torch.dtype | None
+    rows: int | None
 
     @property
     def tensors(self) -> list[Any]:
@@ -169,7 +179,8 @@ class Operators:
         return [*after, *(self.kernels.saved_like(call) if args[_CALL] else ())]
 
     def _run_backward(self, *args: Any) -> list[Tensor]:
-        after, saved, grads, needs = args[_CALL:]
+        after, saved, some, needs = args[_CALL:]
+        grads = dense_gradients(some, after)
         arguments = Arguments(*args[:_CALL])
         call = call_of(arguments)
         with without_autocast(call.x.device):
@@ -184,10 +195,9 @@ class Operators:
 
     def _gradient(self, ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         arguments, after, saved = _recall(ctx)
-        dense = [like.new_zeros(()).expand_as(like) if g is None else g for g, like in zip(grads, after, strict=False)]
         wanted = ctx.needs_input_grad[:_CALL]
         needs = Arguments(*wanted).tensors
-        found = iter(self.backward(*arguments, after, saved, dense, needs))
+        found = iter(self.backward(*arguments, after, saved, list(grads[: len(after)]), needs))
         x, *others = (next(found) if need else None for need in needs)
         split = len(arguments.weights)
         without = [None] * (_CALL - 3)  # starts and options
@@ -222,19 +232,28 @@ def map_each(
 
 def arguments_of(call: LayerCall) -> Arguments:
     """Return a call as arguments of an operator."""
-    options = call.options
     if not torch.compiler.is_compiling():
         remember(call.cell)
-    return with_options(
-        inputs_of(call), call.boundaries.starts, call.cell.name, options.precision, options.compute_dtype
-    )
+    return with_options(inputs_of(call), call.boundaries.starts, *options_of(call))
 
 
-def with_options(inputs: Inputs[Any], starts: Tensor, cell: str, precision: str, dtype: torch.dtype) -> Arguments:
+def options_of(call: LayerCall) -> tuple[str, str, torch.dtype, int]:
+    """Return the arguments of an operator that are no tensors: cell, precision, compute dtype, rows.
+
+    A number of rows that is a symbol, where ``torch.compile`` has met several, is none that kernels are chosen by.
+    """
+    rows = math.prod(call.boundaries.batch_shape[:-1]) or 1
+    options = call.options
+    return call.cell.name, options.precision, options.compute_dtype, rows if is_known(rows) else 1
+
+
+def with_options(
+    inputs: Inputs[Any], starts: Tensor, cell: str, precision: str, dtype: torch.dtype, rows: int
+) -> Arguments:
     """Return the arguments of an operator."""
     given = [weight is not None for weight in inputs.weights]
     weights = [weight for weight in inputs.weights if weight is not None]
-    return Arguments(inputs.x, weights, list(inputs.states), starts, given, cell, precision, dtype)
+    return Arguments(inputs.x, weights, list(inputs.states), starts, given, cell, precision, dtype, rows)
 
 
 def call_of(arguments: Arguments) -> LayerCall:
@@ -243,7 +262,8 @@ def call_of(arguments: Arguments) -> LayerCall:
     cell = cell_named(cast(str, arguments.cell))
     inputs = _each_input(cell, arguments, arguments.tensors)
     options = Options(False, cast(str, arguments.precision), cast(torch.dtype, arguments.compute_dtype))
-    return LayerCall(cell, inputs.weights, x, inputs.states, Boundaries(starts, (x.shape[0],)), options)
+    rows = cast(int, arguments.rows)
+    return LayerCall(cell, inputs.weights, x, inputs.states, Boundaries(starts, (rows, x.shape[0] // rows)), options)
 
 
 def _each_input(cell: Cell, arguments: Arguments, values: Sequence[Any]) -> Inputs[Any]:
@@ -319,5 +339,6 @@ def _fold(args: Arguments, in_dims: Arguments, size: int) -> Arguments:
     return args._replace(
         x=stream(args.x, in_dims.x),
         starts=stream(args.starts, in_dims.starts),
+        rows=size * cast(int, args.rows),
         states=[stream(state, dim) for state, dim in zip(args.states, in_dims.states, strict=True)],
     )

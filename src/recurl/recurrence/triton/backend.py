@@ -13,6 +13,7 @@ from torch import Tensor
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
 from recurl.recurrence.kernels import Gradients, Inputs
+from recurl.recurrence.ops import options_of
 from recurl.recurrence.triton.config import Tile, tile_for
 from recurl.recurrence.triton.form import form_for
 from recurl.recurrence.triton.layer import Layer, module
@@ -95,8 +96,7 @@ class TritonKernels:
         hardware, rows = None, 1
         if call.x.device.type == "cuda":
             hardware = _hardware(call.x.device)
-            rows = call.boundaries.num_tokens // call.boundaries.batch_shape[-1]
-            rows = 1 if isinstance(rows, torch.SymInt) else rows  # the operators get a flat stream, traced or not
+            rows = options_of(call)[-1]
         return Layer(call, form_for(hardware, call.cell.name, hidden, precision, rows), self.tile_for)
 
 

@@ -147,7 +147,7 @@ EXPERIMENTS = (
     *(
         Experiment(
             f"half-cheetah-positions-{algorithm}",
-            "--env HalfCheetah-v5 --wrapper positions_only:PositionsOnly --total-steps 500000 --hidden-size 128",
+            "--env HalfCheetah-v5 --wrapper positions_only:PositionsOnly --total-steps 100000 --hidden-size 128",
             ("gru",),
             (0, 1, 2),
             3000.0,
@@ -291,7 +291,7 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
         "wall_s": rows[-1]["wall_s"],
         "best_return_mean_20": f"{max(returns, default=math.nan):.4g}",
         "final_return_mean_20": f"{float(rows[-1]['return_mean_20']):.4g}",
-        "greedy_return_1000": f"{evaluate_run(folder, episodes=1000 if task else 100).mean_return:.4g}",
+        "greedy_return_1000": f"{evaluate_run(folder, episodes=1000 if task else 20).mean_return:.4g}",
         "optimal": "" if task is None else task.optimal_return(**config.env_arguments),
         "memoryless_bound": "" if task is None else task.memoryless_return(**config.env_arguments),
     }

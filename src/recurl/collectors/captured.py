@@ -27,7 +27,7 @@ _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch,
 
 _Key = tuple[str, ...]
 _Tensors = Sequence[Tensor]
-_Batch = tuple[list[_Tensors], _Tensors]  # what each step wrote, and what the next batch begins with
+_Batch = tuple[_Tensors, list[_Tensors], _Tensors]  # what was written, states of the steps, what comes next
 
 
 class Programs(TypedDict, total=False):
@@ -39,7 +39,8 @@ class Programs(TypedDict, total=False):
 
 class _Recording(NamedTuple):
     replay: Callable[[], None]
-    written: list[_Tensors]
+    written: _Tensors
+    states: list[_Tensors]
     memory: list[Tensor]
 
 
@@ -110,25 +111,25 @@ class CapturedSteps:
         self._prepare(root, keys, names, given, setting)
         if self._warm < _WARM_UP or not self._graph:
             self._warm += 1
-            written, after = self._steps(given)
+            written, states, after = self._steps(given, root.ndim)
         else:
-            written, after = self._replayed(given)
+            written, states, after = self._replayed(given, root.ndim)
         self._env.running = dict(zip(names, after[len(keys) :], strict=True))
         batch = TensorDict({}, [*root.batch_size, self._count], device=root.device)
-        for index, key in enumerate(self._written):
-            batch.set(key, torch.stack([step[index] for step in written], root.ndim))
+        for key, tensor in zip(self._written, written, strict=True):
+            batch.set(key, tensor)
         if self._starts is not None:
-            self._keep(self._starts, written, batch)
+            self._keep(self._starts, states, batch)
         batch.refine_names(..., "time")
         return batch, _like(root, keys, after)
 
-    def _keep(self, starts: StartStates, written: list[_Tensors], batch: TensorDict) -> None:
+    def _keep(self, starts: StartStates, states: list[_Tensors], batch: TensorDict) -> None:
         """Set the states that are kept in a batch."""
-        states = SparseStates(starts, batch.batch_size, batch.device)
-        for step in range(0, self._count, starts.every):
-            for key, state in zip(self._states, written[step][len(self._written) :], strict=True):
-                states.write(step, ..., key, state)
-        states.finish(batch)
+        sparse = SparseStates(starts, batch.batch_size, batch.device)
+        for step, found in zip(range(0, self._count, starts.every), states, strict=True):
+            for key, state in zip(self._states, found, strict=True):
+                sparse.write(step, ..., key, state)
+        sparse.finish(batch)
 
     def reset(self) -> None:
         """Forget the program, and free the graph."""
@@ -166,22 +167,25 @@ class CapturedSteps:
         self._weights = None if self._policy is None else KeptTensors(self._policy)
         self._recording = None
 
-    def _steps(self, given: _Tensors) -> _Batch:
+    def _steps(self, given: _Tensors, time_dim: int) -> _Batch:
         assert self._run is not None
         written: list[_Tensors] = []
+        states: list[_Tensors] = []
         current: _Tensors = [tensor.clone() for tensor in given]  # what is written may be these very tensors
         for step in range(self._count):
             result = self._run(*current)
-            count = len(result) - len(given)
-            kept = count if self._starts is None or self._starts.begin(step) else len(self._written)
-            written.append(result[:kept])
+            split, count = len(self._written), len(result) - len(given)
+            written.append(result[:split])
+            if self._starts is not None and self._starts.begin(step):
+                states.append(result[split:count])
             current = result[count:]
-        return written, current
+        stacked = [torch.stack(tensors, time_dim) for tensors in zip(*written, strict=True)]
+        return stacked, states, current
 
-    def _replayed(self, given: _Tensors) -> _Batch:
+    def _replayed(self, given: _Tensors, time_dim: int) -> _Batch:
         recording = self._recording
         if recording is None:
-            recording = self._recording = self._record(given)
+            recording = self._recording = self._record(given, time_dim)
         memory = {kept.untyped_storage().data_ptr() for kept in recording.memory}
         replaced = [(kept, new) for kept, new in zip(recording.memory, given, strict=True) if kept is not new]
         # All are read before the first is written: what was replaced may lie in memory that is overwritten here.
@@ -189,19 +193,19 @@ class CapturedSteps:
         for (kept, _), value in zip(replaced, values, strict=True):
             kept.copy_(value)
         recording.replay()
-        return recording.written, recording.memory
+        return [tensor.clone() for tensor in recording.written], recording.states, recording.memory
 
-    def _record(self, given: _Tensors) -> _Recording:
+    def _record(self, given: _Tensors, time_dim: int) -> _Recording:
         memory = [tensor.clone() for tensor in given]
 
         def steps() -> list[_Tensors]:
-            written, after = self._steps(memory)
+            written, states, after = self._steps(memory, time_dim)
             for kept, tensor in zip(memory, after, strict=True):
                 kept.copy_(tensor)
-            return written
+            return [written, *states]
 
-        replay, written = recorded("steps", steps, self._env.generator)
-        return _Recording(replay, written, memory)
+        replay, (written, *states) = recorded("steps", steps, self._env.generator)
+        return _Recording(replay, written, states, memory)
 
 
 def recorded(

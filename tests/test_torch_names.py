@@ -84,6 +84,13 @@ def test_are_modes_active():
         assert _torch.are_modes_active()
 
 
+def test_foreach_lerp_():
+    to, source = [torch.zeros(2), torch.ones(3)], [torch.ones(2), torch.zeros(3)]
+    expected = [one.lerp(other, 0.01) for one, other in zip(to, source, strict=True)]
+    _torch.foreach_lerp_(to, source, 0.01)
+    assert all(map(torch.equal, to, expected))
+
+
 def test_foreach_copy_():
     to = [torch.zeros(2), torch.zeros(3)]
     _torch.foreach_copy_(to, [torch.ones(2), torch.full((3,), 2.0)])

@@ -27,6 +27,7 @@ __all__ = [
     "edits_of",
     "foreach_add_",
     "foreach_copy_",
+    "foreach_lerp_",
     "foreach_mul_",
     "foreach_norm",
     "fused_adam_",
@@ -62,6 +63,7 @@ Without it: always step through torch's operations.
 foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = cast(Any, torch)._foreach_copy_
 """Copy tensors into others in one call. Without it: a loop of ``Tensor.copy_``, some microseconds per step slower."""
 
+foreach_lerp_: Callable[[Sequence[Tensor], Sequence[Tensor], float], None] = cast(Any, torch)._foreach_lerp_
 foreach_add_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = cast(Any, torch)._foreach_add_
 foreach_mul_: Callable[[Sequence[Tensor], Tensor], None] = cast(Any, torch)._foreach_mul_
 foreach_norm: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] = cast(Any, torch)._foreach_norm

@@ -102,7 +102,10 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
         valid = mask.reshape(batch.batch_size)
         inner = inner & valid[..., 1:] & valid[..., :-1]
     for key, state, after in found:
-        broken = inner & ~_continues(state, after, batch.ndim) & ~_is_constant(after, batch.ndim)
+        suspects = inner & _differ(state, after, batch.ndim)
+        if not suspects.any():
+            continue
+        broken = suspects & ~_continues(state, after, batch.ndim) & ~_is_constant(after, batch.ndim)
         if broken.any() and not _observations_follow(batch, inner):
             where = int(broken.reshape(-1).nonzero()[0])
             row, token = divmod(where, inner.shape[-1])
@@ -131,10 +134,21 @@ def _states(batch: Step) -> Iterator[tuple[NestedKey, Tensor, Tensor]]:
                 yield path[0] if len(path) == 1 else path, value, cast(Tensor, after)
 
 
+def _neighbours(value: Tensor, after: Tensor, lead: int) -> tuple[Tensor, Tensor]:
+    """Return the values of tokens t + 1, and the ``"next"`` values of tokens t."""
+    time = lead - 1
+    return value.narrow(time, 1, value.shape[time] - 1), after.narrow(time, 0, value.shape[time] - 1)
+
+
+def _differ(value: Tensor, after: Tensor, lead: int) -> Tensor:
+    """Return bool ``[*B, T - 1]``: they aren't equal, which is found much sooner than how far they are apart."""
+    held, left = _neighbours(value, after, lead)
+    return (held != left).flatten(lead).sum(-1) > 0
+
+
 def _continues(value: Tensor, after: Tensor, lead: int) -> Tensor:
     """Return bool ``[*B, T - 1]``: the value of token t + 1 equals the ``"next"`` value of token t, to rounding."""
-    time = lead - 1
-    held, left = value.narrow(time, 1, value.shape[time] - 1), after.narrow(time, 0, value.shape[time] - 1)
+    held, left = _neighbours(value, after, lead)
     if not value.is_floating_point():
         return (held == left).flatten(lead).all(-1) if value.ndim > lead else held == left
     close = torch.isclose(held, left.to(held.dtype), rtol=_RTOL, atol=_ATOL, equal_nan=True)

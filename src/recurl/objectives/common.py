@@ -53,7 +53,7 @@ class LossModule(KeyedModule):
             )
         if batch.get(MASK, None) is not None:
             batch = without_padding(batch, self.in_keys)
-        with set_recurrent_mode(True):
+        with set_recurrent_mode(True), self.holding_keys():
             return self.losses(batch)
 
     def make_value_estimator(self, value_type: ValueEstimators | str | None = None, **hyperparameters: Any) -> Self:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from recurl._torch import foreach_copy_, foreach_lerp_
 from recurl.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["HardUpdate", "SoftUpdate", "target_of"]
@@ -44,16 +45,19 @@ class _TargetUpdater:
 
     def _follow(self, tau: float) -> None:
         """Move the targets' parameters by the fraction ``tau`` towards those of the networks; copy buffers."""
-        followed = set[int]()  # two targets may share parts
+        moved: dict[int, tuple[Tensor, Tensor]] = {}  # two targets may share parts
         with torch.no_grad():
             for online, target in _pairs(self.loss_module):
-                _check_shapes(online, target)
-                for source, copied in zip(online.parameters(), target.parameters(), strict=True):
-                    if id(copied) not in followed:
-                        followed.add(id(copied))
-                        copied.lerp_(source, tau) if tau < 1.0 else copied.copy_(source)
-                for source, copied in zip(online.buffers(), target.buffers(), strict=True):
+                parameters = list(online.parameters()), list(target.parameters())
+                buffers = list(online.buffers()), list(target.buffers())
+                _check_shapes(online, parameters)
+                _check_shapes(online, buffers)
+                moved.update({id(copied): (copied, source) for source, copied in zip(*parameters, strict=True)})
+                for source, copied in zip(*buffers, strict=True):
                     copied.copy_(source)
+            if moved:
+                copies, sources = zip(*moved.values(), strict=True)
+                foreach_copy_(copies, sources) if tau == 1.0 else foreach_lerp_(copies, sources, tau)
 
 
 class HardUpdate(_TargetUpdater):
@@ -143,9 +147,8 @@ def _pairs(loss_module: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
             yield online, target
 
 
-def _check_shapes(online: nn.Module, target: nn.Module) -> None:
-    kinds = [[value.shape for value in (*module.parameters(), *module.buffers())] for module in (online, target)]
-    if kinds[0] != kinds[1]:
+def _check_shapes(online: nn.Module, both: tuple[Sequence[Tensor], Sequence[Tensor]]) -> None:
+    if [value.shape for value in both[0]] != [copied.shape for copied in both[1]]:
         raise ArgumentError(
             f"The {type(online).__name__} and its target network must have parameters of the same shapes, but it was "
             "replaced or edited since: create a new target, loss.target_... = target_of(loss....)."

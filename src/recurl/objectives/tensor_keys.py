@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
@@ -68,6 +69,7 @@ class KeyedModule(TensorDictModuleBase):
     """Names of the fields of :class:`TensorKeys` that :meth:`set_keys` takes."""
 
     _renamed: Mapping[str, NestedKey] = MappingProxyType({})
+    _held: TensorKeys | None = None
 
     def network_keys(self) -> dict[str, NestedKey]:
         """Return the keys that the networks name, which hold unless :meth:`set_keys` says otherwise."""
@@ -76,7 +78,16 @@ class KeyedModule(TensorDictModuleBase):
     @property
     def tensor_keys(self) -> TensorKeys:
         """Keys of the entries that are read and written."""
-        return self._keys(self.network_keys())
+        return self._held or self._keys(self.network_keys())
+
+    @contextmanager
+    def holding_keys(self) -> Generator[None]:
+        """Look the keys up once for all of a block, in which neither networks nor keys change."""
+        outer, self._held = self._held, self.tensor_keys
+        try:
+            yield
+        finally:
+            self._held = outer
 
     def _keys(self, decided: Mapping[str, NestedKey]) -> TensorKeys:
         """Return the keys, those ``decided`` by networks where :meth:`set_keys` says nothing else."""

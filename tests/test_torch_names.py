@@ -271,3 +271,15 @@ def test_traced_graph():
     with torch.no_grad():
         weight.fill_(2.0)
     assert graph(torch.tensor([1.0, 2.0]))[0].tolist() == [4.0, 16.0]
+
+
+def test_limit_compile_threads(monkeypatch):
+    from torch._inductor import config
+
+    monkeypatch.setattr(config, "compile_threads", 7)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "7")
+    _torch.limit_compile_threads(2)
+    assert config.compile_threads == 7
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
+    _torch.limit_compile_threads(2)
+    assert config.compile_threads == 2

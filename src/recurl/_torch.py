@@ -5,6 +5,8 @@ A new release of torch can only break this file and its test.
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
@@ -34,6 +36,7 @@ __all__ = [
     "is_exporting",
     "is_forward_mode",
     "is_functorch_active",
+    "limit_compile_threads",
     "passes_keywords",
     "returns_other_entries",
     "rnn_kernel",
@@ -196,6 +199,16 @@ def compiling() -> Generator[None]:
         yield
     finally:
         compiler._is_compiling_flag = before
+
+
+def limit_compile_threads(count: int) -> None:
+    """Let Inductor compile in so many processes, unless TORCHINDUCTOR_COMPILE_THREADS says how many.
+
+    Without the name: set that variable before torch is imported.
+    """
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        inductor: Any = importlib.import_module("torch._inductor.config")
+        inductor.compile_threads = count
 
 
 def traced_graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> nn.Module:

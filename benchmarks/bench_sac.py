@@ -1,9 +1,9 @@
 """What a gradient step of recurrent SAC costs, beside TorchRL's SACLoss and SB3's memoryless SAC.
 
 GRU 64, 2,048 tokens (64 slices of 32 steps, one end of an episode in each), one thread: losses of actor, critics and
-temperature, their gradients and Adam, on the same data; CPU time of the process. TorchRL runs its own GRUModules; where they fail, the error is
-in the table. SB3 takes 2,048 single transitions. All run in turn, so that they see the same machine; appends to
-results/sac.csv. Usage::
+temperature, their gradients and Adam, on the same data; CPU time of the process. TorchRL runs its own GRUModules; where
+they fail, the error is in the table, with the times without vmap. SB3 takes 2,048 single transitions. All run in turn,
+so that they see the same machine; appends to results/sac.csv. Usage::
 
     python benchmarks/bench_sac.py               # a minute
     python benchmarks/bench_sac.py --repeats 50

@@ -1,8 +1,11 @@
+import os
+
 import pytest
 import torch
 
+from recurl import hardware
 from recurl.errors import ArgumentError
-from recurl.hardware import check_device, check_memory, total_memory
+from recurl.hardware import check_device, check_memory, core_count, total_memory
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu:3", "hpu", "nowhere", "", "cpu:-1", "xla", "cuda:99", "vulkan"])
@@ -27,3 +30,11 @@ def test_memory():
         check_memory("cpu", {"everything": has, "crumbs": 1}, "lower --size")
     with pytest.raises(ArgumentError, match=r"At least 9e\+30 GiB of memory"):
         check_memory("cpu", {"everything": 10**40}, "lower --size")
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("150000 100000", 1), ("50000 100000", 1), ("max 100000", None)])
+def test_cores_are_those_of_the_container(tmp_path, monkeypatch, quota, expected):
+    monkeypatch.setattr(hardware, "_CPU_QUOTA", tmp_path / "cpu.max")
+    assert core_count() == len(os.sched_getaffinity(0))
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert core_count() == (expected or len(os.sched_getaffinity(0)))

@@ -292,3 +292,40 @@ def test_traced_graph():
     with torch.no_grad():
         weight.fill_(2.0)
     assert graph(torch.tensor([1.0, 2.0]))[0].tolist() == [4.0, 16.0]
+
+
+def test_limit_compile_threads(monkeypatch):
+    from torch._inductor import config
+
+    with config.patch(compile_threads=7):
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "7")
+        _torch.limit_compile_threads(2)
+        assert config.compile_threads == 7
+        monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
+        _torch.limit_compile_threads(2)
+        assert config.compile_threads == 2
+
+
+def test_start_compilers():
+    from torch._inductor import async_compile, config
+
+    with config.patch(compile_threads=2):
+        _torch.start_compilers()
+        assert async_compile.AsyncCompile._ready_future is not None
+        async_compile.shutdown_compile_workers()
+        async_compile.AsyncCompile.process_pool.cache_clear()
+
+
+def test_inductor_program():
+    weight = torch.ones(2, requires_grad=True)
+    graph = _torch.traced_graph(lambda x, y: (x * weight + torch.tensor([1.0, 2.0]), y), [torch.zeros(2)] * 2)
+    program = _torch.inductor_program(graph)
+    x = torch.ones(2)
+    for value in (1.0, 3.0):
+        with torch.no_grad():
+            weight.fill_(value)
+        found, given = program(torch.ones(2), x)
+        assert found.tolist() == [value + 1, value + 2]
+        assert not found.requires_grad
+        assert given is x
+    assert len(_torch.inductor_program(_torch.traced_graph(lambda: (weight * 2,), []))()) == 1

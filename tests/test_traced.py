@@ -72,14 +72,12 @@ def test_constants_are_made_once_unless_they_are_edited():
         assert count.tolist() == [2.0, 2.0]
 
 
-def test_an_error_of_the_compiler_is_shown(monkeypatch):
-    def broken(*_, **__):
-        raise RuntimeError("no kernel for this")
-
-    compiled = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled(function, backend=broken, **options))
-    with pytest.raises(Exception, match="no kernel for this"):
-        Traced(lambda x: (x + 1,), [torch.zeros(2)])(torch.ones(2))
+def test_examples_may_be_one_tensor():
+    both = torch.ones(3)
+    program = Traced(lambda a, b: (a + 2 * b, a), [both, both])
+    for one, other in ((0.0, 1.0), (3.0, 0.0)):
+        found = program(torch.full((3,), one), torch.full((3,), other))
+        assert [value.tolist() for value in found] == [[one + 2 * other] * 3, [one] * 3]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import torch
 
 from recurl.errors import ArgumentError
 
-__all__ = ["check_device", "check_memory", "total_memory"]
+__all__ = ["check_device", "check_memory", "core_count", "total_memory"]
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def check_device(device: str) -> None:
@@ -41,6 +42,16 @@ def check_device(device: str) -> None:
     except Exception as error:  # torch raises errors of many classes here
         reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise ArgumentError(f"--device {device} can't be used, try --device cpu: {reason}") from error
+
+
+def core_count() -> int:
+    """Return how many cores this process may use: those of the machine, or fewer by its affinity or its container."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = map(int, _CPU_QUOTA.read_text().split())
+    except (OSError, ValueError):  # no container, or no limit
+        return own
+    return max(1, min(own, quota // period))
 
 
 def total_memory(device: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl._torch import compiling, running_by, traced_graph
+from recurl._torch import compiling, inductor_program, running_by, traced_graph
 from recurl.errors import UnsupportedError
 from recurl.readback import refuse_read_back
 from recurl.small_products import small_product
@@ -22,7 +22,7 @@ _Draw = Callable[[], Tensor]
 
 
 class Traced:
-    """Runs a function of tensors as a program that ``torch.compile`` makes of it.
+    """Runs a function of tensors as a program that Inductor, the compiler of ``torch.compile``, makes of it.
 
     The function is run once, then traced with tensors that have shapes but no numbers, whatever Python it is made of
     (TensorDicts, modules, autograd). Other tensors that it reads (weights, buffers) are read where they are, so they
@@ -81,10 +81,7 @@ class Traced:
             with _kept([*generators, *own]), running_by(draw), refuse_read_back():
                 function(*examples)
             graph = traced_graph(given, [*examples, *drawn])
-        # The method, not the module: its call would hide an error of the compiler by formatting it under Dynamo.
-        self._run: Callable[..., Any] = torch.compile(
-            graph.forward, fullgraph=True, dynamic=False, options={"deterministic": True}
-        )
+        self._run = inductor_program(graph)
 
     @torch.no_grad()
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:

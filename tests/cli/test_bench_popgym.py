@@ -1,9 +1,17 @@
 import csv
+import os
+import re
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
+import torch
 
 from recurl.cli import main
+from recurl.trainers.study.popgym.results import Results
 from recurl.trainers.study.popgym.score import MaxMeanReturn
 
 SMALL = (  # noqa: SIM905 - reads as it is typed
@@ -73,6 +81,112 @@ def test_a_run_that_is_not_finite_does_not_end_the_others(tmp_path, capsys):
     assert not (tmp_path / "popgym.csv").exists()
 
 
+def scores(folder):
+    """Return the rows of a table in its order, without what differs between two times."""
+    found = [{name: value for name, value in row.items() if name not in ("wall_s", "date")} for row in rows(folder)]
+    return sorted(found, key=lambda row: (row["task"], row["cell"]))
+
+
+@pytest.mark.slow
+def test_several_jobs_give_the_same_rows(tmp_path, capsys):
+    arguments = [*SMALL, "--cells", "gru", "none", "--tasks", "MineSweeperEasy", "RepeatFirstEasy"]
+    assert main([*arguments, "--out", str(tmp_path / "one"), "--jobs", "1"]) == 0
+    torch.manual_seed(5)
+    assert main([*arguments, "--out", str(tmp_path / "two"), "--jobs", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("steps/s all runs take") == 2
+    assert re.findall(r"^(\d)/4 .* MMER", said, re.MULTILINE) == ["1", "2", "3", "4"] * 2
+    assert len(scores(tmp_path / "one")) == 4
+    assert scores(tmp_path / "two") == scores(tmp_path / "one")
+    assert not list((tmp_path / "two" / "runs").iterdir())
+
+
+TROUBLE = "callback=('tests.cli.test_bench_popgym:Trouble',)"
+
+
+class Trouble:
+    """A callback that ends the process in one task, and fails in another."""
+
+    def on_start(self, trainer):
+        if "Medium" in trainer.config.env_name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "Hard" in trainer.config.env_name:
+            raise ZeroDivisionError("as told")
+
+
+@pytest.mark.slow
+def test_a_job_that_dies_or_fails_is_named_and_the_others_go_on(tmp_path, capsys):
+    arguments = [*SMALL, TROUBLE, "--cells", "none", "--out", str(tmp_path), "--jobs", "2", "--tasks"]
+    assert main([*arguments, "MineSweeper", "RepeatFirstEasy"]) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"/4 MineSweeperMedium none seed 0 failed: Worker \d .* was killed by SIGKILL", said)
+    assert re.search(r"/4 MineSweeperHard none seed 0 failed: .* as told", said)
+    last = said.splitlines()[-1]
+    assert "2 runs failed: MineSweeper" in last
+    assert "The same command tries them again." in last
+    assert {row["task"] for row in rows(tmp_path)} == {"MineSweeperEasy", "RepeatFirstEasy"}
+
+
+def test_a_run_that_fails_does_not_end_the_others(tmp_path, capsys):
+    arguments = [*SMALL, TROUBLE, "--cells", "none", "--out", str(tmp_path)]
+    assert main([*arguments, "--tasks", "MineSweeperHard", "MineSweeperEasy"]) == 1
+    assert "MineSweeperHard none seed 0 failed: CallbackError: " in capsys.readouterr().out
+    assert [row["task"] for row in rows(tmp_path)] == ["MineSweeperEasy"]
+
+
+def test_an_unforeseen_error_leaves_its_traceback(tmp_path, capsys, monkeypatch):
+    def broken(*arguments):
+        raise ZeroDivisionError("as told")
+
+    monkeypatch.setattr(MaxMeanReturn, "__init__", broken)
+    assert main([*SMALL, "--cells", "none", "--tasks", "MineSweeperHard", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    found = re.search(r"seed 0 failed: ZeroDivisionError: as told \(its traceback is in (.*)\)", said)
+    assert found is not None
+    assert 'raise ZeroDivisionError("as told")' in Path(found[1]).read_text()
+    Path(found[1]).unlink()
+
+
+@pytest.mark.slow
+def test_a_signal_stops_all_jobs_and_keeps_what_is_finished(tmp_path, capsys, monkeypatch):
+    arguments = [*SMALL, "--cells", "none", "--tasks", "MineSweeper", "--out", str(tmp_path), "--jobs", "2"]
+    usual = Results.add
+
+    def interrupted(self, result):
+        usual(self, result)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Results, "add", interrupted)
+    assert main(arguments) == 130
+    assert 1 <= len(rows(tmp_path)) <= 2
+    assert "Go on with the same command" in capsys.readouterr().out
+    assert not children(os.getpid())
+
+
+def children(parent):
+    """Return the ids of the processes that a process has started."""
+    found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+@pytest.mark.slow
+def test_no_job_outlives_the_command(tmp_path):
+    command = [sys.executable, "-m", "recurl", *SMALL, "--cells", "none", "--tasks", "MineSweeper", "--jobs", "2"]
+    command[command.index("256")] = "100000000"
+    process = subprocess.Popen([*command, "--out", str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while "all runs take" not in (line := process.stdout.readline()):
+        assert line
+    jobs = children(process.pid)
+    assert len(jobs) == 2
+    process.kill()
+    process.communicate(timeout=60)
+    until = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in jobs):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -84,6 +198,7 @@ def test_a_run_that_is_not_finite_does_not_end_the_others(tmp_path, capsys):
         ("--budget 100", "must cover one batch of 32768 steps"),
         ("--setting papers", "Did you mean paper?"),
         ("--cells", "--cells needs at least one cell"),
+        ("--jobs 0", "--jobs must be positive"),
         ("--device abacus", "--device abacus can't be used"),
         ("--out {tmp}/file/x", "{tmp}/file"),
     ],

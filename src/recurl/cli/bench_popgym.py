@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
-import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
-from rich.console import Console
 
-from recurl._version import __version__
 from recurl.cli.bench_rnn import device_name
-from recurl.cli.notices import notify
+from recurl.cli.notices import keep_trace, notify
 from recurl.cli.signals import StopOnSignal
-from recurl.errors import ArgumentError, NonFiniteError
-from recurl.hardware import check_device
+from recurl.errors import ArgumentError
+from recurl.hardware import check_device, core_count
 from recurl.ranges import Count, Steps
-from recurl.trainers import RunFolder, Trainer
 from recurl.trainers.files.durable import make_folder
 from recurl.trainers.files.lock import FolderLock
 from recurl.trainers.keyword_arguments import keyword_arguments
-from recurl.trainers.report.metrics import Row
-from recurl.trainers.study.popgym.results import Result, Results
-from recurl.trainers.study.popgym.score import MaxMeanReturn
+from recurl.trainers.study.popgym.jobs import Failed, train_all, usual_jobs
+from recurl.trainers.study.popgym.results import Results
 from recurl.trainers.study.popgym.settings import CELLS, Run, find_tasks, make_runs, options_text, setting
 from recurl.trainers.study.popgym.summary import Summary
+from recurl.trainers.study.popgym.training import Work
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,8 @@ class BenchPopgym:
     """Options of PPO that differ from the setting, name=value each, such as learning_rate=1e-3."""
     cuda_graph: bool = True
     """On a GPU, run compiled steps as CUDA graphs; a cell of your own, which isn't compiled, may not allow graphs."""
+    jobs: Count | None = None
+    """Runs that go on at once, in processes of their own; by default 1, on a GPU one for every two cores, at most 6."""
     keep_runs: bool = False
     """Keep the folders of the runs, with their policies."""
     out: Path = Path("bench-popgym")
@@ -89,18 +86,29 @@ def bench_popgym(wanted: BenchPopgym) -> int:
 
 def _train_all(runs: list[Run], wanted: BenchPopgym, results: Results, stop: StopOnSignal) -> list[str]:
     """Train runs until a signal comes, and return the names of those that failed."""
+    cores = core_count()
+    jobs = wanted.jobs or usual_jobs(wanted.device, cores)
+    work = Work(
+        folder=wanted.out / "runs",
+        setting=wanted.setting,
+        budget=wanted.budget,
+        device=device_name(wanted.device),
+        keep_runs=wanted.keep_runs,
+        notify=notify,
+    )
+    estimate = _Estimate(wanted.budget * len(runs), min(jobs, len(runs)))
     failed: list[str] = []
-    for place, run in enumerate(runs):
-        try:
-            result = _train(run, wanted, stop, left=len(runs) - place, say_time=place == 0)
-        except NonFiniteError as error:
-            failed.append(_name(run))
-            _say(f"{place + 1}/{len(runs)} {_name(run)} failed: {error}")
-            continue
-        if result is None:
-            break
-        results.add(result)
-        _say(f"{place + 1}/{len(runs)} {_name(run)}: MMER {result.mmer:.3f} after {result.wall_s:.1f} s")
+    ended = train_all(runs, work, jobs, cores=cores, on_speed=estimate, should_stop=stop.requested)
+    with closing(ended):
+        for place, (run, outcome) in enumerate(ended):
+            name = f"{run.task} {run.cell} seed {run.seed}"
+            if isinstance(outcome, Failed):
+                failed.append(name)
+                kept = "" if outcome.trace is None else f" (its traceback is in {keep_trace(outcome.trace)})"
+                _say(f"{place + 1}/{len(runs)} {name} failed: {outcome.text}{kept}")
+            else:
+                results.add(outcome)
+                _say(f"{place + 1}/{len(runs)} {name}: MMER {outcome.mmer:.3f} after {outcome.wall_s:.1f} s")
     return failed
 
 
@@ -114,57 +122,22 @@ def _show(results: Results, folder: Path) -> None:
 
 
 class _Estimate:
-    """Says after the first updates how long all runs take: a callback."""
+    """Says once how long all runs take, from the speed of the first one.
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    Args:
+        steps: of all runs together.
+        jobs: how many of these go on at once.
+    """
 
-    def on_update(self, row: Row) -> None:
-        if row["update"] == 2:  # the first one compiles
-            hours = self._steps / float(row["steps_per_s"]) / 3600
-            _say(f"At {float(row['steps_per_s']):,.0f} steps/s all runs take {_duration(hours)}")
+    def __init__(self, steps: int, jobs: int) -> None:
+        self._steps, self._jobs = steps, jobs
+        self._said = False
 
-
-def _train(run: Run, wanted: BenchPopgym, stop: StopOnSignal, *, left: int, say_time: bool) -> Result | None:
-    """Train a run; None when it was stopped."""
-    begin = time.perf_counter()
-    folder = RunFolder(wanted.out / "runs" / _slug(run), notify)
-    make_folder(folder.path.parent)
-    score = MaxMeanReturn(run.config.num_envs)
-    callbacks = [score, _Estimate(wanted.budget * left)] if say_time else [score]
-    console = Console(quiet=True)
-    with closing(Trainer(run.config, folder, console=console, callbacks=callbacks)) as trainer, folder.hold():
-        folder.create(run.config, overwrite=True)
-        outcome = trainer.run(stop.requested)
-    if outcome.status == "stopped":
-        return None
-    if not wanted.keep_runs:
-        shutil.rmtree(folder.path)
-    return Result(
-        task=run.task,
-        cell=run.cell,
-        seed=run.seed,
-        mmer=round(score.value, 6),
-        last=round(score.last, 6),
-        episodes=score.episodes,
-        env_steps=outcome.env_steps,
-        wall_s=round(time.perf_counter() - begin, 2),
-        setting=wanted.setting,
-        budget=wanted.budget,
-        options=options_text(run.config),
-        device=device_name(wanted.device),
-        versions=f"recurl {__version__} torch {torch.__version__}",
-        date=time.strftime("%Y-%m-%d"),
-    )
-
-
-def _name(run: Run) -> str:
-    return f"{run.task} {run.cell} seed {run.seed}"
-
-
-def _slug(run: Run) -> str:
-    cell = "".join(letter if letter.isalnum() else "-" for letter in run.cell)
-    return f"{run.task}-{cell}-seed{run.seed}"
+    def __call__(self, steps_per_s: float) -> None:
+        if not self._said:
+            self._said = True
+            speed = steps_per_s * self._jobs
+            _say(f"At {speed:,.0f} steps/s all runs take {_duration(self._steps / speed / 3600)}")
 
 
 def _duration(hours: float) -> str:

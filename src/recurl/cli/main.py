@@ -6,12 +6,12 @@ import importlib
 import os
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from recurl._version import __version__
+from recurl.cli.notices import keep_trace
 from recurl.errors import ArgumentError, CallbackError, MissingDependencyError, RecurlError, RemoteTraceback
 from recurl.nearest import nearest
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(text, file=sys.stderr)
         trace = _trace(error)
         if trace is not None:
-            print(f"recurl: its traceback is in {_kept(trace)}", file=sys.stderr)
+            print(f"recurl: its traceback is in {keep_trace(trace)}", file=sys.stderr)
         return 2
 
 
@@ -116,13 +116,6 @@ def _trace(error: BaseException) -> str | None:
     if isinstance(error, CallbackError) and cause is not None:
         return _trace(cause) or "".join(traceback.format_exception(cause))
     return str(cause).lstrip() if isinstance(cause, RemoteTraceback) else None
-
-
-def _kept(trace: str) -> str:
-    """Write a traceback to a file, and return its name."""
-    with tempfile.NamedTemporaryFile("w", prefix="recurl-traceback-", suffix=".txt", delete=False) as file:
-        file.write(trace)
-    return file.name
 
 
 def complaint(error: Exception) -> str | None:

@@ -174,7 +174,9 @@ class Worker:
         return os.pread(self._status, size, STATUS_SIZE).decode(errors="replace") if size > 0 else ""
 
     def stop(self, seconds: float) -> None:
-        """Wait up to ``seconds`` for the process to end, then kill it, and free its resources."""
+        """Wait up to ``seconds`` for the process to end, then kill it, and free its resources; do it once."""
+        if self._memory.closed:
+            return
         if self.process.returncode is None and self._wait(seconds) is None:
             self._kill_group()
             self.process.wait()
@@ -265,14 +267,17 @@ class WorkerGroup:
         found = self._ready(pending)
         return found if isinstance(found, Reply) else min(found, key=lambda worker: worker.asked).receive()
 
-    def replies(self, pending: Collection[int]) -> list[Reply]:
-        """Wait for an answer or failure of one of the ``pending`` workers; return all that are there by then."""
-        found = self._ready(pending)
+    def replies(self, pending: Collection[int], should_stop: Callable[[], bool] = lambda: False) -> list[Reply]:
+        """Wait for an answer or failure of one of the ``pending`` workers; return all that are there by then.
+
+        None are where ``should_stop()`` is true, which is asked a few times a second.
+        """
+        found = self._ready(pending, should_stop)
         return [found] if isinstance(found, Reply) else [worker.receive() for worker in found]
 
-    def _ready(self, pending: Collection[int]) -> list[Worker] | Reply:
+    def _ready(self, pending: Collection[int], should_stop: Callable[[], bool] = lambda: False) -> list[Worker] | Reply:
         """Wait until workers have answered or died, and return them; or return the error of one that hangs."""
-        while True:
+        while not should_stop():
             ready = [self.workers[self._by_descriptor[found]] for found, _ in self._poller.poll(_POLL_MS)]
             if ready:
                 return ready
@@ -280,6 +285,7 @@ class WorkerGroup:
                 error = self.workers[index].check_hanging()
                 if error is not None:
                     return Reply(index, None, error)
+        return []
 
     def answers(self, indices: Collection[int]) -> list[Any]:
         """Return the answers of these workers, in order of their index. After an error all workers are stopped.
@@ -312,13 +318,18 @@ class WorkerGroup:
 
     def restart(self, index: int) -> None:
         """Replace a worker by a new process, without waiting for its first answer."""
-        message, old = self._first_message(self._tasks[index], registrations()), self.workers[index]
-        self._poller.unregister(old.connection.fileno())
-        del self._by_descriptor[old.connection.fileno()]
-        old.stop(0)
+        message = self._first_message(self._tasks[index], registrations())
+        self.end(index)
         self.workers[index] = Worker(index)
         self._watch(self.workers[index])
         self.workers[index].ask(message, START_SECONDS)
+
+    def end(self, index: int) -> None:
+        """Stop a worker at once; unless it is replaced, it can't be asked any more."""
+        worker = self.workers[index]
+        self._poller.unregister(worker.connection.fileno())
+        del self._by_descriptor[worker.connection.fileno()]
+        worker.stop(0)
 
     @property
     def closed(self) -> bool:

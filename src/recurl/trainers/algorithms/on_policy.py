@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurl._torch import start_compilers
 from recurl.collectors.captured import Programs
 from recurl.data import SequenceMinibatches
 from recurl.distributed import average_, global_statistics, rank, world_size
@@ -76,6 +77,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
     """Options with a schedule that are attributes of the loss."""
 
     def __init__(self, config: OnPolicyT, *, overlap: bool = False) -> None:
+        if config.compile and torch.device(config.device).type == "cuda":
+            start_compilers()
         super().__init__(config, overlap=overlap)
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
         self._shuffle = torch.Generator().manual_seed(config.seed)  # the same on all ranks

@@ -1,0 +1,95 @@
+"""Training of one run on POPGym."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+
+from recurl._version import __version__
+from recurl.trainers.files.durable import make_folder
+from recurl.trainers.report.metrics import Row
+from recurl.trainers.run.folder import RunFolder
+from recurl.trainers.run.trainer import Trainer
+from recurl.trainers.study.popgym.results import Result
+from recurl.trainers.study.popgym.score import MaxMeanReturn
+from recurl.trainers.study.popgym.settings import Run, options_text
+
+OnSpeed = Callable[[float], None]
+
+
+class Work(NamedTuple):
+    """What the runs of a benchmark have in common."""
+
+    folder: Path
+    """Where their folders are made."""
+    setting: str
+    budget: int
+    device: str
+    """Name of the device, for the results."""
+    keep_runs: bool
+    """Keep the folders of the runs."""
+    notify: Callable[[str], None]
+    """Called with notices; a function of a module, as workers get it too."""
+
+
+class _Speed:
+    """Reports the environment steps a second of the second update: a callback."""
+
+    def __init__(self, report: OnSpeed) -> None:
+        self._report = report
+
+    def on_update(self, row: Row) -> None:
+        if row["update"] == 2:  # the first one compiles
+            self._report(float(row["steps_per_s"]))
+
+
+def train(run: Run, work: Work, *, on_speed: OnSpeed, should_stop: Callable[[], bool] = lambda: False) -> Result | None:
+    """Train a run; None when it was stopped.
+
+    Args:
+        run: what is trained.
+        work: see there.
+        on_speed: called with environment steps a second, after two updates.
+        should_stop: called after every update; True stops the run.
+    """
+    begin = time.perf_counter()
+    folder = RunFolder(work.folder / _slug(run), work.notify)
+    make_folder(folder.path.parent)
+    score = MaxMeanReturn(run.config.num_envs)
+    callbacks = [score, _Speed(on_speed)]
+    console = Console(quiet=True)
+    with closing(Trainer(run.config, folder, console=console, callbacks=callbacks)) as trainer, folder.hold():
+        folder.create(run.config, overwrite=True)
+        outcome = trainer.run(should_stop)
+    if outcome.status == "stopped":
+        return None
+    if not work.keep_runs:
+        shutil.rmtree(folder.path)
+    return Result(
+        task=run.task,
+        cell=run.cell,
+        seed=run.seed,
+        mmer=round(score.value, 6),
+        last=round(score.last, 6),
+        episodes=score.episodes,
+        env_steps=outcome.env_steps,
+        wall_s=round(time.perf_counter() - begin, 2),
+        setting=work.setting,
+        budget=work.budget,
+        options=options_text(run.config),
+        device=work.device,
+        versions=f"recurl {__version__} torch {torch.__version__}",
+        date=time.strftime("%Y-%m-%d"),
+    )
+
+
+def _slug(run: Run) -> str:
+    cell = "".join(letter if letter.isalnum() else "-" for letter in run.cell)
+    return f"{run.task}-{cell}-seed{run.seed}"

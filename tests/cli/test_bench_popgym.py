@@ -123,14 +123,16 @@ def test_a_job_that_dies_or_fails_is_named_and_the_others_go_on(tmp_path, capsys
     assert re.search(r"/4 MineSweeperHard none seed 0 failed: .* as told", said)
     last = said.splitlines()[-1]
     assert "2 runs failed: MineSweeper" in last
-    assert "The same command tries them again." in last
+    assert "The same command tries again." in last
     assert {row["task"] for row in rows(tmp_path)} == {"MineSweeperEasy", "RepeatFirstEasy"}
 
 
 def test_a_run_that_fails_does_not_end_the_others(tmp_path, capsys):
     arguments = [*SMALL, TROUBLE, "--cells", "none", "--out", str(tmp_path)]
     assert main([*arguments, "--tasks", "MineSweeperHard", "MineSweeperEasy"]) == 1
-    assert "MineSweeperHard none seed 0 failed: CallbackError: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "MineSweeperHard none seed 0 failed: CallbackError: " in said
+    assert "1 run failed: MineSweeperHard none seed 0. " in said
     assert [row["task"] for row in rows(tmp_path)] == ["MineSweeperEasy"]
 
 
@@ -199,6 +201,7 @@ def test_no_job_outlives_the_command(tmp_path):
         ("--setting papers", "Did you mean paper?"),
         ("--cells", "--cells needs at least one cell"),
         ("--jobs 0", "--jobs must be positive"),
+        ("--jobs many", "Error parsing --jobs: must be a whole number, such as 5000, 10k, 2M or 1e6, got 'many' (see"),
         ("--device abacus", "--device abacus can't be used"),
         ("--out {tmp}/file/x", "{tmp}/file"),
     ],

@@ -22,6 +22,7 @@ _T = TypeVar("_T")
 _BOX = re.compile(r"[│╭╮╰╯]|\x1b\[[0-9;]*m")
 _RULE = "──"
 _CHOICE = re.compile(r"invalid choice '(.*)' for argument .* Expected one of \((.*)\) ?\.")
+_OPTIONAL = re.compile(r"no type matching \{None\}\|.* could be instantiated .* Got errors: .*: (must be .*)")
 _OPTIONS = ConstructorRegistry()
 
 
@@ -189,6 +190,7 @@ def _one_line(box: str, prog: str) -> str:
     complaint, *more = _sections(box)
     text = re.sub("^Error parsing (config|options): ", "", complaint)
     near = [option for section in more for option in re.findall(r"^Perhaps you meant: (--[\w-]+)", section)]
+    text = _OPTIONAL.sub(r"\1", text)
     choice = _CHOICE.match(text)
     meant = nearest(choice[1], re.findall(r"'([^']*)'", choice[2])) if choice else ""
     return f"{text}{f': did you mean {near[0]}?' if near else meant} (see {prog} --help)"

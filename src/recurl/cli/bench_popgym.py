@@ -80,7 +80,8 @@ def bench_popgym(wanted: BenchPopgym) -> int:
             return stop.exit_code
         _show(results, wanted.out)
     if failed:
-        _say(f"{len(failed)} runs failed: {', '.join(failed)}. The same command tries them again.")
+        count = f"{len(failed)} {'run' if len(failed) == 1 else 'runs'}"
+        _say(f"{count} failed: {', '.join(failed)}. The same command tries again.")
     return 1 if failed else 0
 
 

@@ -13,7 +13,8 @@ from recurl.envs.base import EnvBase
 from recurl.envs.gym_actions import ActionReader
 from recurl.envs.gym_observations import ObservationReader
 from recurl.envs.gym_vector import native_row
-from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state, check_step
+from recurl.envs.tasks.checks import check_step
+from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state
 from recurl.envs.tasks.namespaces import TensorDraw, tensors_on
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.keys import ACTION, DONE, OBSERVATION, RESET, REWARD, TERMINATED, TRUNCATED
@@ -88,7 +89,7 @@ class TensorEnv(EnvBase):
         self._xp = tensors_on(device)
         self.generator = torch.Generator(device)
         self._draw = TensorDraw(self.generator, num_envs)
-        begun = check_step(dynamics, self._xp, self._draw, num_envs)
+        begun = check_step(dynamics, self._xp, self._draw_anew, num_envs)
         self._shapes = {name: tuple(value.shape) for name, value in begun.items()} | {"steps": (num_envs,)}
         self.generator.seed()
         self._seed: int | None = None
@@ -96,6 +97,10 @@ class TensorEnv(EnvBase):
         self._steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._actions = dynamics.action_space
         self._seen = self.observation_spec[OBSERVATION].dtype
+
+    def _draw_anew(self) -> TensorDraw:
+        self.generator.manual_seed(0)
+        return self._draw
 
     @takes_entries
     @makes_memory

@@ -140,6 +140,37 @@ def test_a_rank_that_hangs_ends_all(server, tmp_path):
         assert f"rank {number} ends, as rank 1 has made no progress for 2 s (--rank-timeout)" in text
 
 
+def test_a_rank_that_is_stopped_ends_the_others(server, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    ranks = server.both(*LONG, "--rank-timeout", 2, "--run-dir", folder.path)
+    await_update(folder, ranks, 4)
+    os.kill(ranks[0].pid, signal.SIGSTOP)  # the store is its
+    try:
+        text = ranks[1].ends_within(SECONDS)
+    finally:
+        os.kill(ranks[0].pid, signal.SIGKILL)
+    assert "rank 1 ends, as rank 0 at 127.0.0.1:" in text
+    assert "has not answered for 2 s (--rank-timeout)" in text
+
+
+def test_ranks_that_all_fail_end_by_themselves(tmp_path):
+    """Two interpreters that end as any does: neither is aborted."""
+    code = "from recurl.distributed import joined\nwith joined():\n    raise ValueError('both')"
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **place, "RANK": str(number), "LOCAL_RANK": str(number)},
+        )
+        for number in range(2)
+    ]
+    said = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert sorted(rank.returncode for rank in ranks) == [1, 2], said
+    assert sorted(text.count("ValueError: both") for text in said) == [0, 1]
+
+
 def test_what_only_rank_0_finds_ends_the_others(server, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")

@@ -189,6 +189,20 @@ def test_one_line_for_what_all_find(server, tmp_path):
     assert sorted(len(rank.ends_within(SECONDS).splitlines()) for rank in ranks) == [0, 1]
 
 
+def test_options_differ(server, tmp_path):
+    words = [*LONG, "--run-dir", tmp_path / "run"]
+    ranks = server.both(*words, other=[*words, "--hidden-size", 4])
+    texts = [rank.ends_within(SECONDS) for rank in ranks]
+    said = "recurl: All ranks must have the same options, but --hidden-size is 8 on rank 0 and 4 on rank 1.\n"
+    assert said in texts
+    assert sum("All ranks must have the same options" in text and "Traceback" not in text for text in texts) >= 1
+
+
+def test_one_line_for_a_run_that_isnt_there(server, tmp_path):
+    ranks = server.both("train", "--resume", tmp_path / "none")
+    assert sorted(len(rank.ends_within(SECONDS).splitlines()) for rank in ranks) == [0, 1]
+
+
 def test_actors_that_cant_be_had(server, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         actors = ["--collectors", "ray:1", "--ray-address", f"127.0.0.1:{silent.getsockname()[1]}"]
@@ -201,9 +215,9 @@ def test_actors_that_cant_be_had(server, tmp_path):
 
 def test_devices_differ(server, tmp_path):
     words = [*LONG, "--run-dir", tmp_path / "run"]
-    ranks = server.both(*words, other=[*words, "--device", "meta"])
+    ranks = server.both(*words, other=[*words, "--device", "cuda"])
     texts = [rank.ends_within(SECONDS) for rank in ranks]
-    said = "recurl: All ranks must have the same device, got cpu on rank 0, meta on rank 1.\n"
+    said = "recurl: All ranks must have the same device, got cpu on rank 0, cuda on rank 1.\n"
     lines = [line for text in texts for line in text.splitlines(keepends=True) if "recurl: " in line]
     assert "".join(lines) == said, "one of them says it"
 

@@ -19,9 +19,9 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from recurl._version import __version__
 from recurl.distributed.collectives import all_sum_, world_size
 from recurl.distributed.watch import Watch
-from recurl.errors import ArgumentError, MissingDependencyError, RankError
+from recurl.errors import ArgumentError, MissingDependencyError, RankError, RecurlError
 
-__all__ = ["check_nccl", "is_launched", "joined", "restarted", "speaks"]
+__all__ = ["check_nccl", "is_launched", "joined", "restarted", "said_once", "speaks"]
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _ANSWER = timedelta(seconds=15)
@@ -48,6 +48,21 @@ def restarted() -> bool:
 def speaks() -> bool:
     """Return whether this process says what all of a machine's have to say: the first one there."""
     return not is_launched() or os.environ["LOCAL_RANK"] == "0"
+
+
+@contextmanager
+def said_once() -> Generator[None]:
+    """Let one process of a machine say what all of them find, before they are joined.
+
+    Raises:
+        SystemExit: instead of an error that another process says.
+    """
+    try:
+        yield
+    except RecurlError:
+        if speaks():
+            raise
+        raise SystemExit(2) from None
 
 
 def check_nccl() -> None:
@@ -109,15 +124,17 @@ def _says(error: BaseException) -> bool:
 
 def _join(device: str, own: int, size: int) -> None:
     kind, _, index = device.partition(":")
-    if kind == "cuda":
-        check_nccl()
-        _take_gpu(index)
+    refusal = _why_no_gpu(index) if kind == "cuda" else None
+    if refusal is not None and size == 1:
+        raise refusal
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     hosts_store = own == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     store = _connected(address, hosts=hosts_store)
     by = "torchrun" if "TORCHELASTIC_USE_AGENT_STORE" in os.environ else "rank 0"
     Watch(lambda: PrefixStore("watch", _connected(address)), own, size, f"{by} at {address}").start()
     _compare(store, own, size, kind)
+    if refusal is not None:  # the others wait no longer, and are told
+        raise refusal
     group: dict[str, Any] = {}
     if kind == "cuda":
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # graphs with NVLink multicast don't outlive the group
@@ -141,6 +158,16 @@ def _place() -> tuple[int, int]:
             f"Ranks are numbered from 0 to WORLD_SIZE - 1, got {listed}: let torchrun set that, or unset the variables."
         )
     return int(said["RANK"]), int(said["WORLD_SIZE"])
+
+
+def _why_no_gpu(index: str) -> RecurlError | None:
+    """Take the GPU of this rank; return the error where that can't be."""
+    try:
+        check_nccl()
+        _take_gpu(index)
+    except RecurlError as error:
+        return error
+    return None
 
 
 def _take_gpu(index: str) -> None:

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Discrete
 from tensordict import TensorDict
 
 from recurl.envs import TensorEnv
@@ -94,6 +94,34 @@ def test_wrong_results_are_refused(functions, message):
         TaskVectorEnv(Walk(**functions), 3)
     with pytest.raises(ArgumentError, match=message):
         TensorEnv(Walk(**functions), 3)
+
+
+@pytest.mark.parametrize("actions", [0, -1, True, 2.5, "two", [], [2, 0], Discrete(3), None])
+def test_actions_that_are_no_numbers_are_refused(actions):
+    with pytest.raises(ArgumentError, match=r"actions must be how many there are, such as 3; .*got"):
+        Dynamics.__init__(Walk(), observation_space=Box(-1, 1, (1,)), actions=actions, step_limit=5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"observation_space": Dict(x=Box(-1, 1, (1,)))}, "observation_space of Walk must be a Box or MultiBinary"),
+        ({"step_limit": 0}, "step_limit must be an integer of at least 1; got 0"),
+        ({"step_limit": None}, "step_limit must be an integer of at least 1; got None"),
+    ],
+)
+def test_other_arguments_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        Dynamics.__init__(Walk(), **{"observation_space": Box(-1, 1, (1,)), "actions": 2, "step_limit": 5, **arguments})
+
+
+def test_a_device_that_isnt_there_is_refused():
+    for use in (
+        lambda device: TensorEnv(Walk(), 2, device=device),
+        lambda device: check_dynamics(Walk(), device=device),
+    ):
+        with pytest.raises(ArgumentError, match=r"--device cuda:9 can't be used"):
+            use("cuda:9")
 
 
 def test_an_action_may_choose_several_things():

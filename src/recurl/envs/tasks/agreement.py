@@ -18,6 +18,7 @@ from recurl.envs.tasks.checks import called, check_step
 from recurl.envs.tasks.dynamics import Dynamics
 from recurl.envs.tasks.namespaces import Namespace, TensorDraw, tensors_on
 from recurl.errors import ArgumentError
+from recurl.hardware import check_device
 from recurl.readback import refuse_read_back
 
 __all__ = ["check_dynamics"]
@@ -45,7 +46,7 @@ def check_dynamics(
         The largest difference, in roundings.
 
     Raises:
-        ArgumentError: the two differ.
+        ArgumentError: the two differ, a function breaks the rules, or there is no such device.
         UnsupportedError: a function reads back from the device.
 
     Example:
@@ -53,6 +54,7 @@ def check_dynamics(
         >>> check_dynamics(TMaze(), episodes=20)
         0.0
     """
+    check_device(str(device))
     env, rng = TaskVectorEnv(dynamics, rows, AutoresetMode.DISABLED), np.random.default_rng(seed)
     env.reset(seed=seed)
     xp, ended, step, worst = tensors_on(device), 0, 0, 0.0

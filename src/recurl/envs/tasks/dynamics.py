@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
@@ -52,14 +52,22 @@ class Dynamics(ABC):
         observation_space: space of one row's observation.
         action_space: space of one row's action.
         step_limit: steps after which an episode is truncated.
+
+    Raises:
+        ArgumentError: an argument is none of these.
     """
 
     def __init__(
         self, *, observation_space: Box | MultiBinary, actions: int | Sequence[int] | Box, step_limit: int
     ) -> None:
+        if not isinstance(observation_space, Box | MultiBinary):  # type: ignore[reportUnnecessaryIsInstance] # users
+            raise ArgumentError(
+                f"the observation_space of {type(self).__name__} must be a Box or MultiBinary, one array; got "
+                f"{observation_space}: put several parts into one array, one after the other"
+            )
         self.observation_space = observation_space
         self.action_space = _action_space(actions)
-        self.step_limit = step_limit
+        self.step_limit = check_count("step_limit", step_limit, minimum=1)
 
     @abstractmethod
     def begin(self, xp: Namespace, draw: Draw) -> State:
@@ -96,10 +104,18 @@ class Dynamics(ABC):
         """
 
 
-def _action_space(actions: int | Sequence[int] | Box) -> Discrete | MultiDiscrete | Box:
+def _action_space(actions: Any) -> Discrete | MultiDiscrete | Box:
     if isinstance(actions, Box):
         return actions
-    return Discrete(actions) if isinstance(actions, int) else MultiDiscrete(list(actions))
+    several = isinstance(actions, Sequence) and not isinstance(actions, str)
+    numbers: list[Any] = list(cast(Sequence[Any], actions)) if several else [actions]
+    if not numbers or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in numbers):
+        raise ArgumentError(
+            "actions must be how many there are, such as 3; a list of such numbers, where an action chooses several "
+            f"things; or the Box of a real action; got {actions!r}"
+        )
+    counts = [int(number) for number in numbers]
+    return MultiDiscrete(counts) if several else Discrete(counts[0])
 
 
 def check_state(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -77,6 +77,6 @@ def _check_alike(first: Mapping[Any, Array], other: Mapping[Any, Array], index: 
             said = [f"{kind[0]} {list(kind[1])}" if kind else "not there" for kind in (one, another)]
             raise ArgumentError(
                 f"The batches of all actors must have the same entries, but {key!r} is {said[0]} in that of actor 0 "
-                f"and {said[1]} in that of actor {index}: let create_env_fn make environments with the same specs, or take "
-                "sync=False."
+                f"and {said[1]} in that of actor {index}: make environments with the same specs, or "
+                "take sync=False."
             )

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from torch.distributed import TCPStore
 
 from recurl.trainers import RunFolder
 from recurl.trainers.checkpoint import latest_checkpoint
@@ -153,13 +154,24 @@ def test_a_rank_that_is_stopped_ends_the_others(server, tmp_path):
     assert "has not answered for 2 s (--rank-timeout)" in text
 
 
-def test_ranks_that_all_fail_end_by_themselves(tmp_path):
-    """Two interpreters that end as any does: neither is aborted."""
-    code = "from recurl.distributed import joined\nwith joined():\n    raise ValueError('both')"
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+JOINED_TWICE = """
+from recurl.distributed import gather, joined, rank
+for block in range(2):
+    with joined():
+        assert gather(block) == [block, block]
+        if block == 1:
+            raise ValueError("both")
+"""
+
+
+def test_ranks_join_again_and_end_by_themselves_where_all_fail():
+    """Two interpreters that end as any does: neither is aborted. The store is torchrun's, which outlives a block."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    place["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", JOINED_TWICE],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **place, "RANK": str(number), "LOCAL_RANK": str(number)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ __all__ = ["check_nccl", "is_launched", "joined", "restarted", "said_once", "spe
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _ANSWER = timedelta(seconds=15)
 _PAUSE = 0.2
+_BLOCKS = itertools.count()  # of joined ranks in this process, as many on all of them
 _END = 30  # seconds that a process that has failed may take to end
 _OTHERS = timedelta(minutes=5)  # for all ranks to import what they need
 
@@ -129,9 +131,10 @@ def _join(device: str, own: int, size: int) -> None:
         raise refusal
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     hosts_store = own == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = _connected(address, hosts=hosts_store)
+    number = next(_BLOCKS)
+    store = _connected(address, number, hosts=hosts_store)
     by = "torchrun" if "TORCHELASTIC_USE_AGENT_STORE" in os.environ else "rank 0"
-    Watch(lambda: PrefixStore("watch", _connected(address)), own, size, f"{by} at {address}").start()
+    Watch(lambda: PrefixStore("watch", _connected(address, number)), own, size, f"{by} at {address}").start()
     _compare(store, own, size, kind)
     if refusal is not None:  # the others wait no longer, and are told
         raise refusal
@@ -182,7 +185,7 @@ def _take_gpu(index: str) -> None:
     torch.cuda.set_device(local)
 
 
-def _connected(address: str, *, hosts: bool = False) -> Any:
+def _connected(address: str, number: int, *, hosts: bool = False) -> Any:
     name, _, port = address.rpartition(":")
     try:
         if not hosts:
@@ -194,8 +197,8 @@ def _connected(address: str, *, hosts: bool = False) -> Any:
             "ranks with torchrun, and give those of other machines the first one's address (--rdzv-endpoint HOST:PORT)."
         ) from error
     store.set_timeout(_OTHERS)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store remembers the earlier ones
-    return PrefixStore(f"recurl/{attempt}", store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store remembers earlier ones, and blocks
+    return PrefixStore(f"recurl/{attempt}/{number}", store)
 
 
 def _await_answer(name: str, port: int) -> None:

@@ -155,7 +155,7 @@ def test_a_rank_that_is_stopped_ends_the_others(server, tmp_path):
 
 
 JOINED_TWICE = """
-from recurl.distributed import gather, joined, rank
+from recurl.distributed import gather, joined
 for block in range(2):
     with joined():
         assert gather(block) == [block, block]

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,9 @@ X = torch.arange(4.0)
         lambda: X.clone().index_put_((X > 1,), X[:2]),
         lambda: X.unique(),
         lambda: torch.equal(X, X),
+        lambda: X.numpy(),
+        lambda: X.tolist(),
+        lambda: np.sin(X),
         lambda: X.repeat_interleave(torch.tensor([1, 0, 1, 1])),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from recurl._torch import running_by
 from recurl.errors import UnsupportedError
@@ -26,6 +27,8 @@ _READS = {
     "unique_dim": "the number of results depends on the values",
 }
 _MASKED = "a mask is used as an index, so that the number of results depends on its values; torch.where keeps the shape"
+_LEAVE = (Tensor.numpy, Tensor.tolist, Tensor.__array__)
+_LEFT = "NumPy, or Python, gets the numbers of a tensor; take functions of torch (in a task, of xp)"
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__)))
 
 
@@ -33,7 +36,7 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__)))
 def refuse_read_back() -> Generator[None]:
     """Refuse operations on tensors for which the host would have to wait, were they on a GPU; on any device.
 
-    What leaves torch altogether, such as ``tensor.numpy()`` on the CPU, is not seen. On a GPU,
+    Other libraries' functions of tensors, as ``np.sin(tensor)``, are among them, and work on the CPU alone. On a GPU,
     ``torch.cuda.set_sync_debug_mode("error")`` sees everything.
 
     Raises:
@@ -43,8 +46,17 @@ def refuse_read_back() -> Generator[None]:
         >>> with refuse_read_back():
         ...     half = torch.where(torch.ones(3) > 0, 0.5, 0.0)
     """
-    with running_by(_checked):
+    with running_by(_checked), _Staying():
         yield
+
+
+class _Staying(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _LEAVE:
+            raise _refusal(_LEFT)
+        return func(*args, **(kwargs or {}))
 
 
 def _checked(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -57,8 +69,12 @@ def _checked(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) 
         masked = (index for index in indices if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8))
         reason = _MASKED if any(True for _ in masked) else None
     if reason is not None:
-        raise UnsupportedError(f"What runs on a device must not be read back to the host, but {_line()}: {reason}.")
+        raise _refusal(reason)
     return operation(*arguments, **named)
+
+
+def _refusal(reason: str) -> UnsupportedError:
+    return UnsupportedError(f"What runs on a device must not be read back to the host, but {_line()}: {reason}.")
 
 
 def _line() -> str:

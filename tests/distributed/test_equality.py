@@ -42,6 +42,11 @@ def test_ppo(ranks, world, in_float64):
     check_same(results, whole, 1e-12 if in_float64 else 1e-5)
 
 
+def test_rows_that_are_shorter_than_a_sequence(ranks):
+    options = {"minibatches": 2, "sequence_length": 32, "epochs": 2}
+    check_same(ranks.run(2, runs.learn, "ppo", options), runs.learn("ppo", options, 2), 1e-5)
+
+
 @pytest.mark.parametrize("algorithm", ["a2c", "impala"])
 def test_one_step_a_batch(ranks, algorithm):
     options = {"normalize_advantages": True}

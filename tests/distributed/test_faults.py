@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from torch.distributed import TCPStore
 
 from recurl.trainers import RunFolder
 from recurl.trainers.checkpoint import latest_checkpoint
@@ -140,6 +141,48 @@ def test_a_rank_that_hangs_ends_all(server, tmp_path):
         assert f"rank {number} ends, as rank 1 has made no progress for 2 s (--rank-timeout)" in text
 
 
+def test_a_rank_that_is_stopped_ends_the_others(server, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    ranks = server.both(*LONG, "--rank-timeout", 2, "--run-dir", folder.path)
+    await_update(folder, ranks, 4)
+    os.kill(ranks[0].pid, signal.SIGSTOP)  # the store is its
+    try:
+        text = ranks[1].ends_within(SECONDS)
+    finally:
+        os.kill(ranks[0].pid, signal.SIGKILL)
+    assert "rank 1 ends, as rank 0 at 127.0.0.1:" in text
+    assert "has not answered for 2 s (--rank-timeout)" in text
+
+
+JOINED_TWICE = """
+from recurl.distributed import gather, joined
+for block in range(2):
+    with joined():
+        assert gather(block) == [block, block]
+        if block == 1:
+            raise ValueError("both")
+"""
+
+
+def test_ranks_join_again_and_end_by_themselves_where_all_fail():
+    """Two interpreters that end as any does: neither is aborted. The store is torchrun's, which outlives a block."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    place["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOINED_TWICE],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **place, "RANK": str(number), "LOCAL_RANK": str(number)},
+        )
+        for number in range(2)
+    ]
+    said = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert sorted(rank.returncode for rank in ranks) == [1, 2], said
+    assert sorted(text.count("ValueError: both") for text in said) == [0, 1]
+
+
 def test_what_only_rank_0_finds_ends_the_others(server, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")
@@ -158,6 +201,20 @@ def test_one_line_for_what_all_find(server, tmp_path):
     assert sorted(len(rank.ends_within(SECONDS).splitlines()) for rank in ranks) == [0, 1]
 
 
+def test_options_differ(server, tmp_path):
+    words = [*LONG, "--run-dir", tmp_path / "run"]
+    ranks = server.both(*words, other=[*words, "--hidden-size", 4])
+    texts = [rank.ends_within(SECONDS) for rank in ranks]
+    said = "recurl: All ranks must have the same options, but --hidden-size is 8 on rank 0 and 4 on rank 1.\n"
+    assert said in texts
+    assert sum("All ranks must have the same options" in text and "Traceback" not in text for text in texts) >= 1
+
+
+def test_one_line_for_a_run_that_isnt_there(server, tmp_path):
+    ranks = server.both("train", "--resume", tmp_path / "none")
+    assert sorted(len(rank.ends_within(SECONDS).splitlines()) for rank in ranks) == [0, 1]
+
+
 def test_actors_that_cant_be_had(server, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         actors = ["--collectors", "ray:1", "--ray-address", f"127.0.0.1:{silent.getsockname()[1]}"]
@@ -170,9 +227,9 @@ def test_actors_that_cant_be_had(server, tmp_path):
 
 def test_devices_differ(server, tmp_path):
     words = [*LONG, "--run-dir", tmp_path / "run"]
-    ranks = server.both(*words, other=[*words, "--device", "meta"])
+    ranks = server.both(*words, other=[*words, "--device", "cuda"])
     texts = [rank.ends_within(SECONDS) for rank in ranks]
-    said = "recurl: All ranks must have the same device, got cpu on rank 0, meta on rank 1.\n"
+    said = "recurl: All ranks must have the same device, got cpu on rank 0, cuda on rank 1.\n"
     lines = [line for text in texts for line in text.splitlines(keepends=True) if "recurl: " in line]
     assert "".join(lines) == said, "one of them says it"
 

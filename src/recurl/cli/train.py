@@ -19,7 +19,7 @@ from recurl.cli.arguments import parse_arguments, parse_subcommand
 from recurl.cli.notices import notify
 from recurl.cli.signals import StopOnSignal
 from recurl.cli.sources import Sources, plain, read_sources, with_defaults
-from recurl.distributed import broadcast, joined, on_any_rank, rank, restarted, world_size
+from recurl.distributed import broadcast, joined, on_any_rank, rank, restarted, said_once, speaks, world_size
 from recurl.errors import ArgumentError, CallbackError, NonFiniteError, StorageError
 from recurl.ranges import Steps
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
@@ -115,6 +115,8 @@ def run(wanted: Any) -> int:
     if isinstance(wanted, Resume):
         return _resume(wanted)
     if wanted.save_config is not None:
+        if not speaks():
+            return 0
         write_options_file(wanted.save_config, wanted.options)
         print(f"Options written to {wanted.save_config}: recurl train --config {wanted.save_config}")
         return 0
@@ -123,6 +125,8 @@ def run(wanted: Any) -> int:
 
 def _train_anew(config: RunConfig, place: Place) -> int:
     if place.print_model:
+        if not speaks():
+            return 0
         with make_env(config, 1) as env:
             _say(Console(), describe_agent(make_agent(config, env)))
         return 0
@@ -159,7 +163,8 @@ def _begun(config: RunConfig, folder: RunFolder) -> bool | None:
 
 def _resume(wanted: Resume) -> int:
     folder = RunFolder(wanted.resume, notify)
-    config = folder.read_config() if wanted.total_steps is None else folder.extend(wanted.total_steps)
+    with said_once():
+        config = folder.read_config() if wanted.total_steps is None else folder.extend(wanted.total_steps)
     if wanted.ray_address is not None:
         config = replace(config, ray_address=wanted.ray_address)
     with (

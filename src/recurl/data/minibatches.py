@@ -75,6 +75,7 @@ class SequenceMinibatches:
         if slice_len is not None and slice_len < 1:
             raise ArgumentError(f"slice_len must be positive, got {slice_len}.")
         rows, length = batch.batch_size[:-1].numel(), batch.batch_size[-1]
+        slice_len = None if slice_len is None or slice_len >= length else slice_len  # whole rows
         in_row = torch.arange(0, length, slice_len or max(length, 1))
         self._starts = (torch.arange(rows).unsqueeze(-1) * length + in_row).flatten()
         self._lengths = torch.diff(in_row, append=torch.tensor([length])).repeat(rows)
@@ -91,7 +92,7 @@ class SequenceMinibatches:
                 f"{slice_len or length} for rows of {length} tokens."
             )
         check_order(batch)
-        check_sequences(batch, min(slice_len or length, length))
+        check_sequences(batch, slice_len or length)
         self._rank, self._ranks = rank, ranks
         self._flat = batch.reshape(-1)
         self._num_minibatches = num_minibatches

@@ -14,7 +14,7 @@ from recurl.distributed.collectives import (
     rank,
     world_size,
 )
-from recurl.distributed.launch import is_launched, joined, restarted, speaks
+from recurl.distributed.launch import is_launched, joined, restarted, said_once, speaks
 from recurl.distributed.statistics import global_statistics, merge_max, merge_moments
 from recurl.distributed.watch import Watch
 
@@ -34,6 +34,7 @@ __all__ = [
     "on_any_rank",
     "rank",
     "restarted",
+    "said_once",
     "speaks",
     "world_size",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -19,13 +20,14 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from recurl._version import __version__
 from recurl.distributed.collectives import all_sum_, world_size
 from recurl.distributed.watch import Watch
-from recurl.errors import ArgumentError, MissingDependencyError, RankError
+from recurl.errors import ArgumentError, MissingDependencyError, RankError, RecurlError
 
-__all__ = ["check_nccl", "is_launched", "joined", "restarted", "speaks"]
+__all__ = ["check_nccl", "is_launched", "joined", "restarted", "said_once", "speaks"]
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _ANSWER = timedelta(seconds=15)
 _PAUSE = 0.2
+_BLOCKS = itertools.count()  # of joined ranks in this process, as many on all of them
 _END = 30  # seconds that a process that has failed may take to end
 _OTHERS = timedelta(minutes=5)  # for all ranks to import what they need
 
@@ -48,6 +50,21 @@ def restarted() -> bool:
 def speaks() -> bool:
     """Return whether this process says what all of a machine's have to say: the first one there."""
     return not is_launched() or os.environ["LOCAL_RANK"] == "0"
+
+
+@contextmanager
+def said_once() -> Generator[None]:
+    """Let one process of a machine say what all of them find, before they are joined.
+
+    Raises:
+        SystemExit: instead of an error that another process says.
+    """
+    try:
+        yield
+    except RecurlError:
+        if speaks():
+            raise
+        raise SystemExit(2) from None
 
 
 def check_nccl() -> None:
@@ -109,15 +126,18 @@ def _says(error: BaseException) -> bool:
 
 def _join(device: str, own: int, size: int) -> None:
     kind, _, index = device.partition(":")
-    if kind == "cuda":
-        check_nccl()
-        _take_gpu(index)
+    refusal = _why_no_gpu(index) if kind == "cuda" else None
+    if refusal is not None and size == 1:
+        raise refusal
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     hosts_store = own == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = _connected(address, hosts=hosts_store)
+    number = next(_BLOCKS)
+    store = _connected(address, number, hosts=hosts_store)
     by = "torchrun" if "TORCHELASTIC_USE_AGENT_STORE" in os.environ else "rank 0"
-    Watch(lambda: PrefixStore("watch", _connected(address)), own, size, f"{by} at {address}").start()
+    Watch(lambda: PrefixStore("watch", _connected(address, number)), own, size, f"{by} at {address}").start()
     _compare(store, own, size, kind)
+    if refusal is not None:  # the others wait no longer, and are told
+        raise refusal
     group: dict[str, Any] = {}
     if kind == "cuda":
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # graphs with NVLink multicast don't outlive the group
@@ -143,6 +163,16 @@ def _place() -> tuple[int, int]:
     return int(said["RANK"]), int(said["WORLD_SIZE"])
 
 
+def _why_no_gpu(index: str) -> RecurlError | None:
+    """Take the GPU of this rank; return the error where that can't be."""
+    try:
+        check_nccl()
+        _take_gpu(index)
+    except RecurlError as error:
+        return error
+    return None
+
+
 def _take_gpu(index: str) -> None:
     local, found = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if local >= found:
@@ -155,7 +185,7 @@ def _take_gpu(index: str) -> None:
     torch.cuda.set_device(local)
 
 
-def _connected(address: str, *, hosts: bool = False) -> Any:
+def _connected(address: str, number: int, *, hosts: bool = False) -> Any:
     name, _, port = address.rpartition(":")
     try:
         if not hosts:
@@ -167,8 +197,8 @@ def _connected(address: str, *, hosts: bool = False) -> Any:
             "ranks with torchrun, and give those of other machines the first one's address (--rdzv-endpoint HOST:PORT)."
         ) from error
     store.set_timeout(_OTHERS)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store remembers the earlier ones
-    return PrefixStore(f"recurl/{attempt}", store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store remembers earlier ones, and blocks
+    return PrefixStore(f"recurl/{attempt}/{number}", store)
 
 
 def _await_answer(name: str, port: int) -> None:

@@ -81,16 +81,18 @@ class Watch:
         self._lock = threading.Lock()
         self._seen: dict[int, _Seen] = {}
         self._timeout = float("inf")
-        self._failed: tuple[str, float] | None = None
+        self._failed: str | None = None
         self._told = threading.Event()
         self._over = threading.Event()
-        self._first = False
+        self._first = True
+        self._looks = 0
         self._thread = threading.Thread(target=self._run, name="recurl-watch", daemon=True)
 
     def start(self) -> None:
         """Begin; until :meth:`arm` a rank may take as long as it likes, but not die."""
         Watch.current = self
         self._thread.start()
+        threading.Thread(target=self._await_looks, name="recurl-watch-store", daemon=True).start()
 
     def stop(self) -> None:
         """Tell the others that this rank has left, and end the thread."""
@@ -139,12 +141,9 @@ class Watch:
             return True
         with watch._lock:
             if watch._failed is None:
-                watch._failed = (text, time.monotonic())
+                watch._failed = text
         watch._told.wait(_GRACE)
-        if watch._first:
-            watch._over.wait(_TO_BE_HEARD)  # the store may be this rank's, and end with it
-        else:
-            watch._over.set()
+        watch._over.wait(_TO_BE_HEARD)  # the store may be this rank's, and end with it
         return watch._first
 
     @classmethod
@@ -158,13 +157,25 @@ class Watch:
     def _run(self) -> None:
         try:
             store = self._connect()
-            while not self._over.is_set():
+            while not (self._over.is_set() or self._told.is_set()):
                 self._look(store)
+                self._looks += 1
                 self._over.wait(_SECONDS)
-            self._send(store)
+            if not self._told.is_set():
+                self._send(store)
+            elif not self._over.wait(_GRACE):  # without the store: a call of it would not outlive the interpreter
+                os._exit(_STATUS)
         except Exception as error:  # noqa: BLE001 - whatever a lost connection raises
             if not self._over.is_set() and self._failed is None:
                 self._end(f"{self._host} has gone ({str(error).partition(chr(10))[0]}).")
+
+    def _await_looks(self) -> None:
+        """End where the store doesn't answer: a call of it waits for a host that is stopped or cut off."""
+        looks, silent = 0, 0.0
+        while not (self._over.wait(_SECONDS) or self._told.is_set()):
+            looks, silent = self._looks, silent + _SECONDS if looks == self._looks else 0.0
+            if silent > self._timeout:
+                self._end(f"{self._host} has not answered for {self._timeout:g} s (--rank-timeout).")
 
     def _look(self, store: Any) -> None:
         self._send(store)
@@ -192,14 +203,9 @@ class Watch:
         store.set(_key(self._rank), json.dumps(own))
 
     def _tell(self, store: Any) -> None:
-        assert self._failed is not None
-        text, since = self._failed
-        own = json.dumps({"rank": self._rank, "text": text})
-        if not self._told.is_set():
-            self._first = store.compare_set(_FAILED, "", own).decode() == own
-            self._told.set()
-        elif time.monotonic() - since > _GRACE:
-            os._exit(_STATUS)
+        own = json.dumps({"rank": self._rank, "text": self._failed})
+        self._first = store.compare_set(_FAILED, "", own).decode() == own
+        self._told.set()
 
     def _beats(self, store: Any) -> Iterable[tuple[int, _Beat]]:
         for rank in range(self._size):

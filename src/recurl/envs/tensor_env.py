@@ -13,9 +13,11 @@ from recurl.envs.base import EnvBase
 from recurl.envs.gym_actions import ActionReader
 from recurl.envs.gym_observations import ObservationReader
 from recurl.envs.gym_vector import native_row
-from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state, check_step
+from recurl.envs.tasks.checks import check_step
+from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state
 from recurl.envs.tasks.namespaces import TensorDraw, tensors_on
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
+from recurl.hardware import check_device
 from recurl.keys import ACTION, DONE, OBSERVATION, RESET, REWARD, TERMINATED, TRUNCATED
 from recurl.lowering import Step, like, takes_entries
 from recurl.transforms import makes_memory
@@ -48,8 +50,8 @@ class TensorEnv(EnvBase):
 
     Raises:
         ArgumentTypeError: ``dynamics`` is no :class:`~recurl.envs.tasks.Dynamics`.
-        ArgumentError: ``num_envs`` is below 1, or a function of the dynamics returns something else than it should; or,
-            at a step, the shape or dtype of the actions.
+        ArgumentError: ``num_envs`` is below 1, there is no such device, or a function of the dynamics breaks their
+            rules; or, at a step, the shape or dtype of the actions.
         UsageError: stepped, reset in part or saved before the first reset of all rows.
 
     Example:
@@ -73,6 +75,7 @@ class TensorEnv(EnvBase):
         if not isinstance(dynamics, Dynamics):  # type: ignore[reportUnnecessaryIsInstance] # users
             raise ArgumentTypeError(f"A TensorEnv steps the Dynamics of a task, got {type(dynamics).__name__}.")
         check_count("num_envs", num_envs, minimum=1)
+        check_device(str(torch.get_default_device() if device is None else device))
         device = numbered(torch.get_default_device() if device is None else device)
         self.readers = (
             ObservationReader(dynamics.observation_space, [num_envs], type(dynamics).__name__),
@@ -88,7 +91,7 @@ class TensorEnv(EnvBase):
         self._xp = tensors_on(device)
         self.generator = torch.Generator(device)
         self._draw = TensorDraw(self.generator, num_envs)
-        begun = check_step(dynamics, self._xp, self._draw, num_envs)
+        begun = check_step(dynamics, self._xp, self._draw_anew, num_envs)
         self._shapes = {name: tuple(value.shape) for name, value in begun.items()} | {"steps": (num_envs,)}
         self.generator.seed()
         self._seed: int | None = None
@@ -96,6 +99,10 @@ class TensorEnv(EnvBase):
         self._steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._actions = dynamics.action_space
         self._seen = self.observation_spec[OBSERVATION].dtype
+
+    def _draw_anew(self) -> TensorDraw:
+        self.generator.manual_seed(0)
+        return self._draw
 
     @takes_entries
     @makes_memory

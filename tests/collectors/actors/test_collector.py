@@ -270,6 +270,12 @@ def test_what_is_refused(ray_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         RayCollector(holder.make, num_collectors=1, frames_per_batch=20)
     with pytest.raises(ArgumentTypeError, match=r"create_env_fn.holder.lock is a lock"):
         RayCollector([lambda: holder.make()], frames_per_batch=20)
+    policy = Mod(torch.nn.Linear(2, 2), ["observation"], ["action"])
+    policy.lock = holder.lock
+    with pytest.raises(ArgumentTypeError, match=r"must be picklable, but policy.lock is a lock: "):
+        RayCollector(lambda: env_of(2), policy, num_collectors=1, frames_per_batch=20)
+    with pytest.raises(ArgumentError, match="num_collectors must be at least 1, got 0"):
+        RayCollector([], frames_per_batch=20)
     with pytest.raises(ArgumentError, match="num_collectors is needed, the number of actors"):
         make()
     with pytest.raises(ArgumentError, match="max_lag must not be negative, got -1"):

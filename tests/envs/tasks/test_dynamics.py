@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Discrete
 from tensordict import TensorDict
 
 from recurl.envs import TensorEnv
@@ -94,6 +96,34 @@ def test_wrong_results_are_refused(functions, message):
         TensorEnv(Walk(**functions), 3)
 
 
+@pytest.mark.parametrize("actions", [0, -1, True, 2.5, "two", [], [2, 0], Discrete(3), None])
+def test_actions_that_are_no_numbers_are_refused(actions):
+    with pytest.raises(ArgumentError, match=r"actions must be how many there are, such as 3; .*got"):
+        Dynamics.__init__(Walk(), observation_space=Box(-1, 1, (1,)), actions=actions, step_limit=5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"observation_space": Dict(x=Box(-1, 1, (1,)))}, "observation_space of Walk must be a Box or MultiBinary"),
+        ({"step_limit": 0}, "step_limit must be an integer of at least 1; got 0"),
+        ({"step_limit": None}, "step_limit must be an integer of at least 1; got None"),
+    ],
+)
+def test_other_arguments_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        Dynamics.__init__(Walk(), **{"observation_space": Box(-1, 1, (1,)), "actions": 2, "step_limit": 5, **arguments})
+
+
+def test_a_device_that_isnt_there_is_refused():
+    for use in (
+        lambda device: TensorEnv(Walk(), 2, device=device),
+        lambda device: check_dynamics(Walk(), device=device),
+    ):
+        with pytest.raises(ArgumentError, match=r"--device cuda:9 can't be used"):
+            use("cuda:9")
+
+
 def test_an_action_may_choose_several_things():
     host, device = TaskVectorEnv(Walk2(), 3, "Disabled"), TensorEnv(Walk2(), 3)
     assert str(host.single_action_space) == "MultiDiscrete([2 3])"
@@ -177,6 +207,112 @@ def test_functions_that_read_back_are_refused_with_their_line():
         check_dynamics(Walk(advance=advance))
 
 
+def test_functions_of_numpy_are_refused_with_their_line():
+    def advance(xp, state, steps, actions):
+        place = xp.asarray(np.asarray(state["place"]) * 0.5)
+        return {"place": place}, place * 1.0, place > 3.0
+
+    with pytest.raises(UnsupportedError, match=r"test_dynamics\.py:\d+ does `place = xp.*; take functions of torch"):
+        check_dynamics(Walk(advance=advance))
+
+
+def in_place(xp, state, steps, actions):
+    state["place"] += 1
+    return Walk().advance(xp, state, steps, actions)
+
+
+def in_the_dict(xp, state, steps, actions):
+    result = Walk().advance(xp, state, steps, actions)
+    state["place"] = result[0]["place"]
+    return result
+
+
+def counted(xp, state, steps, actions):
+    steps += 1
+    return Walk().advance(xp, state, steps, actions)
+
+
+def observed_in_place(xp, state, steps):
+    state["place"] *= 0.5
+    return Walk().observe(xp, state, steps)
+
+
+CONSTANT = {"begin": lambda xp, draw: {"place": draw.uniform(1.0, 2.0)}}
+
+
+@pytest.mark.parametrize("make", [lambda task: TaskVectorEnv(task, 3), lambda task: TensorEnv(task, 3), check_dynamics])
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        ({"advance": in_place}, r"Walk\.advance must not change its arguments: return new arrays"),
+        ({"advance": in_the_dict}, r"Walk\.advance must not change its arguments"),
+        ({"advance": counted}, r"Walk\.advance must not change its arguments"),
+        ({"observe": observed_in_place, **CONSTANT}, r"Walk\.observe must not change its arguments"),
+        (
+            {"begin": lambda xp, draw: {"place": draw.uniform(0, 1) + random.random()}},
+            r"Walk\.begin must return the same .* a second call differed: draw all random numbers in begin, by draw",
+        ),
+        (
+            {"advance": lambda xp, state, steps, actions: (state, state["place"] * random.random(), steps > 3)},
+            r"Walk\.advance must return the same for the same arguments",
+        ),
+        (
+            {"advance": lambda xp, state, steps, actions: (state, steps > 3)},
+            r"the state, the rewards and terminated; got",
+        ),
+        ({"begin": lambda xp, draw: draw.uniform(0, 1)}, r"Walk\.begin must return a dict of arrays; got"),
+        ({"begin": lambda xp, draw: {"place": 3}}, r"Walk\.begin must return a dict of arrays; got .*'place': 'int'"),
+        (
+            {"advance": lambda xp, state, steps, actions: 1 / 0},
+            r"Walk\.advance fails on .*, as .*test_dynamics\.py:\d+ does `.*`: ZeroDivisionError",
+        ),
+    ],
+)
+def test_functions_that_break_the_rules_are_refused(make, functions, message):
+    with pytest.raises(ArgumentError, match=message):
+        make(Walk(**functions))
+
+
+@pytest.mark.parametrize(
+    ("advance", "message"),
+    [
+        (
+            lambda xp, state, steps, actions: (state, xp.interp(state["place"], [0, 1], [0, 1]), steps > 3),
+            r"Walk\.advance fails on a device, as .*test_dynamics\.py:\d+ does .* no attribute 'interp'",
+        ),
+        (
+            lambda xp, state, steps, actions: ({"place": np.ones(len(steps))}, state["place"], steps > 3),
+            r"Walk\.advance must return arrays as xp makes them, NumPy's on the host and tensors on a device",
+        ),
+    ],
+)
+def test_functions_that_only_numpy_has_are_refused_on_a_device(advance, message):
+    TaskVectorEnv(Walk(advance=advance), 3)
+    with pytest.raises(ArgumentError, match=message):
+        TensorEnv(Walk(advance=advance), 3)
+    with pytest.raises(ArgumentError, match=message):
+        check_dynamics(Walk(advance=advance))
+
+
+def test_states_of_another_dtype_on_a_device_are_refused():
+    def begin(xp, draw):
+        return {"place": draw.integers(3) * 0.5}
+
+    def advance(xp, state, steps, actions):
+        return {"place": state["place"] * 0.5}, state["place"] * 1.0, steps > 3
+
+    with pytest.raises(ArgumentError, match=r"'place' is float64 and float32: .* xp\.astype\(array, xp\.float64\)"):
+        check_dynamics(Walk(begin=begin, advance=advance))
+
+
+def test_numbers_that_are_not_finite_on_both_sides_agree():
+    def advance(xp, state, steps, actions):
+        return {"place": state["place"] / 0.0}, xp.log(-xp.abs(state["place"]) - 1.0), steps > 3
+
+    with np.errstate(all="ignore"):
+        assert check_dynamics(Walk(advance=advance)) == 0.0
+
+
 def test_functions_that_differ_are_refused():
     def advance(xp, state, steps, actions):
         state, reward, terminated = Walk().advance(xp, state, steps, actions)
@@ -245,4 +381,4 @@ def test_both_namespaces_have_the_same_functions():
 def test_constants_are_sent_once():
     xp = tensors_on("cpu")
     assert xp.asarray(KEPT) is xp.asarray(KEPT)
-    assert xp.asarray([1.0, 2.0]).dtype == torch.float32
+    assert xp.asarray([1.0, 2.0]).dtype == torch.float64

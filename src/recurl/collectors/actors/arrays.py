@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recurl.errors import ArgumentError
+
 __all__ = ["Array", "arrays_of", "joined", "tensors_of"]
 
 _Key = TypeVar("_Key")
@@ -54,9 +56,27 @@ def tensors_of(arrays: Mapping[_Key, Array]) -> dict[_Key, Tensor]:
 def joined(parts: Sequence[Mapping[_Key, Array]], dim: int | None) -> dict[_Key, Tensor]:
     """Return the arrays of several batches as tensors, stacked, or concatenated along a dimension.
 
+    Raises:
+        ArgumentError: the batches differ in their entries.
+
     Example:
         >>> joined([arrays_of({"x": torch.ones(2)})] * 2, 0)
         {'x': tensor([1., 1., 1., 1.])}
     """
+    for index, part in enumerate(parts[1:], 1):
+        _check_alike(parts[0], part, index)
     join: Callable[[Sequence[_Numbers]], _Numbers] = np.stack if dim is None else lambda all_: np.concatenate(all_, dim)
     return {key: first.tensor(join([part[key].values for part in parts])) for key, first in parts[0].items()}
+
+
+def _check_alike(first: Mapping[Any, Array], other: Mapping[Any, Array], index: int) -> None:
+    kinds = [{key: (part.dtype, part.values.shape) for key, part in batch.items()} for batch in (first, other)]
+    for key in {**first, **other}:
+        one, another = (kind.get(key) for kind in kinds)
+        if one != another:
+            said = [f"{kind[0]} {list(kind[1])}" if kind else "not there" for kind in (one, another)]
+            raise ArgumentError(
+                f"The batches of all actors must have the same entries, but {key!r} is {said[0]} in that of actor 0 "
+                f"and {said[1]} in that of actor {index}: make environments with the same specs, or "
+                "take sync=False."
+            )

@@ -129,7 +129,7 @@ class RayCollector(CollectorBase):
         frames_each = units_of("frames_per_batch", frames_per_batch, parts, f"{parts} actors")
         given = {**options, "frames_per_batch": frames_each, "init_random_frames": -(-init_random_frames // count)}
         self._recipe = Recipe(functions, epsilons)
-        shared = pickled("policy", Shared(registrations(), _on_cpu(policy), given))
+        shared = pickled("options", Shared(registrations(), pickled("policy", _on_cpu(policy)), given))
         session = RaySession(address)
         try:
             needed = (0.0 if session.alone else 1.0) if num_cpus is None else num_cpus
@@ -332,6 +332,8 @@ def _functions(create_env_fn: Any, count: int | None) -> list[Callable[[], Any]]
         if not isinstance(create_env_fn, Sequence):
             raise ArgumentError("num_collectors is needed, the number of actors, or a list with a function for each.")
         count = len(create_env_fn)
+    if count < 1:
+        raise ArgumentError(f"num_collectors must be at least 1, got {count}.")
     return creators(count, create_env_fn)
 
 

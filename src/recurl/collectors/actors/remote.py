@@ -37,7 +37,8 @@ class Shared(NamedTuple):
     """What all actors of a collector are given."""
 
     registered: list[Any]
-    policy: Any
+    policy: bytes
+    """The pickled policy."""
     options: dict[str, Any]
     """Arguments of :class:`~recurl.collectors.Collector`."""
 
@@ -107,7 +108,7 @@ class CollectorActor:
         TRAJECTORY_IDS.start_at(mine.first_id)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "frames_per_batch=")  # the driver warns
-            self._collector = Collector(env, policy, **options)
+            self._collector = Collector(env, cloudpickle.loads(policy), **options)
         self._epsilon = mine.epsilon
         info = CollectorInfo(self._collector.env.batch_size, self._collector.steps_per_batch)
         return Begun(info, os.getpid())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recurl.envs.tasks.base import TaskVectorEnv
+from recurl.envs.tasks.checks import called, check_step
 from recurl.envs.tasks.dynamics import Dynamics
-from recurl.envs.tasks.namespaces import tensors_on
+from recurl.envs.tasks.namespaces import Namespace, TensorDraw, tensors_on
 from recurl.errors import ArgumentError
+from recurl.hardware import check_device
 from recurl.readback import refuse_read_back
 
 __all__ = ["check_dynamics"]
@@ -42,7 +46,7 @@ def check_dynamics(
         The largest difference, in roundings.
 
     Raises:
-        ArgumentError: the two differ.
+        ArgumentError: the two differ, a function breaks the rules, or there is no such device.
         UnsupportedError: a function reads back from the device.
 
     Example:
@@ -50,14 +54,16 @@ def check_dynamics(
         >>> check_dynamics(TMaze(), episodes=20)
         0.0
     """
+    check_device(str(device))
     env, rng = TaskVectorEnv(dynamics, rows, AutoresetMode.DISABLED), np.random.default_rng(seed)
     env.reset(seed=seed)
     xp, ended, step, worst = tensors_on(device), 0, 0, 0.0
+    begun = check_step(dynamics, xp, lambda: TensorDraw(torch.Generator(device).manual_seed(seed), rows), rows)
+    _check_dtypes(dynamics, env.state, begun)
     _step_on(device, dynamics, xp, env, _actions(dynamics, rng, rows))  # constants are sent at their first use
     while ended < episodes:
         actions = _actions(dynamics, rng, rows)
-        with refuse_read_back():
-            came = _step_on(device, dynamics, xp, env, actions)
+        came = _step_on(device, dynamics, xp, env, actions, refuse_read_back)
         observations, reward, terminated, truncated, _ = env.step(actions)
         expected = {**env.state, "the observations": observations, "the rewards": reward, "terminated": terminated}
         for name, value in expected.items():
@@ -79,11 +85,30 @@ def _actions(dynamics: Dynamics, rng: np.random.Generator, rows: int) -> NDArray
     return rng.integers(int(space.n), size=rows)
 
 
-def _step_on(device: Any, dynamics: Dynamics, xp: Any, env: TaskVectorEnv, actions: NDArray[Any]) -> dict[str, Tensor]:
+def _step_on(
+    device: Any,
+    dynamics: Dynamics,
+    xp: Namespace,
+    env: TaskVectorEnv,
+    actions: NDArray[Any],
+    within: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> dict[str, Tensor]:
     state, steps = {name: _sent(array, device) for name, array in env.state.items()}, _sent(env.steps, device)
-    after, reward, terminated = dynamics.advance(xp, state, steps, _sent(actions, device))
-    observations = dynamics.observe(xp, after, steps + 1)
+    sent = _sent(actions, device)
+    after, reward, terminated = called(dynamics, "advance", xp, state, steps, sent, within=within)
+    observations = called(dynamics, "observe", xp, after, steps + 1, within=within)
     return {**after, "the observations": observations, "the rewards": reward, "terminated": terminated}
+
+
+def _check_dtypes(dynamics: Dynamics, host: Mapping[str, NDArray[Any]], begun: Mapping[str, Tensor]) -> None:
+    for name, array in host.items():
+        came = str(begun[name].dtype).removeprefix("torch.")
+        if came != str(array.dtype):
+            raise ArgumentError(
+                f"{type(dynamics).__name__} must have the same state on the host and on {begun[name].device}, but "
+                f"{name!r} is {array.dtype} and {came}: torch multiplies integers and Python's floats in float32, so "
+                "convert them first, xp.astype(array, xp.float64)."
+            )
 
 
 def _sent(array: NDArray[Any], device: Any) -> Tensor:
@@ -95,10 +120,8 @@ def _difference(dynamics: Dynamics, name: str, step: int, expected: NDArray[Any]
     if expected.dtype.kind != "f":
         found = 0.0 if (expected == came).all() else float("inf")
     else:
-        one, other = expected.astype(np.float32), came.astype(np.float32)
-        size = np.maximum(np.maximum(np.abs(one), np.abs(other)), _SMALLEST)
-        found = float((np.abs(one - other) / np.spacing(size)).max())
-    if not found <= _ROUNDINGS:
+        found = _roundings(expected.astype(np.float32), came.astype(np.float32))
+    if found > _ROUNDINGS:
         index = np.unravel_index(int(np.argmax(expected != came)), expected.shape)
         raise ArgumentError(
             f"{type(dynamics).__name__} must do the same on the host and on {tensor.device}, but after step {step} "
@@ -106,3 +129,12 @@ def _difference(dynamics: Dynamics, name: str, step: int, expected: NDArray[Any]
             f"difference is {found:.3g} roundings of float32."
         )
     return found
+
+
+def _roundings(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Return the largest difference, in roundings of the larger number; what isn't finite must be the same."""
+    differ = (one != other) & ~(np.isnan(one) & np.isnan(other))
+    if not (np.isfinite(one) & np.isfinite(other))[differ].all():
+        return float("inf")
+    size = np.maximum(np.maximum(np.abs(one), np.abs(other)), _SMALLEST)[differ]
+    return float((np.abs(one - other)[differ] / np.spacing(size)).max(initial=0.0))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
-from recurl.envs.tasks.namespaces import HOST, Draw, Namespace, RowDraw
+from recurl.envs.tasks.namespaces import Draw, Namespace
 from recurl.errors import ArgumentError
 
-__all__ = ["Dynamics", "State", "check_count", "check_memory", "check_state", "check_step"]
+__all__ = ["Dynamics", "State", "check_count", "check_state"]
 
 State: TypeAlias = dict[str, Any]
 """Arrays by name; the last axis of each counts the rows."""
@@ -52,14 +52,22 @@ class Dynamics(ABC):
         observation_space: space of one row's observation.
         action_space: space of one row's action.
         step_limit: steps after which an episode is truncated.
+
+    Raises:
+        ArgumentError: an argument is none of these.
     """
 
     def __init__(
         self, *, observation_space: Box | MultiBinary, actions: int | Sequence[int] | Box, step_limit: int
     ) -> None:
+        if not isinstance(observation_space, Box | MultiBinary):  # type: ignore[reportUnnecessaryIsInstance] # users
+            raise ArgumentError(
+                f"the observation_space of {type(self).__name__} must be a Box or MultiBinary, one array; got "
+                f"{observation_space}: put several parts into one array, one after the other"
+            )
         self.observation_space = observation_space
         self.action_space = _action_space(actions)
-        self.step_limit = step_limit
+        self.step_limit = check_count("step_limit", step_limit, minimum=1)
 
     @abstractmethod
     def begin(self, xp: Namespace, draw: Draw) -> State:
@@ -96,104 +104,18 @@ class Dynamics(ABC):
         """
 
 
-def _action_space(actions: int | Sequence[int] | Box) -> Discrete | MultiDiscrete | Box:
+def _action_space(actions: Any) -> Discrete | MultiDiscrete | Box:
     if isinstance(actions, Box):
         return actions
-    return Discrete(actions) if isinstance(actions, int) else MultiDiscrete(list(actions))
-
-
-def _no_actions(dynamics: Dynamics, xp: Namespace, rows: int) -> Any:
-    """Return actions of zeros."""
-    space = dynamics.action_space
-    return xp.zeros((rows, *(space.shape or ())), dtype=xp.float32 if isinstance(space, Box) else xp.int64)
-
-
-def check_step(dynamics: Dynamics, xp: Namespace, draw: Draw, rows: int) -> State:
-    """Begin an episode, play a step, and return the state at the beginning; refuse results of wrong shape or dtype.
-
-    Args:
-        dynamics: the task.
-        xp: the namespace.
-        draw: random numbers of `rows` rows.
-        rows: number of rows.
-
-    Raises:
-        ArgumentError: a function returns something else than it should.
-    """
-    begun = dynamics.begin(xp, draw)
-    _check_rows(dynamics, "begin", begun, rows)
-    steps = xp.zeros(rows, dtype=xp.int64)
-    actions, seen = _no_actions(dynamics, xp, rows), dynamics.observation_space
-    _check(
-        dynamics,
-        "observe",
-        "the observations",
-        dynamics.observe(xp, begun, steps),
-        str(seen.dtype),
-        (rows, *seen.shape),
-    )
-    state, reward, terminated = dynamics.advance(xp, begun, steps, actions)
-    _check(dynamics, "advance", "the rewards", reward, "float", (rows,))
-    _check(dynamics, "advance", "terminated", terminated, "bool", (rows,))
-    kinds = [{name: (_kind(value), tuple(value.shape)) for name, value in part.items()} for part in (begun, state)]
-    if kinds[0] != kinds[1]:
+    several = isinstance(actions, Sequence) and not isinstance(actions, str)
+    numbers: list[Any] = list(cast(Sequence[Any], actions)) if several else [actions]
+    if not numbers or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in numbers):
         raise ArgumentError(
-            f"{_name(dynamics)}.advance must return a state like the one it got, {kinds[0]}; got {kinds[1]}"
+            "actions must be how many there are, such as 3; a list of such numbers, where an action chooses several "
+            f"things; or the Box of a real action; got {actions!r}"
         )
-    return begun
-
-
-def check_memory(dynamics: Dynamics) -> None:
-    """Refuse functions that return arrays which must not be written to, or which are part of each other.
-
-    A vector environment on the host writes the beginnings of new episodes into the arrays of the state.
-
-    Args:
-        dynamics: the task.
-
-    Raises:
-        ArgumentError: an array is not new, or read-only.
-    """
-    begun = dynamics.begin(HOST, RowDraw([np.random.default_rng(0)]))
-    steps = np.zeros(1, dtype=np.int64)
-    actions = _no_actions(dynamics, HOST, 1)
-    first, second = (dynamics.advance(HOST, begun, steps, actions)[0] for _ in range(2))
-    seen = dynamics.observe(HOST, first, steps)
-    for name, array in first.items():
-        others = [seen, *(other for key, other in first.items() if key != name)]
-        if array is not begun[name]:
-            others.append(second[name])
-        if not array.flags.writeable or any(np.shares_memory(array, other) for other in others):
-            raise ArgumentError(
-                f"every array that {_name(dynamics)} returns must be a new one, or part of the state that stays the "
-                f"same; but {name!r} shares its memory with another: copy it, as xp.astype does"
-            )
-
-
-def _check_rows(dynamics: Dynamics, function: str, state: State, rows: int) -> None:
-    shapes = {name: tuple(value.shape) for name, value in state.items()}
-    if any(shape[-1:] != (rows,) for shape in shapes.values()):
-        raise ArgumentError(
-            f"the last axis of every array that {_name(dynamics)}.{function} returns must count the {rows} rows; got "
-            f"shapes {shapes}"
-        )
-
-
-def _check(dynamics: Dynamics, function: str, what: str, value: Any, kind: str, shape: tuple[int, ...]) -> None:
-    came = tuple(getattr(value, "shape", ()))
-    if not _kind(value).startswith(kind) or came != shape:
-        raise ArgumentError(
-            f"{what} of {_name(dynamics)}.{function} must be {kind} of shape {shape}; got {_kind(value)} of shape "
-            f"{came}"
-        )
-
-
-def _kind(value: Any) -> str:
-    return str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
-
-
-def _name(dynamics: Dynamics) -> str:
-    return type(dynamics).__name__
+    counts = [int(number) for number in numbers]
+    return MultiDiscrete(counts) if several else Discrete(counts[0])
 
 
 def check_state(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recurl.envs.tasks.tensor_functions import functions_on, numpy_dtype
+
 __all__ = ["HOST", "Draw", "Namespace", "RowDraw", "TensorDraw", "tensors_on"]
 
 
@@ -178,8 +180,10 @@ def tensors_on(device: torch.device | str) -> Namespace:
     kept: dict[int, tuple[Any, Tensor]] = {}  # by identity, together with the array, so that this stays unique
 
     def asarray(value: Any, dtype: torch.dtype | None = None) -> Tensor:
-        if not isinstance(value, np.ndarray) or dtype is not None:
+        if isinstance(value, Tensor) or dtype is not None:
             return torch.as_tensor(value, dtype=dtype, device=device)
+        if not isinstance(value, np.ndarray):
+            return torch.as_tensor(value, dtype=numpy_dtype(value), device=device)
         if id(value) not in kept:
             kept[id(value)] = (value, torch.as_tensor(value, device=device))
         return kept[id(value)][1]
@@ -191,59 +195,12 @@ def tensors_on(device: torch.device | str) -> Namespace:
         return make
 
     def arange(*arguments: Any, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = numpy_dtype(*arguments) if dtype is None else dtype
         return torch.arange(*arguments, dtype=dtype, device=device)
 
-    def full(shape: Any, value: Any, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.full(shape, value, dtype=_dtype_of(value) if dtype is None else dtype, device=device)
+    def full(shape: int | tuple[int, ...], value: Any, dtype: torch.dtype | None = None) -> Tensor:
+        shape, dtype = (shape,) if isinstance(shape, int) else shape, numpy_dtype(value) if dtype is None else dtype
+        return torch.full(shape, value, dtype=dtype, device=device)
 
-    def where(condition: Tensor, one: Any, other: Any) -> Tensor:
-        if not isinstance(one, Tensor) and not isinstance(other, Tensor):
-            one = full((), one, _dtype_of(one, other))
-        return torch.where(condition, one, other)
-
-    own: dict[str, Any] = {name: new(getattr(torch, name)) for name in ("empty", "eye", "ones", "zeros")}
-    own |= {"arange": arange, "asarray": asarray, "full": full, "where": where}
-    own |= {
-        "argsort": _tensor_argsort,
-        "astype": _tensor_astype,
-        "pick": _tensor_pick,
-        "stack": _tensor_stack,
-        "take": _tensor_take,
-    }
-    return Namespace(torch, own)
-
-
-def _dtype_of(*numbers: float) -> torch.dtype:
-    """Return NumPy's dtype of numbers: torch's, of real ones, is float32."""
-    return torch.from_numpy(np.empty(0, np.result_type(*map(type, numbers)))).dtype
-
-
-def _tensor_argsort(tensor: Tensor, axis: int = -1) -> Tensor:
-    return _sorting(tensor, axis) if torch.compiler.is_compiling() else tensor.argsort(axis)
-
-
-@torch.library.custom_op("recurl::argsort", mutates_args=(), schema="(Tensor tensor, int axis) -> Tensor")
-def _sorting(tensor: Tensor, axis: int) -> Tensor:
-    """Sort by torch's own kernel: Inductor unrolls a network of comparisons, whose compilation takes 2 to 5 s."""
-    return tensor.argsort(axis).contiguous()
-
-
-@_sorting.register_fake
-def _(tensor: Tensor, axis: int) -> Tensor:
-    return torch.empty_like(tensor, dtype=torch.int64, memory_format=torch.contiguous_format)
-
-
-def _tensor_astype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
-
-
-def _tensor_pick(table: Tensor, index: Tensor) -> Tensor:
-    return table.gather(0, index.unsqueeze(0)).squeeze(0)
-
-
-def _tensor_stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    return torch.stack(tuple(tensors), axis)
-
-
-def _tensor_take(table: Tensor, index: Tensor, axis: int = 0) -> Tensor:
-    return table.index_select(axis, index)
+    own: dict[str, Any] = {name: new(getattr(torch, name)) for name in ("empty", "eye", "linspace", "ones", "zeros")}
+    return Namespace(torch, {**own, "arange": arange, "asarray": asarray, "full": full, **functions_on(device)})

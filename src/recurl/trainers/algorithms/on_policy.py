@@ -130,7 +130,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         """Refuse minibatches that ranks can't share; see :meth:`Learner.check_ranks`."""
         super().check_ranks()
         config, passes = self.config, self.passes
-        length = passes.sequence_length or config.rollout_steps
+        length = min(passes.sequence_length or config.rollout_steps, config.rollout_steps)
         sequences = config.num_envs * (config.rollout_steps // length)
         if config.rollout_steps % length or sequences % passes.minibatches:
             raise ArgumentError(

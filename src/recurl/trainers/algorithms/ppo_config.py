@@ -61,7 +61,7 @@ class PPOConfig(OverlappedConfig):
                 f"({self.num_envs} environments x {pieces}), got {self.minibatches}: lower it, raise --num-envs "
                 "or lower --sequence-length."
             )
-        if self.cuda_graph and (self.rollout_steps % self.sequence_length or self.num_envs * pieces % self.minibatches):
+        if self.cuda_graph and (self.rollout_steps % self.learnt_length or self.num_envs * pieces % self.minibatches):
             raise ArgumentError(
                 "--cuda-graph needs minibatches of the same size: --sequence-length must divide --rollout-steps, and "
                 f"--minibatches the {self.num_envs * pieces} sequences of a batch; got {self.sequence_length} for "

@@ -7,12 +7,35 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from recurl.distributed import gather_on_first, rank, world_size
+from recurl.distributed import gather, gather_on_first, rank, world_size
+from recurl.errors import ArgumentError
+from recurl.ranges import flag
+from recurl.trainers.config import RunConfig
 
-__all__ = ["for_this_rank", "ranks_of", "with_other_ranks"]
+__all__ = ["check_same_options", "for_this_rank", "ranks_of", "with_other_ranks"]
 
 _ALGORITHM, _RANKS = "algorithm", "ranks"
 _OWN = ("stats", "faults", "rng")
+_OF_A_RANK = ("threads", "logger", "callback", "ray_address")
+"""Options that may differ between ranks."""
+
+
+def check_same_options(config: RunConfig) -> None:
+    """Refuse ranks whose options differ in what they do together; all ranks call it together.
+
+    Raises:
+        ArgumentError: an option differs.
+    """
+    first, *others = gather(config.to_dict())
+    for number, options in enumerate(others, 1):
+        for name, value in first.items():
+            came = options.get(name)
+            if came != value and name not in _OF_A_RANK:
+                what = "algorithm" if name == "algorithm" else flag(name)
+                raise ArgumentError(
+                    f"All ranks must have the same options, but {what} is {value} on rank 0 and {came} on rank "
+                    f"{number}."
+                )
 
 
 def with_other_ranks(state: dict[str, Any], parts: Sequence[str]) -> dict[str, Any]:

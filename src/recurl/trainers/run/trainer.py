@@ -28,7 +28,7 @@ from recurl.trainers.run.faults import FaultWatch
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.outcome import Clock, Outcome
 from recurl.trainers.run.periodic import EVALUATION_COLUMNS, PeriodicEvaluation
-from recurl.trainers.run.ranks import for_this_rank, ranks_of, with_other_ranks
+from recurl.trainers.run.ranks import check_same_options, for_this_rank, ranks_of, with_other_ranks
 from recurl.trainers.run.updates import COLUMNS, Updates
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class Trainer:
     process can write in the folder.
 
     Raises:
-        ArgumentError: a callback can't be made, or the environment of the evaluations doesn't fit.
+        ArgumentError: a callback can't be made, the environment of the evaluations doesn't fit, or the options of ranks
+            differ.
         ArgumentTypeError: an object has no method of a callback.
         MissingDependencyError: a package that the run needs is not installed; said before it begins.
     """
@@ -62,6 +63,7 @@ class Trainer:
         self, config: RunConfig, folder: RunFolder, *, console: Console, callbacks: Sequence[object] = ()
     ) -> None:
         check_packages(config.logger)
+        check_same_options(config)
         self._leads = rank() == 0
         self._own = [*map(load_callback, config.callback), *map(check_callback, callbacks)] if self._leads else []
         self._callbacks = Callbacks()

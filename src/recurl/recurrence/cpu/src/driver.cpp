@@ -352,6 +352,14 @@ int recurl_cpu_run(const recurl_program* program, const recurl_place* given, int
   const int status = recurl::guarded(program->isa, [&] { found = recurl::run(*program, given, rows, threads); });
   return status == RECURL_OK ? found : status;
 }
+void recurl_cpu_write(const recurl_memory* memory, int64_t step, const int64_t* pairs, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const recurl_memory& m = memory[pairs[2 * i]];
+    const char* from = reinterpret_cast<const char*>(pairs[2 * i + 1]);
+    char* to = static_cast<char*>(m.data) + step * m.step_stride;
+    for (int64_t r = 0; r < m.rows; ++r) std::memcpy(to + r * m.row_stride, from + r * m.bytes, m.bytes);
+  }
+}
 int recurl_cpu_linear_forward(const recurl_linear* l) {
   return recurl::guarded(l->isa, [&] {
     recurl::linear(*l, true, recurl::kernels_of(l->isa, l->dtype)->linear_forward);

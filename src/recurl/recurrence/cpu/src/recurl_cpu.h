@@ -14,7 +14,7 @@
 #endif
 
 // Raised whenever a structure or a function below changes; the loader refuses a library of another version.
-#define RECURL_CPU_ABI 6
+#define RECURL_CPU_ABI 7
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
 enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1 };
@@ -160,6 +160,15 @@ typedef struct recurl_place {
 // Runs B rows through all operations; `given` has a place for each such slot.
 RECURL_EXPORT int recurl_cpu_run(const recurl_program* program, const recurl_place* given, int64_t rows,
                                  int64_t threads);
+
+// Where the rows of an entry of a batch lie, those of one step after those of another.
+typedef struct recurl_memory {
+  void* data;
+  int64_t rows, bytes;              // how many rows a step has, and the size of one
+  int64_t row_stride, step_stride;  // bytes
+} recurl_memory;
+// Writes a step: for each of `count` pairs, the entry of that number from contiguous rows at that address.
+RECURL_EXPORT void recurl_cpu_write(const recurl_memory* memory, int64_t step, const int64_t* pairs, int64_t count);
 
 // A linear recurrence h[n] = a[n] h[n - 1] + b[n] over a flat stream of tokens cut into segments, elementwise; where a
 // segment starts, the stored state is in the place of h[n - 1]. W numbers in a row; complex ones are two each.

@@ -13,7 +13,11 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-HEADERS = ("recurl_cpu.h", "kernels.h", *(f"{name}.inc" for name in ("kernels", "linear", "products", "program")))
+HEADERS = (
+    "recurl_cpu.h",
+    "kernels.h",
+    *(f"{name}.inc" for name in ("derivatives", "kernels", "linear", "pass", "products", "program")),
+)
 HEADERS += ("simd.inc", "step.inc", "sums.inc")
 SOURCES = Path("src/recurl/recurrence/cpu/src")
 LIBRARY = "librecurl_cpu.so"

@@ -3,16 +3,19 @@
 from recurl.compiled.compilation import Compilation, NotCompiled, Signal
 from recurl.compiled.function import CompiledFunction, OneRow, function_of
 from recurl.compiled.network import CompiledNetwork
+from recurl.compiled.passes import CompiledPass, can_pass
 from recurl.compiled.program_file import Recorder, read_function, write_function
 
 __all__ = [
     "Compilation",
     "CompiledFunction",
     "CompiledNetwork",
+    "CompiledPass",
     "NotCompiled",
     "OneRow",
     "Recorder",
     "Signal",
+    "can_pass",
     "function_of",
     "read_function",
     "write_function",

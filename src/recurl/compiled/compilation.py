@@ -96,8 +96,10 @@ class Compilation:
         wanted: keys that are to be written.
         layers: what writes a module of torch.nn into it, by class.
         recorder: stands for the program's builder of this dtype, whose calls it keeps; None for the builder itself.
+        sequences: memories read sequences, as in recurrent mode, not steps.
 
     Attributes:
+        sequences: see above.
         program: receives the operations.
         dtype: see above.
         reads: entries that are read.
@@ -111,7 +113,10 @@ class Compilation:
         wanted: Container[NestedKey | None],
         layers: Mapping[type, Callable[..., Any]],
         recorder: Callable[[torch.dtype], Any] | None = None,
+        *,
+        sequences: bool = False,
     ) -> None:
+        self.sequences = sequences
         with unsupported():
             self.program: ProgramBuilder = (recorder or ProgramBuilder)(dtype)
         self.dtype = dtype
@@ -192,6 +197,13 @@ class Compilation:
         if key in self._wanted:
             self.program.copy(signal.value, self.output(key, signal.shape).value, self.dtype)
         self._written[key] = signal
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """Return a block whose entries aren't seen after it."""
+        written = dict(self._written)
+        yield
+        self._written = written
 
     def numbers(self, signal: Signal, columns: int | None = None) -> Signal:
         """Return ``signal``, if it is a vector of numbers in the program's dtype."""

@@ -19,7 +19,7 @@ from recurl.mode import set_recurrent_mode
 from recurl.recurrence.cpu.library import missing
 from recurl.recurrence.cpu.step import can_step
 
-__all__ = ["CompiledNetwork", "write_all"]
+__all__ = ["CompiledNetwork", "add_module", "write_all"]
 
 
 _BATCH_SIZES = 8
@@ -127,7 +127,7 @@ class CompiledNetwork:
         try:
             compilation = Compilation(entries, self._dtype, wanted, LAYERS)
             for module in modules:
-                _add(compilation, module)
+                add_module(compilation, module)
                 done.append(module)
         except NotCompiled as why:
             reason = str(why)
@@ -152,7 +152,7 @@ def write_all(network: Network, example: Entries, wanted: Container[NestedKey | 
     with set_recurrent_mode(False):
         compilation = Compilation(example, _dtype_of(network), wanted, LAYERS, recorder)
         for module in _taken_apart(network.modules)[0]:
-            _add(compilation, module)
+            add_module(compilation, module)
     return compilation
 
 
@@ -191,7 +191,7 @@ def _read_by(modules: Sequence[TensorDictModuleBase]) -> set[NestedKey]:
     return {normalize_key(key) for module in modules for key in module.in_keys}
 
 
-def _add(compilation: Compilation, module: TensorDictModuleBase) -> None:
+def add_module(compilation: Compilation, module: TensorDictModuleBase) -> None:
     """Write the step of a module into a program."""
     if defines_both(type(module), "compile_entries", "link_entries" if hasattr(module, "link_entries") else "forward"):
         with unsupported():

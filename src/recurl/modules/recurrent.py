@@ -19,7 +19,7 @@ from recurl.mode import recurrent_mode
 from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
 from recurl.precision import resolve_precision
-from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Options, boundaries_of
+from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Boundaries, Options, boundaries_of
 from recurl.specs import Unbounded
 from recurl.start_states import check_cut, state_in
 from recurl.transforms import TensorDictPrimer
@@ -121,9 +121,17 @@ class RecurrentModule(TensorDictModuleBase):
         return tensordict
 
     def compile_entries(self, program: Compilation) -> None:
-        """Write one step into a program; see :class:`recurl.compiled.Compilation`."""
+        """Write one step, or sequences, into a program; see :class:`recurl.compiled.Compilation`."""
         net = self.net
-        if self.recurrent_mode or net.bidirectional or net.python_based or (net.dropout and net.training):
+        elsewhere = self.recurrent_backend not in ("cpu", "fastest") or self.recurrent_recompute == "full"
+        if program.sequences and elsewhere:
+            raise NotCompiled(f"{type(self).__name__} names another backend, or recomputes")
+        if (
+            self.recurrent_mode is not program.sequences
+            or net.bidirectional
+            or net.python_based
+            or (net.dropout and net.training)
+        ):
             raise NotCompiled(f"{type(self).__name__} draws dropout, or is no step of kernels")
         x = program.numbers(program.read(self.in_keys[0]), net.input_size)
         is_init = program.read(IS_INIT)
@@ -149,6 +157,18 @@ class RecurrentModule(TensorDictModuleBase):
             features.value,
         )
         program.write(self.out_keys[0], features)
+
+    def sequences(self, tensordict: TensorDictBase) -> tuple[Boundaries, dict[NestedKey, Tensor]]:
+        """Return the segments of a batch of sequences, and the states of every token, checked; none if all are absent.
+
+        Args:
+            tensordict: ``[T]`` or ``[*B, T]``.
+        """
+        batch = tensordict.batch_size
+        is_init = _flags(tensordict, batch)
+        boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch, tensordict.get(TRAJ_STEPS, None))
+        check_cut(tensordict, self.state_keys, boundaries)
+        return boundaries, dict(zip(self.state_keys, self._states(tensordict), strict=False))
 
     def _gather(self, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> TensorDictBase:
         """Put inputs that came as tensors into a TensorDict; its batch size is that of the value."""

@@ -178,6 +178,18 @@ def run_function() -> Callable[[Any, bytes, int, int], int]:
 
 
 @cache
+def pass_functions() -> tuple[Callable[[Any, int], int], Callable[[bytes], int], Callable[[bytes], int]]:
+    """Return ``recurl_cpu_pass_memory``, and ``_forward`` and ``_backward`` of the bytes of a recurl_pass."""
+    library = load()
+    memory, forward, backward = (
+        getattr(library, f"recurl_cpu_pass_{name}") for name in ("memory", "forward", "backward")
+    )
+    memory.argtypes, memory.restype = (ctypes.c_void_p, ctypes.c_int64), ctypes.c_int64
+    forward.argtypes = backward.argtypes = (ctypes.c_char_p,)
+    return memory, forward, backward
+
+
+@cache
 def write_function() -> Callable[[Any, int, bytes, int], None]:
     """Return ``recurl_cpu_write``: an array of recurl_memory, a step, and pairs of a number and an address."""
     function = load().recurl_cpu_write

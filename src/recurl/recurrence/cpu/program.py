@@ -16,11 +16,11 @@ from torch import Tensor
 
 from recurl.errors import UnsupportedError
 from recurl.recurrence.cells import Cell
-from recurl.recurrence.cpu.library import Op, check, instruction_sets, run_function
+from recurl.recurrence.cpu.library import Op, check, instruction_sets, pass_functions, run_function
 from recurl.recurrence.cpu.library import Program as Structure
 from recurl.recurrence.cpu.step import PLAIN, Layers, sizes_of
 
-__all__ = ["ACTIVATIONS", "SOURCES", "Program", "ProgramBuilder", "Value"]
+__all__ = ["ACTIVATIONS", "SOURCES", "Pass", "Program", "ProgramBuilder", "Value"]
 
 _KINDS = ("copy", "one_hot", "linear", "activate", "normalize", "layer_norm", "recur", "positive", "choose", "squash")
 ACTIVATIONS = ("tanh", "sigmoid", "silu", "elu", "leaky", "clamp")
@@ -29,6 +29,8 @@ SOURCES = (torch.float32, torch.float64, torch.uint8, torch.int16, torch.int32, 
 _DTYPES = (torch.float32, torch.float64)
 _NO_CHOICE, _NAN = 4, 3
 _ONE_HOT, _REFUSES, _VALUE = 1, 2, 4
+_PASS = struct.Struct("9q")  # recurl_pass
+_DIFFERENTIABLE = ("copy", "one_hot", "linear", "activate", "normalize", "layer_norm", "recur", "positive")
 
 
 class Value(NamedTuple):
@@ -54,6 +56,7 @@ class Program:
 
     def __init__(self, structure: Structure, given: int, kept: list[object]) -> None:
         self._structure = structure
+        self._given = given
         self._pointer = ctypes.addressof(structure)
         self._kept = kept
         self._places = struct.Struct(f"{2 * given}q")
@@ -67,6 +70,14 @@ class Program:
         """
         return _succeeded(self._run(self._pointer, self._places.pack(*places), rows, torch.get_num_threads()))
 
+    def differentiable(self, weights: Sequence[tuple[Tensor, int]]) -> Pass:
+        """Return the same over all tokens of a batch, with derivatives.
+
+        Args:
+            weights: those that have gradients; and where, among the numbers of all gradients, those of each begin.
+        """
+        return Pass(self._pointer, self._given, weights, self)
+
     def bound(self, places: Sequence[int], rows: int) -> Callable[[], bool]:
         """Return a call of these places, on one thread."""
         run, pointer, packed = self._run, self._pointer, self._places.pack(*places)
@@ -76,6 +87,66 @@ class Program:
             return status == 0 or _succeeded(status)
 
         return call
+
+
+class Pass:
+    """A program over all tokens of a batch, forward and backward; made by :meth:`Program.differentiable`."""
+
+    def __init__(self, pointer: int, given: int, weights: Sequence[tuple[Tensor, int]], kept: object) -> None:
+        self._pointer, self._kept = pointer, kept
+        self._places = struct.Struct(f"{2 * given}q")
+        self._weights = [
+            (tensor.data_ptr(), first * tensor.element_size(), tensor.numel()) for tensor, first in weights
+        ]
+        self._memory, self._forward, self._backward = pass_functions()
+
+    def forward(self, places: Sequence[int], tokens: int, starts: Tensor) -> Tensor:
+        """Run forward; return what the backward pass needs.
+
+        Args:
+            places: a pointer and a stride for each slot that lies outside; null for states after a step.
+            tokens: N.
+            starts: bool ``[N]``, contiguous.
+        """
+        memory = torch.empty(self._memory(self._pointer, tokens), dtype=torch.uint8)
+        given = self._buffer(places)
+        check(self._forward(self._call(given, tokens, starts, memory, 0, b"")))
+        return memory
+
+    def backward(
+        self, places: Sequence[int], grads: Sequence[int], tokens: int, starts: Tensor, memory: Tensor, into: Tensor
+    ) -> None:
+        """Add the gradients of all weights to the numbers ``into``.
+
+        Args:
+            places: as those of forward.
+            grads: likewise, gradients of the slots; null for none.
+            tokens: N.
+            starts: as that of forward.
+            memory: what forward returned.
+            into: gradients of all weights, contiguous.
+        """
+        given, of_given, first = self._buffer(places), self._buffer(grads), into.data_ptr()
+        numbers = [number for weight, offset, count in self._weights for number in (weight, first + offset, count)]
+        weights = struct.pack(f"{len(numbers)}q", *numbers)
+        check(self._backward(self._call(given, tokens, starts, memory, ctypes.addressof(of_given), weights)))
+
+    def _buffer(self, places: Sequence[int]) -> ctypes.Array[ctypes.c_char]:
+        return ctypes.create_string_buffer(self._places.pack(*places), self._places.size)
+
+    def _call(
+        self,
+        given: ctypes.Array[ctypes.c_char],
+        tokens: int,
+        starts: Tensor,
+        memory: Tensor,
+        grads: int,
+        weights: bytes,
+    ) -> bytes:
+        of_weights = ctypes.cast(ctypes.c_char_p(weights), ctypes.c_void_p).value
+        threads, pointer = torch.get_num_threads(), memory.data_ptr()
+        numbers = (self._pointer, ctypes.addressof(given), tokens, threads, starts.data_ptr(), pointer, grads)
+        return _PASS.pack(*numbers, len(self._weights) if weights else 0, of_weights or 0)
 
 
 def _succeeded(status: int) -> bool:
@@ -90,6 +161,9 @@ class ProgramBuilder:
 
     Args:
         dtype: float32 or float64, of all numbers inside and of the weights.
+
+    Attributes:
+        weights: what its operations read, as they were given.
 
     Raises:
         UnsupportedError: something isn't for the library; the message says what.
@@ -115,6 +189,7 @@ class ProgramBuilder:
         self._columns: list[int] = []
         self._given = 0
         self._kept: list[object] = []
+        self.weights: list[Tensor] = []
 
     # Slots inside are numbered from -2 downwards until the end, where it is known how many lie outside; -1 is none.
 
@@ -174,6 +249,7 @@ class ProgramBuilder:
         if sizes is None:
             raise UnsupportedError(f"the C++ library has no step for this {cell.name}")
         step, weights = (ctypes.create_string_buffer(part) for part in sizes)
+        self.weights += [w for (layer,) in layers for w in layer if w is not None]
         self._kept += [step, weights, *(w for (layer,) in layers for w in layer if w is not None)]
         self._kept += [w.detach() for (layer,) in layers for w in layer if w is not None]
         slots = (is_init, *_two(before), *_two(after))
@@ -216,6 +292,18 @@ class ProgramBuilder:
         """Write a sample of ``TanhNormal``, or without noise its median; ``bounds`` are low and half the range."""
         w, b = self._weights([(bound, (loc.columns,)) for bound in bounds])
         self._add("squash", loc, to, slots=(scale, noise, log_prob), w=w, b=b)
+
+    @property
+    def why_not_differentiable(self) -> str | None:
+        """Why the program has no derivatives, or None if it has."""
+        ops = [_KINDS[op.kind] for op in self._ops]
+        missing = next((kind for kind in ops if kind not in _DIFFERENTIABLE), None)
+        after = {slot for op, kind in zip(self._ops, ops, strict=True) if kind == "recur" for slot in op.slots[3:]} - {
+            -1
+        }
+        if missing is not None:
+            return f"the operation {missing} has no derivative in C++"
+        return "something reads a state after a step" if any(op.source in after for op in self._ops) else None
 
     def finish(self) -> Program:
         """Return the program."""
@@ -267,6 +355,7 @@ class ProgramBuilder:
                 raise UnsupportedError(f"a weight is {type(tensor).__name__} of {tensor.dtype} on {tensor.device}")
             if tensor.shape != shape or not tensor.is_contiguous():
                 raise UnsupportedError(f"a weight has the shape {list(tensor.shape)} or strides of its own")
+            self.weights.append(tensor)
             alias = tensor.detach()  # keeps the memory even if `tensor.data` is assigned
             self._kept.append(alias)
             pointers.append(alias.data_ptr())

@@ -161,6 +161,29 @@ typedef struct recurl_place {
 RECURL_EXPORT int recurl_cpu_run(const recurl_program* program, const recurl_place* given, int64_t rows,
                                  int64_t threads);
 
+// A pass over all tokens of a batch, forward and backward: the operations of a program that have derivatives, where a
+// memory reads sequences. Of RECURL_RECUR no slot but h and c counts: tokens where `starts` is set start from the states
+// there. Slots of states after a step are left alone.
+typedef struct recurl_weight {
+  const void* weight;
+  void* grad;  // like the weight, contiguous; the gradient is added
+  int64_t count;
+} recurl_weight;
+typedef struct recurl_pass {
+  const recurl_program* program;
+  const recurl_place* given;
+  int64_t tokens, threads;
+  const uint8_t* starts;  // [N], nonzero at the first token of each segment; token 0 always is one
+  void* memory;           // recurl_cpu_pass_memory bytes, left alone from forward to backward
+  // Backward only.
+  const recurl_place* grads;  // of the slots outside; null for none
+  int64_t weight_count;
+  const recurl_weight* weights;  // those that have a gradient
+} recurl_pass;
+RECURL_EXPORT int64_t recurl_cpu_pass_memory(const recurl_program* program, int64_t tokens);
+RECURL_EXPORT int recurl_cpu_pass_forward(const recurl_pass* pass);
+RECURL_EXPORT int recurl_cpu_pass_backward(const recurl_pass* pass);
+
 // Where the rows of an entry of a batch lie, those of one step after those of another.
 typedef struct recurl_memory {
   void* data;

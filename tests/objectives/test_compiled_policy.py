@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ KINDS: dict[str, Any] = {
 def make(kind: str, backend: str = "fastest", head: nn.Module | None = None) -> tuple[Any, Any, TensorDict]:
     torch.manual_seed(0)
     layer, keys, distribution, draw = KINDS[kind]
+    layer = copy.deepcopy(layer)
     memory = LSTMModule(4, HIDDEN, in_key="observation", out_key="features", recurrent_backend=backend)
     reads: Any = {"logits": "logits", "mask": "mask"} if kind == "masked" else keys
     actor = ProbabilisticActor(

@@ -1,6 +1,7 @@
 """Steps of networks as programs of recurl's C++ library: one call for all that a policy computes in a step."""
 
-from recurl.compiled.compilation import Compilation, NotCompiled, Signal
+from recurl.compiled.compilation import Compilation, Density, NotCompiled, Signal
+from recurl.compiled.descent import Descent, SurrogateData, SurrogateOptions
 from recurl.compiled.function import CompiledFunction, OneRow, function_of
 from recurl.compiled.network import CompiledNetwork
 from recurl.compiled.passes import CompiledPass, can_pass
@@ -11,10 +12,14 @@ __all__ = [
     "CompiledFunction",
     "CompiledNetwork",
     "CompiledPass",
+    "Density",
+    "Descent",
     "NotCompiled",
     "OneRow",
     "Recorder",
     "Signal",
+    "SurrogateData",
+    "SurrogateOptions",
     "can_pass",
     "function_of",
     "read_function",

@@ -17,7 +17,16 @@ from recurl.keys import NestedKey
 from recurl.lowering import Entries
 from recurl.recurrence.cpu.program import SOURCES, Program, ProgramBuilder, Value
 
-__all__ = ["Compilable", "CompilableNetwork", "Compilation", "NotCompiled", "Outside", "Signal", "defines_both"]
+__all__ = [
+    "Compilable",
+    "CompilableNetwork",
+    "Compilation",
+    "Density",
+    "NotCompiled",
+    "Outside",
+    "Signal",
+    "defines_both",
+]
 
 Noise: TypeAlias = Callable[[Tensor], Tensor]
 """Fills a tensor with random numbers in place, and returns it."""
@@ -43,6 +52,26 @@ class Signal(NamedTuple):
     def part(self, first: int, columns: int) -> Signal:
         """Return ``columns`` of its numbers from ``first`` on."""
         return Signal(self.value.part(first, columns), (columns,), self.dtype)
+
+
+class Density(NamedTuple):
+    """How likely actions are, as the library knows it.
+
+    Attributes:
+        location: key of the logits of a choice, or of the location of a squashed normal.
+        scale: key of its scale; None for a choice.
+        mask: key of a mask of choices, or None.
+        one_hot: choices are one-hot vectors, not numbers.
+        low: lower bound of a squashed normal.
+        high: its upper bound.
+    """
+
+    location: NestedKey
+    scale: NestedKey | None = None
+    mask: NestedKey | None = None
+    one_hot: bool = False
+    low: Any = -1.0
+    high: Any = 1.0
 
 
 class Compilable(Protocol):

@@ -21,9 +21,9 @@ from recurl.mode import set_recurrent_mode
 from recurl.recurrence.backend import record_run
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cpu.library import missing
-from recurl.recurrence.cpu.program import Pass
+from recurl.recurrence.cpu.passes import Pass
 
-__all__ = ["CompiledPass", "can_pass"]
+__all__ = ["CompiledPass", "Layout", "can_pass", "gradients_of"]
 
 
 def can_pass() -> str | None:
@@ -46,6 +46,11 @@ class CompiledPass:
         branches: modules in order, of each branch; none reads what another writes. The first is what all begin with.
         example: entries of a batch, states of every token among them.
         wanted: keys that are written.
+
+    Attributes:
+        parameters: those that get gradients.
+        writes: what is written, in order.
+        layout: the program, and what lies where.
 
     Raises:
         NotCompiled: a module has no form in C++ with derivatives; the message says what.
@@ -78,13 +83,13 @@ class CompiledPass:
         self._check(compilation, wanted, parameters)
         builder = compilation.program
         used = {weight.data_ptr() for weight in builder.weights if weight.requires_grad}
-        self._parameters = [parameter for pointer, parameter in parameters.items() if pointer in used]
-        sizes = [parameter.numel() for parameter in self._parameters]
+        self.parameters = [parameter for pointer, parameter in parameters.items() if pointer in used]
+        sizes = [parameter.numel() for parameter in self.parameters]
         firsts = [sum(sizes[:i]) for i in range(len(sizes))]
         lead = len(example.batch_size)
         reads = compilation.reads
-        self._layout = _Layout(
-            builder.finish().differentiable(list(zip(self._parameters, firsts, strict=True))),
+        self.layout = Layout(
+            Pass(builder.finish(), list(zip(self.parameters, firsts, strict=True))),
             [0] * (2 * (len(reads) + len(compilation.writes))),
             [(2 * read.slot, read.shape[lead:].numel()) for read in reads],
             [(2 * write.slot, write.shape[lead:]) for write in compilation.writes if write.key is not None],
@@ -92,7 +97,7 @@ class CompiledPass:
             sizes,
         )
         self._reads = [(cast(NestedKey, read.key), read.shape[lead:], read.dtype) for read in reads]
-        self._writes = [write.key for write in compilation.writes if write.key is not None]
+        self.writes = [write.key for write in compilation.writes if write.key is not None]
         self._memories = sum(bool(getattr(module, "state_keys", None)) for module in modules)
 
     @staticmethod
@@ -116,8 +121,14 @@ class CompiledPass:
                 return False
             if value.shape[:lead] != entries.batch_size or value.shape[lead:] != shape:
                 return False
-        hooked = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType] - torch offers no other way
+        hooked = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType] - torch offers no other way
         return entries.batch_size.numel() > 0 and not any(hooked)
+
+    def inputs(self, entries: Entries) -> list[Tensor]:
+        """Return what is read of ``entries``, and take note that memories run."""
+        for _ in range(self._memories):
+            record_run("cpu")
+        return [entries.get(key).contiguous() for key, *_ in self._reads]
 
     def __call__(self, entries: Entries, boundaries: Boundaries) -> dict[NestedKey, Tensor]:
         """Return what the networks write; gradients reach their parameters.
@@ -126,15 +137,13 @@ class CompiledPass:
             entries: ``[T]`` or ``[*B, T]``, which fit.
             boundaries: their segments.
         """
-        for _ in range(self._memories):
-            record_run("cpu")
-        inputs = [entries.get(key).contiguous() for key, *_ in self._reads]
+        inputs = self.inputs(entries)
         batch = entries.batch_size
-        found = _Run.apply(self._layout, batch, boundaries.starts.contiguous(), len(inputs), *inputs, *self._parameters)
-        return dict(zip(self._writes, cast("tuple[Tensor, ...]", found), strict=True))
+        found = _Run.apply(self.layout, batch, boundaries.starts.contiguous(), len(inputs), *inputs, *self.parameters)
+        return dict(zip(self.writes, cast("tuple[Tensor, ...]", found), strict=True))
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """A program, and what lies where: places as twice the number of a slot."""
 
     program: Pass
@@ -145,6 +154,7 @@ class _Layout(NamedTuple):
     sizes: list[int]
 
     def filled(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> list[int]:
+        """Return the places of what is read and written, None for nowhere."""
         places = self.places.copy()
         for (slot, columns), value in zip(self.reads, inputs, strict=True):
             places[slot], places[slot + 1] = value.data_ptr(), columns
@@ -159,7 +169,7 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, layout: _Layout, batch: torch.Size, starts: Tensor, count: int, *tensors: Tensor
+        ctx: Any, layout: Layout, batch: torch.Size, starts: Tensor, count: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         inputs, tokens = tensors[:count], batch.numel()
         outputs = tuple(torch.empty((*batch, *shape), dtype=layout.dtype) for _, shape in layout.writes)
@@ -172,20 +182,21 @@ class _Run(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] - once_differentiable forgets names
-        layout, count = cast(_Layout, ctx.layout), ctx.count
+        layout, count = cast(Layout, ctx.layout), ctx.count
         starts, *tensors = ctx.saved_tensors
         inputs, parameters = tensors[:count], tensors[count:]
         given = [None if grad is None else grad.contiguous() for grad in grads]
         nothing = [None] * len(given)
         into = torch.zeros(sum(layout.sizes), dtype=layout.dtype)
         places = layout.filled(inputs, nothing)
-        of_outputs = _gradients(layout, given)
+        of_outputs = gradients_of(layout, given)
         layout.program.backward(places, of_outputs, ctx.tokens, starts, ctx.memory, into)
         parts = zip(into.split(layout.sizes), parameters, strict=True)
         return (None,) * (4 + count) + tuple(part.view(parameter.shape) for part, parameter in parts)
 
 
-def _gradients(layout: _Layout, grads: Sequence[Tensor | None]) -> list[int]:
+def gradients_of(layout: Layout, grads: Sequence[Tensor | None]) -> list[int]:
+    """Return the places of gradients of what is written, None for none."""
     places = [0] * len(layout.places)
     for (slot, shape), grad in zip(layout.writes, grads, strict=True):
         if grad is not None:

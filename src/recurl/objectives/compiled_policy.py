@@ -25,6 +25,11 @@ class CompiledActorCritic:
 
     Args:
         plan: the parts.
+
+    Attributes:
+        plan: see above.
+        compiled: the networks, once a batch was seen; None where they can't be compiled.
+        reason: why they can't be.
     """
 
     def __init__(self, plan: ActorCritic) -> None:
@@ -32,34 +37,34 @@ class CompiledActorCritic:
         self._memories: list[Any] = [
             module for network in plan.networks for module in network.modules if getattr(module, "state_keys", None)
         ]
-        self._pass: CompiledPass | None = None
-        self._reason: str | None = None
+        self.compiled: CompiledPass | None = None
+        self.reason: str | None = None
 
     def why_not_compiled(self, batch: Step, value_key: NestedKey) -> str | None:
         """Return the reason why the networks don't run on ``batch`` as one call, or None if they do."""
         reason = why_not_lowered(self.plan.networks) or can_pass()
         if reason is not None:
             return reason
-        inputs, _ = self._inputs(batch)
-        self._begin(inputs, value_key)
-        if self._pass is None:
-            return self._reason
-        return None if self._pass.fits(inputs) else "the batch is unlike the first, or something has hooks"
+        inputs, _ = self.inputs(batch)
+        self.begin(inputs, value_key)
+        if self.compiled is None:
+            return self.reason
+        return None if self.compiled.fits(inputs) else "the batch is unlike the first, or something has hooks"
 
     def __call__(self, batch: Step, value_key: NestedKey) -> tuple[d.Distribution, Tensor]:
         """Return the distribution of actions, and the values ``[*B, T]``, of a batch of sequences."""
-        if self._reason is not None or why_not_lowered(self.plan.networks) or can_pass():
+        if self.reason is not None or why_not_lowered(self.plan.networks) or can_pass():
             return self.plan(batch, value_key)
-        inputs, boundaries = self._inputs(batch)
-        self._begin(inputs, value_key)
-        if self._pass is None or not self._pass.fits(inputs):
+        inputs, boundaries = self.inputs(batch)
+        self.begin(inputs, value_key)
+        if self.compiled is None or not self.compiled.fits(inputs):
             return self.plan(batch, value_key)
-        for key, value in self._pass(inputs, boundaries).items():
+        for key, value in self.compiled(inputs, boundaries).items():
             inputs.set(key, value)
         value = per_token(value_key, entry(inputs, value_key, "The critic must write it."), batch.batch_size)
         return distribution_of(self.plan.sampler.module, inputs), value
 
-    def _inputs(self, batch: Step) -> tuple[Entries, Boundaries]:
+    def inputs(self, batch: Step) -> tuple[Entries, Boundaries]:
         """Return what the networks read, with states of every token, and the segments."""
         inputs = cast(Entries, inputs_of(batch, self.plan.keys, self.plan.networks))
         boundaries: Boundaries | None = None
@@ -69,9 +74,9 @@ class CompiledActorCritic:
                 inputs.set(key, state)
         return inputs, Boundaries.of_rows(batch.batch_size) if boundaries is None else boundaries
 
-    def _begin(self, inputs: Entries, value_key: NestedKey) -> None:
+    def begin(self, inputs: Entries, value_key: NestedKey) -> None:
         """Compile the networks, at the first batch."""
-        if self._pass is not None or self._reason is not None:
+        if self.compiled is not None or self.reason is not None:
             return
         plan = self.plan
         branches: list[list[TensorDictModuleBase]] = [list(network.modules) for network in plan.networks]
@@ -81,6 +86,6 @@ class CompiledActorCritic:
         try:
             if critic & set(wanted) or value_key in actor:
                 raise NotCompiled("actor and critic write the same entry")
-            self._pass = CompiledPass(branches, inputs, [*wanted, value_key])
+            self.compiled = CompiledPass(branches, inputs, [*wanted, value_key])
         except NotCompiled as reason:
-            self._reason = str(reason)
+            self.reason = str(reason)

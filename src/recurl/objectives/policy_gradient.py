@@ -168,6 +168,26 @@ class PolicyGradientLoss(LossModule):
         finally:
             self._compiled = before
 
+    def gradients(self, batch: Step) -> dict[NestedKey, Tensor] | str:
+        """Compute the losses of a batch and set the gradients of their sum, in one call of the C++ library.
+
+        Inside :meth:`compiled`, and where the loss has that form; gradients of parameters that the losses don't depend
+        on are left as they are.
+
+        Returns:
+            What :meth:`tensors` returns, without gradients; or the reason why nothing was done.
+        """
+        return f"{type(self).__name__} has no form in C++, or its networks aren't compiled"
+
+    def keys_of(self, plan: ActorCritic) -> TensorKeys:
+        """Return the keys of what the loss reads."""
+        return self._keys(plan.sampler.keys)
+
+    @property
+    def distance(self) -> str:
+        """How values are compared with their targets, the argument ``loss_critic_type``."""
+        return self._distance
+
     def why_not_compiled(self, batch: Step) -> str | None:
         """Return the reason why the networks don't run on ``batch`` through the C++ library, or None if they do.
 

@@ -190,6 +190,14 @@ def pass_functions() -> tuple[Callable[[Any, int], int], Callable[[bytes], int],
 
 
 @cache
+def surrogate_function() -> Callable[[bytes, bytes], int]:
+    """Return ``recurl_cpu_surrogate``, to be called with the bytes of a recurl_pass and of a recurl_surrogate."""
+    function = load().recurl_cpu_surrogate
+    function.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+    return function
+
+
+@cache
 def write_function() -> Callable[[Any, int, bytes, int], None]:
     """Return ``recurl_cpu_write``: an array of recurl_memory, a step, and pairs of a number and an address."""
     function = load().recurl_cpu_write

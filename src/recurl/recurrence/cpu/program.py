@@ -16,11 +16,11 @@ from torch import Tensor
 
 from recurl.errors import UnsupportedError
 from recurl.recurrence.cells import Cell
-from recurl.recurrence.cpu.library import Op, check, instruction_sets, pass_functions, run_function
+from recurl.recurrence.cpu.library import Op, check, instruction_sets, run_function
 from recurl.recurrence.cpu.library import Program as Structure
 from recurl.recurrence.cpu.step import PLAIN, Layers, sizes_of
 
-__all__ = ["ACTIVATIONS", "SOURCES", "Pass", "Program", "ProgramBuilder", "Value"]
+__all__ = ["ACTIVATIONS", "SOURCES", "Program", "ProgramBuilder", "Value"]
 
 _KINDS = ("copy", "one_hot", "linear", "activate", "normalize", "layer_norm", "recur", "positive", "choose", "squash")
 ACTIVATIONS = ("tanh", "sigmoid", "silu", "elu", "leaky", "clamp")
@@ -29,7 +29,6 @@ SOURCES = (torch.float32, torch.float64, torch.uint8, torch.int16, torch.int32, 
 _DTYPES = (torch.float32, torch.float64)
 _NO_CHOICE, _NAN = 4, 3
 _ONE_HOT, _REFUSES, _VALUE = 1, 2, 4
-_PASS = struct.Struct("9q")  # recurl_pass
 _DIFFERENTIABLE = ("copy", "one_hot", "linear", "activate", "normalize", "layer_norm", "recur", "positive")
 
 
@@ -52,12 +51,17 @@ class Value(NamedTuple):
 
 
 class Program:
-    """Operations that run together; made by a :class:`ProgramBuilder`."""
+    """Operations that run together; made by a :class:`ProgramBuilder`.
+
+    Attributes:
+        given: number of slots that lie outside.
+        address: of its recurl_program.
+    """
 
     def __init__(self, structure: Structure, given: int, kept: list[object]) -> None:
         self._structure = structure
-        self._given = given
-        self._pointer = ctypes.addressof(structure)
+        self.given = given
+        self.address = ctypes.addressof(structure)
         self._kept = kept
         self._places = struct.Struct(f"{2 * given}q")
         self._run = run_function()
@@ -68,85 +72,17 @@ class Program:
         Returns:
             Whether all actions could be chosen: not where a distribution that refuses it has NaN, or no choice.
         """
-        return _succeeded(self._run(self._pointer, self._places.pack(*places), rows, torch.get_num_threads()))
-
-    def differentiable(self, weights: Sequence[tuple[Tensor, int]]) -> Pass:
-        """Return the same over all tokens of a batch, with derivatives.
-
-        Args:
-            weights: those that have gradients; and where, among the numbers of all gradients, those of each begin.
-        """
-        return Pass(self._pointer, self._given, weights, self)
+        return _succeeded(self._run(self.address, self._places.pack(*places), rows, torch.get_num_threads()))
 
     def bound(self, places: Sequence[int], rows: int) -> Callable[[], bool]:
         """Return a call of these places, on one thread."""
-        run, pointer, packed = self._run, self._pointer, self._places.pack(*places)
+        run, pointer, packed = self._run, self.address, self._places.pack(*places)
 
         def call() -> bool:
             status = run(pointer, packed, rows, 1)
             return status == 0 or _succeeded(status)
 
         return call
-
-
-class Pass:
-    """A program over all tokens of a batch, forward and backward; made by :meth:`Program.differentiable`."""
-
-    def __init__(self, pointer: int, given: int, weights: Sequence[tuple[Tensor, int]], kept: object) -> None:
-        self._pointer, self._kept = pointer, kept
-        self._places = struct.Struct(f"{2 * given}q")
-        self._weights = [
-            (tensor.data_ptr(), first * tensor.element_size(), tensor.numel()) for tensor, first in weights
-        ]
-        self._memory, self._forward, self._backward = pass_functions()
-
-    def forward(self, places: Sequence[int], tokens: int, starts: Tensor) -> Tensor:
-        """Run forward; return what the backward pass needs.
-
-        Args:
-            places: a pointer and a stride for each slot that lies outside; null for states after a step.
-            tokens: N.
-            starts: bool ``[N]``, contiguous.
-        """
-        memory = torch.empty(self._memory(self._pointer, tokens), dtype=torch.uint8)
-        given = self._buffer(places)
-        check(self._forward(self._call(given, tokens, starts, memory, 0, b"")))
-        return memory
-
-    def backward(
-        self, places: Sequence[int], grads: Sequence[int], tokens: int, starts: Tensor, memory: Tensor, into: Tensor
-    ) -> None:
-        """Add the gradients of all weights to the numbers ``into``.
-
-        Args:
-            places: as those of forward.
-            grads: likewise, gradients of the slots; null for none.
-            tokens: N.
-            starts: as that of forward.
-            memory: what forward returned.
-            into: gradients of all weights, contiguous.
-        """
-        given, of_given, first = self._buffer(places), self._buffer(grads), into.data_ptr()
-        numbers = [number for weight, offset, count in self._weights for number in (weight, first + offset, count)]
-        weights = struct.pack(f"{len(numbers)}q", *numbers)
-        check(self._backward(self._call(given, tokens, starts, memory, ctypes.addressof(of_given), weights)))
-
-    def _buffer(self, places: Sequence[int]) -> ctypes.Array[ctypes.c_char]:
-        return ctypes.create_string_buffer(self._places.pack(*places), self._places.size)
-
-    def _call(
-        self,
-        given: ctypes.Array[ctypes.c_char],
-        tokens: int,
-        starts: Tensor,
-        memory: Tensor,
-        grads: int,
-        weights: bytes,
-    ) -> bytes:
-        of_weights = ctypes.cast(ctypes.c_char_p(weights), ctypes.c_void_p).value
-        threads, pointer = torch.get_num_threads(), memory.data_ptr()
-        numbers = (self._pointer, ctypes.addressof(given), tokens, threads, starts.data_ptr(), pointer, grads)
-        return _PASS.pack(*numbers, len(self._weights) if weights else 0, of_weights or 0)
 
 
 def _succeeded(status: int) -> bool:

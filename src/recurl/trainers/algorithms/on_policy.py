@@ -225,6 +225,10 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         )
 
     def _step(self, minibatch: Entries) -> _Report:
+        found = self.loss.gradients(minibatch)
+        if not isinstance(found, str):
+            total = torch.stack([found[name] for name in LOSSES]).sum()
+            return self._reported(found, self.optimizer.descend(total))
         with span(FORWARD):
             losses = self.loss.tensors(minibatch)
         return self._reported(losses, self.optimizer(cast(Tensor, sum(losses[name] for name in LOSSES))))

@@ -371,6 +371,9 @@ int recurl_cpu_pass_forward(const recurl_pass* pass) {
 int recurl_cpu_pass_backward(const recurl_pass* pass) {
   return recurl::guarded(pass->program->isa, [&] { recurl::Pass(*pass).backward(); });
 }
+int recurl_cpu_surrogate(const recurl_pass* pass, const recurl_surrogate* surrogate) {
+  return recurl::guarded(pass->program->isa, [&] { recurl::Pass(*pass).descend(*surrogate); });
+}
 void recurl_cpu_write(const recurl_memory* memory, int64_t step, const int64_t* pairs, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const recurl_memory& m = memory[pairs[2 * i]];

@@ -82,6 +82,8 @@ struct Kernels {
   void (*add_product)(const void* packed, int64_t depth, int64_t columns, recurl_place from, recurl_place to,
                       int64_t rows);
   void (*add_rows)(recurl_place from, recurl_place to, int64_t rows, int64_t columns);
+  // scratch: as many elements as a surrogate has columns, twice, in whole vectors.
+  void (*surrogate)(const recurl_surrogate* surrogate, int64_t tokens, void* scratch);
   // How many units of work such a sum is cut into, each with all tokens.
   int64_t (*outer_units)(const Outer* job);
   // Units begin to end. scratch: outer_scratch elements.

@@ -184,6 +184,39 @@ RECURL_EXPORT int64_t recurl_cpu_pass_memory(const recurl_program* program, int6
 RECURL_EXPORT int recurl_cpu_pass_forward(const recurl_pass* pass);
 RECURL_EXPORT int recurl_cpu_pass_backward(const recurl_pass* pass);
 
+// The losses of PPO of what a pass computed, and their gradients with respect to that; sums over N tokens, all of them.
+enum recurl_density {
+  RECURL_CHOICES = 0,   // one of n by logits; actions are int64
+  RECURL_SQUASHED = 1,  // of RECURL_SQUASH, n components
+};
+enum recurl_distance { RECURL_SMOOTH_L1 = 0, RECURL_L1 = 1, RECURL_L2 = 2 };
+typedef struct recurl_surrogate {
+  int64_t density, columns;
+  const void *location, *scale, *value;  // [N, n], logits of choices; [N, n], squashed only; [N]
+  const uint8_t* mask;                   // [N, n] or null, choices only
+  const void* action;                    // [N] or [N, n]
+  const void *low, *half;                // [n], squashed only
+  const void *log_prob, *advantage, *target, *old_value;  // [N], the last or null
+  int64_t normalize, distance, entropy;                   // whether the entropy is wanted
+  double clip_epsilon, clip_value, entropy_coeff, critic_coeff;
+  void *grad_location, *grad_scale, *grad_value;  // written
+  void* results;                                  // enum recurl_result
+} recurl_surrogate;
+enum recurl_result {
+  RECURL_OBJECTIVE = 0,
+  RECURL_CRITIC = 1,
+  RECURL_ENTROPY = 2,
+  RECURL_KL = 3,
+  RECURL_CLIPPED = 4,
+  RECURL_ESS = 5,
+  RECURL_MAX_RATIO = 6,
+  RECURL_MEAN_RATIO = 7,
+  RECURL_EXPLAINED = 8,
+  RECURL_RESULTS = 9,
+};
+// Forward, losses, backward. Gradients of weights are overwritten.
+RECURL_EXPORT int recurl_cpu_surrogate(const recurl_pass* pass, const recurl_surrogate* surrogate);
+
 // Where the rows of an entry of a batch lie, those of one step after those of another.
 typedef struct recurl_memory {
   void* data;

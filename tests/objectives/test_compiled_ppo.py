@@ -157,6 +157,15 @@ def test_other_losses_and_batches_say_why_not() -> None:
         pass
 
 
+@pytest.mark.parametrize("method", ["tensors", "losses", "losses_of", "read"])
+def test_methods_of_an_instance_are_called(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor, critic, batch = make("choice")
+    loss = ClipPPOLoss(actor, critic)
+    monkeypatch.setattr(loss, method, getattr(loss, method))
+    with loss.compiled():
+        assert "has no form" in loss.gradients(batch)
+
+
 def test_errors_are_those_of_the_loss() -> None:
     actor, critic, batch = make("choice")
     loss = ClipPPOLoss(actor, critic)

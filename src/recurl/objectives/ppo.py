@@ -21,6 +21,9 @@ from recurl.objectives.tensor_keys import TensorKeys
 __all__ = ["ClipPPOLoss"]
 
 
+_METHODS = {"tensors", "losses", "losses_of", "read"}  # an instance's own are called
+
+
 class ClipPPOLoss(PolicyGradientLoss):
     """Clipped surrogate objective, value loss and entropy bonus.
 
@@ -144,7 +147,8 @@ class ClipPPOLoss(PolicyGradientLoss):
 
     def gradients(self, batch: Step) -> dict[NestedKey, Tensor] | str:
         """Compute the losses and set the gradients of their sum; see :class:`PolicyGradientLoss`."""
-        if type(self) is not ClipPPOLoss or self._compiled is None:
+        own = type(self) is not ClipPPOLoss or not _METHODS.isdisjoint(vars(self))
+        if own or self._compiled is None:
             return super().gradients(batch)
         if self._compiled_ppo is None or self._compiled_ppo[0] is not self._compiled:
             self._compiled_ppo = self._compiled, CompiledPPO(self, self._compiled)

@@ -13,8 +13,20 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-HEADERS = ("recurl_cpu.h", "kernels.h", *(f"{name}.inc" for name in ("kernels", "linear", "products", "program")))
-HEADERS += ("simd.inc", "step.inc", "sums.inc")
+PARTS = (
+    "derivatives",
+    "hermite",
+    "kernels",
+    "linear",
+    "pass",
+    "products",
+    "program",
+    "simd",
+    "step",
+    "sums",
+    "surrogate",
+)
+HEADERS = ("recurl_cpu.h", "kernels.h", *(f"{name}.inc" for name in PARTS))
 SOURCES = Path("src/recurl/recurrence/cpu/src")
 LIBRARY = "librecurl_cpu.so"
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-pthread"]

@@ -40,6 +40,7 @@ _RULES = (
     _Rule("/torch/optim/", "optimiser", last=True),
     _Rule("/torch/nn/utils/clip_grad", "optimiser", last=True),
     _Rule("/recurl/recurrence/boundaries", "boundaries", last=True),
+    _Rule("/recurl/recurrence/cpu/memory", COLLECTION),
     _Rule("/recurl/recurrence/", POLICY, (COLLECTION, POLICY)),
     _Rule("/recurl/recurrence/", FORWARD, (LOSS,)),
     _Rule("/recurl/envs/rollout", COLLECTION),

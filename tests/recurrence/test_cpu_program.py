@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from recurl.compiled import descent
 from recurl.errors import UnsupportedError
 from recurl.recurrence import CELLS
-from recurl.recurrence.cpu import instruction_sets, library, program
+from recurl.recurrence.cpu import instruction_sets, library, passes, program
 from recurl.recurrence.cpu.program import ProgramBuilder, Value
 
 from .contract import Case
@@ -34,8 +35,27 @@ def test_structures_are_those_of_the_header(name: str, structure: type[ctypes.St
 
 
 @pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("pass", passes._PASS.size),
+        ("surrogate", descent._SURROGATE.size),
+        ("memory", ctypes.sizeof(library.Memory)),
+        ("weight", 3 * 8),
+    ],
+)
+def test_packed_structures_are_as_long_as_those_of_the_header(name: str, size: int) -> None:
+    body = header().split(f"typedef struct recurl_{name} {{")[1].split(f"}} recurl_{name};")[0]
+    assert 8 * len(re.findall(r"\*?(\w+)\s*[,;]", body)) == size
+
+
+@pytest.mark.parametrize(
     ("enum", "names"),
-    [("op_kind", program._KINDS), ("activation", program.ACTIVATIONS), ("source", program.SOURCES)],
+    [
+        ("op_kind", program._KINDS),
+        ("activation", program.ACTIVATIONS),
+        ("source", program.SOURCES),
+        ("distance", descent.DISTANCES),
+    ],
 )
 def test_numbers_are_those_of_the_header(enum: str, names: tuple[object, ...]) -> None:
     body = header().split(f"enum recurl_{enum} {{")[1].split("}")[0]

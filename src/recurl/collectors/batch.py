@@ -9,11 +9,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurl._torch import edits_of, foreach_copy_
+from recurl._torch import edits_of
 from recurl.collectors.start_states import SparseStates
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import DONE, NEXT, TRUNCATED
-from recurl.lowering import Step, leaves
+from recurl.lowering import Step, leaves, leaves_by_path
+from recurl.recurrence.cpu.memory import StepMemory
 
 _Key = tuple[str, ...]
 
@@ -41,8 +42,8 @@ class BatchWriter:
         self._time = len(batch_size)
         self._count = 0
         self._copied: list[tuple[_Key, torch.Size]] = []  # at every step
-        self._slots: list[tuple[Tensor, ...]] = []
         self._carried: list[_Carried] = []
+        self._memory: StepMemory | None = None  # of both, in this order
 
     def write(self, step: int, tensordict: Step) -> None:
         """Copy the entries of a step into the batch.
@@ -51,31 +52,31 @@ class BatchWriter:
             ArgumentError: the shape of an entry doesn't begin with the batch size.
             UsageError: the entries differ from those of the first step.
         """
-        found = dict(leaves(tensordict))
+        found = leaves_by_path(tensordict)
         if self._states is not None:
             self._states.take(step, self._rows, found)
-        if not self._slots:
-            self._allocate(found)
+        memory = self._allocate(found) if self._memory is None else self._memory
         if len(found) != self._count:
             self._refuse(step, found)
-        slots, values = list(self._slots[step]), list[Tensor]()
+        numbers, values = list(range(len(self._copied))), list[Tensor]()
         for key, shape in self._copied:
             value = found.get(key)
             if value is None or value.shape != shape:
                 self._refuse(step, found)
             values.append(value)
-        for carried in self._carried:
+        for number, carried in enumerate(self._carried, len(numbers)):
             value = found.get(carried.key)
             if value is not carried.last or _version(value) != carried.version:
                 if value is None or value.shape != carried.shape:
                     self._refuse(step, found)
-                slots.append(carried.slot(step))
+                carried.starts.append(step)
+                numbers.append(number)
                 values.append(value)
             carried.last = found[carried.next_key]
             carried.version = _version(carried.last)
-        foreach_copy_(slots, values)
+        memory.write(step, numbers, values)
 
-    def _allocate(self, found: dict[_Key, Tensor]) -> None:
+    def _allocate(self, found: dict[_Key, Tensor]) -> StepMemory:
         memory: dict[_Key, Tensor] = {}
         first = not len(self._batch.keys())
         for key, value in found.items():
@@ -90,18 +91,19 @@ class BatchWriter:
         if not first:
             self._check_alike(found)
         for key in found:
-            memory[key] = cast(Tensor, self._batch.get(key))[self._rows]
+            memory[key] = cast(Tensor, self._batch.get(key))[self._rows].movedim(self._time, 0)
         carried: set[_Key] = set()
         for key, value in found.items():
             next_key = (NEXT, *key)
             after = found.get(next_key)
             if after is not None and (after.shape, after.dtype) == (value.shape, value.dtype):
                 carried.add(key)
-                parts = (memory[name].movedim(self._time, 0) for name in (key, next_key))
-                self._carried.append(_Carried(key, next_key, value.shape, *parts))
+                self._carried.append(_Carried(key, next_key, value.shape, memory[key], memory[next_key]))
         self._copied = [(key, value.shape) for key, value in found.items() if key not in carried]
-        self._slots = list(zip(*(memory[key].unbind(self._time) for key, _ in self._copied), strict=True))
         self._count = len(found)
+        written = [key for key, _ in self._copied] + [carried.key for carried in self._carried]
+        self._memory = StepMemory([memory[key] for key in written], self._time)
+        return self._memory
 
     def _check_alike(self, found: dict[_Key, Tensor]) -> None:
         """Refuse entries that differ from those of the rows of another writer."""
@@ -155,6 +157,7 @@ class _Carried:
     Attributes:
         last: value under ``next`` at the previous step.
         version: version counter of ``last`` at that time.
+        starts: steps whose value differs from the previous step's value under ``next``.
     """
 
     def __init__(self, key: _Key, next_key: _Key, shape: torch.Size, root: Tensor, after: Tensor) -> None:
@@ -163,19 +166,13 @@ class _Carried:
         self.shape = shape
         self.last: Tensor | None = None
         self.version: object = None
+        self.starts: list[int] = []
         self._root = root
-        self._slots = root.unbind()
         self._after = after
-        self._starts: list[int] = []
-
-    def slot(self, step: int) -> Tensor:
-        """Return the memory of a step's value that differs from the previous step's value under ``next``."""
-        self._starts.append(step)
-        return self._slots[step]
 
     def finish(self) -> None:
         """Copy the values that were not copied before."""
-        for start, stop in pairwise((*self._starts, len(self._root))):
+        for start, stop in pairwise((*self.starts, len(self._root))):
             if stop > start + 1:
                 self._root[start + 1 : stop].copy_(self._after[start : stop - 1])
 

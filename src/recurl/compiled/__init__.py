@@ -1,18 +1,26 @@
 """Steps of networks as programs of recurl's C++ library: one call for all that a policy computes in a step."""
 
-from recurl.compiled.compilation import Compilation, NotCompiled, Signal
+from recurl.compiled.compilation import Compilation, Density, NotCompiled, Signal
+from recurl.compiled.descent import Descent, SurrogateData, SurrogateOptions
 from recurl.compiled.function import CompiledFunction, OneRow, function_of
 from recurl.compiled.network import CompiledNetwork
+from recurl.compiled.passes import CompiledPass, can_pass
 from recurl.compiled.program_file import Recorder, read_function, write_function
 
 __all__ = [
     "Compilation",
     "CompiledFunction",
     "CompiledNetwork",
+    "CompiledPass",
+    "Density",
+    "Descent",
     "NotCompiled",
     "OneRow",
     "Recorder",
     "Signal",
+    "SurrogateData",
+    "SurrogateOptions",
+    "can_pass",
     "function_of",
     "read_function",
     "write_function",

@@ -17,7 +17,16 @@ from recurl.keys import NestedKey
 from recurl.lowering import Entries
 from recurl.recurrence.cpu.program import SOURCES, Program, ProgramBuilder, Value
 
-__all__ = ["Compilable", "CompilableNetwork", "Compilation", "NotCompiled", "Outside", "Signal", "defines_both"]
+__all__ = [
+    "Compilable",
+    "CompilableNetwork",
+    "Compilation",
+    "Density",
+    "NotCompiled",
+    "Outside",
+    "Signal",
+    "defines_both",
+]
 
 Noise: TypeAlias = Callable[[Tensor], Tensor]
 """Fills a tensor with random numbers in place, and returns it."""
@@ -43,6 +52,26 @@ class Signal(NamedTuple):
     def part(self, first: int, columns: int) -> Signal:
         """Return ``columns`` of its numbers from ``first`` on."""
         return Signal(self.value.part(first, columns), (columns,), self.dtype)
+
+
+class Density(NamedTuple):
+    """How likely actions are, as the library knows it.
+
+    Attributes:
+        location: key of the logits of a choice, or of the location of a squashed normal.
+        scale: key of its scale; None for a choice.
+        mask: key of a mask of choices, or None.
+        one_hot: choices are one-hot vectors, not numbers.
+        low: lower bound of a squashed normal.
+        high: its upper bound.
+    """
+
+    location: NestedKey
+    scale: NestedKey | None = None
+    mask: NestedKey | None = None
+    one_hot: bool = False
+    low: Any = -1.0
+    high: Any = 1.0
 
 
 class Compilable(Protocol):
@@ -96,8 +125,10 @@ class Compilation:
         wanted: keys that are to be written.
         layers: what writes a module of torch.nn into it, by class.
         recorder: stands for the program's builder of this dtype, whose calls it keeps; None for the builder itself.
+        sequences: memories read sequences, as in recurrent mode, not steps.
 
     Attributes:
+        sequences: see above.
         program: receives the operations.
         dtype: see above.
         reads: entries that are read.
@@ -111,7 +142,10 @@ class Compilation:
         wanted: Container[NestedKey | None],
         layers: Mapping[type, Callable[..., Any]],
         recorder: Callable[[torch.dtype], Any] | None = None,
+        *,
+        sequences: bool = False,
     ) -> None:
+        self.sequences = sequences
         with unsupported():
             self.program: ProgramBuilder = (recorder or ProgramBuilder)(dtype)
         self.dtype = dtype
@@ -192,6 +226,13 @@ class Compilation:
         if key in self._wanted:
             self.program.copy(signal.value, self.output(key, signal.shape).value, self.dtype)
         self._written[key] = signal
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """Return a block whose entries aren't seen after it."""
+        written = dict(self._written)
+        yield
+        self._written = written
 
     def numbers(self, signal: Signal, columns: int | None = None) -> Signal:
         """Return ``signal``, if it is a vector of numbers in the program's dtype."""

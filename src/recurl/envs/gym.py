@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 
+from recurl._torch import edits_of
 from recurl.envs import gym_state
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_actions import ActionReader
@@ -123,6 +124,7 @@ class GymWrapper(EnvBase):
             self._observations.spec.set(ACTION_MASK, self._mask.spec)
         self._closed_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
         self._any_closed = False
+        self._ended: tuple[torch.Tensor | None, bool] = None, False  # flags of the last step, and whether one is set
         self._seed: int | None = None
         super().__init__(
             observation_spec=self._observations.spec,
@@ -217,20 +219,28 @@ class GymWrapper(EnvBase):
         self._begun = None
         outcome = self._call("step", self._actions.read(tensordict[ACTION]))
         observation, reward, terminated, truncated, info = _parts(outcome, "step", _STEP)
-        shape = self._closed_rows.shape
-        flags = np.empty((3, self._closed_rows.size), dtype=np.bool_)
-        flags[0] = self._one_per_row("terminated", terminated, "biu")
-        flags[1] = self._one_per_row("truncated", truncated, "biu")
-        np.logical_or(flags[0], flags[1], out=flags[2])
-        flags = flags.reshape(3, *shape)
+        ended = self._one_per_row("terminated", terminated, "biu"), self._one_per_row("truncated", truncated, "biu")
+        flags = np.empty((3, *self._closed_rows.shape), dtype=np.bool_)
+        flat = flags.reshape(3, -1)
+        flat[0], flat[1] = ended
+        np.logical_or(flat[0], flat[1], out=flat[2])
         self._close_rows(flags[2].copy())
         entries: dict[Any, torch.Tensor] = self._read(
             observation, info, None if self._mask is None else ~flags[0, ..., 0]
         )
         rewards = self._one_per_row("reward", reward, "fiub")
-        entries[REWARD] = torch.from_numpy(np.array(rewards, dtype=np.float32).reshape(shape))
-        entries[TERMINATED], entries[TRUNCATED], entries[DONE] = torch.from_numpy(flags).unbind()
+        entries[REWARD] = torch.from_numpy(rewards.astype(np.float32).reshape(self._closed_rows.shape))
+        entries[TERMINATED], entries[TRUNCATED], done = torch.from_numpy(flags).unbind()
+        entries[DONE] = done
+        self._ended = done, self._any_closed
         return like(tensordict, entries, self.batch_size, self.device)
+
+    def has_any(self, rows: torch.Tensor) -> bool:
+        """Return whether there is a row in the mask; of the flags of the last step it is known."""
+        done, any_done = self._ended
+        if rows is done and not rows.is_inference() and not edits_of(rows):
+            return any_done
+        return super().has_any(rows)
 
     def _one_per_row(self, name: str, value: Any, kinds: str) -> np.ndarray[Any, Any]:
         """Return rewards or flags, ``[rows]`` or ``[]``, of one of numpy's ``kinds``."""
@@ -258,7 +268,7 @@ class GymWrapper(EnvBase):
 
     def _close_rows(self, rows: np.ndarray[Any, Any]) -> None:
         self._closed_rows = rows
-        self._any_closed = bool(rows.any())
+        self._any_closed = bool(np.count_nonzero(rows))
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed

@@ -1,6 +1,6 @@
 """Execution of TensorDict modules directly on tensors, wherever no TensorDict is needed."""
 
-from recurl.lowering.entries import Entries, Step, StepT, leaves, like, takes_entries, unmarked
+from recurl.lowering.entries import Entries, Step, StepT, leaves, leaves_by_path, like, takes_entries, unmarked
 from recurl.lowering.module import Link, Linkable, children_in_order, in_order, link
 from recurl.lowering.network import (
     Network,
@@ -27,6 +27,7 @@ __all__ = [
     "inputs_from",
     "inputs_of",
     "leaves",
+    "leaves_by_path",
     "like",
     "link",
     "modules_in_order",

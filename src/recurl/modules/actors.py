@@ -17,12 +17,12 @@ from tensordict.nn import (
 from torch import distributions as d
 from torch import nn
 
-from recurl.compiled import Compilation, NotCompiled
+from recurl.compiled import Compilation, Density, NotCompiled
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.keys import ACTION, OBSERVATION, STATE_VALUE, NestedKey, normalize_key
 from recurl.lowering import Entries, Link, Step, in_order, takes_entries, unmarked
 from recurl.mode import ExplorationType, exploration_type
-from recurl.modules.compiled_sampler import compile_sample
+from recurl.modules.compiled_sampler import compile_sample, density_of
 
 __all__ = ["ActorValueOperator", "ProbabilisticActor", "Sampler", "SamplingSequence", "ValueOperator"]
 
@@ -91,6 +91,17 @@ class Sampler(ProbabilisticTensorDictModule):
                 entries.set(log_prob, dist.log_prob(*values))
 
         return draw
+
+    def compiled_density(self) -> Density:
+        """Return how likely actions are, as the C++ library knows it.
+
+        Raises:
+            NotCompiled: it doesn't know this distribution.
+        """
+        if type(self).get_dist is not Sampler.get_dist or unmarked(self, "get_dist") is not None:
+            raise NotCompiled(f"{type(self).__name__} makes a distribution of its own")
+        parameters = dict(zip(cast(Any, self.dist_keys), map(normalize_key, self.in_keys), strict=True))
+        return density_of(self.distribution_class, parameters, self.distribution_kwargs)
 
     def compile_entries(self, program: Compilation) -> None:
         """Write what :meth:`link_entries` returns into a program, under the exploration type in force."""

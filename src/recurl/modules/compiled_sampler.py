@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl.compiled import Compilation, NotCompiled
+from recurl.compiled import Compilation, Density, NotCompiled
 from recurl.keys import NestedKey
 
-__all__ = ["compile_sample"]
+__all__ = ["compile_sample", "density_of"]
 
 
 def compile_sample(
@@ -36,14 +36,36 @@ def compile_sample(
     Raises:
         NotCompiled: the distribution has no form in C++.
     """
-    own = vars(distribution)
-    names = set(parameters)
-    if own.get("draws_choice") is not None and not options and {"logits"} <= names <= {"logits", "mask"}:
+    if _is_choice(distribution, parameters, options):
         _choose(program, distribution, parameters, outputs, determined=determined)
-    elif own.get("draws_squashed") and set(options) <= {"low", "high"} and names == {"loc", "scale"}:
+    elif _is_squashed(distribution, parameters, options):
         _squash(program, parameters, options, outputs, determined=determined)
     else:
         raise NotCompiled(f"a sampler of {distribution.__name__} has no form in C++")
+
+
+def _is_choice(distribution: type, parameters: Mapping[str, NestedKey], options: Mapping[str, Any]) -> bool:
+    known = vars(distribution).get("draws_choice") is not None
+    return known and not options and {"logits"} <= set(parameters) <= {"logits", "mask"}
+
+
+def _is_squashed(distribution: type, parameters: Mapping[str, NestedKey], options: Mapping[str, Any]) -> bool:
+    known = bool(vars(distribution).get("draws_squashed"))
+    return known and set(options) <= {"low", "high"} and set(parameters) == {"loc", "scale"}
+
+
+def density_of(distribution: Any, parameters: Mapping[str, NestedKey], options: Mapping[str, Any]) -> Density:
+    """Return what the library needs to know of a distribution; the arguments are those of :func:`compile_sample`.
+
+    Raises:
+        NotCompiled: the distribution has no form in C++.
+    """
+    if _is_choice(distribution, parameters, options):
+        return Density(parameters["logits"], mask=parameters.get("mask"), one_hot=distribution.one_hot)
+    if _is_squashed(distribution, parameters, options):
+        bounds = {name: options[name] for name in ("low", "high") if name in options}
+        return Density(parameters["loc"], parameters["scale"], **bounds)
+    raise NotCompiled(f"the density of {distribution.__name__} has no form in C++")
 
 
 def _choose(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, Self, cast
+from typing import Any, NoReturn, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -18,8 +18,9 @@ from recurl.lowering import Entries, takes_entries
 from recurl.mode import recurrent_mode
 from recurl.modules.recurrent_net import RecurrentNet
 from recurl.modules.rnn_arguments import RecurrentSettings
+from recurl.modules.rnn_inputs import entry_names, flags_in, flat, signature
 from recurl.precision import resolve_precision
-from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Options, boundaries_of
+from recurl.recurrence import BACKENDS, DEFAULT_OPTIONS, Boundaries, Options, boundaries_of
 from recurl.specs import Unbounded
 from recurl.start_states import check_cut, state_in
 from recurl.transforms import TensorDictPrimer
@@ -121,9 +122,17 @@ class RecurrentModule(TensorDictModuleBase):
         return tensordict
 
     def compile_entries(self, program: Compilation) -> None:
-        """Write one step into a program; see :class:`recurl.compiled.Compilation`."""
+        """Write one step, or sequences, into a program; see :class:`recurl.compiled.Compilation`."""
         net = self.net
-        if self.recurrent_mode or net.bidirectional or net.python_based or (net.dropout and net.training):
+        elsewhere = self.recurrent_backend not in ("cpu", "fastest") or self.recurrent_recompute == "full"
+        if program.sequences and elsewhere:
+            raise NotCompiled(f"{type(self).__name__} names another backend, or recomputes")
+        if (
+            self.recurrent_mode is not program.sequences
+            or net.bidirectional
+            or net.python_based
+            or (net.dropout and net.training)
+        ):
             raise NotCompiled(f"{type(self).__name__} draws dropout, or is no step of kernels")
         x = program.numbers(program.read(self.in_keys[0]), net.input_size)
         is_init = program.read(IS_INIT)
@@ -149,6 +158,18 @@ class RecurrentModule(TensorDictModuleBase):
             features.value,
         )
         program.write(self.out_keys[0], features)
+
+    def sequences(self, tensordict: TensorDictBase) -> tuple[Boundaries, dict[NestedKey, Tensor]]:
+        """Return the segments of a batch of sequences, and the states of every token, checked; none if all are absent.
+
+        Args:
+            tensordict: ``[T]`` or ``[*B, T]``.
+        """
+        batch = tensordict.batch_size
+        is_init = flags_in(tensordict, batch)
+        boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch, tensordict.get(TRAJ_STEPS, None))
+        check_cut(tensordict, self.state_keys, boundaries)
+        return boundaries, dict(zip(self.state_keys, self._states(tensordict), strict=False))
 
     def _gather(self, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> TensorDictBase:
         """Put inputs that came as tensors into a TensorDict; its batch size is that of the value."""
@@ -178,9 +199,9 @@ class RecurrentModule(TensorDictModuleBase):
                 "Run it on whole sequences, inside set_recurrent_mode(True)."
             )
         x, is_init, *stored = self._inputs(tensordict)
-        states = tuple(_flat(state, batch) for state in stored) or None
+        states = tuple(flat(state, batch) for state in stored) or None
         options = self._options() if x.is_cuda else DEFAULT_OPTIONS
-        features, after = net.step(_flat(x, batch), states, _flat(is_init, batch), options)
+        features, after = net.step(flat(x, batch), states, flat(is_init, batch), options)
         return self._unflatten(batch, features, after)
 
     def _sequence(self, tensordict: TensorDictBase) -> tuple[Tensor, list[Tensor]]:
@@ -193,8 +214,8 @@ class RecurrentModule(TensorDictModuleBase):
         x, is_init, *stored = self._inputs(tensordict)
         boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch, tensordict.get(TRAJ_STEPS, None))
         check_cut(tensordict, self.state_keys, boundaries)
-        states = tuple(_flat(state, batch) for state in stored) or None
-        features, after = self.net.run(_flat(x, batch), states, boundaries, self.recurrent_backend, self._options())
+        states = tuple(flat(state, batch) for state in stored) or None
+        features, after = self.net.run(flat(x, batch), states, boundaries, self.recurrent_backend, self._options())
         return self._unflatten(batch, features, after)
 
     @staticmethod
@@ -210,12 +231,12 @@ class RecurrentModule(TensorDictModuleBase):
         values = [tensordict.get(key, None) for key in self.in_keys]
         weight = self.net.weight
         # What has passed once passes again; a step is too short to be checked at length every time.
-        seen = (weight.dtype, weight.device, tensordict.batch_size, [_signature(value) for value in values])
+        seen = (weight.dtype, weight.device, tensordict.batch_size, [signature(value) for value in values])
         kept = not torch.compiler.is_compiling()  # a trace would guard on what was seen
         if kept and seen == self._seen:
             x, *states, is_init = values
             return (x, is_init, *states)
-        x, is_init = self._value(tensordict), _flags(tensordict, tensordict.batch_size)
+        x, is_init = self._value(tensordict), flags_in(tensordict, tensordict.batch_size)
         states = self._states(tensordict)
         if kept and x is values[0] and is_init is values[-1] and states:
             self._seen = seen
@@ -226,8 +247,8 @@ class RecurrentModule(TensorDictModuleBase):
         value = tensordict.get(key, None)
         if value is None:
             raise MissingKeyError(
-                f"The input {key!r} is missing; the TensorDict holds {_names(tensordict)}. Name the entry to read with "
-                "in_key=, or as the first of in_keys=."
+                f"The input {key!r} is missing; the TensorDict holds {entry_names(tensordict)}. Name the entry to read "
+                "with in_key=, or as the first of in_keys=."
             )
         expected = torch.Size([*tensordict.batch_size, net.input_size])
         if value.shape != expected:
@@ -330,37 +351,6 @@ class RecurrentModule(TensorDictModuleBase):
                 for key, shape in zip(self.state_keys, net.state_shapes, strict=True)
             }
         )
-
-
-def _signature(value: Tensor | None) -> tuple[Any, ...] | None:
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device
-    return None if value is None else (object(),)  # a sparse state is looked at anew each time
-
-
-def _flat(value: Tensor, batch: torch.Size) -> Tensor:
-    """``[*B, ...]`` to ``[prod(B), ...]``."""
-    return value if len(batch) == 1 else value.reshape(math.prod(batch), *value.shape[len(batch) :])
-
-
-def _flags(tensordict: TensorDictBase, batch: torch.Size) -> Tensor:
-    is_init = tensordict.get(IS_INIT, None)
-    if is_init is None:
-        raise MissingKeyError(
-            "The entry 'is_init' is missing: a recurrent module must know where episodes begin. Append "
-            f"recurl.envs.InitTracker() to the environment. The TensorDict holds {_names(tensordict)}."
-        )
-    if is_init.dtype not in (torch.bool, torch.uint8):
-        raise UsageError(f"is_init must be boolean, got {is_init.dtype}. Convert it: is_init.bool().")
-    if is_init.shape != batch and is_init.shape != torch.Size([*batch, 1]):  # Dynamo can't compare by "in"
-        raise ArgumentError(
-            f"is_init must have the batch size {list(batch)}, with or without a trailing 1; got {list(is_init.shape)}."
-        )
-    return is_init if is_init.dtype == torch.bool else is_init.bool()
-
-
-def _names(tensordict: TensorDictBase) -> str:
-    return ", ".join(sorted(str(key) for key in cast(Iterable[object], tensordict.keys()))) or "nothing"
 
 
 def canonicalize_rnn_subset(

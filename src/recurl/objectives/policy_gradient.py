@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
@@ -14,7 +15,9 @@ from recurl.continuity import check_order, check_starts
 from recurl.errors import ArgumentError
 from recurl.keys import IS_INIT, MASK, NestedKey
 from recurl.lowering import Step, why_not_lowered
+from recurl.mode import set_recurrent_mode
 from recurl.objectives.common import LossModule, entry, masked_mean, moments, per_token
+from recurl.objectives.compiled_policy import CompiledActorCritic
 from recurl.objectives.kinds import ValueEstimators, find_kind, hyperparameters_of
 from recurl.objectives.policy import ActorCritic, Sampler, check_states, log_prob_and_entropy, sum_events
 from recurl.objectives.surrogate import DISTANCES, value_distances
@@ -99,6 +102,7 @@ class PolicyGradientLoss(LossModule):
         self.metrics = True
         self._distance = loss_critic_type
         self._estimate: tuple[ValueEstimators, dict[str, Any]] | None = None
+        self._compiled: CompiledActorCritic | None = None
         self._plan()
 
     @property
@@ -150,7 +154,53 @@ class PolicyGradientLoss(LossModule):
         """Return the reason why the networks need TensorDicts, or None if they are lowered."""
         return why_not_lowered(self._plan().networks)
 
+    @contextmanager
+    def compiled(self) -> Generator[None]:
+        """Return a block in which the networks run through recurl's C++ library, on a CPU, where they can.
+
+        That is one call forward and one backward for linear layers, activations, normalisation, LSTM and GRU; losses
+        are equal to rounding (1e-6 in float32), and have first derivatives only. Modules and parameters that are
+        replaced inside the block aren't noticed, their edits are. :meth:`why_not_compiled` names what has no such form.
+        """
+        before, self._compiled = self._compiled, CompiledActorCritic(self._plan())
+        try:
+            yield
+        finally:
+            self._compiled = before
+
+    def gradients(self, batch: Step) -> dict[NestedKey, Tensor] | str:
+        """Compute the losses of a batch and set the gradients of their sum, in one call of the C++ library.
+
+        Inside :meth:`compiled`, and where the loss has that form; gradients of parameters that the losses don't depend
+        on are left as they are.
+
+        Returns:
+            What :meth:`tensors` returns, without gradients; or the reason why nothing was done.
+        """
+        return f"{type(self).__name__} has no form in C++, or its networks aren't compiled"
+
+    def keys_of(self, plan: ActorCritic) -> TensorKeys:
+        """Return the keys of what the loss reads."""
+        return self._keys(plan.sampler.keys)
+
+    @property
+    def distance(self) -> str:
+        """How values are compared with their targets, the argument ``loss_critic_type``."""
+        return self._distance
+
+    def why_not_compiled(self, batch: Step) -> str | None:
+        """Return the reason why the networks don't run on ``batch`` through the C++ library, or None if they do.
+
+        Args:
+            batch: ``[T]`` or ``[*B, T]``.
+        """
+        plan = self._plan()
+        with set_recurrent_mode(True):
+            return CompiledActorCritic(plan).why_not_compiled(batch, self._keys(plan.sampler.keys).value)
+
     def _plan(self) -> ActorCritic:
+        if self._compiled is not None:
+            return self._compiled.plan
         return ActorCritic.of(self.actor_network, self.critic_network, self)
 
     def losses(self, batch: Step) -> dict[NestedKey, Tensor]:
@@ -181,7 +231,7 @@ class PolicyGradientLoss(LossModule):
     def _evaluate(self, batch: Step, plan: ActorCritic, keys: TensorKeys, mask: Tensor | None) -> Outcome:
         """Return what the present networks make of ``batch``."""
         shape = batch.batch_size
-        dist, value = plan(batch, keys.value)
+        dist, value = (self._compiled or plan)(batch, keys.value)
         # The value of a tensor is not read, which would synchronise with the device.
         counts = self.entropy_bonus and (isinstance(self.entropy_coeff, Tensor) or self.entropy_coeff != 0.0)
         log_prob, entropy = log_prob_and_entropy(dist, plan.sampler.actions(batch, keys.action), counts=counts)

@@ -9,13 +9,19 @@ from torch import Tensor
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import NestedKey
 from recurl.lowering import Step
+from recurl.mode import set_recurrent_mode
 from recurl.objectives.common import entry, masked_mean, standardized
+from recurl.objectives.compiled_policy import CompiledActorCritic
+from recurl.objectives.compiled_ppo import CompiledPPO
 from recurl.objectives.policy import ActorCritic, sum_events
 from recurl.objectives.policy_gradient import PolicyGradientLoss, estimated, explained_variance, mask_of
 from recurl.objectives.surrogate import Data, Surrogate
 from recurl.objectives.tensor_keys import TensorKeys
 
 __all__ = ["ClipPPOLoss"]
+
+
+_METHODS = {"tensors", "losses", "losses_of", "read"}  # an instance's own are called
 
 
 class ClipPPOLoss(PolicyGradientLoss):
@@ -107,6 +113,7 @@ class ClipPPOLoss(PolicyGradientLoss):
         )
         self.clip_epsilon = clip_epsilon
         self.normalize_advantage = normalize_advantage
+        self._compiled_ppo: tuple[CompiledActorCritic, CompiledPPO] | None = None
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the networks
@@ -122,7 +129,7 @@ class ClipPPOLoss(PolicyGradientLoss):
 
     def losses_of(self, batch: Step, plan: ActorCritic, keys: TensorKeys) -> dict[NestedKey, Tensor]:
         """Compute the losses; see :class:`PolicyGradientLoss`."""
-        data = self._read(batch, keys)
+        data = self.read(batch, keys, normalize=self.normalize_advantage)
         now = self._evaluate(batch, plan, keys, data.mask)
         terms = Surrogate(self.clip_epsilon, self.clip_value, self._distance)(now.log_prob, now.value, data)
         out: dict[NestedKey, Tensor] = {
@@ -138,7 +145,18 @@ class ClipPPOLoss(PolicyGradientLoss):
         out["explained_variance"] = explained_variance(now.value.detach(), data.target, data.mask)
         return out
 
-    def _read(self, batch: Step, keys: TensorKeys) -> Data:
+    def gradients(self, batch: Step) -> dict[NestedKey, Tensor] | str:
+        """Compute the losses and set the gradients of their sum; see :class:`PolicyGradientLoss`."""
+        own = type(self) is not ClipPPOLoss or not _METHODS.isdisjoint(vars(self))
+        if own or self._compiled is None:
+            return super().gradients(batch)
+        if self._compiled_ppo is None or self._compiled_ppo[0] is not self._compiled:
+            self._compiled_ppo = self._compiled, CompiledPPO(self, self._compiled)
+        with set_recurrent_mode(True):
+            return self._compiled_ppo[1](batch)
+
+    def read(self, batch: Step, keys: TensorKeys, *, normalize: bool) -> Data:
+        """Return what the losses read of a batch; advantages as they are, or normalised."""
         log_prob = entry(
             batch, keys.sample_log_prob, "Build the actor with return_log_prob=True, so that collection stores it."
         )
@@ -154,7 +172,7 @@ class ClipPPOLoss(PolicyGradientLoss):
             estimated(batch, keys.value) if self.clip_value else None,
             mask_of(batch),
         )
-        if self.normalize_advantage:
+        if normalize:
             return data._replace(advantage=standardized(data.advantage, data.mask))
         return data
 

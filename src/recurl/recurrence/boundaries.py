@@ -147,6 +147,12 @@ class Boundaries:
         starts = _with_row_starts(starts[:num_tokens].clone(), torch.Size([num_tokens]))
         return cls(starts, (num_tokens,))
 
+    @classmethod
+    def of_rows(cls, batch_shape: Sequence[int]) -> Boundaries:
+        """Cut at row starts alone, on the CPU: rows ``(*B, T)`` are segments."""
+        shape = torch.Size(batch_shape)
+        return cls(_with_row_starts(torch.zeros(shape.numel(), dtype=torch.bool), shape), shape)
+
     def remember(self, is_init: Tensor, traj_ids: Tensor | None = None, traj_steps: Tensor | None = None) -> None:
         """Have :func:`boundaries_of` return this for the arguments, from which it has been computed.
 

@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from recurl.spans import ACTING, ADVANTAGES, BACKWARD, ENVIRONMENT, FORWARD, OPTIMIZER, REPLAY
+from recurl.recurrence.cpu import instruction_sets
+from recurl.spans import ACTING, ADVANTAGES, BACKWARD, ENVIRONMENT, FORWARD, FORWARD_AND_BACKWARD, OPTIMIZER, REPLAY
 from recurl.trainers.algorithms.table import find_algorithm, make_algorithm
 from recurl.trainers.run.update_times import time_updates
 
 SMALL: dict[str, Any] = {"env": "recurl/RepeatPrevious-v0", "hidden_size": 8, "num_envs": 4, "rollout_steps": 16}
 LEARNT = {ACTING, ENVIRONMENT, FORWARD, BACKWARD, OPTIMIZER}
+TOGETHER = {FORWARD_AND_BACKWARD} if instruction_sets() else {FORWARD, BACKWARD}
 REPLAYED = {"learning_starts": 128, "gradient_steps": 2, "slices": 4, "slice_length": 8}
 KINDS: list[tuple[str, dict[str, Any], set[str]]] = [
-    ("ppo", {}, LEARNT | {ADVANTAGES}),
+    ("ppo", {}, {ACTING, ENVIRONMENT, OPTIMIZER, ADVANTAGES} | TOGETHER),
     ("impala", {}, LEARNT | {ADVANTAGES}),
     ("a2c", {}, LEARNT | {ADVANTAGES}),
     ("dqn", REPLAYED, LEARNT | {REPLAY}),

@@ -18,7 +18,7 @@ LIBRARY = Path(__file__).with_name("librecurl_cpu.so")
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 """In the order of ``enum recurl_isa``, slowest first."""
 
-_ABI = 6
+_ABI = 7
 _HOW = "Install a C++ compiler (g++ or clang++), then install recurl again: pip install --force-reinstall --no-deps"
 
 
@@ -87,6 +87,15 @@ class Program(ctypes.Structure):
         ("columns", ctypes.c_void_p),
         ("count", ctypes.c_int64),
         ("ops", ctypes.c_void_p),
+    )
+
+
+class Memory(ctypes.Structure):
+    """``recurl_memory``."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("rows", "bytes", "row_stride", "step_stride")),
     )
 
 
@@ -165,6 +174,35 @@ def run_function() -> Callable[[Any, bytes, int, int], int]:
     """Return ``recurl_cpu_run``: a program, the bytes of its recurl_place, rows and threads."""
     function = load().recurl_cpu_run
     function.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
+    return function
+
+
+@cache
+def pass_functions() -> tuple[Callable[[Any, int], int], Callable[[bytes], int], Callable[[bytes], int]]:
+    """Return ``recurl_cpu_pass_memory``, and ``_forward`` and ``_backward`` of the bytes of a recurl_pass."""
+    library = load()
+    memory, forward, backward = (
+        getattr(library, f"recurl_cpu_pass_{name}") for name in ("memory", "forward", "backward")
+    )
+    memory.argtypes, memory.restype = (ctypes.c_void_p, ctypes.c_int64), ctypes.c_int64
+    forward.argtypes = backward.argtypes = (ctypes.c_char_p,)
+    return memory, forward, backward
+
+
+@cache
+def surrogate_function() -> Callable[[bytes, bytes], int]:
+    """Return ``recurl_cpu_surrogate``, to be called with the bytes of a recurl_pass and of a recurl_surrogate."""
+    function = load().recurl_cpu_surrogate
+    function.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+    return function
+
+
+@cache
+def write_function() -> Callable[[Any, int, bytes, int], None]:
+    """Return ``recurl_cpu_write``: an array of recurl_memory, a step, and pairs of a number and an address."""
+    function = load().recurl_cpu_write
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
+    function.restype = None
     return function
 
 

@@ -29,6 +29,7 @@ SOURCES = (torch.float32, torch.float64, torch.uint8, torch.int16, torch.int32, 
 _DTYPES = (torch.float32, torch.float64)
 _NO_CHOICE, _NAN = 4, 3
 _ONE_HOT, _REFUSES, _VALUE = 1, 2, 4
+_DIFFERENTIABLE = ("copy", "one_hot", "linear", "activate", "normalize", "layer_norm", "recur", "positive")
 
 
 class Value(NamedTuple):
@@ -50,11 +51,17 @@ class Value(NamedTuple):
 
 
 class Program:
-    """Operations that run together; made by a :class:`ProgramBuilder`."""
+    """Operations that run together; made by a :class:`ProgramBuilder`.
+
+    Attributes:
+        given: number of slots that lie outside.
+        address: of its recurl_program.
+    """
 
     def __init__(self, structure: Structure, given: int, kept: list[object]) -> None:
         self._structure = structure
-        self._pointer = ctypes.addressof(structure)
+        self.given = given
+        self.address = ctypes.addressof(structure)
         self._kept = kept
         self._places = struct.Struct(f"{2 * given}q")
         self._run = run_function()
@@ -65,11 +72,11 @@ class Program:
         Returns:
             Whether all actions could be chosen: not where a distribution that refuses it has NaN, or no choice.
         """
-        return _succeeded(self._run(self._pointer, self._places.pack(*places), rows, torch.get_num_threads()))
+        return _succeeded(self._run(self.address, self._places.pack(*places), rows, torch.get_num_threads()))
 
     def bound(self, places: Sequence[int], rows: int) -> Callable[[], bool]:
         """Return a call of these places, on one thread."""
-        run, pointer, packed = self._run, self._pointer, self._places.pack(*places)
+        run, pointer, packed = self._run, self.address, self._places.pack(*places)
 
         def call() -> bool:
             status = run(pointer, packed, rows, 1)
@@ -90,6 +97,9 @@ class ProgramBuilder:
 
     Args:
         dtype: float32 or float64, of all numbers inside and of the weights.
+
+    Attributes:
+        weights: what its operations read, as they were given.
 
     Raises:
         UnsupportedError: something isn't for the library; the message says what.
@@ -115,6 +125,7 @@ class ProgramBuilder:
         self._columns: list[int] = []
         self._given = 0
         self._kept: list[object] = []
+        self.weights: list[Tensor] = []
 
     # Slots inside are numbered from -2 downwards until the end, where it is known how many lie outside; -1 is none.
 
@@ -174,6 +185,7 @@ class ProgramBuilder:
         if sizes is None:
             raise UnsupportedError(f"the C++ library has no step for this {cell.name}")
         step, weights = (ctypes.create_string_buffer(part) for part in sizes)
+        self.weights += [w for (layer,) in layers for w in layer if w is not None]
         self._kept += [step, weights, *(w for (layer,) in layers for w in layer if w is not None)]
         self._kept += [w.detach() for (layer,) in layers for w in layer if w is not None]
         slots = (is_init, *_two(before), *_two(after))
@@ -216,6 +228,18 @@ class ProgramBuilder:
         """Write a sample of ``TanhNormal``, or without noise its median; ``bounds`` are low and half the range."""
         w, b = self._weights([(bound, (loc.columns,)) for bound in bounds])
         self._add("squash", loc, to, slots=(scale, noise, log_prob), w=w, b=b)
+
+    @property
+    def why_not_differentiable(self) -> str | None:
+        """Why the program has no derivatives, or None if it has."""
+        ops = [_KINDS[op.kind] for op in self._ops]
+        missing = next((kind for kind in ops if kind not in _DIFFERENTIABLE), None)
+        after = {slot for op, kind in zip(self._ops, ops, strict=True) if kind == "recur" for slot in op.slots[3:]} - {
+            -1
+        }
+        if missing is not None:
+            return f"the operation {missing} has no derivative in C++"
+        return "something reads a state after a step" if any(op.source in after for op in self._ops) else None
 
     def finish(self) -> Program:
         """Return the program."""
@@ -267,6 +291,7 @@ class ProgramBuilder:
                 raise UnsupportedError(f"a weight is {type(tensor).__name__} of {tensor.dtype} on {tensor.device}")
             if tensor.shape != shape or not tensor.is_contiguous():
                 raise UnsupportedError(f"a weight has the shape {list(tensor.shape)} or strides of its own")
+            self.weights.append(tensor)
             alias = tensor.detach()  # keeps the memory even if `tensor.data` is assigned
             self._kept.append(alias)
             pointers.append(alias.data_ptr())

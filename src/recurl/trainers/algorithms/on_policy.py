@@ -212,10 +212,11 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         data = batch.select(*self.loss.in_keys, strict=False)
         minibatches = self._minibatches(data)
         reports: list[list[_Report]] = []
-        for epoch in range(passes.epochs):
-            self.loss.metrics = epoch == passes.epochs - 1 or self.config.compile  # a program always does the same
-            dealt = minibatches.entries() if orders is None else minibatches.rows(orders[epoch])
-            reports.append([self._descend(minibatch) for minibatch in dealt])
+        with self.loss.compiled():
+            for epoch in range(passes.epochs):
+                self.loss.metrics = epoch == passes.epochs - 1 or self.config.compile  # a program always does the same
+                dealt = minibatches.entries() if orders is None else minibatches.rows(orders[epoch])
+                reports.append([self._descend(minibatch) for minibatch in dealt])
         checked = _means([checked for epoch in reports for checked, _ in epoch])
         diagnostics = _means([diagnostics for _, diagnostics in reports[-1]])
         return torch.cat([checked, *(value.reshape(1) for value in self.measured(batch)), diagnostics])
@@ -227,6 +228,10 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         )
 
     def _step(self, minibatch: Entries) -> _Report:
+        found = self.loss.gradients(minibatch)
+        if not isinstance(found, str):
+            total = torch.stack([found[name] for name in LOSSES]).sum()
+            return self._reported(found, self.optimizer.descend(total))
         with span(FORWARD):
             losses = self.loss.tensors(minibatch)
         return self._reported(losses, self.optimizer(cast(Tensor, sum(losses[name] for name in LOSSES))))

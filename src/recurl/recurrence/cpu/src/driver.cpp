@@ -49,6 +49,18 @@ char* aligned(char* memory) {
   return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory) + kAlign - 1) / kAlign * kAlign);
 }
 
+// What lives as long as a call.
+class Memory {
+ public:
+  void* zeros(int64_t bytes) {
+    pieces_.emplace_back(bytes + kAlign);
+    return aligned(pieces_.back().data());
+  }
+
+ private:
+  std::vector<std::vector<char>> pieces_;
+};
+
 // Calls work(job, worker) for jobs 0 to count - 1, each once, on up to `threads` threads.
 template <class Work>
 void parallel(int64_t threads, int64_t count, const Work& work) {
@@ -190,14 +202,10 @@ class Run {
     });
   }
 
-  // Zeros.
-  void* allocate(int64_t elements) {
-    memory_.emplace_back(elements * size_ + kAlign);
-    return aligned(memory_.back().data());
-  }
+  void* allocate(int64_t elements) { return memory_.zeros(elements * size_); }
 
   int64_t size_, gates_, roll_;
-  std::vector<std::vector<char>> memory_;
+  Memory memory_;
 };
 
 void forward(const recurl_layer& layer) {
@@ -281,6 +289,8 @@ int run(const recurl_program& program, const recurl_place* given, int64_t rows, 
   return worst;
 }
 
+#include "pass.inc"
+
 // A linear recurrence as jobs of a thread each, the same result for any cut: pieces of the stream, where segments are
 // short enough for the threads to get equal shares and `by_tokens` allows it, else pieces of its rows.
 std::vector<LinearJob> linear_jobs(const recurl_linear& l, int64_t threads, bool by_tokens) {
@@ -351,6 +361,26 @@ int recurl_cpu_run(const recurl_program* program, const recurl_place* given, int
   int found = RECURL_OK;
   const int status = recurl::guarded(program->isa, [&] { found = recurl::run(*program, given, rows, threads); });
   return status == RECURL_OK ? found : status;
+}
+int64_t recurl_cpu_pass_memory(const recurl_program* program, int64_t tokens) {
+  return recurl::pass_memory(*program, tokens);
+}
+int recurl_cpu_pass_forward(const recurl_pass* pass) {
+  return recurl::guarded(pass->program->isa, [&] { recurl::Pass(*pass).forward(); });
+}
+int recurl_cpu_pass_backward(const recurl_pass* pass) {
+  return recurl::guarded(pass->program->isa, [&] { recurl::Pass(*pass).backward(); });
+}
+int recurl_cpu_surrogate(const recurl_pass* pass, const recurl_surrogate* surrogate) {
+  return recurl::guarded(pass->program->isa, [&] { recurl::Pass(*pass).descend(*surrogate); });
+}
+void recurl_cpu_write(const recurl_memory* memory, int64_t step, const int64_t* pairs, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const recurl_memory& m = memory[pairs[2 * i]];
+    const char* from = reinterpret_cast<const char*>(pairs[2 * i + 1]);
+    char* to = static_cast<char*>(m.data) + step * m.step_stride;
+    for (int64_t r = 0; r < m.rows; ++r) std::memcpy(to + r * m.row_stride, from + r * m.bytes, m.bytes);
+  }
 }
 int recurl_cpu_linear_forward(const recurl_linear* l) {
   return recurl::guarded(l->isa, [&] {

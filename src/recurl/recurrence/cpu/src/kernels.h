@@ -71,6 +71,19 @@ struct Kernels {
   int64_t (*program_scratch)(const recurl_program* program);
   int (*run_program)(const recurl_program* program, const recurl_place* given, int64_t begin, int64_t end,
                      void* scratch);
+  // One operation of a program whose slots all lie outside, and its backward, which adds to the gradients; those of
+  // weights are of layer normalisation alone. scratch: op_scratch elements.
+  int64_t (*op_scratch)(const recurl_op* op);
+  int (*run_op)(const recurl_program* program, const recurl_place* slots, const recurl_op* op, int64_t rows,
+                void* scratch);
+  void (*op_backward)(const recurl_op* op, const recurl_place* values, const recurl_place* grads, int64_t rows,
+                      void* grad_w, void* grad_b);
+  // to += from packed, to += from.
+  void (*add_product)(const void* packed, int64_t depth, int64_t columns, recurl_place from, recurl_place to,
+                      int64_t rows);
+  void (*add_rows)(recurl_place from, recurl_place to, int64_t rows, int64_t columns);
+  // scratch: as many elements as a surrogate has columns, twice, in whole vectors.
+  void (*surrogate)(const recurl_surrogate* surrogate, int64_t tokens, void* scratch);
   // How many units of work such a sum is cut into, each with all tokens.
   int64_t (*outer_units)(const Outer* job);
   // Units begin to end. scratch: outer_scratch elements.

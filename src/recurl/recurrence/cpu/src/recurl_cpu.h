@@ -14,7 +14,7 @@
 #endif
 
 // Raised whenever a structure or a function below changes; the loader refuses a library of another version.
-#define RECURL_CPU_ABI 6
+#define RECURL_CPU_ABI 7
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
 enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1 };
@@ -160,6 +160,71 @@ typedef struct recurl_place {
 // Runs B rows through all operations; `given` has a place for each such slot.
 RECURL_EXPORT int recurl_cpu_run(const recurl_program* program, const recurl_place* given, int64_t rows,
                                  int64_t threads);
+
+// A pass over all tokens of a batch, forward and backward: the operations of a program that have derivatives, where a
+// memory reads sequences. Of RECURL_RECUR no slot but h and c counts: tokens where `starts` is set start from the states
+// there. Slots of states after a step are left alone.
+typedef struct recurl_weight {
+  const void* weight;
+  void* grad;  // like the weight, contiguous; the gradient is added
+  int64_t count;
+} recurl_weight;
+typedef struct recurl_pass {
+  const recurl_program* program;
+  const recurl_place* given;
+  int64_t tokens, threads;
+  const uint8_t* starts;  // [N], nonzero at the first token of each segment; token 0 always is one
+  void* memory;           // recurl_cpu_pass_memory bytes, left alone from forward to backward
+  // Backward only.
+  const recurl_place* grads;  // of the slots outside; null for none
+  int64_t weight_count;
+  const recurl_weight* weights;  // those that have a gradient
+} recurl_pass;
+RECURL_EXPORT int64_t recurl_cpu_pass_memory(const recurl_program* program, int64_t tokens);
+RECURL_EXPORT int recurl_cpu_pass_forward(const recurl_pass* pass);
+RECURL_EXPORT int recurl_cpu_pass_backward(const recurl_pass* pass);
+
+// The losses of PPO of what a pass computed, and their gradients with respect to that; sums over N tokens, all of them.
+enum recurl_density {
+  RECURL_CHOICES = 0,   // one of n by logits; actions are int64
+  RECURL_SQUASHED = 1,  // of RECURL_SQUASH, n components
+};
+enum recurl_distance { RECURL_SMOOTH_L1 = 0, RECURL_L1 = 1, RECURL_L2 = 2 };
+typedef struct recurl_surrogate {
+  int64_t density, columns;
+  const void *location, *scale, *value;  // [N, n], logits of choices; [N, n], squashed only; [N]
+  const uint8_t* mask;                   // [N, n] or null, choices only
+  const void* action;                    // [N] or [N, n]
+  const void *low, *half;                // [n], squashed only
+  const void *log_prob, *advantage, *target, *old_value;  // [N], the last or null
+  int64_t normalize, distance, entropy;                   // whether the entropy is wanted
+  double clip_epsilon, clip_value, entropy_coeff, critic_coeff;
+  void *grad_location, *grad_scale, *grad_value;  // written
+  void* results;                                  // enum recurl_result
+} recurl_surrogate;
+enum recurl_result {
+  RECURL_OBJECTIVE = 0,
+  RECURL_CRITIC = 1,
+  RECURL_ENTROPY = 2,
+  RECURL_KL = 3,
+  RECURL_CLIPPED = 4,
+  RECURL_ESS = 5,
+  RECURL_MAX_RATIO = 6,
+  RECURL_MEAN_RATIO = 7,
+  RECURL_EXPLAINED = 8,
+  RECURL_RESULTS = 9,
+};
+// Forward, losses, backward. Gradients of weights are overwritten.
+RECURL_EXPORT int recurl_cpu_surrogate(const recurl_pass* pass, const recurl_surrogate* surrogate);
+
+// Where the rows of an entry of a batch lie, those of one step after those of another.
+typedef struct recurl_memory {
+  void* data;
+  int64_t rows, bytes;              // how many rows a step has, and the size of one
+  int64_t row_stride, step_stride;  // bytes
+} recurl_memory;
+// Writes a step: for each of `count` pairs, the entry of that number from contiguous rows at that address.
+RECURL_EXPORT void recurl_cpu_write(const recurl_memory* memory, int64_t step, const int64_t* pairs, int64_t count);
 
 // A linear recurrence h[n] = a[n] h[n - 1] + b[n] over a flat stream of tokens cut into segments, elementwise; where a
 // segment starts, the stored state is in the place of h[n - 1]. W numbers in a row; complex ones are two each.

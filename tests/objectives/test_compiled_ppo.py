@@ -1,0 +1,176 @@
+"""PPO's losses and gradients in one call of the library: those of the loss itself, or a reason why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recurl.errors import MissingKeyError, UsageError
+from recurl.modules import OneHotCategorical
+from recurl.objectives import A2CLoss, ClipPPOLoss
+from recurl.recurrence.cpu import instruction_sets
+
+from .test_compiled_policy import HIDDEN, KINDS, make
+
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there was no compiler when recurl was installed")
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"normalize_advantage": True, "entropy_coeff": 0.0},
+    {"loss_critic_type": "l1", "critic_coeff": 0.3, "entropy_bonus": False},
+    {
+        "loss_critic_type": "l2",
+        "clip_value": 0.1,
+        "clip_epsilon": torch.tensor(0.01),
+        "entropy_coeff": torch.tensor(0.1),
+    },
+    {"clip_value": True, "normalize_advantage": True},
+]
+
+
+def gradients(loss: ClipPPOLoss) -> list[Tensor | None]:
+    found = [None if p.grad is None else p.grad.clone() for p in loss.parameters()]
+    for parameter in loss.parameters():
+        parameter.grad = None
+    return found
+
+
+def expected(loss: ClipPPOLoss, batch: Any) -> tuple[dict[Any, Tensor], list[Tensor | None]]:
+    found = loss.tensors(batch)
+    torch.stack([value for key, value in found.items() if key.startswith("loss_")]).sum().backward()
+    return {key: value.detach() for key, value in found.items()}, gradients(loss)
+
+
+def check(loss: ClipPPOLoss, batch: Any) -> None:
+    losses, grads = expected(loss, batch)
+    with loss.compiled():
+        found = loss.gradients(batch)
+    assert not isinstance(found, str), found
+    assert list(found) == list(losses)
+    for key, value in losses.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=2e-6, equal_nan=True)
+    for grad, other in zip(gradients(loss), grads, strict=True):
+        assert (grad is None) == (other is None)
+        torch.testing.assert_close(grad, other, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("metrics", [True, False])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_metrics_and_gradients_are_the_same(kind: str, options: dict[str, Any], metrics: bool) -> None:
+    actor, critic, batch = make(kind)
+    batch["state_value"] = torch.randn(2, 20, 1)
+    loss = ClipPPOLoss(actor, critic, **options)
+    loss.metrics = metrics
+    check(loss, batch)
+    loss.double()
+    check(loss, batch.apply(lambda value: value.double() if value.is_floating_point() else value))
+
+
+def test_one_hot_actions() -> None:
+    KINDS["one-hot"] = (
+        nn.Linear(HIDDEN, 3),
+        ["logits"],
+        OneHotCategorical,
+        lambda: torch.eye(3).long()[torch.arange(40) % 3].reshape(2, 20, 3),
+    )
+    try:
+        actor, critic, batch = make("one-hot")
+    finally:
+        del KINDS["one-hot"]
+    check(ClipPPOLoss(actor, critic), batch)
+
+
+def test_rows_without_a_choice_and_certain_choices() -> None:
+    actor, critic, batch = make("masked")
+    batch["mask"][0, 3] = False
+    check(ClipPPOLoss(actor, critic, entropy_coeff=0.1), batch)
+    actor, critic, batch = make("choice")
+    with torch.no_grad():
+        actor.module[0].module[1].module.weight.mul_(1e4)
+    batch["action_log_prob"].fill_(0.0)
+    check(ClipPPOLoss(actor, critic, entropy_coeff=0.1), batch)
+
+
+def test_actions_on_the_bounds() -> None:
+    actor, critic, batch = make("box")
+    batch["action"][0, :3] = 1.0
+    batch["action"][1, :3] = -1.0
+    batch["action_log_prob"][:, :3] = -3.0
+    check(ClipPPOLoss(actor, critic, entropy_coeff=0.1), batch)
+
+
+def test_nan_spoils_the_losses() -> None:
+    actor, critic, batch = make("choice")
+    loss = ClipPPOLoss(actor, critic)
+    for key in ("advantage", "value_target", "action_log_prob"):
+        spoiled = batch.clone()
+        spoiled[key].view(-1)[5] = torch.nan
+        with loss.compiled():
+            found: Any = loss.gradients(spoiled)
+        assert found["loss_critic" if key == "value_target" else "loss_objective"].isnan()
+
+
+def test_equal_targets_explain_nothing() -> None:
+    actor, critic, batch = make("choice")
+    batch["value_target"].fill_(2.0)
+    check(ClipPPOLoss(actor, critic), batch)
+
+
+def test_results_of_a_call_outlive_the_next() -> None:
+    actor, critic, batch = make("choice")
+    loss = ClipPPOLoss(actor, critic)
+    with loss.compiled():
+        first: Any = loss.gradients(batch)
+        kept = {key: value.clone() for key, value in first.items()}
+        batch["advantage"].mul_(3)
+        loss.gradients(batch)
+    assert all(torch.equal(first[key], kept[key]) for key in kept)
+
+
+class _Own(ClipPPOLoss):
+    pass
+
+
+def test_other_losses_and_batches_say_why_not() -> None:
+    actor, critic, batch = make("choice")
+    assert "aren't compiled" in ClipPPOLoss(actor, critic).gradients(batch)
+    for cls in (_Own, A2CLoss):
+        loss: Any = cls(actor, critic)
+        with loss.compiled():
+            assert "has no form" in loss.gradients(batch)
+    loss = ClipPPOLoss(actor, critic)
+    with loss.compiled():
+        assert "aren't plain numbers" in loss.gradients(batch.clone().set("advantage", torch.randn(2, 20, 1).double()))
+        assert "the actions are" in loss.gradients(batch.clone().set("action", torch.zeros(2, 20)))
+        assert "out of range" in loss.gradients(batch.clone().set("action", torch.full((2, 20), 3)))
+        padded = batch.clone().set(("collector", "mask"), torch.ones(2, 20, dtype=torch.bool))
+        assert "padding" in loss.gradients(padded)
+        with torch.no_grad():
+            assert "no gradients are wanted" in loss.gradients(batch)
+        assert not isinstance(loss.gradients(batch), str)
+    gradients(loss)
+    with ClipPPOLoss(actor, critic).make_value_estimator("gae").compiled() as _:
+        pass
+
+
+@pytest.mark.parametrize("method", ["tensors", "losses", "losses_of", "read"])
+def test_methods_of_an_instance_are_called(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor, critic, batch = make("choice")
+    loss = ClipPPOLoss(actor, critic)
+    monkeypatch.setattr(loss, method, getattr(loss, method))
+    with loss.compiled():
+        assert "has no form" in loss.gradients(batch)
+
+
+def test_errors_are_those_of_the_loss() -> None:
+    actor, critic, batch = make("choice")
+    loss = ClipPPOLoss(actor, critic)
+    with loss.compiled():
+        with pytest.raises(MissingKeyError, match="advantage"):
+            loss.gradients(batch.exclude("advantage"))
+        with pytest.raises(UsageError, match="must not require gradients"):
+            loss.gradients(batch.clone().set("action_log_prob", torch.zeros(2, 20, requires_grad=True)))

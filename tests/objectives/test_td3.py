@@ -151,6 +151,7 @@ def test_targets_follow_actor_and_critics():
         ({"action_spec": None}, ArgumentTypeError, "Give exactly one of action_spec and bounds, got None and None"),
         ({"action_spec": Categorical(3)}, ArgumentError, "TD3Loss needs actions with bounds, a Bounded spec, got Cat"),
         ({"action_spec": None, "bounds": (1.0, 1.0)}, ArgumentError, "TD3Loss needs two finite bounds, low < high"),
+        ({"action_spec": Bounded(-2e38, 2e38, (1,))}, ArgumentError, "high - low finite, got"),
         ({"policy_noise": -1.0}, ArgumentError, "policy_noise must not be negative, got -1.0"),
         ({"noise_clip": float("nan")}, ArgumentError, "noise_clip must not be negative, got nan"),
     ],

@@ -240,10 +240,11 @@ def _why_not(spec: TensorSpec) -> str | None:
     if not isinstance(spec, Bounded):
         return None
     low, high = spec.low, spec.high
-    if not (low.isfinite() & high.isfinite()).all():
+    if not (high - low).isfinite().all():
         return (
-            f"A Box of actions must have two finite bounds for every number, or none for all, got {spec}: clip or "
-            "squash the others in a wrapper, such as gymnasium.wrappers.TransformAction, or give them bounds."
+            "A Box of actions must have two finite bounds for every number, high - low finite too, or none for all, "
+            f"got {spec}: clip or squash the others in a wrapper, such as gymnasium.wrappers.TransformAction, or give "
+            "them bounds."
         )
     return None if (low < high).all() else f"A Box of actions must have low < high, got {spec}: leave out constants."
 

@@ -173,6 +173,6 @@ def _bounds(spec: TensorSpec | None, bounds: tuple[float | Tensor, float | Tenso
         raise ArgumentError(f"TD3Loss needs actions with bounds, a Bounded spec, got {spec}.")
     given: Any = (spec.low, spec.high) if isinstance(spec, Bounded) else bounds
     low, high = (torch.as_tensor(value) for value in given)
-    if not bool((low < high).all() & low.isfinite().all() & high.isfinite().all()):
-        raise ArgumentError(f"TD3Loss needs two finite bounds, low < high, got {low} and {high}.")
+    if not bool((low < high).all() & (high - low).isfinite().all()):
+        raise ArgumentError(f"TD3Loss needs two finite bounds, low < high, high - low finite, got {low} and {high}.")
     return low, high

@@ -163,6 +163,10 @@ def test_refuses_what_does_not_fit(options, error, message):
 
 def test_refuses_an_actor_without_action():
     loss, batch = small()
-    loss.actor_network = TensorDictModule(MLP(OBS, ACTIONS), in_keys=["observation"], out_keys=["move"])
-    with pytest.raises(ArgumentError, match=r"The actor must write 'action', but its out_keys are \['move'\]"):
+    net = MLP(OBS, ACTIONS)
+    loss.actor_network = TensorDictModule(net, in_keys=["observation"], out_keys=["move"])
+    with pytest.raises(ArgumentError, match=r"A critic must read the action, 'move', after its memory"):
+        loss(batch)
+    loss.actor_network = TensorDictModule(lambda x: net(x).split(1, -1), in_keys=["observation"], out_keys=["a", "b"])
+    with pytest.raises(ArgumentError, match=r"The actor must write 'action', but its out_keys are \['a', 'b'\]"):
         loss(batch)

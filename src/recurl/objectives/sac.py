@@ -43,10 +43,10 @@ class Temperature(nn.Module):
 
     def __init__(self, initial: float, low: float | None, high: float | None, *, fixed: bool = False) -> None:
         super().__init__()
-        least, most = low or 0.0, math.inf if high is None else high
-        if not (0.0 < initial < math.inf and least <= initial <= most):
+        least, most = 0.0 if low is None else low, math.inf if high is None else high
+        if not (0.0 < initial < math.inf and 0.0 <= least <= initial <= most):
             raise ArgumentError(
-                "alpha_init must be positive, from min_alpha to max_alpha, got "
+                "alpha_init must be positive, from min_alpha (at least 0) to max_alpha, got "
                 f"alpha_init={initial}, min_alpha={low}, max_alpha={high}."
             )
         self._bounds = (math.log(least) if least else None, math.log(most) if most < math.inf else None)

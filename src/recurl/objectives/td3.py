@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.keys import NestedKey, normalize_key
+from recurl.keys import ACTION, NestedKey, normalize_key
 from recurl.lowering import Step, modules_in_order
 from recurl.objectives.actor_critic import ActorCriticLoss
 from recurl.objectives.common import masked_mean
@@ -124,6 +124,12 @@ class TD3Loss(ActorCriticLoss):
         """Names of the losses and of what is reported."""
         actor = ["loss_actor"] if self.updates_actor else []
         return [*actor, "loss_qvalue", self.tensor_keys.priority, "q_value", "q_target"]
+
+    def network_keys(self) -> dict[str, NestedKey]:
+        """Return the key of the action, if the actor's last module writes one entry under another name."""
+        *_, last = modules_in_order(self.actor_network, apart=True)
+        only = len(last.out_keys) == 1 and ACTION not in self.actor_network.out_keys
+        return {"action": normalize_key(last.out_keys[0])} if only else {}
 
     def target_networks(self) -> list[TensorDictModuleBase]:
         """Return the target networks: critics and actor."""

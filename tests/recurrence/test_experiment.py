@@ -100,6 +100,11 @@ class Doubled(Sum):
     state_names = ("h", "h")
 
 
+class Unnamed(Sum):
+    def state_shapes(self, sizes):
+        return ((5,), (5,))
+
+
 class Negative(Sum):
     def parameters(self, sizes):
         return {"weight": (sizes.hidden_size, -1)}
@@ -176,6 +181,7 @@ def build(cell: type[Cell]) -> CellModule:
         (Lonely, r"must return two things, the features and a tuple of the states.*step\(\) returned a Tensor"),
         (Bare, r"must return two things, .*step\(\) returned \(Tensor, Tensor\)"),
         (Doubled, "states of .*Doubled must have different names, got h, h"),
+        (Unnamed, r"state_shapes\(\) must return one shape for each of state_names, \(h\), got \[\(5,\), \(5,\)\]"),
         (Negative, r"must give shapes as tuples of integers, not negative; got \(5, -1\) for 'weight'"),
         (Draws, r"must be a function of input.*the features differed by .*Leave out random numbers"),
         (Overwrites, r"must not change its inputs; .*changed the state 'h' in place"),

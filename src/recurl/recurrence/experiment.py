@@ -40,8 +40,8 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes) -> None:
     shapes = [(sizes.input_size,), *cell.state_shapes(sizes)]
     if len(shapes) != 1 + len(cell.state_names):
         raise ArgumentError(
-            f"{cell}.state_shapes() must return one shape for each of state_names, ({', '.join(cell.state_names)}), got "
-            f"{shapes[1:]}."
+            f"{cell}.state_shapes() must return one shape for each of state_names, ({', '.join(cell.state_names)}), "
+            f"got {shapes[1:]}."
         )
     drawn = [torch.randn(2, _ROWS, *shape, generator=generator, device="cpu").to(like) for shape in shapes]
     (x, *states), others = zip(*drawn, strict=True)

@@ -170,3 +170,9 @@ def test_refuses_an_actor_without_action():
     loss.actor_network = TensorDictModule(lambda x: net(x).split(1, -1), in_keys=["observation"], out_keys=["a", "b"])
     with pytest.raises(ArgumentError, match=r"The actor must write 'action', but its out_keys are \['a', 'b'\]"):
         loss(batch)
+
+
+def test_refuses_bounds_of_a_batch_of_environments():
+    loss, batch = small(action_spec=Bounded(-1.0, 1.0, (5, ACTIONS)))
+    with pytest.raises(ArgumentError, match=r"bounds of one action, .* got \[5, .*\]: .*action_spec_unbatched"):
+        loss(batch)

@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
 from recurl.keys import NestedKey
 from recurl.modules import MLP, Categorical, NormalParamExtractor, ProbabilisticActor, TanhNormal
-from recurl.objectives import ClipPPOLoss, DiscreteSACLoss, DQNLoss, SACLoss, TD3Loss, ValueEstimators
+from recurl.objectives import A2CLoss, ClipPPOLoss, DiscreteSACLoss, DQNLoss, SACLoss, TD3Loss, ValueEstimators
 from recurl.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator
 from recurl.objectives.value.functional import lambda_return, n_step_return
 from tests.objectives.simulate import Agent, collect, make_agent
@@ -253,3 +253,18 @@ def test_actions_and_values_of_critics_may_have_other_names_alone(kind: str) -> 
     found = loss(flat_batch(2))
     assert found["td_error"].shape == (4, 1)
     assert found["loss_actor"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "advice"),
+    [
+        (SACLoss, "delay_qvalue", "the critics have delayed copies"),
+        (SACLoss, "action_spec", "the actor's distribution has the bounds"),
+        (TD3Loss, "priority_key", r"write set_keys\(priority=...\)"),
+        (DiscreteSACLoss, "num_actions", "the actor's distribution says how many choices there are"),
+        (A2CLoss, "gamma", r"make_value_estimator\(gamma=...\)"),
+    ],
+)
+def test_arguments_of_torchrl_say_what_to_write(kind: Any, argument: str, advice: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=f"{kind.__name__} has no argument '{argument}': .*{advice}"):
+        kind(None, None, **{argument: None})

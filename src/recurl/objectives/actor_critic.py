@@ -10,6 +10,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
+from recurl.absent import without_arguments
 from recurl.errors import ArgumentError
 from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
 from recurl.lowering import Step, modules_in_order, shared_state, why_not_lowered, why_whole
@@ -20,9 +21,23 @@ from recurl.objectives.surrogate import DISTANCES
 from recurl.objectives.targets import target_of
 from recurl.objectives.trunks import Ahead, Head, Trunk, TrunkRun, depending_on
 
-__all__ = ["ActorCriticLoss", "Critic", "CriticRun"]
+__all__ = ["ActorCriticLoss", "Critic", "CriticRun", "without_torchrl_arguments"]
 
 _TARGET = "target"
+
+
+without_torchrl_arguments = without_arguments(
+    delay_actor="leave it out, TD3 has delayed copies of the actor, SAC none",
+    delay_qvalue="leave it out, the critics have delayed copies, which a SoftUpdate moves",
+    priority_key="write set_keys(priority=...)",
+    separate_losses="leave it out, what actor and critics share is trained by loss_qvalue alone",
+    reduction="leave it out, losses are means, and td_error is of every token",
+    skip_done_states="leave it out, nothing is bootstrapped where terminated",
+    deactivate_vmap="leave it out, nothing is vmapped",
+    use_prioritized_weights="leave it out, weights count where the batch has priority_weight",
+    scalar_output_mode="leave it out, losses are means",
+)
+"""Decorator of losses, which refuses arguments that only TorchRL's have."""
 
 
 class Critic(NamedTuple):

@@ -10,10 +10,11 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
+from recurl.absent import without_arguments
 from recurl.errors import ArgumentError
 from recurl.keys import NestedKey
 from recurl.lowering import Step
-from recurl.objectives.actor_critic import ActorCriticLoss
+from recurl.objectives.actor_critic import ActorCriticLoss, without_torchrl_arguments
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sequences import Sequences
 from recurl.objectives.stochastic_actor import StochasticActor
@@ -132,6 +133,12 @@ class SoftLoss(ActorCriticLoss):
         return {key: out[key] for key in self.out_keys}
 
 
+@without_torchrl_arguments
+@without_arguments(
+    value_network="leave it out, values of states follow from actor and critics",
+    delay_value="leave it out, there is no network of state values",
+    action_spec="leave it out, the actor's distribution has the bounds",
+)
 class SACLoss(SoftLoss):
     """Losses of actor, critics and temperature of SAC, for continuous actions, over sequences.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import ACTION, NestedKey, normalize_key
 from recurl.lowering import Step, modules_in_order
-from recurl.objectives.actor_critic import ActorCriticLoss
+from recurl.objectives.actor_critic import ActorCriticLoss, without_torchrl_arguments
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sequences import Sequences
 from recurl.objectives.targets import target_of
@@ -22,6 +22,7 @@ from recurl.specs import Bounded, TensorSpec
 __all__ = ["TD3Loss"]
 
 
+@without_torchrl_arguments
 class TD3Loss(ActorCriticLoss):
     """Losses of actor and critics of TD3, for continuous actions, over sequences.
 
@@ -166,6 +167,11 @@ class TD3Loss(ActorCriticLoss):
         action = run.entries([self.action_key], ahead)[self.action_key]
         noise = (torch.randn_like(action) * self.policy_noise).clamp(-self.noise_clip, self.noise_clip)
         low, high = self.low.to(action.dtype), self.high.to(action.dtype)
+        if max(low.ndim, high.ndim) >= action.ndim:
+            raise ArgumentError(
+                f"TD3Loss needs the bounds of one action, which has shape {list(action.shape[1:])}, got "
+                f"{list(torch.broadcast_shapes(low.shape, high.shape))}: action_spec=env.action_spec_unbatched."
+            )
         action = (action + noise * (0.5 * (high - low))).clamp(low, high)
         value = self.values_of(critics, action).amin(0)
         return self.targets(sequences, ahead, value)

@@ -11,13 +11,17 @@ from recurl.collectors import Collector
 from recurl.envs import GymEnv, InitTracker, TransformedEnv
 from recurl.modules import (
     Categorical,
+    FFMModule,
     GRUModule,
+    LRUModule,
     LSTMModule,
     ProbabilisticActor,
     ValueOperator,
 )
 
 CELLS = {"lstm": (LSTMModule, ("h", "c")), "gru": (GRUModule, ("h",))}
+PAIRED: dict[str, tuple[type, tuple[str, ...]]] = {"lru": (LRUModule, ("h",)), "ffm": (FFMModule, ("h",))}
+"""Cells whose states are pairs of numbers."""
 
 
 Policy = tuple[ProbabilisticActor, TensorDictSequential, TensorDictSequential]
@@ -30,7 +34,7 @@ def make_env(rows: int | None = 3) -> TransformedEnv:
 
 
 def memory(cell: str, prefix: str, backend: str) -> LSTMModule | GRUModule:
-    kind, names = CELLS[cell]
+    kind, names = (CELLS | PAIRED)[cell]
     states = [f"{prefix}_{name}" for name in names]
     return kind(
         2,

@@ -20,7 +20,7 @@ from recurl.modules import (
 )
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
-from tests.continuous import CELLS, collected, make_policy
+from tests.continuous import CELLS, PAIRED, collected, make_policy
 
 # -- sequences that begin within a trajectory
 
@@ -85,7 +85,7 @@ BROKEN: dict[str, Callable[[list[TensorDict]], TensorDictBase]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("keep_ids", [False, True])
 @pytest.mark.parametrize("how", BROKEN)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", [*CELLS, *PAIRED])
 def test_states_tell_that_tokens_dont_belong_together(cell: str, how: str, keep_ids: bool) -> None:
     policy = make_policy(cell)
     batches = collected(policy)

@@ -126,9 +126,13 @@ def readable(value: Tensor) -> bool:
 
 
 def _states(batch: Step) -> Iterator[tuple[NestedKey, Tensor, Tensor]]:
-    """Yield key, root value and ``"next"`` value of each entry shaped like a recurrent state, ``[*B, T, L, H]``."""
+    """Yield key, root value and ``"next"`` value of each entry shaped like a recurrent state.
+
+    That is ``[*B, T, L, H]``, or complex numbers as pairs, ``[*B, T, L, ..., 2]``, which images aren't.
+    """
     for path, value in leaves(batch):
-        if path[0] != NEXT and value.ndim == batch.ndim + 2 and value.is_floating_point():
+        own = value.ndim - batch.ndim
+        if path[0] != NEXT and value.is_floating_point() and (own == 2 or (own > 2 and value.shape[-1] == 2)):
             after = batch.get(next_key(path), None)
             if after is not None and after.shape == value.shape:
                 yield path[0] if len(path) == 1 else path, value, cast(Tensor, after)

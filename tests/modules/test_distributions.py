@@ -110,6 +110,8 @@ def test_tanh_normal_without_event_dims():
 def test_tanh_normal_errors():
     with pytest.raises(ArgumentError, match="NormalParamExtractor"):
         TanhNormal(torch.zeros(1), None)
+    with pytest.raises(ArgumentError, match=r"must broadcast to its location, \[3, 1\], got \[4, 1\].*unbatched"):
+        TanhNormal(torch.zeros(3, 1), torch.ones(3, 1), high=torch.ones(4, 1))
     with pytest.raises(ArgumentError, match="low < high"):
         TanhNormal(torch.zeros(1), torch.ones(1), low=1.0, high=1.0)
 

@@ -115,8 +115,9 @@ def test_noise_falls_and_is_saved():
     [
         ((BOX, 0.1, 0.2), r"0 <= sigma_end <= sigma_init must hold, got sigma_end=0.2 and sigma_init=0.1"),
         ((BOX, 1.0, 0.1, 0), "annealing_num_steps must be positive, got 0"),
-        ((Categorical(3),), "The action spec must be Bounded, with two finite bounds, got Categorical"),
+        ((Categorical(3),), "The action spec must be Bounded, with two finite bounds, .* got Categorical"),
         ((Unbounded(3),), "The action spec must be Bounded"),
+        ((Bounded(-2e38, 2e38, (1,)),), "with two finite bounds, high - low finite"),
     ],
 )
 def test_what_noise_refuses(arguments, message):

@@ -112,6 +112,11 @@ def test_environments_carry_the_states(name: str) -> None:
         (lambda: S5Module(3, 8, batch_first=False, **KEYS), ArgumentError, "batch_first must be True: S5Module keeps"),
         (lambda: LRUModule(3, 8, recurrent_backend="pad", **KEYS), UnsupportedError, "kernels for lstm and gru only"),
         (lambda: LRUModule(3, 8, recurrent_backend="nope", **KEYS), ArgumentError, "recurrent_backend must be one of"),
+        (
+            lambda: FFMModule(3, 4, dtype=torch.int64, **KEYS),
+            ArgumentError,
+            "dtype must be one of real floating-po",
+        ),
         (lambda: FFMModule(3, 0, **KEYS), ArgumentError, "hidden_size must be at least 1, got 0"),
         (lambda: FFMModule(3, 8, in_key="x", out_keys="y"), ArgumentTypeError, "must be a list of keys"),
         (lambda: GRUModule(3, 8, conv_width=2, **KEYS), TypeError, "conv_width"),

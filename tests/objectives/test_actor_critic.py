@@ -267,7 +267,8 @@ def test_networks_with_the_same_state_keys_are_refused():
         ({"n_steps": 0}, "n_steps must be at least 1, got 0"),
         ({"loss_function": "l3"}, r"loss_function must be one of \['l1', 'l2', 'smooth_l1'\], got 'l3'"),
         ({"num_qvalue_nets": 0}, "num_qvalue_nets must be at least 1, got 0"),
-        ({"alpha_init": 0.0}, "alpha_init must be positive, from min_alpha to max_alpha, got alpha_init=0.0"),
+        ({"alpha_init": 0.0}, r"alpha_init must be positive, from min_alpha \(at least 0\) to max_alpha, got alpha"),
+        ({"min_alpha": -1.0}, "from min_alpha .* got alpha_init=1.0, min_alpha=-1.0"),
         ({"alpha_init": 2.0, "max_alpha": 1.0}, "alpha_init=2.0, min_alpha=None, max_alpha=1.0"),
         ({"target_entropy": "most"}, "target_entropy must be 'auto' or a number, got 'most'"),
     ],
@@ -278,12 +279,13 @@ def test_options_out_of_range(options, message):
 
 
 def test_networks_that_do_not_fit():
-    with pytest.raises(ArgumentTypeError, match="Actor and critics must read and write a TensorDict, got MLP"):
-        SACLoss(actor(), [MLP(3, 1)])
+    for plain in ([MLP(3, 1)], MLP(3, 1)):
+        with pytest.raises(ArgumentTypeError, match="An actor or critic must read and write a TensorDict, got MLP"):
+            SACLoss(actor(), plain)
     with pytest.raises(ArgumentError, match="a critic, or a list of one or more, got an empty list"):
         SACLoss(actor(), [])
     with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', but its out_keys are \['q'\]"):
-        SACLoss(actor(), critic(writes="q"))
+        SACLoss(actor(), critic(writes="q"))(small())
     with pytest.raises(ArgumentError, match=r"must be a sequence that ends with a sampler.*is a TensorDictModule"):
         SACLoss(TensorDictModule(MLP(OBS, ACTIONS), ["observation"], ["action"]), critic())
     with pytest.raises(ArgumentError, match="that can be differentiated, which a Categorical doesn't draw"):

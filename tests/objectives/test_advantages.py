@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
-from recurl.errors import ArgumentError, MissingKeyError
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.keys import TRAJ_IDS
 from recurl.mode import recurrent_mode, set_recurrent_mode
 from recurl.modules.networks import MLP
@@ -226,7 +226,9 @@ def test_discounts_out_of_range(name, number):
 def test_critic_must_write_a_state_value():
     other = TensorDictModule(MLP(OBS, 1), in_keys=["observation"], out_keys=["v"])
     with pytest.raises(ArgumentError, match="must write 'state_value'"):
-        GAE(gamma=GAMMA, lmbda=LMBDA, value_network=other)
+        GAE(gamma=GAMMA, lmbda=LMBDA, value_network=other)(small_batch())
+    with pytest.raises(ArgumentTypeError, match="The value network must read and write a TensorDict, got Linear"):
+        GAE(gamma=GAMMA, lmbda=LMBDA, value_network=torch.nn.Linear(OBS, 1))
     wide = TensorDictModule(MLP(OBS, 2), in_keys=["observation"], out_keys=["state_value"])
     with pytest.raises(ArgumentError, match="one number per token"):
         GAE(gamma=GAMMA, lmbda=LMBDA, value_network=wide)(small_batch())

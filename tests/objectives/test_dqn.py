@@ -325,7 +325,7 @@ def test_options_out_of_range(options, words):
 def test_the_network_must_write_action_values():
     net = TensorDictModule(MLP(OBS, 2), in_keys=["observation"], out_keys=["values"])
     with pytest.raises(ArgumentError, match="must write 'action_value'"):
-        DQNLoss(net)
+        DQNLoss(net)(TensorDict.from_dict(small(), batch_size=[3]))
     actor = QValueActor(net, action_space="categorical", action_value_key="values").double()
     assert DQNLoss(actor)(TensorDict.from_dict(small(), batch_size=[3]))["loss"].isfinite()
 

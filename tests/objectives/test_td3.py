@@ -151,6 +151,7 @@ def test_targets_follow_actor_and_critics():
         ({"action_spec": None}, ArgumentTypeError, "Give exactly one of action_spec and bounds, got None and None"),
         ({"action_spec": Categorical(3)}, ArgumentError, "TD3Loss needs actions with bounds, a Bounded spec, got Cat"),
         ({"action_spec": None, "bounds": (1.0, 1.0)}, ArgumentError, "TD3Loss needs two finite bounds, low < high"),
+        ({"action_spec": Bounded(-2e38, 2e38, (1,))}, ArgumentError, "high - low finite, got"),
         ({"policy_noise": -1.0}, ArgumentError, "policy_noise must not be negative, got -1.0"),
         ({"noise_clip": float("nan")}, ArgumentError, "noise_clip must not be negative, got nan"),
     ],
@@ -162,6 +163,16 @@ def test_refuses_what_does_not_fit(options, error, message):
 
 def test_refuses_an_actor_without_action():
     loss, batch = small()
-    loss.actor_network = TensorDictModule(MLP(OBS, ACTIONS), in_keys=["observation"], out_keys=["move"])
-    with pytest.raises(ArgumentError, match=r"The actor must write 'action', but its out_keys are \['move'\]"):
+    net = MLP(OBS, ACTIONS)
+    loss.actor_network = TensorDictModule(net, in_keys=["observation"], out_keys=["move"])
+    with pytest.raises(ArgumentError, match=r"A critic must read the action, 'move', after its memory"):
+        loss(batch)
+    loss.actor_network = TensorDictModule(lambda x: net(x).split(1, -1), in_keys=["observation"], out_keys=["a", "b"])
+    with pytest.raises(ArgumentError, match=r"The actor must write 'action', but its out_keys are \['a', 'b'\]"):
+        loss(batch)
+
+
+def test_refuses_bounds_of_a_batch_of_environments():
+    loss, batch = small(action_spec=Bounded(-1.0, 1.0, (5, ACTIONS)))
+    with pytest.raises(ArgumentError, match=r"bounds of one action, .* got \[5, .*\]: .*action_spec_unbatched"):
         loss(batch)

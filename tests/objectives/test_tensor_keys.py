@@ -12,7 +12,8 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
 from recurl.keys import NestedKey
-from recurl.objectives import ClipPPOLoss, DQNLoss, ValueEstimators
+from recurl.modules import MLP, Categorical, NormalParamExtractor, ProbabilisticActor, TanhNormal
+from recurl.objectives import A2CLoss, ClipPPOLoss, DiscreteSACLoss, DQNLoss, SACLoss, TD3Loss, ValueEstimators
 from recurl.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator
 from recurl.objectives.value.functional import lambda_return, n_step_return
 from tests.objectives.simulate import Agent, collect, make_agent
@@ -205,3 +206,65 @@ def test_lambda_returns_against_a_loop() -> None:
                 assert found[row, t].item() == pytest.approx(after, rel=1e-12)
     ends = lambda_return(0.9, 0.0, value, reward, terminated, cut)
     torch.testing.assert_close(ends, n_step_return(0.9, 1, value, reward, terminated, cut))
+
+
+def flat_batch(*actions: int) -> TensorDict:
+    after = TensorDict({"observation": torch.randn(4, 3), "reward": torch.ones(4, 1)}, [4])
+    after["done"] = after["terminated"] = torch.tensor([[False], [True], [False], [True]])
+    return TensorDict(
+        {"observation": torch.randn(4, 3), "next": after, "deep": {"action": torch.rand(4, *actions)}}, [4]
+    )
+
+
+def test_networks_may_write_nothing_but_the_renamed_entries() -> None:
+    value = TensorDictModule(torch.nn.Linear(3, 1), in_keys=["observation"], out_keys=[FRESH])
+    gae = GAE(0.9, 0.8, value)
+    gae.set_keys(value=FRESH)
+    assert gae(flat_batch())["next", *FRESH].shape == (4, 1)
+    choices = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=[FRESH])
+    head = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["logits"])
+    chooser = ProbabilisticActor(
+        head, in_keys=["logits"], out_keys=[("deep", "action")], distribution_class=Categorical
+    )
+    dqn, soft = DQNLoss(choices), DiscreteSACLoss(chooser, choices)
+    batch = flat_batch()
+    batch["deep", "action"] = torch.tensor([0, 1, 1, 0])
+    for loss in (dqn, soft):
+        loss.set_keys(action_value=FRESH, action=("deep", "action"))
+        assert loss(batch)["td_error"].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["sac", "td3"])
+def test_actions_and_values_of_critics_may_have_other_names_alone(kind: str) -> None:
+    q = TensorDictModule(MLP(5, 1), in_keys=["observation", ("deep", "action")], out_keys=[FRESH])
+    if kind == "sac":
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), NormalParamExtractor())
+        head = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
+        loss: Any = SACLoss(
+            ProbabilisticActor(head, ["loc", "scale"], [("deep", "action")], distribution_class=TanhNormal), q
+        )
+    else:
+        net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
+        loss = TD3Loss(TensorDictModule(net, ["observation"], [("deep", "action")]), q, bounds=(-1.0, 1.0))
+    assert loss.tensor_keys.action == ("deep", "action")
+    with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', .* tell the loss .* set_keys"):
+        loss(flat_batch(2))
+    loss.set_keys(state_action_value=FRESH)
+    found = loss(flat_batch(2))
+    assert found["td_error"].shape == (4, 1)
+    assert found["loss_actor"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "advice"),
+    [
+        (SACLoss, "delay_qvalue", "the critics have delayed copies"),
+        (SACLoss, "action_spec", "the actor's distribution has the bounds"),
+        (TD3Loss, "priority_key", r"write set_keys\(priority=...\)"),
+        (DiscreteSACLoss, "num_actions", "the actor's distribution says how many choices there are"),
+        (A2CLoss, "gamma", r"make_value_estimator\(gamma=...\)"),
+    ],
+)
+def test_arguments_of_torchrl_say_what_to_write(kind: Any, argument: str, advice: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=f"{kind.__name__} has no argument '{argument}': .*{advice}"):
+        kind(None, None, **{argument: None})

@@ -61,6 +61,55 @@ class Remembers(Sum):
         return h, (h,)
 
 
+class Lags(Sum):
+    """Sees a number of the call before."""
+
+    last: ClassVar[list[float]] = [0.0]
+
+    def step(self, x, states, weight):
+        h = F.linear(x, weight) + self.last[0]
+        self.last[0] = x.mean().item()
+        return h, (h,)
+
+
+class Keeps(Sum):
+    def step(self, x, states, weight):
+        h = F.linear(x, weight) + getattr(self, "mean", 0.0)
+        self.mean = x.mean().item()
+        return h, (h,)
+
+
+class Clamps(Sum):
+    def step(self, x, states, weight):
+        weight.clamp_(-0.1, 0.1)
+        return super().step(x, states, weight)
+
+
+class Lonely(Sum):
+    def step(self, x, states, weight):
+        return F.linear(x, weight)
+
+
+class Bare(Sum):
+    def step(self, x, states, weight):
+        h = F.linear(x, weight)
+        return h, h
+
+
+class Doubled(Sum):
+    state_names = ("h", "h")
+
+
+class Unnamed(Sum):
+    def state_shapes(self, sizes):
+        return ((5,), (5,))
+
+
+class Negative(Sum):
+    def parameters(self, sizes):
+        return {"weight": (sizes.hidden_size, -1)}
+
+
 class Draws(Sum):
     def step(self, x, states, weight):
         h = F.dropout(F.linear(x, weight) + states[0], 0.5)
@@ -122,7 +171,18 @@ def build(cell: type[Cell]) -> CellModule:
         (Narrow, r"must return features \[rows, hidden_size\].*returned \[\(3, 2\), \(3, 5\)\]"),
         (Complex, "must keep dtype.*returned the state 'h' as torch.complex64.*kept as pairs of real ones"),
         (Counts, r"must keep nothing in the cell; .*had the attributes \{'steps': 1\}.*and \{'steps': 3\} after"),
-        (Remembers, "must be a function of input.*called twice with the same, and the features differed by"),
+        (Remembers, "must be a function of input.*called twice with the same, other .*and the features differed by"),
+        (
+            Lags,
+            "must be a function of input.*twice with the same, other inputs in between, and the features differed by",
+        ),
+        (Keeps, r"must keep nothing in the cell; .*had the attributes \{'mean': .*and \{'mean': .* after"),
+        (Clamps, "must not change its inputs; .*changed the parameter 'weight' in place"),
+        (Lonely, r"must return two things, the features and a tuple of the states.*step\(\) returned a Tensor"),
+        (Bare, r"must return two things, .*step\(\) returned \(Tensor, Tensor\)"),
+        (Doubled, "states of .*Doubled must have different names, got h, h"),
+        (Unnamed, r"state_shapes\(\) must return one shape for each of state_names, \(h\), got \[\(5,\), \(5,\)\]"),
+        (Negative, r"must give shapes as tuples of integers, not negative; got \(5, -1\) for 'weight'"),
         (Draws, r"must be a function of input.*the features differed by .*Leave out random numbers"),
         (Overwrites, r"must not change its inputs; .*changed the state 'h' in place"),
         (Centred, r"must not depend on each other; the features of .*between a row among 3 and the same row alone"),
@@ -160,3 +220,17 @@ def test_the_experiment_leaves_the_random_numbers_alone() -> None:
 
 def test_without_numbers_nothing_is_tried() -> None:
     CellModule(Draws, 4, 5, in_key="x", out_key="y", device="meta")
+
+
+def test_a_class_that_is_defined_again_is_tried_again() -> None:
+    def define(noise: float) -> type[Cell]:
+        class Edited(Sum):
+            def step(self, x, states, weight):
+                h = F.linear(x, weight) + noise * torch.randn(())
+                return h, (h,)
+
+        return Edited
+
+    build(define(0.0))
+    with pytest.raises(ArgumentError, match="must be a function of input"):
+        build(define(1.0))

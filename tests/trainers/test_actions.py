@@ -182,8 +182,9 @@ def test_a_resumed_run_is_the_whole_run(tmp_path, config):
         (options(PPOConfig, env=MASKED), "torch", {"kind": "categorical", "n": 4}),
         (options(DQNConfig, env=MASKED), "onnx", {"kind": "categorical", "n": 4}),
         (of_any("multi", SACConfig), "onnx", {"kind": "multi_categorical", "nvec": [2, 3, 4]}),
+        (of_any("matrix", A2CConfig), "torch", {"kind": "box"}),
     ],
-    ids=["nested", "multi", "unbounded", "masked-ppo", "masked-dqn", "multi-sac"],
+    ids=["nested", "multi", "unbounded", "masked-ppo", "masked-dqn", "multi-sac", "matrix"],
 )
 @pytest.mark.slow
 def test_exports(tmp_path, config, kind, action):

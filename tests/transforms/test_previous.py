@@ -27,6 +27,7 @@ def make(name="CartPole-v1", rows=3, mode=None):
         (specs.OneHot(2), [[0, 1], [1, 0]], [[0, 1], [1, 0]]),
         (specs.Categorical(2, (2,)), [[0, 1], [1, 1]], [[1, 0, 0, 1], [0, 1, 0, 1]]),
         (specs.MultiCategorical([2, 3]), [[0, 2], [1, 0]], [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]]),
+        (specs.MultiCategorical([[1, 2], [2, 1]]), [[[0, 1], [0, 0]]] * 2, [[1, 0, 1, 1, 0, 1]] * 2),
         (specs.Binary((2, 1), dtype=torch.int8), [[[0], [1]], [[1], [1]]], [[0, 1], [1, 1]]),
         (specs.Bounded(-1.0, 1.0, (1, 2)), [[[0.5, -1.0]], [[1.0, 0.0]]], [[0.5, -1.0], [1.0, 0.0]]),
         (specs.Unbounded((), dtype=torch.float64), [0.5, 3.0], [[0.5], [3.0]]),

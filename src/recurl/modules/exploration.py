@@ -200,8 +200,10 @@ class AdditiveGaussianModule(_Exploration):
             raise ArgumentError(f"0 <= sigma_end <= sigma_init must hold, got {sigma_end=} and {sigma_init=}.")
         super().__init__(sigma_init, sigma_end, annealing_num_steps, action_key)
         leaf: object = spec.get(self.action_key) if isinstance(spec, Composite) else spec
-        if not isinstance(leaf, Bounded) or not (leaf.low.isfinite() & leaf.high.isfinite()).all():
-            raise ArgumentError(f"The action spec must be Bounded, with two finite bounds, got {leaf}.")
+        if not isinstance(leaf, Bounded) or not (leaf.high - leaf.low).isfinite().all():
+            raise ArgumentError(
+                f"The action spec must be Bounded, with two finite bounds, high - low finite too, got {leaf}."
+            )
         self.register_buffer("low", leaf.low.clone(), persistent=False)
         self.register_buffer("high", leaf.high.clone(), persistent=False)
 

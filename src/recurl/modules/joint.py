@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -175,11 +174,14 @@ class ActionPart:
 
     spec: TensorSpec
     kind: type[Categorical] = Categorical
+    _bounds: tuple[Tensor, Tensor] | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         refusal = _why_not(self.spec)
         if refusal is not None:
             raise UnsupportedError(refusal)
+        if isinstance(self.spec, Bounded):  # made here, as tensors that a program makes are not to be kept
+            object.__setattr__(self, "_bounds", (self.spec.low, self.spec.high))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -211,15 +213,10 @@ class ActionPart:
         if self.counts:
             return IndependentCategorical(outputs, self.counts, mask, shape=shape, kind=self.kind)
         loc, scale = (value.reshape((*value.shape[:-1], *shape)) for value in _NORMAL(outputs))
-        if isinstance(self.spec, Bounded):
+        if self._bounds is not None:
             low, high = self._bounds
             return TanhNormal(loc, scale, low=low, high=high, event_dims=len(shape))
         return IndependentNormal(loc, scale, event_dims=len(shape))
-
-    @cached_property
-    def _bounds(self) -> tuple[Tensor, Tensor]:
-        assert isinstance(self.spec, Bounded)
-        return self.spec.low, self.spec.high  # on their device, where a CUDA graph may need them
 
     def encoded(self, value: Tensor) -> Tensor:
         """Return a sample in the dtype of the spec."""
@@ -240,10 +237,11 @@ def _why_not(spec: TensorSpec) -> str | None:
     if not isinstance(spec, Bounded):
         return None
     low, high = spec.low, spec.high
-    if not (low.isfinite() & high.isfinite()).all():
+    if not (high - low).isfinite().all():
         return (
-            f"A Box of actions must have two finite bounds for every number, or none for all, got {spec}: clip or "
-            "squash the others in a wrapper, such as gymnasium.wrappers.TransformAction, or give them bounds."
+            "A Box of actions must have two finite bounds for every number, high - low finite too, or none for all, "
+            f"got {spec}: clip or squash the others in a wrapper, such as gymnasium.wrappers.TransformAction, or give "
+            "them bounds."
         )
     return None if (low < high).all() else f"A Box of actions must have low < high, got {spec}: leave out constants."
 

@@ -56,6 +56,8 @@ class RecurrentNet(nn.Module):
     ) -> None:
         super().__init__()
         _check_sizes(input_size, hidden_size, num_layers, proj_size, dropout)
+        if dtype is not None and not dtype.is_floating_point:
+            raise ArgumentError(f"dtype must be one of real floating-point numbers, got {dtype}.")
         if proj_size and not self.cell.projects:
             raise ArgumentError(f"The cell {self.cell} has no projection: proj_size must be 0, got {proj_size}.")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers

@@ -43,7 +43,7 @@ class TanhNormal(d.Distribution):
         samples ``[*B, A]``, log-probabilities and entropies ``[*B]``.
 
     Raises:
-        ArgumentError: ``scale`` is missing; numbers with ``low >= high``.
+        ArgumentError: ``scale`` is missing; ``low >= high``; or bounds that don't broadcast to the location.
 
     Example:
         >>> dist = TanhNormal(torch.zeros(1), torch.ones(1), low=-2.0, high=2.0)
@@ -77,6 +77,11 @@ class TanhNormal(d.Distribution):
         self.loc, self.scale = torch.broadcast_tensors(loc, scale)
         self.low = _as_tensor(low, self.loc)
         self.half_range = 0.5 * (_as_tensor(high, self.loc) - self.low)
+        if not _broadcasts(self.half_range.shape, self.loc.shape):
+            raise ArgumentError(
+                f"The bounds of a TanhNormal must broadcast to its location, {list(self.loc.shape)}, got "
+                f"{list(self.half_range.shape)}. Take those of one environment, env.action_spec_unbatched."
+            )
         self._event_dims = event_dims
         split = self.loc.ndim - event_dims
         super().__init__(self.loc.shape[:split], self.loc.shape[split:], validate_args=False)
@@ -137,6 +142,12 @@ class TanhNormal(d.Distribution):
 
     def _sum_event(self, x: Tensor) -> Tensor:
         return x.sum(tuple(range(-self._event_dims, 0))) if self._event_dims else x
+
+
+def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
+    """Return whether ``shape`` can be broadcast to ``target`` itself."""
+    trailing = target[len(target) - len(shape) :]
+    return len(shape) <= len(target) and all(size in (1, whole) for size, whole in zip(shape, trailing, strict=True))
 
 
 def _log_slope(u: Tensor) -> Tensor:

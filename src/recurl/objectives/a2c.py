@@ -5,6 +5,7 @@ from __future__ import annotations
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.absent import without_arguments
 from recurl.keys import NestedKey
 from recurl.lowering import Step
 from recurl.objectives.policy import ActorCritic
@@ -14,6 +15,17 @@ from recurl.objectives.tensor_keys import TensorKeys
 __all__ = ["A2CLoss"]
 
 
+@without_arguments(
+    gamma="give it to the estimator, make_value_estimator(gamma=...)",
+    advantage_key="write set_keys(advantage=...)",
+    value_target_key="write set_keys(value_target=...)",
+    separate_losses="leave it out, pass a critic without common modules to separate them",
+    samples_mc_entropy="leave it out, entropies are exact or by quadrature",
+    functional="leave it out, networks are called as they are",
+    reduction="leave it out, losses are means",
+    entropy_coef="write entropy_coeff",
+    critic_coef="write critic_coeff",
+)
 class A2CLoss(PolicyGradientLoss):
     """Policy gradient with advantages, value loss and entropy bonus.
 

@@ -10,19 +10,34 @@ import torch
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
-from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.absent import without_arguments
+from recurl.errors import ArgumentError
 from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
 from recurl.lowering import Step, modules_in_order, shared_state, why_not_lowered, why_whole
 from recurl.objectives.action_values import ActionValueLoss
-from recurl.objectives.common import entry, masked_mean, per_token, states_of
+from recurl.objectives.common import check_network, check_writes, entry, masked_mean, per_token, states_of
 from recurl.objectives.sequences import Sequences
 from recurl.objectives.surrogate import DISTANCES
 from recurl.objectives.targets import target_of
 from recurl.objectives.trunks import Ahead, Head, Trunk, TrunkRun, depending_on
 
-__all__ = ["ActorCriticLoss", "Critic", "CriticRun"]
+__all__ = ["ActorCriticLoss", "Critic", "CriticRun", "without_torchrl_arguments"]
 
 _TARGET = "target"
+
+
+without_torchrl_arguments = without_arguments(
+    delay_actor="leave it out, TD3 has delayed copies of the actor, SAC none",
+    delay_qvalue="leave it out, the critics have delayed copies, which a SoftUpdate moves",
+    priority_key="write set_keys(priority=...)",
+    separate_losses="leave it out, what actor and critics share is trained by loss_qvalue alone",
+    reduction="leave it out, losses are means, and td_error is of every token",
+    skip_done_states="leave it out, nothing is bootstrapped where terminated",
+    deactivate_vmap="leave it out, nothing is vmapped",
+    use_prioritized_weights="leave it out, weights count where the batch has priority_weight",
+    scalar_output_mode="leave it out, losses are means",
+)
+"""Decorator of losses, which refuses arguments that only TorchRL's have."""
 
 
 class Critic(NamedTuple):
@@ -84,15 +99,12 @@ class ActorCriticLoss(ActionValueLoss):
         super().__init__(gamma, n_steps)
         if loss_function not in DISTANCES:
             raise ArgumentError(f"loss_function must be one of {sorted(DISTANCES)}, got {loss_function!r}.")
-        given = [qvalue_network] if isinstance(qvalue_network, TensorDictModuleBase) else list(qvalue_network)
+        several = isinstance(qvalue_network, Sequence | nn.ModuleList)
+        given = list(qvalue_network) if several else [qvalue_network]
         for network in (actor_network, *given):
-            if not isinstance(network, TensorDictModuleBase):  # pyright: ignore[reportUnnecessaryIsInstance] # users
-                raise ArgumentTypeError(
-                    f"Actor and critics must read and write a TensorDict, got {type(network).__name__}: wrap it in a "
-                    "TensorDictModule."
-                )
+            check_network("An actor or critic", network, "TensorDictModule")
         self.actor_network = actor_network
-        if len(given) == 1 and isinstance(qvalue_network, TensorDictModuleBase):
+        if isinstance(qvalue_network, TensorDictModuleBase):
             given = self._twins(qvalue_network, num_qvalue_nets)
         if not given:
             raise ArgumentError("qvalue_network must be a critic, or a list of one or more, got an empty list.")
@@ -136,14 +148,12 @@ class ActorCriticLoss(ActionValueLoss):
         """Return critics as they are now, taken apart.
 
         Raises:
-            ArgumentError: one doesn't write ``value_key``, doesn't read the action, or reads it in its memory.
+            ArgumentError: one doesn't read the action, or reads it in its memory.
         """
         return [self._taken_apart(cast(TensorDictModuleBase, network)) for network in networks]
 
     def _taken_apart(self, network: TensorDictModuleBase) -> Critic:
         modules = modules_in_order(network, apart=True)
-        if self.value_key not in set(map(normalize_key, network.out_keys)):
-            raise ArgumentError(f"A critic must write {self.value_key!r}, but its out_keys are {network.out_keys}.")
         if not self.reads_action:
             return Critic(Trunk(modules), Head(()))
         after = depending_on([self.action_key], modules)
@@ -230,6 +240,8 @@ class ActorCriticLoss(ActionValueLoss):
         self, networks: nn.ModuleList, batch: Step, sequences: Sequences, ahead: Ahead | None
     ) -> tuple[list[TrunkRun], list[CriticRun]]:
         trunks, runs = list[TrunkRun](), list[CriticRun]()
+        for network in networks:
+            check_writes("A critic", cast(TensorDictModuleBase, network), self.value_key)
         for critic in self.critics(networks):
             trunks.append(critic.trunk.along(batch, sequences, trunks))
             reads = critic.head.reads if self.reads_action else [self.value_key]

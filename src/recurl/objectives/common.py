@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.distributed import merge_moments, world_size
-from recurl.errors import ArgumentError, MissingKeyError
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.keys import MASK, NestedKey, next_key, normalize_key
 from recurl.lowering import Step, leaves
 from recurl.mode import set_recurrent_mode
@@ -20,6 +20,8 @@ from recurl.objectives.tensor_keys import KeyedModule
 
 __all__ = [
     "LossModule",
+    "check_network",
+    "check_writes",
     "common_prefix",
     "entry",
     "masked_mean",
@@ -98,6 +100,26 @@ def entry(tensordict: Step, key: NestedKey, advice: str) -> Tensor:
         found = sorted(str(path[0] if len(path) == 1 else path) for path, _ in leaves(tensordict))
         raise MissingKeyError(f"The batch needs an entry {key!r}, but has {found}. {advice}")
     return cast(Tensor, value)
+
+
+def check_network(name: str, network: object, wrapper: str) -> None:
+    """Raise ArgumentTypeError if ``network``, called ``name``, doesn't run on a TensorDict."""
+    if not isinstance(network, TensorDictModuleBase):
+        raise ArgumentTypeError(
+            f"{name} must read and write a TensorDict, got {type(network).__name__}: wrap it in a {wrapper}."
+        )
+
+
+def check_writes(name: str, network: TensorDictModuleBase, key: NestedKey) -> None:
+    """Raise ArgumentError if ``network``, called ``name``, doesn't write ``key``, which :meth:`set_keys` may change.
+
+    This is no matter of a constructor, after which the key may be renamed.
+    """
+    if key not in set(map(normalize_key, network.out_keys)):
+        raise ArgumentError(
+            f"{name} must write {key!r}, but its out_keys are {network.out_keys}: name the output so, or tell the loss "
+            "or estimator with set_keys."
+        )
 
 
 def states_of(*modules: TensorDictModuleBase) -> list[NestedKey]:

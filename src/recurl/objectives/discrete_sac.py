@@ -9,11 +9,12 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.absent import without_arguments
 from recurl.errors import ArgumentError
 from recurl.keys import NestedKey
 from recurl.lowering import Step
 from recurl.objectives.action_values import ActionValueLoss
-from recurl.objectives.actor_critic import CriticRun
+from recurl.objectives.actor_critic import CriticRun, without_torchrl_arguments
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sac import SoftLoss, Temperature
 from recurl.objectives.sequences import Sequences
@@ -23,6 +24,12 @@ from recurl.specs import split_choices
 __all__ = ["DiscreteSACLoss"]
 
 
+@without_torchrl_arguments
+@without_arguments(
+    action_space="leave it out, the actor's distribution says what the choices are",
+    num_actions="leave it out, the actor's distribution says how many choices there are",
+    delay_value="leave it out, there is no network of state values",
+)
 class DiscreteSACLoss(SoftLoss):
     """Losses of actor, critics and temperature of SAC, for discrete actions, over sequences.
 

@@ -9,11 +9,11 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.absent import without_arguments
-from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.errors import ArgumentError
 from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
 from recurl.lowering import Network, Step, why_not_lowered
 from recurl.objectives.action_values import ActionValueLoss
-from recurl.objectives.common import entry, masked_mean, per_token, states_of
+from recurl.objectives.common import check_network, entry, masked_mean, per_token, states_of
 from recurl.objectives.sequences import Sequences, Unroll
 from recurl.objectives.surrogate import DISTANCES
 from recurl.objectives.targets import target_of
@@ -119,14 +119,9 @@ class DQNLoss(ActionValueLoss):
         self.value_rescaling = value_rescaling
         self.greedy_returns = greedy_returns
         self._distance = DISTANCES[loss_function]
-        if not isinstance(value_network, TensorDictModuleBase):  # type: ignore[reportUnnecessaryIsInstance] # users
-            raise ArgumentTypeError(
-                f"The value network must read and write a TensorDict, got {type(value_network).__name__}: wrap it in a "
-                "QValueActor."
-            )
+        check_network("The value network", value_network, "QValueActor")
         if delay_value:
             self.target_value_network = target_of(value_network)
-        self._unroll(value_network)
 
     @property
     def delay_value(self) -> bool:

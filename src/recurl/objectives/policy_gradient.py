@@ -16,7 +16,7 @@ from recurl.errors import ArgumentError
 from recurl.keys import IS_INIT, MASK, NestedKey
 from recurl.lowering import Step, why_not_lowered
 from recurl.mode import set_recurrent_mode
-from recurl.objectives.common import LossModule, entry, masked_mean, moments, per_token
+from recurl.objectives.common import LossModule, check_network, entry, masked_mean, moments, per_token
 from recurl.objectives.compiled_policy import CompiledActorCritic
 from recurl.objectives.kinds import ValueEstimators, find_kind, hyperparameters_of
 from recurl.objectives.policy import ActorCritic, Sampler, check_states, log_prob_and_entropy, sum_events
@@ -92,6 +92,7 @@ class PolicyGradientLoss(LossModule):
             raise ArgumentError(f"loss_critic_type must be one of {sorted(DISTANCES)}, got {loss_critic_type!r}.")
         if clip_value < 0:
             raise ArgumentError(f"clip_value must be True, False or a positive number, got {clip_value}.")
+        check_network("The critic", critic_network, "ValueOperator")
         check_states(actor_network, critic_network)
         self.actor_network = actor_network
         self.critic_network = critic_network

@@ -10,10 +10,11 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
+from recurl.absent import without_arguments
 from recurl.errors import ArgumentError
 from recurl.keys import NestedKey
 from recurl.lowering import Step
-from recurl.objectives.actor_critic import ActorCriticLoss
+from recurl.objectives.actor_critic import ActorCriticLoss, without_torchrl_arguments
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sequences import Sequences
 from recurl.objectives.stochastic_actor import StochasticActor
@@ -43,10 +44,10 @@ class Temperature(nn.Module):
 
     def __init__(self, initial: float, low: float | None, high: float | None, *, fixed: bool = False) -> None:
         super().__init__()
-        least, most = low or 0.0, math.inf if high is None else high
-        if not (0.0 < initial < math.inf and least <= initial <= most):
+        least, most = 0.0 if low is None else low, math.inf if high is None else high
+        if not (0.0 < initial < math.inf and 0.0 <= least <= initial <= most):
             raise ArgumentError(
-                "alpha_init must be positive, from min_alpha to max_alpha, got "
+                "alpha_init must be positive, from min_alpha (at least 0) to max_alpha, got "
                 f"alpha_init={initial}, min_alpha={low}, max_alpha={high}."
             )
         self._bounds = (math.log(least) if least else None, math.log(most) if most < math.inf else None)
@@ -132,6 +133,12 @@ class SoftLoss(ActorCriticLoss):
         return {key: out[key] for key in self.out_keys}
 
 
+@without_torchrl_arguments
+@without_arguments(
+    value_network="leave it out, values of states follow from actor and critics",
+    delay_value="leave it out, there is no network of state values",
+    action_spec="leave it out, the actor's distribution has the bounds",
+)
 class SACLoss(SoftLoss):
     """Losses of actor, critics and temperature of SAC, for continuous actions, over sequences.
 

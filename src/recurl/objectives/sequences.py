@@ -22,7 +22,7 @@ from recurl.keys import (
 )
 from recurl.lowering import Network, Step, inputs_from, inputs_of
 from recurl.mode import set_recurrent_mode
-from recurl.objectives.common import entry, per_token, states_of
+from recurl.objectives.common import check_writes, entry, per_token, states_of
 from recurl.objectives.tensor_keys import TensorKeys
 from recurl.recurrence.boundaries import Boundaries
 
@@ -155,9 +155,7 @@ class Unroll(Passes):
     """
 
     def __init__(self, network: TensorDictModuleBase, out_key: NestedKey) -> None:
-        written = {normalize_key(key) for key in network.out_keys}
-        if out_key not in written:
-            raise ArgumentError(f"The network must write {out_key!r}, but its out_keys are {network.out_keys}.")
+        check_writes("The network", network, out_key)
         super().__init__([network])
         self.out_key = out_key
 

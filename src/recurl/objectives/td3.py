@@ -10,9 +10,9 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.keys import NestedKey, normalize_key
+from recurl.keys import ACTION, NestedKey, normalize_key
 from recurl.lowering import Step, modules_in_order
-from recurl.objectives.actor_critic import ActorCriticLoss
+from recurl.objectives.actor_critic import ActorCriticLoss, without_torchrl_arguments
 from recurl.objectives.common import masked_mean
 from recurl.objectives.sequences import Sequences
 from recurl.objectives.targets import target_of
@@ -22,6 +22,7 @@ from recurl.specs import Bounded, TensorSpec
 __all__ = ["TD3Loss"]
 
 
+@without_torchrl_arguments
 class TD3Loss(ActorCriticLoss):
     """Losses of actor and critics of TD3, for continuous actions, over sequences.
 
@@ -125,6 +126,12 @@ class TD3Loss(ActorCriticLoss):
         actor = ["loss_actor"] if self.updates_actor else []
         return [*actor, "loss_qvalue", self.tensor_keys.priority, "q_value", "q_target"]
 
+    def network_keys(self) -> dict[str, NestedKey]:
+        """Return the key of the action, if the actor's last module writes one entry under another name."""
+        *_, last = modules_in_order(self.actor_network, apart=True)
+        only = len(last.out_keys) == 1 and ACTION not in self.actor_network.out_keys
+        return {"action": normalize_key(last.out_keys[0])} if only else {}
+
     def target_networks(self) -> list[TensorDictModuleBase]:
         """Return the target networks: critics and actor."""
         return [*super().target_networks(), self.target_actor_network]
@@ -160,6 +167,11 @@ class TD3Loss(ActorCriticLoss):
         action = run.entries([self.action_key], ahead)[self.action_key]
         noise = (torch.randn_like(action) * self.policy_noise).clamp(-self.noise_clip, self.noise_clip)
         low, high = self.low.to(action.dtype), self.high.to(action.dtype)
+        if max(low.ndim, high.ndim) >= action.ndim:
+            raise ArgumentError(
+                f"TD3Loss needs the bounds of one action, which has shape {list(action.shape[1:])}, got "
+                f"{list(torch.broadcast_shapes(low.shape, high.shape))}: action_spec=env.action_spec_unbatched."
+            )
         action = (action + noise * (0.5 * (high - low))).clamp(low, high)
         value = self.values_of(critics, action).amin(0)
         return self.targets(sequences, ahead, value)
@@ -173,6 +185,6 @@ def _bounds(spec: TensorSpec | None, bounds: tuple[float | Tensor, float | Tenso
         raise ArgumentError(f"TD3Loss needs actions with bounds, a Bounded spec, got {spec}.")
     given: Any = (spec.low, spec.high) if isinstance(spec, Bounded) else bounds
     low, high = (torch.as_tensor(value) for value in given)
-    if not bool((low < high).all() & low.isfinite().all() & high.isfinite().all()):
-        raise ArgumentError(f"TD3Loss needs two finite bounds, low < high, got {low} and {high}.")
+    if not bool((low < high).all() & (high - low).isfinite().all()):
+        raise ArgumentError(f"TD3Loss needs two finite bounds, low < high, high - low finite, got {low} and {high}.")
     return low, high

@@ -33,24 +33,44 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes) -> None:
         ArgumentError: the message says which promise is broken, and shows it.
     """
     like: Tensor = next(weight for weight in weights if weight is not None).detach()
-    key = (cell.name, sizes, like.dtype, like.device.type)
+    key = (type(cell), cell.name, sizes, like.dtype, like.device.type)  # a class may be defined again
     if key in _passed or like.is_meta or type(like) is not Tensor or torch.compiler.is_compiling():
         return
     generator = torch.Generator().manual_seed(0)
     shapes = [(sizes.input_size,), *cell.state_shapes(sizes)]
-    x, *states = (torch.randn(_ROWS, *shape, generator=generator, device="cpu").to(like) for shape in shapes)
+    if len(shapes) != 1 + len(cell.state_names):
+        raise ArgumentError(
+            f"{cell}.state_shapes() must return one shape for each of state_names, ({', '.join(cell.state_names)}), "
+            f"got {shapes[1:]}."
+        )
+    drawn = [torch.randn(2, _ROWS, *shape, generator=generator, device="cpu").to(like) for shape in shapes]
+    (x, *states), others = zip(*drawn, strict=True)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        _Trial(cell, weights, sizes).run(x, tuple(states))
+        _Trial(cell, weights, sizes, others).run(x, tuple(states))
     _passed.add(key)
 
 
 class _Trial:
-    def __init__(self, cell: Cell, weights: Any, sizes: Sizes) -> None:
-        self.cell, self.weights, self.sizes = cell, weights, sizes
+    """The experiment.
+
+    Args:
+        cell: the cell.
+        weights: its parameters.
+        sizes: its sizes.
+        others: another input, and states, to step with in between.
+    """
+
+    def __init__(self, cell: Cell, weights: Any, sizes: Sizes, others: Sequence[Tensor]) -> None:
+        self.cell, self.weights, self.sizes, self.others = cell, weights, sizes, others
         self.names = ("the features", *(f"the state {name!r}" for name in cell.state_names))
 
     def run(self, x: Tensor, states: States) -> None:
+        tensors = self._tensors(x, states)
+        kept = {name: tensor.clone() for name, tensor in tensors.items()}
         self._check_form(x, states, *self._step(x, states))
+        for name, tensor in tensors.items():
+            if not _equal(tensor, kept[name], 0.0):
+                raise ArgumentError(f"A step must not change its inputs; {self.cell}.step() changed {name} in place.")
         self._check_function(x, states)
         self._check_rows(x, states)
         if self.cell.takes_time:
@@ -59,7 +79,19 @@ class _Trial:
                 self._step(x, states, time=_Decaying(self.cell))
 
     def _step(self, x: Tensor, states: States, **time: Any) -> tuple[Tensor, States]:
-        return self.cell.step(x, states, *self.weights, **time)
+        result: Any = self.cell.step(x, states, *self.weights, **time)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], tuple | list)):
+            raise ArgumentError(
+                "A step must return two things, the features and a tuple of the states, return features, (h,); "
+                f"{self.cell}.step() returned {_kinds(result)}."
+            )
+        return result
+
+    def _tensors(self, x: Tensor, states: States) -> dict[str, Tensor]:
+        """Return all that a step is given, by what an error calls it."""
+        weights = zip(self.cell.parameter_names, self.weights, strict=False)
+        parameters = {f"the parameter {name!r}": weight for name, weight in weights if weight is not None}
+        return {"x": x, **dict(zip(self.names[1:], states, strict=True)), **parameters}
 
     def _check_form(self, x: Tensor, states: States, features: Tensor, after: Sequence[Tensor]) -> None:
         expected = [(_ROWS, self.sizes.output_size), *(tuple(state.shape) for state in states)]
@@ -77,22 +109,24 @@ class _Trial:
                 )
 
     def _check_function(self, x: Tensor, states: States) -> None:
-        attributes, inputs = repr(vars(self.cell)), (x.clone(), *(state.clone() for state in states))
-        results = [self._step(x, states) for _ in range(2)]
-        for name, given, kept in zip(("x", *self.names[1:]), (x, *states), inputs, strict=True):
-            if not _equal(given, kept, 0.0):
-                raise ArgumentError(f"A step must not change its inputs; {self.cell}.step() changed {name} in place.")
-        first, second = ((features, *after) for features, after in results)
-        for name, one, other in zip(self.names, first, second, strict=True):
+        attributes = repr(vars(self.cell))
+        features, after = self._step(x, states)
+        self._step(self.others[0], tuple(self.others[1:]))
+        self._check_attributes(attributes)
+        again, after_again = self._step(x, states)
+        for name, one, other in zip(self.names, (features, *after), (again, *after_again), strict=True):
             if not _equal(one, other, 0.0):
                 raise ArgumentError(
                     f"A step must be a function of input, states and parameters; {self.cell}.step() was called twice "
-                    f"with the same, and {name} differed by {_difference(one, other):.1e}. Leave out random numbers, "
-                    "and keep in states what is to be remembered."
+                    f"with the same, other inputs in between, and {name} differed by {_difference(one, other):.1e}. "
+                    "Leave out random numbers, and keep in states what is to be remembered."
                 )
+        self._check_attributes(attributes)
+
+    def _check_attributes(self, attributes: str) -> None:
         if repr(vars(self.cell)) != attributes:
             raise ArgumentError(
-                f"A step must keep nothing in the cell; {self.cell.name} had the attributes {attributes} before two "
+                f"A step must keep nothing in the cell; {self.cell.name} had the attributes {attributes} before "
                 f"steps and {vars(self.cell)!r} after. Keep in states what is to be remembered."
             )
 
@@ -155,3 +189,9 @@ def _difference(one: Tensor, other: Tensor) -> float:
 
 def _equal(one: Tensor, other: Tensor, tolerance: float) -> bool:
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _kinds(result: Any) -> str:
+    if not isinstance(result, tuple):
+        return f"a {type(result).__name__}"
+    return f"({', '.join(type(part).__name__ for part in result)})"

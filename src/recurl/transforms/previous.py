@@ -20,6 +20,7 @@ from recurl.specs import (
     OneHot,
     TensorSpec,
     Unbounded,
+    choice_counts,
 )
 from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
 
@@ -165,13 +166,9 @@ def _with(observation_spec: Composite, key: str, entry: TensorSpec) -> Composite
 
 def _encoder(spec: TensorSpec) -> tuple[_Encode, int, bool]:
     """Return the encoding of a leaf, its width, and whether it has real numbers."""
-    if isinstance(spec, OneHot):
-        return _one_hot([spec.n] * spec.shape[:-1].numel(), len(spec.shape) - 1), spec.shape.numel(), False
-    if isinstance(spec, Categorical):
-        return _one_hot([spec.n] * spec.shape.numel(), len(spec.shape)), spec.shape.numel() * spec.n, False
-    if isinstance(spec, MultiCategorical):
-        sizes = list(spec.nvec) * spec.shape[:-1].numel()
-        return _one_hot(sizes, len(spec.shape)), sum(sizes), False
+    if isinstance(spec, OneHot | Categorical | MultiCategorical):
+        counts = choice_counts(spec)
+        return _one_hot(counts, len(spec.shape) - isinstance(spec, OneHot)), sum(counts), False
     if isinstance(spec, Binary | Bounded | Unbounded):
         return _flat, spec.shape.numel(), not isinstance(spec, Binary)
     raise ArgumentTypeError(f"PreviousAction can't encode actions of {spec}: give the actions another spec.")

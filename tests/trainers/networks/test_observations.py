@@ -156,6 +156,8 @@ def test_codes(lead):
 
 def test_choices_by_spec():
     entries = {"one": specs.Categorical(4, (4,)), "many": specs.MultiCategorical([2, 3], (4, 2))}
+    square = specs.MultiCategorical([[1, 2], [2, 1]], (4, 2, 2))
+    assert observe({"square": square}).flat.features == 6
     observations = observe({**entries, "large": specs.Categorical(10_000, (4,))})
     assert observations.keys == ["large", "many", "one"]
     assert observations.flat.features == 32 + 5 + 4

@@ -13,9 +13,9 @@ from recurl.absent import without_arguments
 from recurl.errors import ArgumentError
 from recurl.keys import MASK, NestedKey, next_key
 from recurl.lowering import Step
-from recurl.objectives.common import entry, per_token, standardized, without_padding
+from recurl.objectives.common import check_network, entry, per_token, standardized, without_padding
 from recurl.objectives.sequences import Sequences, Unroll
-from recurl.objectives.tensor_keys import KeyedModule, TensorKeys
+from recurl.objectives.tensor_keys import KeyedModule
 
 __all__ = ["ValueEstimator", "Values", "check_fractions", "without_torchrl_arguments"]
 
@@ -72,11 +72,11 @@ class ValueEstimator(KeyedModule):
 
     def __init__(self, value_network: TensorDictModuleBase | None, *, differentiable: bool, average: bool) -> None:
         super().__init__()
+        if value_network is not None:
+            check_network("The value network", value_network, "ValueOperator")
         self.value_network = value_network
         self.differentiable = differentiable
         self._average = average
-        if value_network is not None:
-            Unroll(value_network, TensorKeys().value)
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network

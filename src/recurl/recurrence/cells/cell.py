@@ -175,11 +175,14 @@ def _parameters_of(step: Any) -> list[str]:
 
 
 def check_parameters(cell: Cell, shapes: Mapping[str, Shape]) -> None:
-    """Refuse shapes of parameters that don't fit the cell's step.
+    """Refuse shapes of parameters that don't fit the cell's step, and states that can't be told apart.
 
     Raises:
-        ArgumentError: a parameter isn't among the arguments of ``step``, one of these has no shape, or there is none.
+        ArgumentError: a parameter isn't among the arguments of ``step``, one of these has no shape, or there is none; a
+            shape is none; or two states have one name.
     """
+    if len(set(cell.state_names)) < len(cell.state_names):
+        raise ArgumentError(f"The states of {cell} must have different names, got {', '.join(cell.state_names)}.")
     given = inspect.signature(type(cell).step).parameters
     needed = [name for name in cell.parameter_names if given[name].default is inspect.Parameter.empty]
     if not shapes or not set(needed) <= shapes.keys() <= set(cell.parameter_names):
@@ -187,6 +190,11 @@ def check_parameters(cell: Cell, shapes: Mapping[str, Shape]) -> None:
             f"{cell}.parameters() must give shapes for what step() takes after x and states, "
             f"({', '.join(cell.parameter_names)}), and at least one; got {', '.join(shapes) or 'none'}."
         )
+    for name, shape in shapes.items():
+        if not isinstance(shape, tuple) or not all(isinstance(size, int) and size >= 0 for size in shape):  # pyright: ignore[reportUnnecessaryIsInstance] - users
+            raise ArgumentError(
+                f"{cell}.parameters() must give shapes as tuples of integers, not negative; got {shape} for {name!r}."
+            )
 
 
 def cell_of(value: Cell | type[Cell]) -> Cell:

@@ -101,5 +101,5 @@ def _cells_in(names: dict[str, object]) -> list[str]:
 
 
 def _nearest(text: str, names: list[str]) -> str:
-    close = get_close_matches(text.lower(), names, 1) or get_close_matches(text, names, 1)
+    close = get_close_matches(text.lower(), names, 1, 0.5) or get_close_matches(text, names, 1, 0.5)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -103,10 +103,10 @@ def check_bounded_actions(spec: specs.TensorSpec) -> None:
     """
     if not isinstance(spec, specs.Bounded) or not is_box(spec) or not _finite(spec):
         raise UnsupportedError(
-            f"TD3 needs Box actions with two finite bounds, low < high, got {spec}: take SAC or PPO, or wrap the "
-            "environment."
+            f"TD3 needs Box actions with two finite bounds, low < high, high - low finite, got {spec}: take SAC (for "
+            "Discrete and MultiDiscrete too) or PPO, or wrap the environment."
         )
 
 
 def _finite(spec: specs.Bounded) -> bool:
-    return bool((spec.low.isfinite() & spec.high.isfinite() & (spec.low < spec.high)).all())
+    return bool(((spec.high - spec.low).isfinite() & (spec.low < spec.high)).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -215,11 +216,9 @@ def _is_number(spec: specs.TensorSpec) -> bool:
 
 
 def _reader(entry: Entry) -> Codes | partial[Tensor]:
-    if isinstance(entry.spec, specs.Categorical):
-        return Codes([entry.spec.n] * entry.shape.numel(), len(entry.shape))
-    if isinstance(entry.spec, specs.MultiCategorical):
-        times = entry.shape[:-1].numel()
-        return Codes(list(entry.spec.nvec) * times, len(entry.shape))
+    if isinstance(entry.spec, specs.Categorical | specs.MultiCategorical):
+        counts = specs.choice_counts(entry.spec)[: entry.shape.numel()]  # those of one environment
+        return Codes(counts, len(entry.shape))
     divisor = _most(entry.spec) if entry.spec.dtype == torch.uint8 and isinstance(entry.spec, _NUMBERS) else None
     return partial(_flatten, dims=len(entry.shape), divisor=divisor)
 
@@ -250,7 +249,7 @@ class Codes(nn.Module):
     level: Tensor
     offset: Tensor
 
-    def __init__(self, sizes: list[int], dims: int) -> None:
+    def __init__(self, sizes: Sequence[int], dims: int) -> None:
         super().__init__()
         self._dims = dims
         total, counts = sum(sizes), torch.tensor(sizes)

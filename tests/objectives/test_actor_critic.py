@@ -284,6 +284,8 @@ def test_networks_that_do_not_fit():
             SACLoss(actor(), plain)
     with pytest.raises(ArgumentError, match="a critic, or a list of one or more, got an empty list"):
         SACLoss(actor(), [])
+    with pytest.raises(ArgumentError, match=r"holds the same one twice: give copy\.deepcopy\(critic\), or one critic"):
+        SACLoss(actor(), [critic()] * 2)
     with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', but its out_keys are \['q'\]"):
         SACLoss(actor(), critic(writes="q"))(small())
     with pytest.raises(ArgumentError, match=r"must be a sequence that ends with a sampler.*is a TensorDictModule"):

@@ -108,6 +108,11 @@ class ActorCriticLoss(ActionValueLoss):
             given = self._twins(qvalue_network, num_qvalue_nets)
         if not given:
             raise ArgumentError("qvalue_network must be a critic, or a list of one or more, got an empty list.")
+        if len(set(map(id, given))) < len(given):
+            raise ArgumentError(
+                "qvalue_network must be a list of critics with weights of their own, but holds the same one twice: give "
+                "copy.deepcopy(critic), or one critic and num_qvalue_nets."
+            )
         self.qvalue_network = nn.ModuleList(given)
         self.target_qvalue_network = target_of(self.qvalue_network)
         self._distance = DISTANCES[loss_function]

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import functools
 import json
 import os
 import platform
@@ -260,7 +259,6 @@ def about(name: str, words: dict[str, Any], options: argparse.Namespace) -> dict
     }
 
 
-@functools.cache
 def report(path: Path, row: dict[str, object]) -> None:
     """Add a row to the results and show it."""
     append(path, row)

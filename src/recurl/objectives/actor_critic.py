@@ -110,8 +110,8 @@ class ActorCriticLoss(ActionValueLoss):
             raise ArgumentError("qvalue_network must be a critic, or a list of one or more, got an empty list.")
         if len(set(map(id, given))) < len(given):
             raise ArgumentError(
-                "qvalue_network must be a list of critics with weights of their own, but holds the same one twice: give "
-                "copy.deepcopy(critic), or one critic and num_qvalue_nets."
+                "qvalue_network must be a list of critics with weights of their own, but holds the same one twice: "
+                "give copy.deepcopy(critic), or one critic and num_qvalue_nets."
             )
         self.qvalue_network = nn.ModuleList(given)
         self.target_qvalue_network = target_of(self.qvalue_network)

@@ -40,8 +40,6 @@ class CompiledPPO:
 
     def _never(self) -> str | None:
         """Return why no batch can be learnt from in this way, or None."""
-        if world_size() > 1:
-            return "statistics are those of several ranks"
         if self._loss.value_estimator is not None:
             return "the loss runs an estimator"
         return why_not_lowered(self._networks.plan.networks)
@@ -51,6 +49,8 @@ class CompiledPPO:
         reason = self._reason or can_pass()
         if reason is not None or not torch.is_grad_enabled() or batch.get(MASK, None) is not None:
             return reason or "the batch has padding, or no gradients are wanted"
+        if self._loss.metrics and world_size() > 1:
+            return "metrics are those of several ranks"
         if batch.get(IS_INIT, None) is not None:
             check_order(batch)
             check_starts(batch, self._networks.plan.states)
@@ -89,7 +89,7 @@ class CompiledPPO:
         def flat(value: Tensor) -> Tensor:
             return value.reshape(tokens, *value.shape[len(batch.batch_size) :])
 
-        data = loss.read(batch, self._keys, normalize=False)
+        data = loss.read(batch, self._keys, normalize=loss.normalize_advantage and world_size() > 1)
         (action,) = plan.sampler.actions(batch, self._keys.action)
         mask = None if self._mask is None else flat(cast(Tensor, batch.get(self._mask)))
         action = flat(action)
@@ -106,7 +106,7 @@ class CompiledPPO:
     def _options(self) -> SurrogateOptions:
         loss = self._loss
         return SurrogateOptions(
-            loss.normalize_advantage,
+            loss.normalize_advantage and world_size() == 1,  # else over all ranks, before
             loss.distance,
             float(loss.clip_epsilon),
             loss.clip_value,

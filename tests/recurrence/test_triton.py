@@ -206,14 +206,14 @@ def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = TritonKernels()
-    backend_module.missing_package.cache_clear()
+    backend_module._missing_package.cache_clear()
     monkeypatch.setattr("importlib.metadata.version", lambda _: "3.1.0")
     assert "it needs triton 3.6 or newer, found 3.1.0" in (backend.missing() or "")
-    backend_module.missing_package.cache_clear()
+    backend_module._missing_package.cache_clear()
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert "pip install 'recurl[triton]'" in (backend.missing() or "")
     assert "pip install 'recurl[triton]'" in (backend.unsupported(Support(LSTM, torch.device("cuda", 0))) or "")
-    backend_module.missing_package.cache_clear()
+    backend_module._missing_package.cache_clear()
 
 
 def test_importing_recurl_loads_no_kernels() -> None:

@@ -141,9 +141,14 @@ def refused_device(device: torch.device) -> str | None:
     return None
 
 
-@cache
+@torch.compiler.assume_constant_result
 def missing_package() -> str | None:
     """Return what must be installed, or None."""
+    return _missing_package()
+
+
+@cache
+def _missing_package() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "it needs the package triton: pip install 'recurl[triton]', or use recurrent_backend='loop'"
     version = importlib.metadata.version("triton")

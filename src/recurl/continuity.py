@@ -76,7 +76,7 @@ def check_order(batch: Step, starts: Tensor | None = None) -> None:
       observations then still follow each other),
     * while a CUDA graph is captured, and under ``torch.compile`` and ``torch.vmap``.
 
-    On a GPU the check synchronises with the device once.
+    On a GPU the check synchronises with the device, once for each state where the tokens follow each other.
 
     Args:
         batch: ``[*B, T]``.

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from recurl._torch import running_by
 from recurl.errors import UnsupportedError
+from recurl.source_lines import line_of
 
 __all__ = ["refuse_read_back"]
 
@@ -29,7 +30,7 @@ _READS = {
 _MASKED = "a mask is used as an index, so that the number of results depends on its values; torch.where keeps the shape"
 _LEAVE = (Tensor.numpy, Tensor.tolist, Tensor.__array__)
 _LEFT = "NumPy, or Python, gets the numbers of a tensor; take functions of torch (in a task, of xp)"
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__)))
+_OWN = tuple(str(Path(__file__).with_name(name)) for name in ("_torch.py", "readback.py"))
 
 
 @contextmanager
@@ -74,11 +75,5 @@ def _checked(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) 
 
 
 def _refusal(reason: str) -> UnsupportedError:
-    return UnsupportedError(f"What runs on a device must not be read back to the host, but {_line()}: {reason}.")
-
-
-def _line() -> str:
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(_LIBRARIES) and not frame.filename.endswith("recurl/_torch.py"):
-            return f"{frame.filename}:{frame.lineno} does `{frame.line}`"
-    return "an operation does"
+    line = line_of(traceback.extract_stack(), *_OWN) or "an operation does"
+    return UnsupportedError(f"What runs on a device must not be read back to the host, but {line}: {reason}.")

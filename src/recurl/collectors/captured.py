@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import torch
@@ -17,13 +16,13 @@ from recurl.envs import EnvBase, TensorEnv
 from recurl.envs.transformed import TransformedEnv
 from recurl.errors import UsageError
 from recurl.lowering import Entries, Step, leaves
+from recurl.source_lines import line_of
 from recurl.traced import Traced
 
 __all__ = ["CapturedSteps", "Programs", "recorded", "tensor_env", "why_not_captured"]
 
 _WARM_UP = 2  # batches before the one that is recorded: kernels are compiled and libraries make their memory
 _DEVICE = "cuda"
-_LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch,))
 
 _Key = tuple[str, ...]
 _Tensors = Sequence[Tensor]
@@ -271,10 +270,7 @@ def tensor_env(env: EnvBase) -> TensorEnv | None:
 def _line(error: BaseException) -> str:
     while error.__context__ is not None:  # the end of a failed capture fails too
         error = error.__context__
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_LIBRARIES):
-            return f"{frame.filename}:{frame.lineno} does `{frame.line}`"
-    return "an operation waits for it"
+    return line_of(traceback.extract_tb(error.__traceback__)) or "an operation waits for it"
 
 
 def why_not_captured(env: EnvBase, policy: Any, *, init_random_frames: int, graph: bool, compiled: bool) -> str | None:

@@ -184,17 +184,13 @@ class Entries(dict[Any, Any]):
         return Entries({name: value.clone() for name, value in self.items()}, self.batch_size, self.device)
 
 
-def leaves(tensordict: Step, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield the path and the tensor of every leaf, nested ones included."""
-    for name, value in tensordict.items():
-        if isinstance(value, Tensor):
-            yield (*prefix, name), value
-        else:
-            yield from leaves(value, (*prefix, name))
+def leaves(tensordict: Step) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Return the path and the tensor of every leaf, nested ones included."""
+    return iter(leaves_by_path(tensordict).items())
 
 
 def leaves_by_path(tensordict: Step) -> dict[tuple[str, ...], Tensor]:
-    """Return the leaves of ``tensordict`` by their paths: what :func:`leaves` yields, in a third of its time."""
+    """Return the leaves of ``tensordict`` by their paths."""
     found: dict[tuple[str, ...], Tensor] = {}
     _collect_leaves(tensordict, (), found)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,12 +12,11 @@ from recurl.continuity import check_order, check_starts
 from recurl.distributed import world_size
 from recurl.keys import IS_INIT, MASK, NestedKey
 from recurl.lowering import Step, why_not_lowered
+from recurl.objectives.common import standardized
 from recurl.objectives.compiled_policy import CompiledActorCritic
+from recurl.objectives.surrogate import Data
 from recurl.objectives.tensor_keys import TensorKeys
 from recurl.spans import FORWARD_AND_BACKWARD, span
-
-if TYPE_CHECKING:
-    from recurl.objectives.ppo import ClipPPOLoss
 
 __all__ = ["CompiledPPO"]
 
@@ -26,31 +25,39 @@ class CompiledPPO:
     """Losses and their gradients, computed together.
 
     Args:
-        loss: whose networks and options count as they are now.
-        networks: its networks, compiled.
+        networks: actor and critic, compiled.
+        keys: of what the losses read.
+
+    Attributes:
+        keys: see above.
     """
 
-    def __init__(self, loss: ClipPPOLoss, networks: CompiledActorCritic) -> None:
-        self._loss, self._networks = loss, networks
-        self._keys: TensorKeys = loss.keys_of(networks.plan)
+    def __init__(self, networks: CompiledActorCritic, keys: TensorKeys) -> None:
+        self._networks = networks
+        self.keys = keys
         self._descent: Descent | None = None
         self._mask: NestedKey | None = None
         self._one_hot = False
-        self._reason = self._never()
+        self._reason = why_not_lowered(networks.plan.networks)
 
-    def _never(self) -> str | None:
-        """Return why no batch can be learnt from in this way, or None."""
-        if self._loss.value_estimator is not None:
-            return "the loss runs an estimator"
-        return why_not_lowered(self._networks.plan.networks)
-
-    def __call__(self, batch: Step) -> dict[NestedKey, Tensor] | str:
-        """Set the gradients of the sum of the losses; return losses and metrics, or the reason why that can't be."""
+    def why_not(self, batch: Step) -> str | None:
+        """Return why a batch can't be learnt from in this way, as far as that is known without its numbers, or None."""
         reason = self._reason or can_pass()
-        if reason is not None or not torch.is_grad_enabled() or batch.get(MASK, None) is not None:
-            return reason or "the batch has padding, or no gradients are wanted"
-        if self._loss.metrics and world_size() > 1:
-            return "metrics are those of several ranks"
+        if reason is None and (not torch.is_grad_enabled() or batch.get(MASK, None) is not None):
+            return "the batch has padding, or no gradients are wanted"
+        return reason
+
+    def __call__(self, batch: Step, data: Data, options: SurrogateOptions) -> dict[str, Tensor] | str:
+        """Set the gradients of the sum of the losses.
+
+        Args:
+            batch: of which :meth:`why_not` says nothing.
+            data: what the losses read of it; advantages as they are.
+            options: of the losses.
+
+        Returns:
+            Losses and metrics, or the reason why nothing was done.
+        """
         if batch.get(IS_INIT, None) is not None:
             check_order(batch)
             check_starts(batch, self._networks.plan.states)
@@ -60,15 +67,18 @@ class CompiledPPO:
         compiled = self._networks.compiled
         if self._descent is None or compiled is None or not compiled.fits(inputs):
             return self._reason or "the batch is unlike the first, or something has hooks"
-        data = self._data(batch)
-        reason = self._descent.why_not(data)
+        given = self._given(batch, data)
+        reason = self._descent.why_not(given)
         if reason is not None:
             return reason
+        if options.normalize and world_size() > 1:  # over the tokens of all ranks, which the library doesn't know
+            given = given._replace(advantage=standardized(given.advantage, None))
+            options = options._replace(normalize=False)
         with span(FORWARD_AND_BACKWARD):
-            return self._named(self._descent(inputs, boundaries, data, self._options()))
+            return self._descent(inputs, boundaries, given, options)
 
     def _begin(self, inputs: Any) -> None:
-        self._networks.begin(inputs, self._keys.value)
+        self._networks.begin(inputs, self.keys.value)
         compiled, density = (
             self._networks.compiled,
             getattr(self._networks.plan.sampler.module, "compiled_density", None),
@@ -78,19 +88,17 @@ class CompiledPPO:
                 raise NotCompiled(self._networks.reason or "the sampler has no density in C++")
             known = density()
             self._mask, self._one_hot = known.mask, known.one_hot
-            self._descent = Descent(compiled, known, self._keys.value)
+            self._descent = Descent(compiled, known, self.keys.value)
         except NotCompiled as reason:
             self._reason = str(reason)
 
-    def _data(self, batch: Step) -> SurrogateData:
-        loss, plan = self._loss, self._networks.plan
+    def _given(self, batch: Step, data: Data) -> SurrogateData:
         tokens = batch.batch_size.numel()
 
         def flat(value: Tensor) -> Tensor:
             return value.reshape(tokens, *value.shape[len(batch.batch_size) :])
 
-        data = loss.read(batch, self._keys, normalize=loss.normalize_advantage and world_size() > 1)
-        (action,) = plan.sampler.actions(batch, self._keys.action)
+        (action,) = self._networks.plan.sampler.actions(batch, self.keys.action)
         mask = None if self._mask is None else flat(cast(Tensor, batch.get(self._mask)))
         action = flat(action)
         old = None if data.old_value is None else flat(data.old_value)
@@ -102,23 +110,3 @@ class CompiledPPO:
             flat(data.target),
             old,
         )
-
-    def _options(self) -> SurrogateOptions:
-        loss = self._loss
-        return SurrogateOptions(
-            loss.normalize_advantage and world_size() == 1,  # else over all ranks, before
-            loss.distance,
-            float(loss.clip_epsilon),
-            loss.clip_value,
-            float(loss.entropy_coeff) if loss.entropy_bonus else 0.0,
-            loss.critic_coeff,
-            loss.metrics,
-        )
-
-    def _named(self, results: dict[str, Tensor]) -> dict[NestedKey, Tensor]:
-        loss = self._loss
-        entropy = results.pop("entropy")
-        found: dict[NestedKey, Tensor] = {name: results.pop(name) for name in ("loss_objective", "loss_critic")}
-        if loss.entropy_bonus:
-            found["loss_entropy"] = -loss.entropy_coeff * entropy
-        return {**found, "entropy": entropy, **results} if loss.metrics else found

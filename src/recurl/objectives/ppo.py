@@ -6,6 +6,8 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from recurl.compiled import SurrogateOptions
+from recurl.distributed import world_size
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import NestedKey
 from recurl.lowering import Step
@@ -150,10 +152,37 @@ class ClipPPOLoss(PolicyGradientLoss):
         own = type(self) is not ClipPPOLoss or not _METHODS.isdisjoint(vars(self))
         if own or self._compiled is None:
             return super().gradients(batch)
+        if self.value_estimator is not None:
+            return "the loss runs an estimator"
+        if self.metrics and world_size() > 1:
+            return "metrics are those of several ranks"
         if self._compiled_ppo is None or self._compiled_ppo[0] is not self._compiled:
-            self._compiled_ppo = self._compiled, CompiledPPO(self, self._compiled)
+            self._compiled_ppo = self._compiled, CompiledPPO(self._compiled, self.keys_of(self._compiled.plan))
+        run = self._compiled_ppo[1]
         with set_recurrent_mode(True):
-            return self._compiled_ppo[1](batch)
+            reason = run.why_not(batch)
+            if reason is not None:
+                return reason
+            found = run(batch, self.read(batch, run.keys, normalize=False), self._options())
+        return found if isinstance(found, str) else self._named(found)
+
+    def _options(self) -> SurrogateOptions:
+        return SurrogateOptions(
+            self.normalize_advantage,
+            self.distance,
+            float(self.clip_epsilon),
+            self.clip_value,
+            float(self.entropy_coeff) if self.entropy_bonus else 0.0,
+            self.critic_coeff,
+            self.metrics,
+        )
+
+    def _named(self, results: dict[str, Tensor]) -> dict[NestedKey, Tensor]:
+        entropy = results.pop("entropy")
+        found: dict[NestedKey, Tensor] = {name: results.pop(name) for name in ("loss_objective", "loss_critic")}
+        if self.entropy_bonus:
+            found["loss_entropy"] = -self.entropy_coeff * entropy
+        return {**found, "entropy": entropy, **results} if self.metrics else found
 
     def read(self, batch: Step, keys: TensorKeys, *, normalize: bool) -> Data:
         """Return what the losses read of a batch; advantages as they are, or normalised."""

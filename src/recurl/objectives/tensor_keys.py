@@ -83,11 +83,11 @@ class KeyedModule(TensorDictModuleBase):
     @contextmanager
     def holding_keys(self) -> Generator[None]:
         """Look the keys up once for all of a block, in which neither networks nor keys change."""
-        outer, self._held = self._held, self.tensor_keys
+        self._held = self._keys(self.network_keys())
         try:
             yield
-        finally:
-            self._held = outer
+        finally:  # whatever other threads do meanwhile, keys are never held longer
+            self._held = None
 
     def _keys(self, decided: Mapping[str, NestedKey]) -> TensorKeys:
         """Return the keys, those ``decided`` by networks where :meth:`set_keys` says nothing else."""

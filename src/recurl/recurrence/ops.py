@@ -238,13 +238,14 @@ def arguments_of(call: LayerCall) -> Arguments:
 
 
 def options_of(call: LayerCall) -> tuple[str, str, torch.dtype, int]:
-    """Return the arguments of an operator that are no tensors: cell, precision, compute dtype, rows.
+    """Return the arguments of an operator that are no tensors: cell, precision, compute dtype, rows."""
+    return call.cell.name, call.options.precision, call.options.compute_dtype, known_rows(call)
 
-    A number of rows that is a symbol, where ``torch.compile`` has met several, is none that kernels are chosen by.
-    """
+
+def known_rows(call: LayerCall) -> int:
+    """Return the rows of the batch, by which kernels are chosen; 1 where ``torch.compile`` has made it a symbol."""
     rows = math.prod(call.boundaries.batch_shape[:-1]) or 1
-    options = call.options
-    return call.cell.name, options.precision, options.compute_dtype, rows if is_known(rows) else 1
+    return rows if is_known(rows) else 1
 
 
 def with_options(

@@ -16,10 +16,10 @@ from torch import Tensor
 from recurl.envs.tasks.dynamics import Dynamics, State
 from recurl.envs.tasks.namespaces import HOST, Draw, Namespace, RowDraw
 from recurl.errors import ArgumentError, RecurlError
+from recurl.source_lines import line_of
 
 __all__ = ["called", "check_memory", "check_step"]
 
-_LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, np))
 _OWN = tuple(str(Path(__file__).with_name(name)) for name in ("checks.py", "namespaces.py", "tensor_functions.py"))
 _ROUNDING = 1e-5  # that sums on a GPU may differ by from call to call
 
@@ -87,9 +87,10 @@ def called(
         raise
     except Exception as error:
         said = " ".join(str(error).split())
+        line = line_of(traceback.extract_tb(error.__traceback__), *_OWN) or "a call of it raises"
         on = "the host" if xp is HOST else "a device"
         raise ArgumentError(
-            f"{_name(dynamics)}.{function} fails on {on}, as {_line(error)}: {type(error).__name__}: {said}. Take "
+            f"{_name(dynamics)}.{function} fails on {on}, as {line}: {type(error).__name__}: {said}. Take "
             "operators of arrays and functions of xp, which are the same for NumPy and torch"
         ) from error
     if any(isinstance(array, Tensor) == (xp is HOST) for array in _arrays(result)):
@@ -214,10 +215,3 @@ def _kind(value: Any) -> str:
 
 def _name(dynamics: Dynamics) -> str:
     return type(dynamics).__name__
-
-
-def _line(error: BaseException) -> str:
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((*_LIBRARIES, *_OWN)):
-            return f"{frame.filename}:{frame.lineno} does `{frame.line}`"
-    return "a call of it raises"

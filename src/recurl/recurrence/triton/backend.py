@@ -13,7 +13,7 @@ from torch import Tensor
 from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
 from recurl.recurrence.kernels import Gradients, Inputs
-from recurl.recurrence.ops import options_of
+from recurl.recurrence.ops import known_rows
 from recurl.recurrence.triton.config import Tile, tile_for
 from recurl.recurrence.triton.form import form_for
 from recurl.recurrence.triton.layer import Layer, module
@@ -96,7 +96,7 @@ class TritonKernels:
         hardware, rows = None, 1
         if call.x.device.type == "cuda":
             hardware = _hardware(call.x.device)
-            rows = options_of(call)[-1]
+            rows = known_rows(call)
         return Layer(call, form_for(hardware, call.cell.name, hidden, precision, rows), self.tile_for)
 
 

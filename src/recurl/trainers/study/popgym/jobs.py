@@ -33,8 +33,8 @@ Ended = tuple[Run, Result | Failed]
 def usual_jobs(device: str, cores: int) -> int:
     """Return how many runs go on side by side unless told otherwise.
 
-    On a CPU one. On a GPU the host prepares runs (it traces and compiles) for longer than the GPU computes: one for
-    every two cores, at most three.
+    On a CPU one. On a GPU one for every two cores, at most three, so that one computes while others are prepared (the
+    host traces and compiles).
 
     Example:
         >>> usual_jobs("cpu", 16), usual_jobs("cuda", 16), usual_jobs("cuda", 4), usual_jobs("cuda", 1)

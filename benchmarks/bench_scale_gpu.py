@@ -125,6 +125,7 @@ def learner_of(options: argparse.Namespace, *, envs: int, steps: int) -> PPO:
         "learning_rate_schedule": "constant",
         "entropy_coeff_schedule": "constant",
         "cuda_graph": options.device == "cuda",
+        "compile": options.device == "cuda" and options.part == "measure",
     }
     return PPO(PPOConfig(**values))
 

@@ -42,6 +42,11 @@ def test_ppo(ranks, world, in_float64):
     check_same(results, whole, 1e-12 if in_float64 else 1e-5)
 
 
+def test_losses_as_a_program(ranks):
+    """A program can't exchange what the advantages are normalised by: that is done before."""
+    check_same(ranks.run(2, runs.learn, "ppo", {**PPO, "compile": True}), runs.learn("ppo", PPO, 2), 1e-5)
+
+
 def test_rows_that_are_shorter_than_a_sequence(ranks):
     options = {"minibatches": 2, "sequence_length": 32, "epochs": 2}
     check_same(ranks.run(2, runs.learn, "ppo", options), runs.learn("ppo", options, 2), 1e-5)

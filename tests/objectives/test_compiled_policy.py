@@ -42,6 +42,9 @@ def make(kind: str, backend: str = "fastest", head: nn.Module | None = None) -> 
     torch.manual_seed(0)
     layer, keys, distribution, draw = KINDS[kind]
     layer = copy.deepcopy(layer)
+    for part in layer.modules():
+        if isinstance(part, nn.Linear):  # drawn by the seed
+            part.reset_parameters()
     memory = LSTMModule(4, HIDDEN, in_key="observation", out_key="features", recurrent_backend=backend)
     reads: Any = {"logits": "logits", "mask": "mask"} if kind == "masked" else keys
     actor = ProbabilisticActor(

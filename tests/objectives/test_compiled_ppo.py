@@ -57,6 +57,10 @@ def check(loss: ClipPPOLoss, batch: Any) -> None:
         torch.testing.assert_close(grad, other, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
+def in_float64(batch: Any) -> Any:
+    return batch.apply(lambda value: value.double() if value.is_floating_point() else value)
+
+
 @pytest.mark.parametrize("metrics", [True, False])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,7 +71,7 @@ def test_losses_metrics_and_gradients_are_the_same(kind: str, options: dict[str,
     loss.metrics = metrics
     check(loss, batch)
     loss.double()
-    check(loss, batch.apply(lambda value: value.double() if value.is_floating_point() else value))
+    check(loss, in_float64(batch))
 
 
 def test_one_hot_actions() -> None:
@@ -92,7 +96,7 @@ def test_rows_without_a_choice_and_certain_choices() -> None:
     with torch.no_grad():
         actor.module[0].module[1].module.weight.mul_(1e4)
     batch["action_log_prob"].fill_(0.0)
-    check(ClipPPOLoss(actor, critic, entropy_coeff=0.1), batch)
+    check(ClipPPOLoss(actor, critic, entropy_coeff=0.1).double(), in_float64(batch))
 
 
 def test_actions_on_the_bounds() -> None:

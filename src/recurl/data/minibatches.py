@@ -107,9 +107,13 @@ class SequenceMinibatches:
             boundaries.remember(*sources_of(minibatch))
             yield minibatch
 
-    def entries(self) -> Iterator[Entries]:
-        """Iterate over one epoch of minibatches as ``Entries``, without the cost of creating TensorDicts."""
-        epoch, sizes = self._epoch()
+    def entries(self, order: Tensor | None = None) -> Iterator[Entries]:
+        """Iterate over one epoch of minibatches as ``Entries``, without the cost of creating TensorDicts.
+
+        Args:
+            order: what :meth:`deal` drew, where minibatches have one size; drawn here when None.
+        """
+        epoch, sizes = self._epoch(order)
         parts = {key: value.split(sizes) for key, value in leaves(epoch)}
         for index, boundaries in enumerate(_boundaries(epoch, sizes)):
             minibatch = Entries({}, boundaries.batch_shape, epoch.device)
@@ -159,9 +163,12 @@ class SequenceMinibatches:
         there = dealt < sequences  # the last stratum may be smaller
         return dealt[there], there.view(number, strata).sum(-1).tolist()
 
-    def _epoch(self) -> tuple[TensorDictBase, list[int]]:
-        """Return all tokens in the order of a new epoch, and the sizes of its minibatches."""
-        order, counts = self._deal()
+    def _epoch(self, order: Tensor | None = None) -> tuple[TensorDictBase, list[int]]:
+        """Return all tokens in the order of an epoch, a new one when None, and the sizes of its minibatches."""
+        if order is None:
+            order, counts = self._deal()
+        else:
+            counts = [len(order) // self._num_minibatches] * self._num_minibatches
         starts, lengths = self._starts[order], self._lengths[order]
         first = lengths.cumsum(0) - lengths
         index = torch.arange(int(lengths.sum())) + (starts - first).repeat_interleave(lengths)

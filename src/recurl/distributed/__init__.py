@@ -15,7 +15,7 @@ from recurl.distributed.collectives import (
     world_size,
 )
 from recurl.distributed.launch import is_launched, joined, restarted, said_once, speaks
-from recurl.distributed.statistics import global_statistics, merge_max, merge_moments
+from recurl.distributed.statistics import global_statistics, is_global, merge_max, merge_moments
 from recurl.distributed.watch import Watch
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "gather",
     "gather_on_first",
     "global_statistics",
+    "is_global",
     "is_launched",
     "joined",
     "merge_max",

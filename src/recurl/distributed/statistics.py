@@ -12,7 +12,7 @@ from torch import Tensor
 from recurl.distributed.collectives import all_sum_, rank, world_size
 from recurl.errors import UnsupportedError
 
-__all__ = ["global_statistics", "merge_max", "merge_moments"]
+__all__ = ["global_statistics", "is_global", "merge_max", "merge_moments"]
 
 
 class _Setting(threading.local):
@@ -48,7 +48,12 @@ def global_statistics() -> Generator[None]:
 
 
 def is_global() -> bool:
-    """Return whether statistics are those of several ranks here."""
+    """Return whether statistics are those of several ranks here: inside :func:`global_statistics`, with more than one.
+
+    Example:
+        >>> is_global()
+        False
+    """
     return _SETTING.on and world_size() > 1
 
 

@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from recurl.distributed import merge_moments, world_size
+from recurl.distributed import is_global, merge_moments
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.keys import MASK, NestedKey, next_key, normalize_key
 from recurl.lowering import Step, leaves
@@ -173,7 +173,7 @@ def moments(entries: Sequence[Tensor], mask: Tensor | None) -> list[tuple[Tensor
     Inside :func:`~recurl.distributed.global_statistics` these are the tokens of all ranks.
     """
     own = [_moments(values, mask) for values in entries]
-    if world_size() == 1:
+    if not is_global():
         return own
     count = entries[0].numel() if mask is None else mask.sum()
     _, means, variances = merge_moments(count, *(torch.stack(column) for column in zip(*own, strict=True)))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recurl.compiled import Descent, NotCompiled, SurrogateData, SurrogateOptions, can_pass
 from recurl.continuity import check_order, check_starts
-from recurl.distributed import world_size
+from recurl.distributed import is_global
 from recurl.keys import IS_INIT, MASK, NestedKey
 from recurl.lowering import Step, why_not_lowered
 from recurl.objectives.common import standardized
@@ -71,7 +71,7 @@ class CompiledPPO:
         reason = self._descent.why_not(given)
         if reason is not None:
             return reason
-        if options.normalize and world_size() > 1:  # over the tokens of all ranks, which the library doesn't know
+        if options.normalize and is_global():  # over the tokens of all ranks, which the library doesn't know
             given = given._replace(advantage=standardized(given.advantage, None))
             options = options._replace(normalize=False)
         with span(FORWARD_AND_BACKWARD):

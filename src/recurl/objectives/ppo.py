@@ -7,7 +7,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from recurl.compiled import SurrogateOptions
-from recurl.distributed import world_size
+from recurl.distributed import is_global
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import NestedKey
 from recurl.lowering import Step
@@ -154,7 +154,7 @@ class ClipPPOLoss(PolicyGradientLoss):
             return super().gradients(batch)
         if self.value_estimator is not None:
             return "the loss runs an estimator"
-        if self.metrics and world_size() > 1:
+        if self.metrics and is_global():
             return "metrics are those of several ranks"
         if self._compiled_ppo is None or self._compiled_ppo[0] is not self._compiled:
             self._compiled_ppo = self._compiled, CompiledPPO(self._compiled, self.keys_of(self._compiled.plan))

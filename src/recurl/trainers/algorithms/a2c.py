@@ -17,8 +17,8 @@ class A2C(OnPolicy[A2CConfig]):
     Source: Mnih et al., "Asynchronous methods for deep reinforcement learning" (2016), with environments side by side.
     """
 
-    diagnostics = ("entropy", "explained_variance")
-    reported = (*CHECKED, *diagnostics)
+    diagnostics = ("entropy",)
+    reported = (*CHECKED, *diagnostics, "explained_variance")
 
     def make_estimator(self) -> GAE:
         """Return the estimator; see :class:`OnPolicy`."""

@@ -26,8 +26,8 @@ class Impala(OnPolicy[ImpalaConfig]):
     architectures" (2018); for the clipped ratio, Petrenko et al., "Sample Factory" (2020), section 3.4 (APPO).
     """
 
-    diagnostics = ("entropy", "explained_variance")
-    reported = (*CHECKED, "kl_behaviour", "importance_weight", *diagnostics)
+    diagnostics = ("entropy",)
+    reported = (*CHECKED, "kl_behaviour", "importance_weight", *diagnostics, "explained_variance")
 
     def __init__(self, config: ImpalaConfig) -> None:
         super().__init__(config, overlap=config.overlap)

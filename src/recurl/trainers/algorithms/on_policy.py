@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -17,9 +17,9 @@ from recurl.data import SequenceMinibatches
 from recurl.distributed import average_, global_statistics, rank, world_size
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD, NestedKey
-from recurl.lowering import Entries
+from recurl.lowering import Entries, Step
 from recurl.modules import RewardScaler
-from recurl.objectives.policy_gradient import PolicyGradientLoss
+from recurl.objectives.policy_gradient import PolicyGradientLoss, explained_variance
 from recurl.objectives.sequences import ends_are_gathered
 from recurl.objectives.value.estimator import ValueEstimator
 from recurl.spans import ADVANTAGES, FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, span
@@ -31,6 +31,7 @@ from recurl.trainers.networks.actor_critic import ActorCritic
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.optim.programs import GradientProgram, estimate
+from recurl.trainers.optim.rank_advantages import RankAdvantages
 from recurl.trainers.optim.reading import Reading
 
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
@@ -70,8 +71,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
 
     reported = CHECKED
     live = "loss {loss_objective:+.3f} (policy) {loss_critic:.3f} (value)  entropy {entropy:.2f}"
-    diagnostics: ClassVar[tuple[str, ...]] = ("entropy", "explained_variance")
-    """Metrics of the loss that are reported; the last of ``reported``."""
+    diagnostics: ClassVar[tuple[str, ...]] = ("entropy",)
+    """Metrics of the loss that are reported: before ``"explained_variance"``, the last of ``reported``."""
     data_parallel = True
     scheduled_in_loss: ClassVar[tuple[str, ...]] = ("entropy_coeff",)
     """Options with a schedule that are attributes of the loss."""
@@ -84,6 +85,9 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         self._shuffle = torch.Generator().manual_seed(config.seed)  # the same on all ranks
         self.estimator = self.make_estimator()
         self.loss = self.make_loss()
+        self._normalizes = world_size() > 1 and getattr(self.loss, "normalize_advantage", False)
+        if self._normalizes:  # before the gradient steps, which then exchange nothing but gradients
+            cast(Any, self.loss).normalize_advantage = False
         self.optimizer = GradientStep(
             self.agent.parameters(),
             learning_rate=config.learning_rate,
@@ -96,8 +100,9 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         self._update: Callable[..., Tensor] = self._learned
         if config.compile or config.cuda_graph:
             self._fix_schedules()
-        if config.compile and world_size() == 1:  # several ranks exchange statistics within
-            if not ends_are_gathered(torch.device(config.device)):  # how many there are can't be read by a program
+        if config.compile:
+            if not ends_are_gathered(torch.device(config.device)) and world_size() == 1:
+                # a program can neither read how many ends there are nor exchange statistics
                 self._estimate = estimate(self.estimator.results, self.agent)
             self._descend = self._compiled()
         if config.cuda_graph:
@@ -169,8 +174,9 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             batch: what :meth:`collect` returned, ``[B, T]``; rewards are replaced by scaled ones.
 
         Returns:
-            Losses and gradient norm, averaged over the update; and diagnostics, averaged over its last epoch: those of
-            the batches of all ranks. Steps whose loss or norm wasn't finite were not made; ``fault`` names the first of
+            Losses and gradient norm, averaged over the update; diagnostics, averaged over its last epoch; and the
+            variance of the batch's value targets that the critic explained before the update. They are those of the
+            batches of all ranks. Steps whose loss or norm wasn't finite were not made; ``fault`` names the first of
             these.
         """
         return self._launch(batch)()
@@ -184,17 +190,18 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         """See :meth:`Learner.learn_later`."""
         return self._launch(batch) if self.learns_ahead else super().learn_later(batch)
 
-    @global_statistics()
     def _launch(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
         if self.scaler is not None:
-            self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
+            with global_statistics():
+                self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
             batch[NEXT, REWARD] = self.scaler(batch[NEXT, REWARD])
         if self.config.cuda_graph:
             with span(GRADIENT_GRAPH):
                 values = self._update(batch.select(*self._read, strict=False), self._orders(batch))
         else:
             values = self._update(batch)
-        self.agent.observe(batch)
+        with global_statistics():
+            self.agent.observe(batch)
         average_([values])
         reading = Reading([values])
         return lambda: self.report(dict(zip(self.reported, reading()[0].tolist(), strict=True)), CHECKED)
@@ -206,20 +213,37 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             batch: ``[B, T]``; advantages and value targets are written into it.
             orders: the order of its sequences in each epoch, on its device; drawn here when None.
         """
-        with span(ADVANTAGES):
+        keys = self.estimator.tensor_keys
+        with span(ADVANTAGES), global_statistics():
             self._estimate(batch)
-        passes = self.passes
-        data = batch.select(*self.loss.in_keys, strict=False)
-        minibatches = self._minibatches(data)
+            explained = explained_variance(batch[keys.value], batch[keys.value_target], None)
         reports: list[list[_Report]] = []
         with self.loss.compiled():
-            for epoch in range(passes.epochs):
-                self.loss.metrics = epoch == passes.epochs - 1 or self.config.compile  # a program always does the same
-                dealt = minibatches.entries() if orders is None else minibatches.rows(orders[epoch])
+            for epoch, dealt in enumerate(
+                self._epochs(batch.select(*self.loss.in_keys, strict=False), orders), start=1
+            ):
+                # a program always does the same
+                self.loss.metrics = epoch == self.passes.epochs or self.config.compile
                 reports.append([self._descend(minibatch) for minibatch in dealt])
         checked = _means([checked for epoch in reports for checked, _ in epoch])
         diagnostics = _means([diagnostics for _, diagnostics in reports[-1]])
-        return torch.cat([checked, *(value.reshape(1) for value in self.measured(batch)), diagnostics])
+        return torch.cat([checked, *(value.reshape(1) for value in (*self.measured(batch), *diagnostics, explained))])
+
+    def _epochs(self, data: TensorDictBase, orders: Tensor | None) -> Iterator[Iterable[Entries]]:
+        """Deal a batch for each epoch: in rows of equal sequences where their orders are given."""
+        minibatches = self._minibatches(data)
+        deal = cast(Callable[[Any], Iterable[Entries]], minibatches.entries if orders is None else minibatches.rows)
+        if not self._normalizes:
+            yield from (deal(None if orders is None else orders[epoch]) for epoch in range(self.passes.epochs))
+            return
+        orders = self._drawn(minibatches) if orders is None else orders
+        key = self.loss.tensor_keys.advantage
+        advantages = RankAdvantages(self._minibatches(data.select(key)), key, orders.to(self.config.device))
+        for epoch, order in enumerate(orders):
+            yield advantages.normalized(epoch, deal(order))
+
+    def _drawn(self, minibatches: SequenceMinibatches) -> Tensor:
+        return torch.stack([minibatches.deal() for _ in range(self.passes.epochs)])
 
     def _minibatches(self, data: TensorDictBase) -> SequenceMinibatches:
         passes = self.passes
@@ -238,7 +262,13 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
 
     def _compiled(self) -> Callable[[Entries], _Report]:
         """Return the same step, losses and gradients as one program."""
-        program = GradientProgram(self.loss.tensors, LOSSES, self.agent)
+        names = (*LOSSES, *self.diagnostics)
+
+        def losses_of(minibatch: Step) -> Mapping[Any, Tensor]:
+            found = self.loss.tensors(minibatch)
+            return {name: found[name] for name in names}
+
+        program = GradientProgram(losses_of, LOSSES, self.agent)
 
         def step(minibatch: Entries) -> _Report:
             with span(FORWARD_AND_BACKWARD):
@@ -258,9 +288,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
 
     def _orders(self, batch: TensorDictBase) -> Tensor:
         """Draw the order of the sequences in each epoch, ``[epochs, S]``, on the device of the batch."""
-        passes = self.passes
-        minibatches = self._minibatches(batch.select())
-        orders = torch.stack([minibatches.deal() for _ in range(passes.epochs)])
+        orders = self._drawn(self._minibatches(batch.select()))
         device = torch.device(self.config.device)
         return orders.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else orders.to(device)
 

@@ -19,8 +19,8 @@ class PPO(OnPolicy[PPOConfig]):
     step size, advantages normalised per minibatch, gradient clipping.
     """
 
-    diagnostics = ("entropy", "kl_approx", "clip_fraction", "explained_variance")
-    reported = (*CHECKED, *diagnostics)
+    diagnostics = ("entropy", "kl_approx", "clip_fraction")
+    reported = (*CHECKED, *diagnostics, "explained_variance")
     scheduled_in_loss = ("entropy_coeff", "clip_epsilon")
 
     def __init__(self, config: PPOConfig) -> None:

@@ -200,12 +200,12 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
     @takes_entries
     def carry(self, tensordict: StepT) -> StepT:
         """Return the root after a step: the observations, states and done flags of ``next`` (shared, not copied)."""
-        after = tensordict[NEXT]
-        if type(after) is Entries and not self._nested:
-            kept = {key: value for key, value in after.items() if key in self._carried}
-            return cast(Any, Entries(kept, self.batch_size, self.device))
+        after: Any = tensordict[NEXT]
         if self._nested:
             return like(after, {key: after[key] for key in self._carried}, self.batch_size, self.device)
+        if isinstance(after, Entries):
+            kept = {key: value for key, value in after.items() if key in self._carried}
+            return cast(Any, Entries(kept, self.batch_size, self.device))
         return after.exclude(*[key for key, _ in after.items() if key not in self._carried])
 
     @takes_entries

@@ -74,8 +74,9 @@ class _RowsInWorkers(BatchedEnv):
             shared.close()
         given, result, fresh = memory
         self._action_bytes = given.tensors.get(ACTION)
+        self._action_slots: dict[torch.dtype, Tensor] = {}
         self._given = {key: self._in_batch(value) for key, value in given.tensors.items() if key != ACTION}
-        self._ended = result.tensors[DONE]
+        self._ended = self._in_batch(result.tensors[DONE])
         self._results, self._roots = (
             Upload(shared, {key: self._in_batch(value).shape for key, value in shared.tensors.items()}, self.device)
             for shared in (result, fresh)
@@ -107,7 +108,7 @@ class _RowsInWorkers(BatchedEnv):
         self._workers.answers(self._place, range(self.num_workers))
         self._advanced = pending is not None
         after = like(tensordict, self._results(self._step_keys), self.batch_size, self.device)
-        self._known_done = _OnHost(after.get(DONE), self._in_batch(self._ended).clone())
+        self._known_done = _OnHost(after.get(DONE), self._ended.clone())
         return after
 
     @takes_entries
@@ -121,7 +122,7 @@ class _RowsInWorkers(BatchedEnv):
         if mask is None or not advanced:
             fresh = self._fresh_root(entries, mask)
         else:
-            ready, host = self._in_batch(self._ended).clone(), self._on_host(mask)
+            ready, host = self._ended.clone(), self._on_host(mask)
             fresh = self._roots(self._root_keys)
             rest = host & ~ready  # rows that are done for a transform alone
             if rest.any():
@@ -192,7 +193,9 @@ class _RowsInWorkers(BatchedEnv):
         used = shape.numel() * action.dtype.itemsize
         if self._action_bytes is None or used > self._action_bytes.shape[1]:
             raise ArgumentError(f"The action must fit {self.action_spec}, got {action.dtype} {list(action.shape)}.")
-        slots = self._action_bytes[:, :used].view(action.dtype)
+        slots = self._action_slots.get(action.dtype, None)
+        if slots is None or slots.shape[1] * slots.itemsize != used:
+            slots = self._action_slots[action.dtype] = self._action_bytes[:, :used].view(action.dtype)
         slots.copy_(self._download(action).reshape(self.num_workers, -1))
         return action.dtype, tuple(shape)
 

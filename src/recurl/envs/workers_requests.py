@@ -55,12 +55,12 @@ class Requests(Rounds):
             WorkerError: see :meth:`WorkerGroup.answers`.
             RecurlError: likewise.
         """
-        kept = self._kept[place]
-        pending = set(indices).difference(kept)
         with self._all_or_nothing():
             if self.under_way(place):
                 self.finish(place)
                 return []
+            kept = self._kept[place]
+            pending = set(indices).difference(kept)
             while pending:
                 for reply in self.group.replies(pending):
                     self.take(reply)

@@ -47,20 +47,19 @@ class Rounds(ABC):
         self.group = group
         slots = places + 1  # one more than can be under way: a bell rings again after all have answered
         file = anonymous_file(8 * slots)
-        self._plans = memoryview(mmap.mmap(file, 8 * slots)).cast("q")
+        memory = mmap.mmap(file, 8 * slots)
+        self._plans = memoryview(memory).cast("q")
         bells, answers, wakes = ([os.pipe() for _ in range(count)] for count in (slots, places, places))
         given = [file, *(reader for reader, _ in bells)]
         for answer, wake in zip(answers, wakes, strict=True):
             given += [*answer, wake[1]]
         kept = [file, *(end for pipe in (*bells, *answers, *wakes) for end in pipe)]
-        self.free = weakref.finalize(self, _close, kept)
+        self.free = weakref.finalize(self, _free, kept, self._plans, memory)
         for worker in group.workers:
             for descriptor in given:
                 worker.send_descriptor(descriptor)
         self._bells = bells
         self._answers, self._wakes = ([reader for reader, _ in pipes] for pipes in (answers, wakes))
-        for descriptor in (*self._answers, *self._wakes):
-            os.set_blocking(descriptor, False)
         self._pollers = [self._poller(wake) for wake in self._wakes]
         self._numbers: dict[Hashable, int] = {}
         self._count = 0
@@ -86,8 +85,9 @@ class Rounds(ABC):
         if number is None:
             number = self._numbers[plan] = len(self._numbers)
             self.announce(number, plan)
-        slot = self._count % len(self._bells)
-        for other in [other for other, taken in self._slot_of.items() if taken == slot]:
+        slot, following = ((self._count + ahead) % len(self._bells) for ahead in (0, 1))
+        # Workers that are done with this round will watch the next bell, which must be silent by then.
+        for other in [other for other, taken in self._slot_of.items() if taken in (slot, following)]:
             self._wait(other)
             self._done.add(other)
         self._count += 1
@@ -112,8 +112,8 @@ class Rounds(ABC):
         while True:
             ready = [descriptor for descriptor, _ in self._pollers[place].poll(_POLL_MS)]
             if wake in ready:
-                _drain(wake)
-                if _waiting(answers) == count * _INDEX.size:
+                os.read(wake, count)
+                if _waiting(answers) == count * _INDEX.size:  # else two workers saw the end of the last round
                     os.read(answers, count * _INDEX.size)
                     break
             self._listen(ready)
@@ -141,14 +141,12 @@ class Rounds(ABC):
         for index in pending:
             self.group.workers[index].expect(self._begun[place], self.group.timeout)
         poller = self._poller(answers)
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                found = os.read(answers, len(pending) * _INDEX.size)
-                pending.difference_update(index for (index,) in _INDEX.iter_unpack(found))
-            if not pending:
-                return
+        while pending:
             ready = [descriptor for descriptor, _ in poller.poll(_POLL_MS)]
             self._listen(ready)
+            if answers in ready:
+                found = os.read(answers, len(pending) * _INDEX.size)
+                pending.difference_update(index for (index,) in _INDEX.iter_unpack(found))
             for index in pending if not ready else ():
                 error = self.group.workers[index].check_hanging()
                 if error is not None:
@@ -204,12 +202,9 @@ def _waiting(descriptor: int) -> int:
     return found[0]
 
 
-def _drain(descriptor: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        os.read(descriptor, 4096)
-
-
-def _close(descriptors: Sequence[int]) -> None:
+def _free(descriptors: Sequence[int], view: memoryview, memory: mmap.mmap) -> None:
     for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
+        os.close(descriptor)
+    view.release()
+    with contextlib.suppress(BufferError):  # an intermediate view is left to the garbage collector
+        memory.close()

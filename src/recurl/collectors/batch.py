@@ -95,22 +95,26 @@ class BatchWriter:
         return [get(after if is_next else step, name) for is_next, name in self._places]
 
     def _allocate(self, found: dict[_Key, Tensor], step: Step) -> StepMemory:
-        memory: dict[_Key, Tensor] = {}
         first = not len(self._batch.keys())
+        whole: dict[_Key, Tensor] = {}
         for key, value in found.items():
             if value.shape[: self._time] != self._shape[:-1]:
                 raise ArgumentError(
                     f"Every entry of a step must begin with the environment's batch size {list(self._shape[:-1])}; "
                     f"{key} has shape {list(value.shape)}."
                 )
+            self._shapes[key] = value.shape
             if first:
                 shape = (*self._batch.shape, *value.shape[self._time :])
-                self._batch.set(key, torch.empty(shape, dtype=value.dtype, device=self._batch.device or value.device))
+                whole[key] = torch.empty(shape, dtype=value.dtype, device=self._batch.device or value.device)
+                self._batch.set(key, whole[key])
         if not first:
             self._check_alike(found)
-        for key, value in found.items():
-            memory[key] = cast(Tensor, self._batch.get(key))[self._rows].movedim(self._time, 0)
-            self._shapes[key] = value.shape
+            whole = {key: cast(Tensor, self._batch.get(key)) for key in found}
+        memory = {
+            key: (value if self._rows is ... else value[self._rows]).movedim(self._time, 0)
+            for key, value in whole.items()
+        }
         repeats = [key for key, value in found.items() if _is_like(found.get((NEXT, *key)), value)]
         for key in [key for key in repeats if not rows_are_whole(memory[key], self._time)]:
             repeats.remove(key)

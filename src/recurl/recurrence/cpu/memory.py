@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Sequence
 from operator import attrgetter, is_
@@ -47,8 +48,10 @@ class StepMemory:
         self._slots: dict[int, tuple[Tensor, ...]] = {}
         fast = can_step()
         self._shapes = [tensor.shape[1:] for tensor in tensors]
-        self._dtypes = [tensor.dtype if fast and rows_are_whole(tensor, lead) else None for tensor in tensors]
-        self._table = (Memory * len(tensors))(*(_memory_of(tensor, lead) for tensor in tensors))
+        whole = [fast and rows_are_whole(tensor, lead) for tensor in tensors]
+        self._dtypes = [tensor.dtype if plain else None for tensor, plain in zip(tensors, whole, strict=True)]
+        memory = (_memory_of(t, lead) if plain else Memory() for t, plain in zip(tensors, whole, strict=True))
+        self._table = (Memory * len(tensors))(*memory)
         self._address = ctypes.addressof(self._table)
         self._write = write_function() if fast else None
         self._count = len(tensors) - len(repeated)  # of those that don't repeat others
@@ -124,17 +127,20 @@ def _addresses(values: Sequence[Any], shapes: list[Any], dtypes: list[Any]) -> l
 def rows_are_whole(tensor: Tensor, lead: int) -> bool:
     """Return whether the rows of a step lie at equal distances, each in one piece."""
     plain = type(tensor) is Tensor and tensor.is_cpu and not tensor.is_complex()
-    return plain and lead <= 1 and tensor.numel() > 0 and tensor[(0,) * (1 + lead)].is_contiguous()
+    return plain and lead <= 1 and tensor.numel() > 0 and _in_order(tensor.shape, tensor.stride(), 1 + lead)
+
+
+def _in_order(shape: Sequence[int], strides: Sequence[int], first: int) -> bool:
+    """Return whether the dimensions from ``first`` on are in one piece."""
+    size = 1
+    for length, stride in zip(reversed(shape[first:]), reversed(strides[first:]), strict=True):
+        if length != 1 and stride != size:
+            return False
+        size *= length
+    return True
 
 
 def _memory_of(tensor: Tensor, lead: int) -> Memory:
-    if not rows_are_whole(tensor, lead):
-        return Memory()
-    size = tensor.element_size()
-    return Memory(
-        data=tensor.data_ptr(),
-        rows=tensor.shape[1] if lead else 1,
-        bytes=tensor.shape[1 + lead :].numel() * size,
-        row_stride=tensor.stride(1) * size if lead else 0,
-        step_stride=tensor.stride(0) * size,
-    )
+    shape, strides, size = tensor.shape, tensor.stride(), tensor.element_size()
+    rows, row_stride = (shape[1], strides[1] * size) if lead else (1, 0)
+    return Memory(tensor.data_ptr(), rows, math.prod(shape[1 + lead :]) * size, row_stride, strides[0] * size)

@@ -35,7 +35,7 @@ def test_every_step_lands_in_its_place(case: str) -> None:
     expected, whole = _drawn(shape, dtype), torch.zeros(shape, dtype=dtype)
     memory = StepMemory([torch.zeros_like(whole).movedim(lead, 0), whole.movedim(lead, 0)], lead)
     for step, value in enumerate(expected.unbind(lead)):
-        memory.write(step, [1], [value.contiguous()])
+        assert memory.write(step, [torch.ones_like(value), value.contiguous()])
     assert torch.equal(whole, expected)
 
 
@@ -46,7 +46,7 @@ def test_every_step_lands_in_its_place(case: str) -> None:
 def test_other_layouts_and_dtypes_are_converted(value: Tensor) -> None:
     whole = torch.zeros(5, 7, 2)
     memory = StepMemory([whole.movedim(1, 0)], 1)
-    memory.write(3, [0], [value])
+    assert memory.write(3, [value])
     assert torch.equal(whole[:, 3], value.to(torch.float32))
     assert not whole[:, :3].any()
     assert not whole[:, 4:].any()
@@ -56,7 +56,7 @@ def test_other_layouts_and_dtypes_are_converted(value: Tensor) -> None:
 def test_some_rows_of_a_batch() -> None:
     whole = torch.zeros(6, 4, 3)
     memory = StepMemory([whole[2:4].movedim(1, 0), torch.zeros(4, 2, 1)], 1)
-    memory.write(1, [0, 1], [torch.ones(2, 3), torch.ones(2, 1)])
+    assert memory.write(1, [torch.ones(2, 3), torch.ones(2, 1)])
     assert whole.sum((1, 2)).tolist() == [0, 0, 3, 3, 0, 0]
     assert whole[:, 1].sum() == 6
 
@@ -68,4 +68,32 @@ def test_small_rows_are_copied_by_the_library(monkeypatch: pytest.MonkeyPatch) -
 
     memory = StepMemory([torch.zeros(2, 5, 3)], 1)
     monkeypatch.setattr(module, "foreach_copy_", refuse)
-    memory.write(0, [0], [torch.ones(5, 3)])
+    assert memory.write(0, [torch.ones(5, 3)])
+
+
+@pytest.mark.parametrize("value", [None, 1.0, {}, torch.ones(3, 5), torch.ones(5, 3, 1)])
+@torch.no_grad()
+def test_what_does_not_fit_is_not_written(value: object) -> None:
+    whole = torch.zeros(2, 4, 5, 3)
+    memory = StepMemory(list(whole), 1, [0])
+    assert not memory.write(0, [torch.ones(5, 3), value])
+    assert not memory.write(0, [value, torch.ones(5, 3)])
+    assert not whole.any()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@torch.no_grad()
+def test_what_is_repeated_is_copied_as_it_is_by_then(fresh: bool) -> None:
+    after, root = torch.zeros(4, 5, 3), torch.zeros(4, 5, 3)
+    memory = StepMemory([after, root], 1, [0])
+    value = torch.ones(5, 3)
+    for step in range(4):
+        following = torch.full((5, 3), step + 2.0)
+        assert memory.write(step, [following, value])
+        value = following.clone() if fresh else following
+        if step == 1:
+            value.data = torch.full((5, 3), -1.0)
+        elif step == 2:
+            value.mul_(10)
+    assert root[:, 0, 0].tolist() == [1.0, 2.0, -1.0, 40.0]
+    assert after[:, 0, 0].tolist() == [2.0, 3.0, 4.0, 5.0]

@@ -9,12 +9,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurl._torch import edits_of
+from recurl._torch import edits_of, foreach_copy_
 from recurl.collectors.start_states import SparseStates
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import DONE, NEXT, TRUNCATED
-from recurl.lowering import Step, leaves, leaves_by_path
-from recurl.recurrence.cpu.memory import StepMemory
+from recurl.lowering import Entries, Step, leaves, leaves_by_path
+from recurl.recurrence.cpu.memory import StepMemory, rows_are_whole
 
 _Key = tuple[str, ...]
 
@@ -23,7 +23,8 @@ class BatchWriter:
     """Writes rows of a batch ``[*B, T]``, allocated at the first step with its keys, shapes and dtypes.
 
     Unless a row was reset, most root entries of a step are the same tensors as those of the previous step's ``next``.
-    They are not copied at every step but at the end, in one piece from reset to reset.
+    They are not copied again at every step, where copies are made by torch, but at the end, in one piece from reset to
+    reset.
 
     Args:
         batch: the batch, ``[*B, T]``, empty at first. Its memory is on its device; on that of the first step's tensors
@@ -40,10 +41,12 @@ class BatchWriter:
         self._states = states
         self._shape = torch.Size([*batch_size, batch.shape[-1]])
         self._time = len(batch_size)
-        self._count = 0
-        self._copied: list[tuple[_Key, torch.Size]] = []  # at every step
+        self._shapes: dict[_Key, torch.Size] = {}
+        self._keys: list[_Key] = []  # copied at every step
+        self._places: list[tuple[bool, str]] = []  # where these are: whether in ``next``, and the name
+        self._counts = 0, 0  # of names in root and next, where none of them is nested
         self._carried: list[_Carried] = []
-        self._memory: StepMemory | None = None  # of both, in this order
+        self._memory: StepMemory | None = None
 
     def write(self, step: int, tensordict: Step) -> None:
         """Copy the entries of a step into the batch.
@@ -52,58 +55,83 @@ class BatchWriter:
             ArgumentError: the shape of an entry doesn't begin with the batch size.
             UsageError: the entries differ from those of the first step.
         """
+        memory = self._memory
+        values = None if memory is None else self._values(tensordict)
+        if memory is not None and values is not None:
+            if not memory.write(step, values):
+                self._refuse(step, leaves_by_path(tensordict))
+            return
         found = leaves_by_path(tensordict)
         if self._states is not None:
             self._states.take(step, self._rows, found)
-        memory = self._allocate(found) if self._memory is None else self._memory
-        if len(found) != self._count:
+        memory = self._allocate(found, tensordict) if memory is None else memory
+        if len(found) != len(self._shapes):
             self._refuse(step, found)
-        numbers, values = list(range(len(self._copied))), list[Tensor]()
-        for key, shape in self._copied:
-            value = found.get(key)
-            if value is None or value.shape != shape:
-                self._refuse(step, found)
-            values.append(value)
-        for number, carried in enumerate(self._carried, len(numbers)):
-            value = found.get(carried.key)
-            if value is not carried.last or _version(value) != carried.version:
-                if value is None or value.shape != carried.shape:
-                    self._refuse(step, found)
-                carried.starts.append(step)
-                numbers.append(number)
-                values.append(value)
-            carried.last = found[carried.next_key]
-            carried.version = _version(carried.last)
-        memory.write(step, numbers, values)
+        if not memory.write(step, [found.get(key) for key in self._keys]):
+            self._refuse(step, found)
+        if self._carried:
+            self._begin_carrying(step, found)
 
-    def _allocate(self, found: dict[_Key, Tensor]) -> StepMemory:
-        memory: dict[_Key, Tensor] = {}
+    def _begin_carrying(self, step: int, found: dict[_Key, Tensor]) -> None:
+        """Copy the carried entries that differ from the previous step's ``next``."""
+        slots, values = list[Tensor](), list[Tensor]()
+        for carried in self._carried:
+            value = found.get(carried.key)
+            if not carried.goes_on(value):
+                if value is None or value.shape != self._shapes[carried.key]:
+                    self._refuse(step, found)
+                slots.append(carried.start(step))
+                values.append(value)
+            carried.keep(found[(NEXT, *carried.key)])
+        if slots:
+            foreach_copy_(slots, values)
+
+    def _values(self, step: Any) -> list[Any] | None:
+        """Return what is copied of a step without nested entries; None of any other."""
+        after = step.get(NEXT) if type(step) is Entries else None
+        if type(after) is not Entries or (len(step), len(after)) != self._counts:
+            return None
+        get = dict[Any, Any].get
+        return [get(after if is_next else step, name) for is_next, name in self._places]
+
+    def _allocate(self, found: dict[_Key, Tensor], step: Step) -> StepMemory:
         first = not len(self._batch.keys())
+        whole: dict[_Key, Tensor] = {}
         for key, value in found.items():
             if value.shape[: self._time] != self._shape[:-1]:
                 raise ArgumentError(
                     f"Every entry of a step must begin with the environment's batch size {list(self._shape[:-1])}; "
                     f"{key} has shape {list(value.shape)}."
                 )
+            self._shapes[key] = value.shape
             if first:
                 shape = (*self._batch.shape, *value.shape[self._time :])
-                self._batch.set(key, torch.empty(shape, dtype=value.dtype, device=self._batch.device or value.device))
+                whole[key] = torch.empty(shape, dtype=value.dtype, device=self._batch.device or value.device)
+                self._batch.set(key, whole[key])
         if not first:
             self._check_alike(found)
-        for key in found:
-            memory[key] = cast(Tensor, self._batch.get(key))[self._rows].movedim(self._time, 0)
-        carried: set[_Key] = set()
-        for key, value in found.items():
-            next_key = (NEXT, *key)
-            after = found.get(next_key)
-            if after is not None and (after.shape, after.dtype) == (value.shape, value.dtype):
-                carried.add(key)
-                self._carried.append(_Carried(key, next_key, value.shape, memory[key], memory[next_key]))
-        self._copied = [(key, value.shape) for key, value in found.items() if key not in carried]
-        self._count = len(found)
-        written = [key for key, _ in self._copied] + [carried.key for carried in self._carried]
-        self._memory = StepMemory([memory[key] for key in written], self._time)
+            whole = {key: cast(Tensor, self._batch.get(key)) for key in found}
+        memory = {
+            key: (value if self._rows is ... else value[self._rows]).movedim(self._time, 0)
+            for key, value in whole.items()
+        }
+        repeats = [key for key, value in found.items() if _is_like(found.get((NEXT, *key)), value)]
+        for key in [key for key in repeats if not rows_are_whole(memory[key], self._time)]:
+            repeats.remove(key)
+            self._carried.append(_Carried(key, memory[key], memory[(NEXT, *key)]))
+        late = {*repeats, *(carried.key for carried in self._carried)}
+        self._keys = [*(key for key in found if key not in late), *repeats]
+        self._plan(found, step)
+        repeated = [self._keys.index((NEXT, *key)) for key in repeats]
+        self._memory = StepMemory([memory[key] for key in self._keys], self._time, repeated)
         return self._memory
+
+    def _plan(self, found: dict[_Key, Tensor], step: Step) -> None:
+        """Note where entries are, if none is nested, and all are copied at every step."""
+        flat = all(len(key) == 1 or (len(key) == 2 and key[0] == NEXT) for key in found)
+        if flat and not self._carried and self._states is None and NEXT in step:
+            self._places = [(len(key) == 2, key[-1]) for key in self._keys]
+            self._counts = len(step.keys()), len(step.get(NEXT).keys())
 
     def _check_alike(self, found: dict[_Key, Tensor]) -> None:
         """Refuse entries that differ from those of the rows of another writer."""
@@ -118,8 +146,7 @@ class BatchWriter:
 
     def _refuse(self, step: int, found: dict[_Key, Tensor]) -> NoReturn:
         shapes = {key: value.shape for key, value in found.items()}
-        first = dict(self._copied) | {carried.key: carried.shape for carried in self._carried}
-        differ = sorted(str(key) for key in shapes.keys() | first if shapes.get(key) != first.get(key))
+        differ = sorted(str(key) for key in shapes.keys() | self._shapes if shapes.get(key) != self._shapes.get(key))
         raise UsageError(
             f"Every step must write the same entries with the same shapes; step {step} differs from the first in "
             f"{', '.join(differ)}. Let the policy and the environment always write the same keys."
@@ -131,6 +158,10 @@ class BatchWriter:
             carried.finish()
         if self._states is not None:
             self._states.finish(self._batch)
+
+
+def _is_like(after: Tensor | None, value: Tensor) -> bool:
+    return after is not None and (after.shape, after.dtype) == (value.shape, value.dtype)
 
 
 def truncate_last(after: TensorDictBase) -> None:
@@ -149,30 +180,34 @@ class _Carried:
 
     Args:
         key: key of the entry.
-        next_key: key of the entry under ``next``.
-        shape: shape of a step's value.
         root: memory of the root entry, ``[T, *B, ...]``.
         after: memory of the entry under ``next``, ``[T, *B, ...]``.
-
-    Attributes:
-        last: value under ``next`` at the previous step.
-        version: version counter of ``last`` at that time.
-        starts: steps whose value differs from the previous step's value under ``next``.
     """
 
-    def __init__(self, key: _Key, next_key: _Key, shape: torch.Size, root: Tensor, after: Tensor) -> None:
+    def __init__(self, key: _Key, root: Tensor, after: Tensor) -> None:
         self.key = key
-        self.next_key = next_key
-        self.shape = shape
-        self.last: Tensor | None = None
-        self.version: object = None
-        self.starts: list[int] = []
         self._root = root
         self._after = after
+        self._last: Tensor | None = None  # under ``next`` at the previous step
+        self._version: object = None  # of it, then
+        self._starts: list[int] = []  # steps whose value differs from it
+
+    def goes_on(self, value: Tensor | None) -> bool:
+        """Return whether the value of a step is that of the previous step's ``next``, unchanged."""
+        return value is self._last and _version(value) == self._version
+
+    def start(self, step: int) -> Tensor:
+        """Note that the value of a step is another one, and return its place."""
+        self._starts.append(step)
+        return self._root[step]
+
+    def keep(self, after: Tensor) -> None:
+        """Take note of the value under ``next``."""
+        self._last, self._version = after, _version(after)
 
     def finish(self) -> None:
         """Copy the values that were not copied before."""
-        for start, stop in pairwise((*self.starts, len(self._root))):
+        for start, stop in pairwise((*self._starts, len(self._root))):
             if stop > start + 1:
                 self._root[start + 1 : stop].copy_(self._after[start : stop - 1])
 

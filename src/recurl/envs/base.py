@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -164,8 +164,9 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
             raise ArgumentError(f"This environment has batch size {sizes}.")
         if ACTION not in tensordict:
             raise MissingKeyError("A step needs an 'action': call the policy, or env.rand_action, on the root.")
-        if NEXT in tensordict and REWARD in tensordict[NEXT]:
-            refuse_stale(tensordict[NEXT], self.observation_spec, self.state_spec)
+        given = tensordict.get(NEXT, None)
+        if given is not None and REWARD in given:
+            refuse_stale(given, self.observation_spec, self.state_spec)
         return tensordict.set(NEXT, self._next(tensordict))
 
     @property
@@ -189,16 +190,22 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         after = self._own(self._step(tensordict))
         if DONE not in after or TERMINATED not in after or TRUNCATED not in after:
             complete_done(after)
-        if NEXT in tensordict:
-            after.update({key: value for key, value in tensordict[NEXT].items() if key not in after})
+        given = tensordict.get(NEXT, None)
+        if given is not None:
+            for key, value in given.items():
+                if key not in after:
+                    after.set(key, value)
         return after
 
     @takes_entries
     def carry(self, tensordict: StepT) -> StepT:
         """Return the root after a step: the observations, states and done flags of ``next`` (shared, not copied)."""
-        after = tensordict[NEXT]
+        after: Any = tensordict[NEXT]
         if self._nested:
             return like(after, {key: after[key] for key in self._carried}, self.batch_size, self.device)
+        if isinstance(after, Entries):
+            kept = {key: value for key, value in after.items() if key in self._carried}
+            return cast(Any, Entries(kept, self.batch_size, self.device))
         return after.exclude(*[key for key, _ in after.items() if key not in self._carried])
 
     @takes_entries

@@ -22,7 +22,7 @@ from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.envs.gym_wrappers import Wrap
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.keys import ACTION, ACTION_MASK, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey, normalize_key
-from recurl.lowering import Step, like, takes_entries
+from recurl.lowering import Entries, Step, like, takes_entries
 from recurl.specs import choice_counts
 from recurl.transforms import makes_memory
 
@@ -31,6 +31,8 @@ __all__ = ["GymEnv", "GymWrapper"]
 
 _RESET = ("observation", "info")
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
+_FLAGS = (np.dtype(np.bool_),)
+_AS_USUAL = {"reward": (np.dtype(np.float64), np.dtype(np.float32)), "terminated": _FLAGS, "truncated": _FLAGS}
 
 
 def _parts(result: object, method: str, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -122,7 +124,8 @@ class GymWrapper(EnvBase):
         self._observations = ObservationReader(observation_space, batch_size, env, drop_observations)
         if self._mask is not None:
             self._observations.spec.set(ACTION_MASK, self._mask.spec)
-        self._closed_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
+        self._rows_shape = tuple(batch_size)
+        self._closed_rows = self._open_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
         self._any_closed = False
         self._ended: tuple[torch.Tensor | None, bool] = None, False  # flags of the last step, and whether one is set
         self._seed: int | None = None
@@ -132,6 +135,8 @@ class GymWrapper(EnvBase):
             batch_size=batch_size,
             device=device,
         )
+        nested = any(isinstance(key, tuple) for key in self._observations.spec.keys(True, True))
+        self._takes_entries_as_they_are = not nested and (self.device is None or self.device.type == "cpu")
 
     def _find_mask(self, name: NestedKey, space: gym.Space[Any], batch_size: list[int]) -> MaskReader | None:
         """Return the reader of the action mask, or None if there is none."""
@@ -196,9 +201,8 @@ class GymWrapper(EnvBase):
                 else begun
             )
             self._seed = None
-            self._close_rows(np.zeros_like(self._closed_rows))
-        entries = self._read(observation, info, rows)
-        return like(tensordict, entries, self.batch_size, self.device)
+            self._close_rows(self._open_rows)
+        return self._given_as(tensordict, self._read(observation, info, rows))
 
     def _read(self, observation: Any, info: Any, needed: np.ndarray[Any, Any] | None) -> dict[NestedKey, torch.Tensor]:
         """Return the entries of an observation; rows ``needed`` must have a mask, if there are masks."""
@@ -219,20 +223,26 @@ class GymWrapper(EnvBase):
         self._begun = None
         outcome = self._call("step", self._actions.read(tensordict[ACTION]))
         observation, reward, terminated, truncated, info = _parts(outcome, "step", _STEP)
-        ended = self._one_per_row("terminated", terminated, "biu"), self._one_per_row("truncated", truncated, "biu")
         flags = np.empty((3, *self._closed_rows.shape), dtype=np.bool_)
         flat = flags.reshape(3, -1)
-        flat[0], flat[1] = ended
-        np.logical_or(flat[0], flat[1], out=flat[2])
-        self._close_rows(flags[2].copy())
+        flat[0] = self._one_per_row("terminated", terminated, "biu")
+        flat[1] = self._one_per_row("truncated", truncated, "biu")
+        done = np.logical_or(flags[0], flags[1], out=flags[2])
+        self._close_rows(done)
         entries: dict[Any, torch.Tensor] = self._read(
             observation, info, None if self._mask is None else ~flags[0, ..., 0]
         )
-        rewards = self._one_per_row("reward", reward, "fiub")
-        entries[REWARD] = torch.from_numpy(rewards.astype(np.float32).reshape(self._closed_rows.shape))
-        entries[TERMINATED], entries[TRUNCATED], done = torch.from_numpy(flags).unbind()
-        entries[DONE] = done
-        self._ended = done, self._any_closed
+        rewards = np.array(self._one_per_row("reward", reward, "fiub"), dtype=np.float32)
+        entries[REWARD] = torch.from_numpy(rewards.reshape(done.shape))
+        entries[TERMINATED], entries[TRUNCATED] = torch.from_numpy(flags[0]), torch.from_numpy(flags[1])
+        entries[DONE] = ended = torch.from_numpy(done)
+        self._ended = ended, self._any_closed
+        return self._given_as(tensordict, entries)
+
+    def _given_as(self, tensordict: Step | None, entries: dict[NestedKey, torch.Tensor]) -> Any:
+        """Return entries, which lie on the host, on the device and in the type of ``tensordict``."""
+        if type(tensordict) is Entries and self._takes_entries_as_they_are:
+            return Entries(entries, self.batch_size, self.device)
         return like(tensordict, entries, self.batch_size, self.device)
 
     def has_any(self, rows: torch.Tensor) -> bool:
@@ -244,6 +254,8 @@ class GymWrapper(EnvBase):
 
     def _one_per_row(self, name: str, value: Any, kinds: str) -> np.ndarray[Any, Any]:
         """Return rewards or flags, ``[rows]`` or ``[]``, of one of numpy's ``kinds``."""
+        if type(value) is np.ndarray and value.shape == self._rows_shape and value.dtype in _AS_USUAL[name]:
+            return value
         found = np.asarray(value)
         fits = found.dtype.kind in kinds and found.size == self._closed_rows.size
         if fits and name != "reward" and found.dtype.kind != "b":
@@ -267,8 +279,9 @@ class GymWrapper(EnvBase):
             ) from error
 
     def _close_rows(self, rows: np.ndarray[Any, Any]) -> None:
-        self._closed_rows = rows
+        """Take note of the rows that are done, ``[*B, 1]``; that memory may be changed afterwards."""
         self._any_closed = bool(np.count_nonzero(rows))
+        self._closed_rows = rows.copy() if self._any_closed else self._open_rows
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed
@@ -303,7 +316,7 @@ class GymWrapper(EnvBase):
             raise ArgumentError(f"{self} restores only states that it, or one like it, has saved; got {sorted(state)}.")
         self._begun = None
         gym_state.restore(self._env, state["gym"])
-        self._close_rows(state["done"].cpu().numpy().copy())
+        self._close_rows(state["done"].cpu().numpy())
         self._seed = state["seed"]
 
     def __repr__(self) -> str:

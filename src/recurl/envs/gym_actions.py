@@ -18,6 +18,7 @@ from recurl.specs import Binary, Categorical, Composite, MultiCategorical, OneHo
 __all__ = ["ActionReader"]
 
 spaces = gym.spaces
+_FEW = 32
 
 
 class ActionReader:
@@ -115,8 +116,11 @@ class ActionReader:
         values = self._numpy(action)
         if values.shape == self._batch and values.dtype.kind in "iu":
             index = values
-            listed = values.ravel().tolist()  # faster than numpy for the few rows of a batch
-            valid = min(listed) >= 0 and max(listed) < self._n
+            if values.size < _FEW:
+                listed = values.ravel().tolist()  # faster than numpy
+                valid = min(listed) >= 0 and max(listed) < self._n
+            else:
+                valid = bool(values.min() >= 0 and values.max() < self._n)
         elif values.shape == (*self._batch, self._n):
             index = values.argmax(-1)
             valid = bool((values.sum(-1) == 1).all() and ((values == 0) | (values == 1)).all())
@@ -127,7 +131,7 @@ class ActionReader:
                 f"A discrete action must be an integer in [0, {self._n}) of shape {list(self._batch)}, or one-hot of "
                 f"shape {[*self._batch, self._n]}, got {action.dtype} of shape {list(action.shape)}: {action}."
             )
-        return index.astype(np.int64) + self._start if self._batch else int(index) + self._start
+        return np.add(index, self._start, dtype=np.int64) if self._batch else int(index) + self._start
 
     def _multi(self, action: torch.Tensor) -> Any:
         values = self._numpy(action)

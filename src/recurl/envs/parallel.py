@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -18,54 +17,13 @@ from recurl.envs.transfers import Download, Upload
 from recurl.envs.workers import Task, WorkerGroup
 from recurl.envs.workers_env import EnvInfo, Plan, creators, layout, serve_envs
 from recurl.envs.workers_memory import SharedTensors
+from recurl.envs.workers_requests import Requests
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import ACTION, DONE, NEXT, RESET, NestedKey, next_key
 from recurl.lowering import Step, leaves, like, takes_entries
 from recurl.transforms.base import makes_memory, reset_mask
 
 __all__ = ["ParallelEnv", "parallel_groups"]
-
-
-class _Workers:
-    """Workers that each serve several environments, which are asked independently of each other.
-
-    A worker answers in the order of the requests. Answers to other environments than the awaited ones are kept.
-
-    Args:
-        group: the worker processes.
-        count: environments of each.
-    """
-
-    def __init__(self, group: WorkerGroup, count: int) -> None:
-        self.group = group
-        self._asked: list[deque[int]] = [deque() for _ in group.workers]
-        self._kept: list[dict[int, Any]] = [{} for _ in range(count)]
-
-    def ask(self, place: int, index: int, message: bytes) -> None:
-        """Send a request to a worker for its environment number ``place``."""
-        self._asked[index].append(place)
-        self.group.ask(index, message)
-
-    def answers(self, place: int, indices: Collection[int]) -> list[Any]:
-        """Return the answers of these workers for their environments number ``place``, in order of the workers.
-
-        Raises:
-            WorkerError: see :meth:`WorkerGroup.answers`.
-            RecurlError: likewise.
-        """
-        kept = self._kept[place]
-        pending = set(indices).difference(kept)
-        try:
-            while pending:
-                for reply in self.group.replies(pending):
-                    if reply.error is not None:
-                        raise reply.error
-                    self._kept[self._asked[reply.worker].popleft()][reply.worker] = reply.value
-                pending.difference_update(kept)
-        except BaseException:  # also after an interrupt: outstanding answers would be taken for later ones
-            self.group.kill()
-            raise
-        return [kept.pop(index) for index in sorted(indices)]
 
 
 class _OnHost:
@@ -99,7 +57,7 @@ class _RowsInWorkers(BatchedEnv):
 
     def __init__(
         self,
-        workers: _Workers,
+        workers: Requests,
         place: int,
         infos: Sequence[EnvInfo],
         *,
@@ -116,15 +74,15 @@ class _RowsInWorkers(BatchedEnv):
             shared.close()
         given, result, fresh = memory
         self._action_bytes = given.tensors.get(ACTION)
+        self._action_slots: dict[torch.dtype, Tensor] = {}
         self._given = {key: self._in_batch(value) for key, value in given.tensors.items() if key != ACTION}
-        self._ended = result.tensors[DONE]
+        self._ended = self._in_batch(result.tensors[DONE])
         self._results, self._roots = (
             Upload(shared, {key: self._in_batch(value).shape for key, value in shared.tensors.items()}, self.device)
             for shared in (result, fresh)
         )
         self._download = Download(self.device)
         self._read_keys = self._carried if infos[0].reads_root else list(infos[0].state_spec.keys(True, True))
-        self._messages: dict[Plan, bytes] = {}
         self._pending: Any = None  # the action of a step that was begun
         self._advanced = False  # whether rows that are done were reset already
         self._known_done: _OnHost | None = None  # of the last step
@@ -150,7 +108,7 @@ class _RowsInWorkers(BatchedEnv):
         self._workers.answers(self._place, range(self.num_workers))
         self._advanced = pending is not None
         after = like(tensordict, self._results(self._step_keys), self.batch_size, self.device)
-        self._known_done = _OnHost(after.get(DONE), self._in_batch(self._ended).clone())
+        self._known_done = _OnHost(after.get(DONE), self._ended.clone())
         return after
 
     @takes_entries
@@ -164,7 +122,7 @@ class _RowsInWorkers(BatchedEnv):
         if mask is None or not advanced:
             fresh = self._fresh_root(entries, mask)
         else:
-            ready, host = self._in_batch(self._ended).clone(), self._on_host(mask)
+            ready, host = self._ended.clone(), self._on_host(mask)
             fresh = self._roots(self._root_keys)
             rest = host & ~ready  # rows that are done for a transform alone
             if rest.any():
@@ -222,11 +180,12 @@ class _RowsInWorkers(BatchedEnv):
             slot.copy_(value)
         written = None if action is None else self._write_action(action)
         plan = Plan(self._place, cast(Any, kind), tuple(entries), written)
-        message = self._messages.get(plan)
-        if message is None:
-            message = self._messages[plan] = pickle.dumps(plan)
+        if len(workers) == self.num_workers:
+            return self._workers.ask_all(plan)
+        message = pickle.dumps(plan)
         for index in workers:
             self._workers.ask(self._place, index, message)
+        return None
 
     def _write_action(self, action: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
         """Write the action, in any encoding, to shared memory and return dtype and shape of one worker's action."""
@@ -234,7 +193,9 @@ class _RowsInWorkers(BatchedEnv):
         used = shape.numel() * action.dtype.itemsize
         if self._action_bytes is None or used > self._action_bytes.shape[1]:
             raise ArgumentError(f"The action must fit {self.action_spec}, got {action.dtype} {list(action.shape)}.")
-        slots = self._action_bytes[:, :used].view(action.dtype)
+        slots = self._action_slots.get(action.dtype, None)
+        if slots is None or slots.shape[1] * slots.itemsize != used:
+            slots = self._action_slots[action.dtype] = self._action_bytes[:, :used].view(action.dtype)
         slots.copy_(self._download(action).reshape(self.num_workers, -1))
         return action.dtype, tuple(shape)
 
@@ -265,7 +226,7 @@ class _RowsInWorkers(BatchedEnv):
         self._ask_all(*[("set_state", saved) for saved in state["envs"]])
 
     def _close(self) -> None:
-        self._group.close()
+        self._workers.close()
 
 
 def _where(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
@@ -276,10 +237,10 @@ def _where(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 
 def _started(
     num_workers: int, create_env_fn: CreateEnv | Sequence[CreateEnv], timeout: float | None, count: int
-) -> _Workers:
+) -> Requests:
     functions = creators(num_workers, create_env_fn)
-    tasks = [Task(serve_envs, (function, index, count)) for index, function in enumerate(functions)]
-    return _Workers(WorkerGroup(tasks, timeout), count)
+    tasks = [Task(serve_envs, (function, index, count, num_workers)) for index, function in enumerate(functions)]
+    return Requests(WorkerGroup(tasks, timeout), count)
 
 
 class ParallelEnv(_RowsInWorkers):

@@ -21,6 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -94,13 +95,21 @@ class Worker:
 
     def ask(self, message: bytes, seconds: float | None) -> None:
         """Send a request; after ``seconds`` without an answer or a step (None: no limit) the worker counts as hung."""
-        self.asked = self._last_sign = time.monotonic()
-        self._patience = math.inf if seconds is None else seconds
+        self.expect(time.monotonic(), seconds)
         if seconds != self._limit:
             self._limit = seconds
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self._socket.setsockopt(socket.SOL_SOCKET, option, _timeval(seconds))
         self._exchange(self.connection.send_bytes, message)
+
+    def expect(self, asked: float, seconds: float | None) -> None:
+        """Take note of a request that was made at a time, and for how long there may be no answer and no step."""
+        self.asked = self._last_sign = asked
+        self._patience = math.inf if seconds is None else seconds
+
+    def send_descriptor(self, descriptor: int) -> None:
+        """Send a file descriptor to the worker, which expects it."""
+        self._exchange(send_handle, self.connection, descriptor, None)
 
     def send_memory(self, shared: SharedTensors) -> None:
         """Send shared memory to the worker, which expects it."""
@@ -252,6 +261,11 @@ class WorkerGroup:
     def _watch(self, worker: Worker) -> None:
         self._by_descriptor[worker.connection.fileno()] = worker.index
         self._poller.register(worker.connection.fileno(), select.POLLIN)
+
+    @property
+    def descriptors(self) -> dict[int, int]:
+        """Indices of the workers by the file descriptors of their sockets."""
+        return self._by_descriptor
 
     def ask(self, index: int, message: bytes) -> None:
         """Send a request to a worker."""

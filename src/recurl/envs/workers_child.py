@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from typing import Any, NamedTuple, NoReturn, Self
 
 import cloudpickle
@@ -108,6 +109,22 @@ class Channel:
         try:
             self._connection.send_bytes(message)
         except ConnectionError as error:
+            raise Closed from error
+
+    @property
+    def descriptor(self) -> int:
+        """File descriptor of the connection, to wait for a message."""
+        return self._connection.fileno()
+
+    def receive_descriptor(self) -> int:
+        """Receive a file descriptor from the parent.
+
+        Raises:
+            Closed: the parent is gone.
+        """
+        try:
+            return recv_handle(self._connection)
+        except (EOFError, ConnectionError) as error:
             raise Closed from error
 
     def share(self, entries: list[Entry]) -> SharedTensors:

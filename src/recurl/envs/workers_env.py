@@ -13,12 +13,24 @@ from torch import Tensor
 from recurl.envs.base import EnvBase
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_memory import Entry
+from recurl.envs.workers_rounds import RoundServer
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.keys import ACTION, DONE, DONE_KEYS, RESET, REWARD, NestedKey, next_key
 from recurl.lowering import Entries, Step
 from recurl.specs import Composite, TensorSpec
 
-__all__ = ["EnvInfo", "Layout", "Plan", "Server", "creators", "layout", "make_env", "serve_envs", "written_keys"]
+__all__ = [
+    "Announcement",
+    "EnvInfo",
+    "Layout",
+    "Plan",
+    "Server",
+    "creators",
+    "layout",
+    "make_env",
+    "serve_envs",
+    "written_keys",
+]
 
 
 class EnvInfo(NamedTuple):
@@ -60,6 +72,13 @@ class Plan(NamedTuple):
     keys: tuple[NestedKey, ...]
     action: tuple[torch.dtype, tuple[int, ...]] | None
     """Dtype and shape of the worker's action, which depend on the policy; None for a reset."""
+
+
+class Announcement(NamedTuple):
+    """A plan, and the number that stands for it."""
+
+    number: int
+    plan: Plan
 
 
 def make_env(create_env_fn: Callable[[], EnvBase]) -> EnvBase:
@@ -214,7 +233,7 @@ class Server:
             slot.copy_(value)
 
 
-def serve_envs(channel: Channel, create_env_fn: Callable[[], EnvBase], index: int, count: int) -> None:
+def serve_envs(channel: Channel, create_env_fn: Callable[[], EnvBase], index: int, count: int, workers: int) -> None:
     """Create environments and serve them until the parent closes them or is gone.
 
     Args:
@@ -222,13 +241,15 @@ def serve_envs(channel: Channel, create_env_fn: Callable[[], EnvBase], index: in
         create_env_fn: function that creates an environment.
         index: index of the worker.
         count: how many environments.
+        workers: how many workers there are.
     """
     envs: list[EnvBase] = []
     try:
         envs.extend(make_env(create_env_fn) for _ in range(count))
         channel.send([EnvInfo.of(env) for env in envs])
+        rounds = RoundServer(channel, index, count, workers)
         servers = [Server(env, *(_receive(channel, index) for _ in Layout._fields)) for env in envs]
-        _serve(channel, envs, servers)
+        _serve(channel, envs, servers, rounds)
     except Closed:
         pass
     finally:
@@ -242,20 +263,30 @@ def _receive(channel: Channel, index: int) -> dict[NestedKey, Tensor]:
     return {key: tensor[index] for key, tensor in shared.tensors.items()}
 
 
-def _serve(channel: Channel, envs: list[EnvBase], servers: list[Server]) -> None:
-    plans: dict[bytes, Plan] = {}
+def _serve(channel: Channel, envs: list[EnvBase], servers: list[Server], rounds: RoundServer) -> None:
+    plans: dict[int, Plan] = {}
     while True:
-        message = channel.receive_bytes()
-        plan = plans.get(message)
-        if plan is None:
-            decoded = pickle.loads(message)
-            if not isinstance(decoded, Plan):
-                channel.send(_call(envs, *decoded))
-                continue
-            plan = plans[message] = decoded
-        with torch.no_grad():
-            servers[plan.place].run(plan)
-        channel.send()
+        number = rounds.next_plan()
+        while number is None or number not in plans:
+            message = pickle.loads(channel.receive_bytes())
+            if isinstance(message, Announcement):
+                plans[message.number] = message.plan
+            elif isinstance(message, Plan):
+                _run(servers, message)
+                channel.send()
+            else:
+                channel.send(_call(envs, *message))
+            if number is None:
+                break
+        else:
+            plan = plans[number]
+            _run(servers, plan)
+            rounds.answer(plan.place)
+
+
+def _run(servers: list[Server], plan: Plan) -> None:
+    with torch.no_grad():
+        servers[plan.place].run(plan)
 
 
 def _call(envs: list[EnvBase], name: str, place: int = 0, argument: Any = None) -> Any:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Sequence
+from operator import attrgetter, is_
+from typing import Any
 
 from torch import Tensor
 
@@ -12,7 +15,10 @@ from recurl._torch import foreach_copy_
 from recurl.recurrence.cpu.library import Memory, write_function
 from recurl.recurrence.cpu.step import can_step
 
-__all__ = ["StepMemory"]
+__all__ = ["StepMemory", "rows_are_whole"]
+
+_shape, _dtype, _on_host = attrgetter("shape"), attrgetter("dtype"), attrgetter("is_cpu")
+_address, _in_one_piece = Tensor.data_ptr, Tensor.is_contiguous
 
 
 class StepMemory:
@@ -24,44 +30,82 @@ class StepMemory:
     Args:
         tensors: ``[T, *B, ...]`` each.
         lead: number of dimensions in ``*B``.
+        repeated: which of the first tensors is given at a step what the last ones, in order, are given at the next one
+            as a rule: as many as tensors that repeat. None does when empty.
 
     Example:
         >>> import torch
         >>> states = torch.zeros(2, 3, 4).movedim(1, 0)
         >>> with torch.no_grad():
-        ...     StepMemory([states], 1).write(1, [0], [torch.ones(2, 4)])
+        ...     StepMemory([states], 1).write(1, [torch.ones(2, 4)])
+        True
         >>> states.sum((1, 2))
         tensor([0., 8., 0.])
     """
 
-    def __init__(self, tensors: Sequence[Tensor], lead: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor], lead: int, repeated: Sequence[int] = ()) -> None:
         self._tensors = tensors
         self._slots: dict[int, tuple[Tensor, ...]] = {}
         fast = can_step()
-        self._dtypes = [tensor.dtype if fast and _rows_are_whole(tensor, lead) else None for tensor in tensors]
-        self._table = (Memory * len(tensors))(*(_memory_of(tensor, lead) for tensor in tensors))
+        self._shapes = [tensor.shape[1:] for tensor in tensors]
+        whole = [fast and rows_are_whole(tensor, lead) for tensor in tensors]
+        self._dtypes = [tensor.dtype if plain else None for tensor, plain in zip(tensors, whole, strict=True)]
+        memory = (_memory_of(t, lead) if plain else Memory() for t, plain in zip(tensors, whole, strict=True))
+        self._table = (Memory * len(tensors))(*memory)
         self._address = ctypes.addressof(self._table)
         self._write = write_function() if fast else None
+        self._count = len(tensors) - len(repeated)  # of those that don't repeat others
+        self._repeated = repeated
+        self._known: tuple[list[Any], list[int]] = [], []  # what is expected to be repeated, and where it lies
+        self._pairs = [number for place in range(len(tensors)) for number in (place, 0)]
+        self._packed = struct.Struct(f"{len(self._pairs)}q")
 
-    def write(self, step: int, numbers: Sequence[int], values: Sequence[Tensor]) -> None:
+    def write(self, step: int, values: Sequence[Any]) -> bool:
         """Copy the values of a step, ``[*B, ...]`` each.
 
         Args:
             step: its index.
-            numbers: of the tensors that are written.
-            values: what is written, in the shapes of the tensors.
+            values: what is written, one value for each tensor; others than tensors are refused.
+
+        Returns:
+            Whether all values have the shapes of their tensors; nothing is written where not.
         """
-        pairs, others = list[int](), list[tuple[int, Tensor]]()
-        dtypes = self._dtypes
-        for number, value in zip(numbers, values, strict=True):
-            if value.dtype is dtypes[number] and value.is_contiguous() and value.is_cpu:
+        count = self._count
+        new, old = values[:count], values[count:]
+        first = _addresses(new, self._shapes[:count], self._dtypes[:count])
+        last = first and self._addresses_again(old)
+        if self._write is None or not first or last is None:
+            return self._write_any(step, values)
+        pairs = self._pairs
+        pairs[1::2] = first + last
+        self._write(self._address, step, self._packed.pack(*pairs), len(values))
+        self._known = [new[number] for number in self._repeated], [first[number] for number in self._repeated]
+        return True
+
+    def _addresses_again(self, values: Sequence[Any]) -> list[int] | None:
+        known, addresses = self._known
+        if len(known) == len(values) and all(map(is_, values, known)) and list(map(_address, values)) == addresses:
+            return addresses
+        count = self._count
+        return _addresses(values, self._shapes[count:], self._dtypes[count:])
+
+    def _write_any(self, step: int, values: Sequence[Any]) -> bool:
+        """Copy values that may have other dtypes or strides, or lie elsewhere."""
+        self._known = [], []
+        for value, shape in zip(values, self._shapes, strict=True):
+            if not isinstance(value, Tensor) or value.shape != shape:
+                return False
+        pairs, others = list[int](), list[int]()
+        for number, (value, dtype) in enumerate(zip(values, self._dtypes, strict=True)):
+            if value.dtype is dtype and value.is_contiguous() and value.is_cpu:
                 pairs += number, value.data_ptr()
             else:
-                others.append((number, value))
+                others.append(number)
         if self._write is not None and pairs:
             self._write(self._address, step, struct.pack(f"{len(pairs)}q", *pairs), len(pairs) // 2)
         if others:
-            foreach_copy_([self._slot(number, step) for number, _ in others], [value for _, value in others])
+            foreach_copy_([self._slot(number, step) for number in others], [values[number] for number in others])
+        return True
 
     def _slot(self, number: int, step: int) -> Tensor:
         if number not in self._slots:
@@ -69,20 +113,34 @@ class StepMemory:
         return self._slots[number][step]
 
 
-def _rows_are_whole(tensor: Tensor, lead: int) -> bool:
+def _addresses(values: Sequence[Any], shapes: list[Any], dtypes: list[Any]) -> list[int] | None:
+    """Return where tensors lie, or None if one isn't plain memory of its shape and dtype."""
+    if any(type(value) is not Tensor for value in values):
+        return None
+    if list(map(_shape, values)) != shapes or list(map(_dtype, values)) != dtypes:
+        return None
+    if not (all(map(_in_one_piece, values)) and all(map(_on_host, values))):
+        return None
+    return list(map(_address, values))
+
+
+def rows_are_whole(tensor: Tensor, lead: int) -> bool:
     """Return whether the rows of a step lie at equal distances, each in one piece."""
     plain = type(tensor) is Tensor and tensor.is_cpu and not tensor.is_complex()
-    return plain and lead <= 1 and tensor.numel() > 0 and tensor[(0,) * (1 + lead)].is_contiguous()
+    return plain and lead <= 1 and tensor.numel() > 0 and _in_order(tensor.shape, tensor.stride(), 1 + lead)
+
+
+def _in_order(shape: Sequence[int], strides: Sequence[int], first: int) -> bool:
+    """Return whether the dimensions from ``first`` on are in one piece."""
+    size = 1
+    for length, stride in zip(reversed(shape[first:]), reversed(strides[first:]), strict=True):
+        if length != 1 and stride != size:
+            return False
+        size *= length
+    return True
 
 
 def _memory_of(tensor: Tensor, lead: int) -> Memory:
-    if not _rows_are_whole(tensor, lead):
-        return Memory()
-    size = tensor.element_size()
-    return Memory(
-        data=tensor.data_ptr(),
-        rows=tensor.shape[1] if lead else 1,
-        bytes=tensor.shape[1 + lead :].numel() * size,
-        row_stride=tensor.stride(1) * size if lead else 0,
-        step_stride=tensor.stride(0) * size,
-    )
+    shape, strides, size = tensor.shape, tensor.stride(), tensor.element_size()
+    rows, row_stride = (shape[1], strides[1] * size) if lead else (1, 0)
+    return Memory(tensor.data_ptr(), rows, math.prod(shape[1 + lead :]) * size, row_stride, strides[0] * size)

@@ -1,0 +1,144 @@
+"""Requests to all workers at once: plans reach everyone in order, and who doesn't answer is named."""
+
+import gc
+import os
+import pickle
+import signal
+import sys
+import threading
+
+import cloudpickle
+import pytest
+
+from recurl.envs.workers import Task, WorkerGroup
+from recurl.envs.workers_env import Announcement, Plan
+from recurl.envs.workers_requests import Requests
+from recurl.envs.workers_rounds import RoundServer
+from recurl.errors import WorkerError
+
+pytestmark = pytest.mark.slow
+
+# Workers can't import the tests: what is defined here goes to them by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WORKERS, PLACES = 3, 2
+
+
+def serve(channel, index):
+    """Note the rounds that were carried out, in order; the plans are called by their keys."""
+    channel.send("ready")
+    rounds = RoundServer(channel, index, PLACES, WORKERS)
+    plans, done = {}, []
+    while True:
+        number = rounds.next_plan()
+        if number is None or number not in plans:
+            message = pickle.loads(channel.receive_bytes())
+            if isinstance(message, Announcement):
+                plans[message.number] = message.plan
+            elif message[0] == "close":
+                return
+            else:
+                channel.send(list(done))
+        if number is None:
+            continue
+        while number not in plans:
+            message = pickle.loads(channel.receive_bytes())
+            plans[message.number] = message.plan
+        plan = plans[number]
+        done.append((plan.place, plan.keys[0]))
+        if plan.keys[0] == f"stop {index}":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if plan.keys[0] == f"raise {index}":
+            raise ArithmeticError("on purpose")
+        rounds.answer(plan.place)
+
+
+def plan(place, name):
+    return Plan(place, "step", (name,), None)
+
+
+def descriptors():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def requests():
+    before = descriptors()
+    requests = Requests(WorkerGroup([Task(serve, (index,)) for index in range(WORKERS)], timeout=1.0), PLACES)
+    yield requests
+    requests.group.kill()
+    requests.free()
+    assert descriptors() == before
+
+
+def noted(requests):
+    for index in range(WORKERS):
+        requests.ask(0, index, pickle.dumps(("what was done?",)))
+    return requests.answers(0, range(WORKERS))
+
+
+def test_rounds_are_carried_out_in_their_order_by_everyone(requests):
+    wanted = []
+    for number in range(20):
+        for place in range(PLACES):
+            requests.ask_all(plan(place, f"plan {number % 3}"))
+            wanted.append((place, f"plan {number % 3}"))
+        for place in reversed(range(PLACES)):
+            assert requests.answers(place, range(WORKERS)) == []
+    assert noted(requests) == [wanted] * WORKERS
+
+
+def test_a_round_that_nobody_waits_for_stands_in_no_other_ones_way(requests):
+    requests.ask_all(plan(0, "first"))
+    wanted = [(0, "first")]
+    for number in range(7):
+        requests.ask_all(plan(1, f"plan {number}"))
+        wanted.append((1, f"plan {number}"))
+        requests.answers(1, range(WORKERS))
+    requests.answers(0, range(WORKERS))
+    requests.ask_all(plan(0, "last"))
+    requests.answers(0, range(WORKERS))
+    assert noted(requests) == [[*wanted, (0, "last")]] * WORKERS
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("stop 1", r"^Worker 1 \(process \d+\) hangs: no answer and no step for 1 s"),
+        ("raise 2", r"^Worker 2 \(process \d+\) raised ArithmeticError: on purpose"),
+    ],
+)
+def test_who_does_not_answer_is_named(requests, name, text):
+    requests.ask_all(plan(0, "fine"))
+    requests.answers(0, range(WORKERS))
+    requests.ask_all(plan(0, name))
+    with pytest.raises(WorkerError, match=text):
+        requests.answers(0, range(WORKERS))
+    assert requests.group.closed
+
+
+def test_an_error_is_found_where_another_round_must_wait_for_it(requests):
+    requests.ask_all(plan(0, "raise 0"))
+
+    def go_on():
+        for _ in range(4):
+            requests.ask_all(plan(1, "fine"))
+            requests.answers(1, range(WORKERS))
+
+    with pytest.raises(WorkerError, match="on purpose"):
+        go_on()
+    assert requests.group.closed
+
+
+def test_a_slow_worker_is_waited_for(requests):
+    requests.ask_all(plan(0, "fine"))
+    process = requests.group.workers[1].process
+    requests.answers(0, range(WORKERS))
+    process.send_signal(signal.SIGSTOP)
+    requests.ask_all(plan(0, "slow"))
+    threading.Timer(0.5, process.send_signal, (signal.SIGCONT,)).start()
+    requests.answers(0, range(WORKERS))
+    requests.ask_all(plan(0, "fine"))
+    requests.answers(0, range(WORKERS))
+    assert noted(requests)[1] == [(0, "fine"), (0, "slow"), (0, "fine")]

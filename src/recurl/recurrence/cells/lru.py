@@ -48,8 +48,8 @@ class LRUCell(StateSpace, name="lru"):
                 f"min_radius and max_radius must be in order and in [0, 1], got {self.min_radius} and "
                 f"{self.max_radius}: a state whose modulus grows has no end."
             )
-        if self.max_phase <= 0:
-            raise ArgumentError(f"max_phase must be positive, got {self.max_phase}.")
+        if not 0 < self.max_phase < math.inf:
+            raise ArgumentError(f"max_phase must be positive and finite, got {self.max_phase}.")
 
     def modes(self, sizes: Sizes) -> int:
         """See :meth:`StateSpace.modes`."""

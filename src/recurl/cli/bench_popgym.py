@@ -50,7 +50,7 @@ class BenchPopgym:
     cuda_graph: bool = True
     """On a GPU, run compiled steps as CUDA graphs; a cell of your own, which isn't compiled, may not allow graphs."""
     jobs: Count | None = None
-    """Runs that go on at once, in processes of their own; by default 1, on a GPU one for every two cores, at most 6."""
+    """Runs that go on at once, in processes of their own; by default 1, on a GPU one for every two cores, at most 3."""
     keep_runs: bool = False
     """Keep the folders of the runs, with their policies."""
     out: Path = Path("bench-popgym")

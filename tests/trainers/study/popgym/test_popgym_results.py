@@ -59,7 +59,13 @@ def test_results_of_another_setting_are_refused(tmp_path, change, message):
     [
         (lambda text: text.replace("mmer", "score"), "must hold results of recurl bench popgym, with the columns task"),
         (lambda text: text.replace("0.5", "half"), "holds a row that can't be read .*half"),
-        (lambda text: text[: text.index("fast")], "holds a row that can't be read"),
+        (lambda text: text[: text.index("fast")], r"holds a row that can't be read \(it has 9 entries, not 14\)"),
+        (
+            lambda text: text.replace("RepeatFirst", "RepeatLast"),
+            r"can't be read \(there is no task 'RepeatLastEasy'\)",
+        ),
+        (lambda text: text + text.splitlines()[1], "one row for each run, but holds two of RepeatFirstEasy gru seed 0"),
+        (lambda text: text + '"', "is no table in UTF-8 .*unexpected end of data"),
         (lambda text: "", "must hold results"),
     ],
 )
@@ -69,6 +75,24 @@ def test_other_files_are_refused(tmp_path, damage, message):
     path.write_text(damage(path.read_text()))
     with pytest.raises(ArgumentError, match=message):
         Results(path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "popgym.csv"
+    Results(path).add(FIRST)
+    path.write_bytes(path.read_bytes() + b"\xff\xfe\0")
+    with pytest.raises(ArgumentError, match=r"is no table in UTF-8 .*mend or remove it"):
+        Results(path)
+
+
+def test_what_spreadsheets_write_is_read(tmp_path):
+    path = tmp_path / "popgym.csv"
+    Results(path).add(FIRST)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n\r\n")
+    results = Results(path)
+    assert results.rows == [FIRST]
+    results.add(replace(FIRST, seed=1))
+    assert Results(path).rows == [FIRST, replace(FIRST, seed=1)]
 
 
 def scored(scores):

@@ -146,6 +146,15 @@ def test_runs_are_every_task_of_a_cell_then_the_next():
 SIZE = {"budget": 10**7, "device": "cpu"}
 
 
+def test_a_cell_is_one_column_however_it_is_written():
+    runs = make_runs(
+        ["RepeatFirstEasy"], ["s5*1", "s5", "s5*01", "s5*02"], 1, setting("fast", {}), budget=10**6, device="cpu"
+    )
+    assert [(run.cell, run.config.cell, run.config.num_layers) for run in runs] == [("s5", "s5", 1), ("s5*2", "s5", 2)]
+    with pytest.raises(ArgumentError, match=r"--cells: none has no layers, got 'none\*4': write none"):
+        make_runs(["RepeatFirstEasy"], ["none*4"], 1, setting("fast", {}), budget=10**6, device="cpu")
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_have_the_protocol_of_the_paper(name):
     (run,) = make_runs(["RepeatFirstEasy"], ["gru"], 1, setting(name, {}), **SIZE)

@@ -70,7 +70,7 @@ class Summary:
             *((task, *(_number(self.score(task, cell)) for cell in self.cells)) for task in self.tasks),
             (f"mean of {len(self.common)} common tasks", *(_number(mean) for mean, _, _ in means)),
             ("95 % interval", *(f"{_number(low)} to {_number(high)}" for _, low, high in means)),
-            ("the paper's mean (unverified)", *(_number(PUBLISHED.get(cell, math.nan)) for cell in self.cells)),
+            ("the paper, all its tasks (unverified)", *(_number(PUBLISHED.get(cell, math.nan)) for cell in self.cells)),
             ("runs", *(str(sum(len(v) for (_, c), v in self._scores.items() if c == cell)) for cell in self.cells)),
         ]
         widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]

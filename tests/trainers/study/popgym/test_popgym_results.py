@@ -129,6 +129,14 @@ def test_means_are_over_common_tasks_and_seeds(tmp_path):
     assert (tmp_path / "popgym.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_task_without_a_score_is_not_common():
+    """No episode of a run has ended: the other tasks have a mean all the same."""
+    scores = {("RepeatFirstHard", "gru"): [math.nan], ("HigherLowerEasy", "gru"): [0.5]}
+    summary = Summary(scored(scores | {("RepeatFirstHard", "none"): [0.3], ("HigherLowerEasy", "none"): [0.1]}))
+    assert summary.common == ["HigherLowerEasy"]
+    assert (summary.mean("gru")[0], summary.mean("none")[0]) == (0.5, 0.1)
+
+
 def test_runs_are_every_task_of_a_cell_then_the_next():
     runs = make_runs(["RepeatFirstEasy", "MineSweeperHard"], ["gru", "lstm*2", "gru"], 2, setting("fast", {}), **SIZE)
     assert [run.key for run in runs[:5]] == [
@@ -147,12 +155,10 @@ SIZE = {"budget": 10**7, "device": "cpu"}
 
 
 def test_a_cell_is_one_column_however_it_is_written():
-    runs = make_runs(
-        ["RepeatFirstEasy"], ["s5*1", "s5", "s5*01", "s5*02"], 1, setting("fast", {}), budget=10**6, device="cpu"
-    )
+    runs = make_runs(["RepeatFirstEasy"], ["s5*1", "s5", "s5*01", "s5*02"], 1, setting("fast", {}), **SIZE)
     assert [(run.cell, run.config.cell, run.config.num_layers) for run in runs] == [("s5", "s5", 1), ("s5*2", "s5", 2)]
     with pytest.raises(ArgumentError, match=r"--cells: none has no layers, got 'none\*4': write none"):
-        make_runs(["RepeatFirstEasy"], ["none*4"], 1, setting("fast", {}), budget=10**6, device="cpu")
+        make_runs(["RepeatFirstEasy"], ["none*4"], 1, setting("fast", {}), **SIZE)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -192,7 +192,7 @@ def test_no_job_outlives_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--cells gruu", "There is no cell 'gruu'. Did you mean 'gru'?"),
+        ("--cells gruu", "There is no cell 'gruu'. Did you mean gru?"),
         ("--tasks RepeatPrevios", "there is no task 'RepeatPrevios'. Did you mean RepeatPrevious?"),
         ("--set epoch=3", "ppo has no option 'epoch'. Did you mean epochs?"),
         ("--set cell=gru", "--set can't set cell, which the benchmark sets itself"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import types
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -75,14 +76,31 @@ def defined_again(factor: float) -> Cell:
     return Again()
 
 
+@dataclass(frozen=True, slots=True)
+class Slotted(Cell):
+    """Whose options aren't in its __dict__."""
+
+    factor: float = 1.0
+
+    parameters = Scaled.parameters
+
+    def step(self, x, states, weight):
+        h = states[0] + self.factor * x @ weight.t()
+        return h, (h,)
+
+
 def table(factor: float) -> np.ndarray:
     return np.pad(np.full(2000, factor), 5)
 
 
 @pytest.mark.parametrize(
     "cells",
-    [(defined_again(1.0), defined_again(100.0)), (Scaled(table(1.0)), Scaled(table(100.0)))],
-    ids=["defined again", "large options"],
+    [
+        (defined_again(1.0), defined_again(100.0)),
+        (Scaled(table(1.0)), Scaled(table(100.0))),
+        (Slotted(), Slotted(100.0)),
+    ],
+    ids=["defined again", "large options", "slots"],
 )
 def test_cells_that_look_alike_are_not_taken_for_each_other(cells: tuple[Cell, Cell]) -> None:
     """Operators know a cell by its name: while it is mapped, traced or exported."""

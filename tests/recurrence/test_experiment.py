@@ -52,6 +52,10 @@ class Counts(Sum):
         return super().step(x, states, weight)
 
 
+class CountsInASlot(Counts):
+    __slots__ = ("steps",)
+
+
 class Remembers(Sum):
     last: ClassVar[list[float]] = [0.0]
 
@@ -219,6 +223,10 @@ def build(cell: type[Cell]) -> CellModule:
         (Narrow, r"must return features \[rows, hidden_size\].*returned \[\(3, 2\), \(3, 5\)\]"),
         (Complex, "must keep dtype.*returned the state 'h' as torch.complex64.*kept as pairs of real ones"),
         (Counts, r"must keep nothing in the cell; .*had the attributes \{'steps': 1\}.*and \{'steps': 3\} after"),
+        (
+            CountsInASlot,
+            r"must keep nothing in the cell; .*had the attributes \{'steps': 1\}.*and \{'steps': 3\} after",
+        ),
         (Remembers, "must be a function of input.*called twice with the same, other .*and the features differed by"),
         (
             Lags,

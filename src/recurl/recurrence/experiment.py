@@ -52,7 +52,7 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, form_alone: bool = Fal
 
 
 def _check_parts(cell: Cell) -> None:
-    for name, value in vars(cell).items():
+    for name, value in cell.attributes.items():
         if isinstance(value, nn.Module) or (isinstance(value, Tensor) and value.requires_grad):
             raise ArgumentError(
                 f"A cell must name its parameters in parameters() and take them in step(); {cell} keeps the "
@@ -120,7 +120,7 @@ class _Trial:
                 )
 
     def _check_function(self, x: Tensor, states: States) -> None:
-        attributes = repr(vars(self.cell))
+        attributes = repr(self.cell.attributes)
         features, after = self._step(x, states)
         self._step(self.others[0], tuple(self.others[1:]))
         self._check_attributes(attributes)
@@ -135,10 +135,10 @@ class _Trial:
         self._check_attributes(attributes)
 
     def _check_attributes(self, attributes: str) -> None:
-        if repr(vars(self.cell)) != attributes:
+        if repr(self.cell.attributes) != attributes:
             raise ArgumentError(
                 f"A step must keep nothing in the cell; {self.cell.name} had the attributes {attributes} before "
-                f"steps and {vars(self.cell)!r} after. Keep in states what is to be remembered."
+                f"steps and {self.cell.attributes!r} after. Keep in states what is to be remembered."
             )
 
     def _check_rows(self, x: Tensor, states: States) -> None:

@@ -92,6 +92,7 @@ class Cell(ABC):
     derivatives: ClassVar[Derivatives | None] = None
     loop: ClassVar[LoopKernel | None] = None
     _base_name: ClassVar[str]
+    _slots: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, name: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -103,6 +104,7 @@ class Cell(ABC):
             )
         cls._base_name = name or _unused(path)
         _classes[cls._base_name] = cls
+        cls._slots = (*cls._slots, *(slot for slot in vars(cls).get("__slots__", ()) if not slot.startswith("__")))
         if "step" in vars(cls):
             cls.parameter_names = tuple(_parameters_of(cls.step))
             cls.takes_time = "time" in inspect.signature(cls.step).parameters
@@ -113,12 +115,17 @@ class Cell(ABC):
     @property
     def name(self) -> str:
         """What tells the cell from all others: a built-in one's name or ``module:Class``, and how it was made."""
-        plain = not torch.compiler.is_compiling() and not vars(self)
+        plain = not torch.compiler.is_compiling() and not vars(self) and not self._slots
         return self._base_name if plain else self._full_name()
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What the cell was constructed with, by name."""
+        return vars(self) | {slot: getattr(self, slot) for slot in self._slots if hasattr(self, slot)}
 
     @torch.compiler.assume_constant_result  # torch 2.11 can't trace vars()
     def _full_name(self) -> str:
-        given = {key: value for key, value in vars(self).items() if not self._is_default(key, value)}
+        given = {key: value for key, value in self.attributes.items() if not self._is_default(key, value)}
         options = ", ".join(f"{key}={value!r}{_identity(value)}" for key, value in given.items())
         return f"{self._base_name}({options})" if options else self._base_name
 
@@ -273,7 +280,7 @@ def _missing(value: object) -> str:
 
 def remember(cell: Cell) -> None:
     """Let :func:`cell_named` find ``cell``, however it was made."""
-    if vars(cell):
+    if cell.attributes:
         _with_options[cell.name] = cell
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recurl.errors import ArgumentError
-from recurl.recurrence.cells.blocks import check_sizes
+from recurl.recurrence.cells.blocks import check_flags, check_numbers, check_sizes
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
 from recurl.recurrence.cells.state_space import StateSpace, enter_state, polar
@@ -48,6 +48,8 @@ class S5Cell(StateSpace, name="s5"):
     child_name: ClassVar[str] = "s5"
 
     def __post_init__(self) -> None:
+        check_flags(norm=self.norm)
+        check_numbers(min_step=self.min_step, max_step=self.max_step)
         check_sizes(state_size=(self.state_size, 2))
         if self.state_size is not None and self.state_size % 2:
             raise ArgumentError(f"state_size must be even, since numbers come with conjugates; got {self.state_size}.")

@@ -288,6 +288,12 @@ class Single(Sum):
         return h.float(), states
 
 
+class Solves(Sum):
+    def step(self, x, states, weight):
+        h, states = super().step(x, states, weight)
+        return torch.linalg.solve(torch.eye(5, dtype=h.dtype), h.unsqueeze(-1)).squeeze(-1), states
+
+
 def test_shapes_and_dtypes_are_tried_again_in_another_dtype() -> None:
     module = build(Single)
     with pytest.raises(
@@ -298,6 +304,7 @@ def test_shapes_and_dtypes_are_tried_again_in_another_dtype() -> None:
     with torch.no_grad():
         sound.net.weight.fill_(torch.nan)
     assert sound.double().net.dtype == torch.float64  # whatever has become of the parameters
+    assert build(Solves).half().net.dtype == torch.float16  # which torch.linalg doesn't have on a CPU
 
 
 def test_the_experiment_leaves_the_random_numbers_alone() -> None:

@@ -11,11 +11,19 @@ __all__ = ["nearest"]
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return ``" Did you mean ...?"`` with the name that is most like ``name``, or nothing where none is.
 
+    Capitals count less than all else.
+
     Example:
         >>> nearest("wandbb", ["tensorboard", "wandb"])
         ' Did you mean wandb?'
         >>> nearest("colour", ["tensorboard", "wandb"])
         ''
+        >>> nearest("GRU", ["lstm", "gru"])
+        ' Did you mean gru?'
     """
-    close = get_close_matches(name, list(names), 1)
+    known = list(names)
+    close = get_close_matches(name, known, 1)
+    if not close:
+        alike = get_close_matches(name.lower(), [one.lower() for one in known], 1)
+        close = [one for one in known if one.lower() in alike]
     return f" Did you mean {close[0]}?" if close else ""

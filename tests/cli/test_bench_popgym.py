@@ -192,12 +192,13 @@ def test_no_job_outlives_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--cells gruu", "There is no cell 'gruu'. Did you mean 'gru'?"),
+        ("--cells gruu", "There is no cell 'gruu'. Did you mean gru?"),
         ("--tasks RepeatPrevios", "there is no task 'RepeatPrevios'. Did you mean RepeatPrevious?"),
         ("--set epoch=3", "ppo has no option 'epoch'. Did you mean epochs?"),
         ("--set cell=gru", "--set can't set cell, which the benchmark sets itself"),
         ("--set epochs=0.5", "--epochs must be a whole number"),
-        ("--budget 100", "must cover one batch of 32768 steps"),
+        ("--budget 100", "--budget must cover one batch of 32768 steps (256 environments x 128), got 100: raise it"),
+        ("--set num_envs=many", "--num-envs must be"),
         ("--setting papers", "Did you mean paper?"),
         ("--cells", "--cells needs at least one cell"),
         ("--jobs 0", "--jobs must be positive"),

@@ -52,6 +52,10 @@ class Counts(Sum):
         return super().step(x, states, weight)
 
 
+class CountsInASlot(Counts):
+    __slots__ = ("steps",)
+
+
 class Remembers(Sum):
     last: ClassVar[list[float]] = [0.0]
 
@@ -96,6 +100,11 @@ class Bare(Sum):
         return h, h
 
 
+class Empty(Sum):
+    def step(self, x, states, weight):
+        return F.linear(x, weight), (None,)
+
+
 class Doubled(Sum):
     state_names = ("h", "h")
 
@@ -103,6 +112,41 @@ class Doubled(Sum):
 class Unnamed(Sum):
     def state_shapes(self, sizes):
         return ((5,), (5,))
+
+
+class Spelt(Sum):
+    state_names = "hc"
+
+
+class Stateless(Sum):
+    state_names = ()
+
+    def step(self, x, states, weight):
+        return F.linear(x, weight), ()
+
+
+class Flat(Sum):
+    def state_shapes(self, sizes):
+        return (5,)
+
+
+class Owing(Sum):
+    def state_shapes(self, sizes):
+        return ((-5,),)
+
+
+class Lazy(Sum):
+    def __init__(self):
+        self.lazy = torch.nn.Linear(5, 5)
+
+    def step(self, x, states, weight):
+        h = self.lazy(states[0]) + F.linear(x, weight)
+        return h, (h,)
+
+
+class Tuned(Sum):
+    def __init__(self):
+        self.scale = torch.nn.Parameter(torch.ones(()))
 
 
 class Negative(Sum):
@@ -132,6 +176,14 @@ class PeeksAtStates(Sum):
     def step(self, x, states, weight, *, time=ONE_STEP):
         h = time.recur(torch.full_like(states[0], 0.5), F.linear(x, weight).where(states[0] > 0, 0), states[0])
         return h, (h,)
+
+
+class Leaks(Sum):
+    """Reads the state before each token from the token before, over the starts of sequences."""
+
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        h = time.recur(torch.full_like(states[0], 0.5), F.linear(x, weight), states[0])
+        return h + torch.cat([states[0][:1], h[:-1]]) if len(x) > 3 else h + states[0], (h,)
 
 
 class Explodes(Sum):
@@ -171,6 +223,10 @@ def build(cell: type[Cell]) -> CellModule:
         (Narrow, r"must return features \[rows, hidden_size\].*returned \[\(3, 2\), \(3, 5\)\]"),
         (Complex, "must keep dtype.*returned the state 'h' as torch.complex64.*kept as pairs of real ones"),
         (Counts, r"must keep nothing in the cell; .*had the attributes \{'steps': 1\}.*and \{'steps': 3\} after"),
+        (
+            CountsInASlot,
+            r"must keep nothing in the cell; .*had the attributes \{'steps': 1\}.*and \{'steps': 3\} after",
+        ),
         (Remembers, "must be a function of input.*called twice with the same, other .*and the features differed by"),
         (
             Lags,
@@ -180,13 +236,21 @@ def build(cell: type[Cell]) -> CellModule:
         (Clamps, "must not change its inputs; .*changed the parameter 'weight' in place"),
         (Lonely, r"must return two things, the features and a tuple of the states.*step\(\) returned a Tensor"),
         (Bare, r"must return two things, .*step\(\) returned \(Tensor, Tensor\)"),
-        (Doubled, "states of .*Doubled must have different names, got h, h"),
-        (Unnamed, r"state_shapes\(\) must return one shape for each of state_names, \(h\), got \[\(5,\), \(5,\)\]"),
+        (Empty, r"must return two things, .*step\(\) returned \(Tensor, \(NoneType\)\)"),
+        (Doubled, r"states of .*Doubled must have different names, at least one, as a tuple; .* \('h', 'h'\)"),
+        (Spelt, "states of .*Spelt must have different names, at least one, as a tuple; .* 'hc'"),
+        (Stateless, r"states of .*Stateless must have different names, at least one, as a tuple; .* \(\)"),
+        (Unnamed, r"state_shapes\(\) must return one shape for each of state_names, \(h\), .* \(\(5,\), \(5,\)\)"),
+        (Flat, r"state_shapes\(\) must return one shape for .* as a tuple of tuples of integers.* got \(5,\)"),
+        (Owing, r"state_shapes\(\) must return one shape for .* not negative; got \(\(-5,\),\)"),
         (Negative, r"must give shapes as tuples of integers, not negative; got \(5, -1\) for 'weight'"),
         (Draws, r"must be a function of input.*the features differed by .*Leave out random numbers"),
         (Overwrites, r"must not change its inputs; .*changed the state 'h' in place"),
         (Centred, r"must not depend on each other; the features of .*between a row among 3 and the same row alone"),
-        (PeeksAtStates, r"must give the same over a sequence as step by step; the features.*at step [123] of 3"),
+        (PeeksAtStates, r"must give the same over a sequence as step by step; the features.*at step [123] of 6"),
+        (Leaks, r"must give the same over a sequence.*the features.*at step 4 of 6, whose second half was another"),
+        (Lazy, r"Lazy\(.*\) keeps the Linear 'lazy' in itself, where no optimiser, no .to\(\) and no checkpoint finds"),
+        (Tuned, r"keeps the Parameter 'scale' in itself"),
         (Explodes, r"promises \(decays = True\) that a lies between 0 and 1; its step gave a from 1.* to "),
         (Alternates, r"that a lies between 0 and 1; its step gave a from -0\."),
         (Spirals, r"that a lies between 0 and 1; its step gave a from 1\.13137 to 1\.13137"),
@@ -202,6 +266,45 @@ def test_broken_promises(cell: type[Cell], message: str) -> None:
 def test_sound_cells_pass(cell: Cell, dtype: torch.dtype) -> None:
     for options in ({}, {"bias": False} if "fastweights" not in cell.name.lower() and cell.name[:5] != "tests" else {}):
         CellModule(cell, 6, 8, 2, in_key="x", out_key="y", dtype=dtype, **options)
+
+
+class Deeper(Sum):
+    """Draws random numbers where its input is as wide as its features."""
+
+    def step(self, x, states, weight):
+        h, states = super().step(x, states, weight)
+        return (h + torch.randn_like(h) if x.shape == h.shape else h), states
+
+
+def test_every_layer_is_tried() -> None:
+    build(Deeper)
+    with pytest.raises(ArgumentError, match=r"must be a function of input.*the features differed by"):
+        CellModule(Deeper, 4, 5, 2, in_key="x", out_key="y")
+
+
+class Single(Sum):
+    def step(self, x, states, weight):
+        h, states = super().step(x, states, weight)
+        return h.float(), states
+
+
+class Solves(Sum):
+    def step(self, x, states, weight):
+        h, states = super().step(x, states, weight)
+        return torch.linalg.solve(torch.eye(5, dtype=h.dtype), h.unsqueeze(-1)).squeeze(-1), states
+
+
+def test_shapes_and_dtypes_are_tried_again_in_another_dtype() -> None:
+    module = build(Single)
+    with pytest.raises(
+        ArgumentError, match=r"must keep dtype.*torch\.float64 on cpu; .*the features as torch\.float32"
+    ):
+        module.double()
+    sound = build(Sum)
+    with torch.no_grad():
+        sound.net.weight.fill_(torch.nan)
+    assert sound.double().net.dtype == torch.float64  # whatever has become of the parameters
+    assert build(Solves).half().net.dtype == torch.float16  # which torch.linalg doesn't have on a CPU
 
 
 def test_the_experiment_leaves_the_random_numbers_alone() -> None:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.modules import S5Module
 from recurl.recurrence import (
     BACKENDS,
     CELLS,
@@ -254,6 +256,20 @@ def test_the_root_of_rglru_has_a_bounded_slope() -> None:
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
+@pytest.mark.parametrize("name", ["step_log", "lambda_im"])
+def test_the_slowest_modes_of_s5_have_finite_derivatives(name: str) -> None:
+    """The quotient (exp(z) - 1) / z of a z that is 0 to rounding isn't selected, but must not be NaN either."""
+    torch.manual_seed(0)
+    module = S5Module(INPUTS, HIDDEN, in_key="x", out_key="y")
+    with torch.no_grad():
+        module.net.step_log_l0.fill_(-60)
+        module.net.lambda_im_l0.fill_(0)
+    module(TensorDict({"x": torch.randn(2, INPUTS), "is_init": torch.zeros(2, dtype=torch.bool)}, [2]))[
+        "y"
+    ].sum().backward()
+    assert getattr(module.net, f"{name}_l0").grad.isfinite().all()
+
+
 def test_saturated_gates_of_minlstm_stay_finite() -> None:
     cell = MinLSTMCell(feed_forward=0)
     gates = tuple(torch.tensor(values) for values in ([[-500.0, 500.0]], [[-500.0, -500.0]], [[1.0, 1.0]]))
@@ -270,9 +286,14 @@ def test_saturated_gates_of_minlstm_stay_finite() -> None:
         (lambda: MinLSTMCell(conv_width=1), ArgumentError, "conv_width must be 0, for none, or at least 2"),
         (lambda: MinLSTMCell(feed_forward=-1), ArgumentError, "feed_forward must be at least 0, got -1"),
         (lambda: S5Cell(state_size=7), ArgumentError, "state_size must be even.*got 7"),
-        (lambda: S5Cell(min_step=0.5), ArgumentError, r"min_step and max_step must be positive and in order, got 0\.5"),
+        (lambda: S5Cell(min_step=0.5), ArgumentError, r"must be positive, finite and in order, got 0\.5"),
+        (lambda: S5Cell(max_step=math.inf), ArgumentError, r"positive, finite and in order, got 0\.001 and inf"),
+        (lambda: S5Cell(norm="no"), ArgumentTypeError, "norm must be True or False, got 'no'"),
+        (lambda: S5Cell(min_step=True), ArgumentTypeError, "min_step must be a number, got True"),
+        (lambda: LRUCell(min_radius="0.5"), ArgumentTypeError, r"min_radius must be a number, got '0\.5'"),
         (lambda: LRUCell(max_radius=1.5), ArgumentError, r"min_radius and max_radius must be in order and in \[0, 1\]"),
-        (lambda: LRUCell(max_phase=0.0), ArgumentError, "max_phase must be positive, got 0"),
+        (lambda: LRUCell(max_phase=0.0), ArgumentError, "max_phase must be positive and finite, got 0"),
+        (lambda: LRUCell(max_phase=math.nan), ArgumentError, "max_phase must be positive and finite, got nan"),
         (lambda: RGLRUCell(heads=3).parameters(SIZES), ArgumentError, "heads must divide the state's width, 4; got 3"),
         (lambda: FFMCell(context_size=0), ArgumentError, "context_size must be at least 1, got 0"),
     ],

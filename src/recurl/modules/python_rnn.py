@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -84,11 +85,23 @@ class CellNet(RecurrentNet):
     def __init__(self, cell: Cell, *sizes: Any, **options: Any) -> None:
         self.cell = cell
         super().__init__(*sizes, **options)
-        check_step(cell, self.layer_weights()[0][0], self._sizes(0))
+        self._check_steps()
 
     def forward(self, x: Tensor, hx: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Run ``x``, ``[B, T, I]`` or ``[T, I]``, from ``hx`` (each ``[L * D, B, *shape]``; zeros when None)."""
         return self.evaluate(x, hx)
+
+    def _check_steps(self, *, form_alone: bool = False) -> None:
+        for layer, (weights, *_) in enumerate(self.layer_weights()):
+            check_step(self.cell, weights, self._sizes(layer), form_alone=form_alone)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        before = self.dtype
+        super()._apply(fn, recurse)
+        if self.dtype != before:
+            with suppress(RuntimeError):  # an operation that isn't there in this dtype here may be where it will run
+                self._check_steps(form_alone=True)
+        return self
 
 
 class LSTMCell(nn.LSTMCell):

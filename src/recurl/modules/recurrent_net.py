@@ -26,6 +26,7 @@ from recurl.recurrence import (
     dropout_masks,
     remember,
     run_stack,
+    states_of,
     step_stack,
 )
 
@@ -66,7 +67,7 @@ class RecurrentNet(nn.Module):
         if python_based and bidirectional:
             raise ArgumentError("python_based=True steps in time order: it can't be combined with bidirectional=True.")
         self.python_based = python_based
-        self.state_shapes = self.cell.state_shapes(self._sizes(0))
+        self.state_shapes = states_of(self.cell, self._sizes(0))
         # Of each layer: which of the cell's parameters it has.
         self._given = [frozenset(self._shapes(layer)) for layer in range(num_layers)]
         self._first = f"{next(name for name in self.cell.parameter_names if name in self._given[0])}_l0"

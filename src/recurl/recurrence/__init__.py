@@ -33,6 +33,7 @@ from recurl.recurrence.cells import (
     check_parameters,
     load_cell,
     remember,
+    states_of,
 )
 from recurl.recurrence.cpu import CpuKernels
 from recurl.recurrence.experiment import check_step
@@ -102,5 +103,6 @@ __all__ = [
     "register_backend",
     "remember",
     "run_stack",
+    "states_of",
     "step_stack",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recurl.errors import ArgumentError
 from recurl.recurrence.boundaries import Boundaries
@@ -19,7 +19,7 @@ _passed: set[tuple[Any, ...]] = set()
 _Step = Callable[[Tensor, States], tuple[Tensor, States]]
 
 
-def check_step(cell: Cell, weights: Any, sizes: Sizes) -> None:
+def check_step(cell: Cell, weights: Any, sizes: Sizes, *, form_alone: bool = False) -> None:
     """Refuse a cell whose step, on random input, doesn't do what the contract of cells says.
 
     A cell that passed once with these sizes is not tried again, nor is one without numbers (on ``"meta"``, or traced).
@@ -28,26 +28,36 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes) -> None:
         cell: the cell.
         weights: parameters of one layer, as ``cell.pack`` gives them.
         sizes: sizes of that layer.
+        form_alone: try no more than shapes and dtypes, which don't depend on what the parameters have become.
 
     Raises:
         ArgumentError: the message says which promise is broken, and shows it.
     """
+    _check_parts(cell)
     like: Tensor = next(weight for weight in weights if weight is not None).detach()
     key = (type(cell), cell.name, sizes, like.dtype, like.device.type)  # a class may be defined again
     if key in _passed or like.is_meta or type(like) is not Tensor or torch.compiler.is_compiling():
         return
     generator = torch.Generator().manual_seed(0)
     shapes = [(sizes.input_size,), *cell.state_shapes(sizes)]
-    if len(shapes) != 1 + len(cell.state_names):
-        raise ArgumentError(
-            f"{cell}.state_shapes() must return one shape for each of state_names, ({', '.join(cell.state_names)}), "
-            f"got {shapes[1:]}."
-        )
     drawn = [torch.randn(2, _ROWS, *shape, generator=generator, device="cpu").to(like) for shape in shapes]
     (x, *states), others = zip(*drawn, strict=True)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        _Trial(cell, weights, sizes, others).run(x, tuple(states))
+        trial = _Trial(cell, weights, sizes, others)
+        if form_alone:
+            trial.check_form(x, tuple(states))
+            return
+        trial.run(x, tuple(states))
     _passed.add(key)
+
+
+def _check_parts(cell: Cell) -> None:
+    for name, value in cell.attributes.items():
+        if isinstance(value, nn.Module) or (isinstance(value, Tensor) and value.requires_grad):
+            raise ArgumentError(
+                f"A cell must name its parameters in parameters() and take them in step(); {cell} keeps the "
+                f"{type(value).__name__} {name!r} in itself, where no optimiser, no .to() and no checkpoint finds it."
+            )
 
 
 class _Trial:
@@ -67,7 +77,7 @@ class _Trial:
     def run(self, x: Tensor, states: States) -> None:
         tensors = self._tensors(x, states)
         kept = {name: tensor.clone() for name, tensor in tensors.items()}
-        self._check_form(x, states, *self._step(x, states))
+        self.check_form(x, states)
         for name, tensor in tensors.items():
             if not _equal(tensor, kept[name], 0.0):
                 raise ArgumentError(f"A step must not change its inputs; {self.cell}.step() changed {name} in place.")
@@ -80,7 +90,7 @@ class _Trial:
 
     def _step(self, x: Tensor, states: States, **time: Any) -> tuple[Tensor, States]:
         result: Any = self.cell.step(x, states, *self.weights, **time)
-        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], tuple | list)):
+        if not _is_result(result):
             raise ArgumentError(
                 "A step must return two things, the features and a tuple of the states, return features, (h,); "
                 f"{self.cell}.step() returned {_kinds(result)}."
@@ -93,7 +103,8 @@ class _Trial:
         parameters = {f"the parameter {name!r}": weight for name, weight in weights if weight is not None}
         return {"x": x, **dict(zip(self.names[1:], states, strict=True)), **parameters}
 
-    def _check_form(self, x: Tensor, states: States, features: Tensor, after: Sequence[Tensor]) -> None:
+    def check_form(self, x: Tensor, states: States) -> None:
+        features, after = self._step(x, states)
         expected = [(_ROWS, self.sizes.output_size), *(tuple(state.shape) for state in states)]
         found = [tuple(value.shape) for value in (features, *after)]
         if found != expected:
@@ -109,7 +120,7 @@ class _Trial:
                 )
 
     def _check_function(self, x: Tensor, states: States) -> None:
-        attributes = repr(vars(self.cell))
+        attributes = repr(self.cell.attributes)
         features, after = self._step(x, states)
         self._step(self.others[0], tuple(self.others[1:]))
         self._check_attributes(attributes)
@@ -124,10 +135,10 @@ class _Trial:
         self._check_attributes(attributes)
 
     def _check_attributes(self, attributes: str) -> None:
-        if repr(vars(self.cell)) != attributes:
+        if repr(self.cell.attributes) != attributes:
             raise ArgumentError(
                 f"A step must keep nothing in the cell; {self.cell.name} had the attributes {attributes} before "
-                f"steps and {vars(self.cell)!r} after. Keep in states what is to be remembered."
+                f"steps and {self.cell.attributes!r} after. Keep in states what is to be remembered."
             )
 
     def _check_rows(self, x: Tensor, states: States) -> None:
@@ -141,18 +152,24 @@ class _Trial:
                 )
 
     def _check_sequence(self, x: Tensor, states: States) -> None:
-        stored = tuple(torch.cat([state[:1], torch.full_like(state[1:], torch.nan)]) for state in states)
-        starts = torch.tensor([True] + [False] * (_ROWS - 1), device=x.device)
-        features, after = self._step(x, stored, time=Segments(Boundaries(starts, (_ROWS,)), "loop"))
-        carried = tuple(state[:1] for state in states)
-        for token in range(_ROWS):
-            y, carried = self._step(x[token : token + 1], carried)
+        """Try two segments; what is stored inside of them must not count."""
+        tokens, count = torch.cat([x, self.others[0]]), 2 * _ROWS
+        stored = [torch.cat([one, other]) for one, other in zip(states, self.others[1:], strict=True)]
+        starts = torch.arange(count, device=x.device) % _ROWS == 0
+        poisoned = tuple(torch.where(starts.view(-1, *(1,) * (one.ndim - 1)), one, torch.nan) for one in stored)
+        features, after = self._step(tokens, poisoned, time=Segments(Boundaries(starts, (count,)), "loop"))
+        carried: States = ()
+        for token in range(count):
+            if token % _ROWS == 0:
+                carried = tuple(state[token : token + 1] for state in stored)
+            y, carried = self._step(tokens[token : token + 1], carried)
             for name, whole, stepped in zip(self.names, (features, *after), (y, *carried), strict=True):
                 if not _equal(whole[token : token + 1], stepped, _tolerance(x)):
                     raise ArgumentError(
                         f"A step with time must give the same over a sequence as step by step; {name} of "
                         f"{self.cell}.step() differed by {_difference(whole[token : token + 1], stepped):.1e} at step "
-                        f"{token + 1} of {_ROWS}. It must touch its states through the methods of time alone."
+                        f"{token + 1} of {count}, whose second half was another sequence. It must touch its states "
+                        "through the methods of time alone."
                     )
 
 
@@ -191,7 +208,13 @@ def _equal(one: Tensor, other: Tensor, tolerance: float) -> bool:
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+def _is_result(result: Any) -> bool:
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], tuple | list)):
+        return False
+    return all(isinstance(part, Tensor) for part in (result[0], *result[1]))
+
+
 def _kinds(result: Any) -> str:
-    if not isinstance(result, tuple):
+    if not isinstance(result, tuple | list):
         return f"a {type(result).__name__}"
-    return f"({', '.join(type(part).__name__ for part in result)})"
+    return f"({', '.join(_kinds(part).removeprefix('a ') for part in result)})"

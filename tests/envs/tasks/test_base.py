@@ -132,6 +132,16 @@ def test_a_rows_episodes_depend_on_its_seed_alone(task):
             np.testing.assert_array_equal(all_rows[4:], last_rows)
 
 
+def test_every_row_may_have_a_seed_of_its_own(task):
+    env, alike = (task.vector_env(3, **SHORT[task.id]) for _ in range(2))
+    assert_same(env.reset(seed=[5, 6, 7]), alike.reset(seed=5))
+    kept = env.rngs[1]
+    env.reset(seed=(5, None, 7))
+    assert [rng is kept for rng in env.rngs] == [False, True, False]
+    with pytest.raises(ArgumentError, match=r"seed must be a number, or one for each of 3 rows; got 2\."):
+        env.reset(seed=[1, 2])
+
+
 def test_seeded_partial_reset_seeds_the_masked_rows(task):
     env = task.vector_env(3, autoreset_mode="Disabled", **SHORT[task.id])
     first, _ = env.reset(seed=5)

@@ -8,7 +8,7 @@ episodes as a single environment seeded with `s + i` (the rule of gymnasium's `S
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -175,25 +175,35 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         raise UnsupportedError(f"{type(self).__name__} can't be drawn: define draw(row).")
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
         """Begin an episode in every row, or in the rows of `options["reset_mask"]` (bool `[num_envs]`).
 
         Args:
-            seed: row `i`, if it is reset, is seeded with `seed + i`; None keeps the current generators.
+            seed: row `i`, if it is reset, is seeded with `seed + i`, or with the i-th of several seeds, one for each
+                row; None keeps the current generators.
             options: may hold `reset_mask`. Rows outside it keep their state, and their observation is returned again.
 
         Raises:
-            ArgumentError: `options` holds anything else, or the mask isn't bool `[num_envs]` with at least one True.
+            ArgumentError: `options` holds anything else, the mask isn't bool `[num_envs]` with at least one True, or
+                there isn't one seed for each row.
             UsageError: the first reset has a mask that excludes rows.
         """
         rows = self._rows_to_reset({} if options is None else options)
-        if seed is not None:
-            for row in rows.tolist():
-                self.rngs[row] = seeding.np_random(seed + row)[0]
+        seeds = self._seeds(seed)
+        for row in rows.tolist():
+            if seeds[row] is not None:
+                self.rngs[row] = seeding.np_random(seeds[row])[0]
         self._restart(rows)
         self._started = True
         return self.dynamics.observe(HOST, self.state, self._steps), {}
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        if not isinstance(seed, Sequence):
+            return [None if seed is None else seed + row for row in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ArgumentError(f"seed must be a number, or one for each of {self.num_envs} rows; got {len(seed)}.")
+        return seed
 
     def step(self, actions: Any) -> StepResult:
         """Play one step in every row.

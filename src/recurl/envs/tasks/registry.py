@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -121,16 +122,20 @@ def register_dynamics(env_id: str, create: Callable[..., Dynamics]) -> None:
         (2, 4)
         >>> _ = gymnasium.registry.pop("Corridor-v0")
     """
+    gymnasium.register(env_id, entry_point=partial(_single, create), vector_entry_point=partial(_vector, create))
 
-    def single(render_mode: str | None = None, **kwargs: Any) -> TaskEnv:
-        return TaskEnv(TaskVectorEnv(create(**kwargs), 1, AutoresetMode.DISABLED), render_mode)
 
-    def vector(
-        num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, **kwargs: Any
-    ) -> TaskVectorEnv:
-        return TaskVectorEnv(create(**kwargs), num_envs, autoreset_mode)
+def _single(create: Callable[..., Dynamics], render_mode: str | None = None, **kwargs: Any) -> TaskEnv:
+    return TaskEnv(TaskVectorEnv(create(**kwargs), 1, AutoresetMode.DISABLED), render_mode)
 
-    gymnasium.register(env_id, entry_point=single, vector_entry_point=vector)
+
+def _vector(
+    create: Callable[..., Dynamics],
+    num_envs: int = 1,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    **kwargs: Any,
+) -> TaskVectorEnv:
+    return TaskVectorEnv(create(**kwargs), num_envs, autoreset_mode)
 
 
 # As in gymnasium's own packages, importing the environments registers them.

@@ -10,6 +10,7 @@ from recurl.recurrence.cells.cell import (
     cell_of,
     check_parameters,
     remember,
+    states_of,
 )
 from recurl.recurrence.cells.ffm import FFMCell
 from recurl.recurrence.cells.gated import GatedCell, LayerWeights
@@ -49,4 +50,5 @@ __all__ = [
     "check_parameters",
     "load_cell",
     "remember",
+    "states_of",
 ]

@@ -67,6 +67,20 @@ def check_sizes(**least: tuple[int | None, int]) -> None:
             raise ArgumentError(f"{name} must be at least {smallest}, got {size}.")
 
 
+def check_flags(**values: object) -> None:
+    """Refuse values that aren't bools."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise ArgumentTypeError(f"{name} must be True or False, got {value!r}.")
+
+
+def check_numbers(**values: object) -> None:
+    """Refuse values that are no real numbers."""
+    for name, value in values.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ArgumentTypeError(f"{name} must be a number, got {value!r}.")
+
+
 def check_conv_width(width: int) -> None:
     """Refuse what is no width of a convolution: 0 for none, else how many inputs it sees, 2 or more."""
     check_sizes(conv_width=(width, 0))

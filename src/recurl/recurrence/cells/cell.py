@@ -6,8 +6,9 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, is_dataclass
+from itertools import count
+from typing import Any, ClassVar, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -52,7 +53,7 @@ class Cell(ABC):
 
     Everything else is derived from these two: whole sequences, resets, gradients, batching. A row of a step must not
     depend on the other rows. Attributes that a cell is constructed with, but for the defaults of a dataclass, are part
-    of its ``name``: give them values with a plain ``repr``, as a frozen dataclass of numbers has.
+    of its ``name``: give them numbers, texts or tuples of these, for the name to be the same in every process.
 
     Attributes:
         state_names: names of the states.
@@ -91,17 +92,19 @@ class Cell(ABC):
     derivatives: ClassVar[Derivatives | None] = None
     loop: ClassVar[LoopKernel | None] = None
     _base_name: ClassVar[str]
+    _slots: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, name: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         path = f"{cls.__module__}:{cls.__qualname__}"
-        cls._base_name = name or path
-        known = _classes.get(cls._base_name)
+        known = None if name is None else _classes.get(name)
         if known is not None and path != f"{known.__module__}:{known.__qualname__}":
             raise ArgumentError(
                 f"There is a cell called {name!r}, {known.__module__}:{known.__qualname__}: rename one."
             )
+        cls._base_name = name or _unused(path)
         _classes[cls._base_name] = cls
+        cls._slots = (*cls._slots, *(slot for slot in vars(cls).get("__slots__", ()) if not slot.startswith("__")))
         if "step" in vars(cls):
             cls.parameter_names = tuple(_parameters_of(cls.step))
             cls.takes_time = "time" in inspect.signature(cls.step).parameters
@@ -112,14 +115,23 @@ class Cell(ABC):
     @property
     def name(self) -> str:
         """What tells the cell from all others: a built-in one's name or ``module:Class``, and how it was made."""
-        plain = not torch.compiler.is_compiling() and not vars(self)
+        plain = not torch.compiler.is_compiling() and not vars(self) and not self._slots
         return self._base_name if plain else self._full_name()
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What the cell was constructed with, by name."""
+        return vars(self) | {slot: getattr(self, slot) for slot in self._slots if hasattr(self, slot)}
 
     @torch.compiler.assume_constant_result  # torch 2.11 can't trace vars()
     def _full_name(self) -> str:
-        given = {key: value for key, value in vars(self).items() if getattr(type(self), key, _ABSENT) != value}
-        options = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        given = {key: value for key, value in self.attributes.items() if not self._is_default(key, value)}
+        options = ", ".join(f"{key}={value!r}{_identity(value)}" for key, value in given.items())
         return f"{self._base_name}({options})" if options else self._base_name
+
+    def _is_default(self, key: str, value: Any) -> bool:
+        default = getattr(type(self), key, _ABSENT)
+        return default is value or (_is_plain(value) and _is_plain(default) and default == value)
 
     @abstractmethod
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
@@ -168,6 +180,23 @@ class Cell(ABC):
         return self.name
 
 
+def _unused(path: str) -> str:
+    """Return ``path``, numbered where a class of that path is alive: one that is defined again is another cell."""
+    numbered = (f"{path}#{number}" if number > 1 else path for number in count(1))
+    return next(name for name in numbered if name not in _classes)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether the ``repr`` of a value tells it from all others."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, cast(tuple[object, ...], value)))
+    return value is None or isinstance(value, int | float | str | torch.dtype) or is_dataclass(value)
+
+
+def _identity(value: object) -> str:
+    return "" if _is_plain(value) else f" at {id(value):#x}"
+
+
 def _parameters_of(step: Any) -> list[str]:
     """Names of the weights in the signature of a step, after (self, x, states)."""
     weights = list(inspect.signature(step).parameters.values())[3:]
@@ -175,14 +204,12 @@ def _parameters_of(step: Any) -> list[str]:
 
 
 def check_parameters(cell: Cell, shapes: Mapping[str, Shape]) -> None:
-    """Refuse shapes of parameters that don't fit the cell's step, and states that can't be told apart.
+    """Refuse shapes of parameters that don't fit the cell's step.
 
     Raises:
-        ArgumentError: a parameter isn't among the arguments of ``step``, one of these has no shape, or there is none; a
-            shape is none; or two states have one name.
+        ArgumentError: a parameter isn't among the arguments of ``step``, one of these has no shape, there is none, or a
+            shape isn't one.
     """
-    if len(set(cell.state_names)) < len(cell.state_names):
-        raise ArgumentError(f"The states of {cell} must have different names, got {', '.join(cell.state_names)}.")
     given = inspect.signature(type(cell).step).parameters
     needed = [name for name in cell.parameter_names if given[name].default is inspect.Parameter.empty]
     if not shapes or not set(needed) <= shapes.keys() <= set(cell.parameter_names):
@@ -191,10 +218,36 @@ def check_parameters(cell: Cell, shapes: Mapping[str, Shape]) -> None:
             f"({', '.join(cell.parameter_names)}), and at least one; got {', '.join(shapes) or 'none'}."
         )
     for name, shape in shapes.items():
-        if not isinstance(shape, tuple) or not all(isinstance(size, int) and size >= 0 for size in shape):  # pyright: ignore[reportUnnecessaryIsInstance] - users
+        if not _is_shape(shape):
             raise ArgumentError(
                 f"{cell}.parameters() must give shapes as tuples of integers, not negative; got {shape} for {name!r}."
             )
+
+
+def states_of(cell: Cell, sizes: Sizes) -> tuple[Shape, ...]:
+    """Return the shapes of the cell's states.
+
+    Raises:
+        ArgumentError: there is no state, two have one name, or the cell doesn't give one shape for each.
+    """
+    names: Any = cell.state_names
+    if isinstance(names, str) or not names or len(set(names)) < len(names):
+        raise ArgumentError(
+            f"The states of {cell} must have different names, at least one, as a tuple; got state_names = {names!r}."
+        )
+    shapes: Any = cell.state_shapes(sizes)
+    if not isinstance(shapes, tuple) or len(shapes) != len(names) or not all(map(_is_shape, shapes)):
+        raise ArgumentError(
+            f"{cell}.state_shapes() must return one shape for each of state_names, ({', '.join(names)}), as a tuple of "
+            f"tuples of integers, not negative; got {shapes}."
+        )
+    return shapes
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(size, int) and size >= 0 for size in cast(tuple[Any, ...], value)
+    )
 
 
 def cell_of(value: Cell | type[Cell]) -> Cell:
@@ -227,7 +280,7 @@ def _missing(value: object) -> str:
 
 def remember(cell: Cell) -> None:
     """Let :func:`cell_named` find ``cell``, however it was made."""
-    if vars(cell):
+    if cell.attributes:
         _with_options[cell.name] = cell
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-from difflib import get_close_matches
 from typing import Any
 
 from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.nearest import nearest
 from recurl.recurrence.cells.cell import Cell, cell_of
 from recurl.recurrence.cells.ffm import FFM
 from recurl.recurrence.cells.gru import GRU
@@ -40,7 +40,7 @@ def load_cell(text: str) -> Cell:
         lstm
         >>> load_cell("gruu")
         Traceback (most recent call last):
-        recurl.errors.ArgumentError: There is no cell 'gruu'. Did you mean 'gru'? Cells are lstm, gru, ...
+        recurl.errors.ArgumentError: There is no cell 'gruu'. Did you mean gru? Cells are lstm, gru, ...
     """
     name, bracket, rest = text.partition("(")
     if not bracket:
@@ -78,7 +78,7 @@ def _value(text: str) -> Any:
     module_name, found, name = text.partition(":")
     if not found or not module_name or not name:
         raise ArgumentError(
-            f"There is no cell {text!r}.{_nearest(text, list(CELLS))} Cells are {', '.join(CELLS)}, or module:Class "
+            f"There is no cell {text!r}.{nearest(text, CELLS)} Cells are {', '.join(CELLS)}, or module:Class "
             "for a subclass of recurl.recurrence.Cell of your own."
         )
     try:
@@ -90,16 +90,9 @@ def _value(text: str) -> Any:
         ) from error
     value = getattr(module, name, None)
     if value is None:
-        raise ArgumentError(
-            f"The module {module_name!r} has no cell {name!r}.{_nearest(name, _cells_in(vars(module)))}"
-        )
+        raise ArgumentError(f"The module {module_name!r} has no cell {name!r}.{nearest(name, _cells_in(vars(module)))}")
     return value
 
 
 def _cells_in(names: dict[str, object]) -> list[str]:
     return [name for name, value in names.items() if isinstance(value, type) and issubclass(value, Cell)]
-
-
-def _nearest(text: str, names: list[str]) -> str:
-    close = get_close_matches(text.lower(), names, 1, 0.5) or get_close_matches(text, names, 1, 0.5)
-    return f" Did you mean {close[0]!r}?" if close else ""

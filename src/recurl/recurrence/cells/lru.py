@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recurl.errors import ArgumentError
-from recurl.recurrence.cells.blocks import check_sizes
+from recurl.recurrence.cells.blocks import check_flags, check_numbers, check_sizes
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
 from recurl.recurrence.cells.state_space import StateSpace, enter_state, polar
@@ -42,14 +42,16 @@ class LRUCell(StateSpace, name="lru"):
     child_name: ClassVar[str] = "lru"
 
     def __post_init__(self) -> None:
+        check_flags(norm=self.norm)
+        check_numbers(min_radius=self.min_radius, max_radius=self.max_radius, max_phase=self.max_phase)
         check_sizes(state_size=(self.state_size, 1))
         if not 0 <= self.min_radius < self.max_radius <= 1:
             raise ArgumentError(
                 f"min_radius and max_radius must be in order and in [0, 1], got {self.min_radius} and "
                 f"{self.max_radius}: a state whose modulus grows has no end."
             )
-        if self.max_phase <= 0:
-            raise ArgumentError(f"max_phase must be positive, got {self.max_phase}.")
+        if not 0 < self.max_phase < math.inf:
+            raise ArgumentError(f"max_phase must be positive and finite, got {self.max_phase}.")
 
     def modes(self, sizes: Sizes) -> int:
         """See :meth:`StateSpace.modes`."""

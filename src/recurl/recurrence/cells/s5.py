@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recurl.errors import ArgumentError
-from recurl.recurrence.cells.blocks import check_sizes
+from recurl.recurrence.cells.blocks import check_flags, check_numbers, check_sizes
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
 from recurl.recurrence.cells.state_space import StateSpace, enter_state, polar
@@ -48,12 +48,14 @@ class S5Cell(StateSpace, name="s5"):
     child_name: ClassVar[str] = "s5"
 
     def __post_init__(self) -> None:
+        check_flags(norm=self.norm)
+        check_numbers(min_step=self.min_step, max_step=self.max_step)
         check_sizes(state_size=(self.state_size, 2))
         if self.state_size is not None and self.state_size % 2:
             raise ArgumentError(f"state_size must be even, since numbers come with conjugates; got {self.state_size}.")
-        if not 0 < self.min_step <= self.max_step:
+        if not 0 < self.min_step <= self.max_step < math.inf:
             raise ArgumentError(
-                f"min_step and max_step must be positive and in order, got {self.min_step} and {self.max_step}."
+                f"min_step and max_step must be positive, finite and in order, got {self.min_step} and {self.max_step}."
             )
 
     def modes(self, sizes: Sizes) -> int:
@@ -124,9 +126,11 @@ def _mean_exp(re: Tensor, im: Tensor) -> Tensor:
     along = polar(re.unsqueeze(-1) * nodes, im.unsqueeze(-1) * nodes)
     integral = (along * weights.unsqueeze(-1)).sum(-2)
     less_one = polar(re, im) - re.new_tensor([1.0, 0.0])
-    square = re.square() + im.square()
-    quotient = multiply(less_one, torch.stack([re, -im], -1)) / square.unsqueeze(-1)
-    return torch.where((square < 1).unsqueeze(-1), integral, quotient)
+    square = (re.square() + im.square()).unsqueeze(-1)
+    near = square < 1
+    # Also what isn't selected must have finite derivatives: 0 times them is added.
+    quotient = multiply(less_one, torch.stack([re, -im], -1)) / torch.where(near, 1, square)
+    return torch.where(near, integral, quotient)
 
 
 def hippo(size: int) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,8 @@ def linear_recurrence(
         boundaries: the segments, of N tokens.
         recurrent_backend: ``"reference"``, ``"loop"``, ``"scan"``, ``"cpu"``, ``"triton"``, ``"auto"`` (``loop``, under
             ``torch.compile`` ``scan``) or ``"fastest"`` (``triton`` or ``cpu`` where they serve, else ``loop``).
+            ``scan`` multiplies coefficients of up to T tokens with each other: where moduli over 1 make such a product
+            infinite, states that are 0 become NaN.
 
     Returns:
         h, ``[N, *shape]``: differentiable in a, b and states, any number of times, also forwards.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import gymnasium
 import numpy as np
 import pytest
@@ -37,6 +39,9 @@ def test_is_registered(name):
     assert first in env.observation_space
     rows = gymnasium.make_vec(popgym_id(name), num_envs=2)
     np.testing.assert_array_equal(rows.reset(seed=2)[0][1], first)
+    copied = pickle.loads(pickle.dumps(env))
+    action = env.action_space.sample()
+    np.testing.assert_array_equal(copied.step(action)[0], env.step(action)[0])
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -59,7 +59,13 @@ def test_results_of_another_setting_are_refused(tmp_path, change, message):
     [
         (lambda text: text.replace("mmer", "score"), "must hold results of recurl bench popgym, with the columns task"),
         (lambda text: text.replace("0.5", "half"), "holds a row that can't be read .*half"),
-        (lambda text: text[: text.index("fast")], "holds a row that can't be read"),
+        (lambda text: text[: text.index("fast")], r"holds a row that can't be read \(it has 9 entries, not 14\)"),
+        (
+            lambda text: text.replace("RepeatFirst", "RepeatLast"),
+            r"can't be read \(there is no task 'RepeatLastEasy'\)",
+        ),
+        (lambda text: text + text.splitlines()[1], "one row for each run, but holds two of RepeatFirstEasy gru seed 0"),
+        (lambda text: text + '"', "is no table in UTF-8 .*unexpected end of data"),
         (lambda text: "", "must hold results"),
     ],
 )
@@ -69,6 +75,24 @@ def test_other_files_are_refused(tmp_path, damage, message):
     path.write_text(damage(path.read_text()))
     with pytest.raises(ArgumentError, match=message):
         Results(path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "popgym.csv"
+    Results(path).add(FIRST)
+    path.write_bytes(path.read_bytes() + b"\xff\xfe\0")
+    with pytest.raises(ArgumentError, match=r"is no table in UTF-8 .*mend or remove it"):
+        Results(path)
+
+
+def test_what_spreadsheets_write_is_read(tmp_path):
+    path = tmp_path / "popgym.csv"
+    Results(path).add(FIRST)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n\r\n")
+    results = Results(path)
+    assert results.rows == [FIRST]
+    results.add(replace(FIRST, seed=1))
+    assert Results(path).rows == [FIRST, replace(FIRST, seed=1)]
 
 
 def scored(scores):
@@ -105,6 +129,14 @@ def test_means_are_over_common_tasks_and_seeds(tmp_path):
     assert (tmp_path / "popgym.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_task_without_a_score_is_not_common():
+    """No episode of a run has ended: the other tasks have a mean all the same."""
+    scores = {("RepeatFirstHard", "gru"): [math.nan], ("HigherLowerEasy", "gru"): [0.5]}
+    summary = Summary(scored(scores | {("RepeatFirstHard", "none"): [0.3], ("HigherLowerEasy", "none"): [0.1]}))
+    assert summary.common == ["HigherLowerEasy"]
+    assert (summary.mean("gru")[0], summary.mean("none")[0]) == (0.5, 0.1)
+
+
 def test_runs_are_every_task_of_a_cell_then_the_next():
     runs = make_runs(["RepeatFirstEasy", "MineSweeperHard"], ["gru", "lstm*2", "gru"], 2, setting("fast", {}), **SIZE)
     assert [run.key for run in runs[:5]] == [
@@ -120,6 +152,13 @@ def test_runs_are_every_task_of_a_cell_then_the_next():
 
 
 SIZE = {"budget": 10**7, "device": "cpu"}
+
+
+def test_a_cell_is_one_column_however_it_is_written():
+    runs = make_runs(["RepeatFirstEasy"], ["s5*1", "s5", "s5*01", "s5*02"], 1, setting("fast", {}), **SIZE)
+    assert [(run.cell, run.config.cell, run.config.num_layers) for run in runs] == [("s5", "s5", 1), ("s5*2", "s5", 2)]
+    with pytest.raises(ArgumentError, match=r"--cells: none has no layers, got 'none\*4': write none"):
+        make_runs(["RepeatFirstEasy"], ["none*4"], 1, setting("fast", {}), **SIZE)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from recurl.envs.tasks.popgym import POPGYM_TASKS
 from recurl.errors import ArgumentError
 from recurl.trainers.files.durable import write_whole
+from recurl.trainers.study.popgym.settings import MAZES
 
 _SAME = ("setting", "budget", "options")
 
@@ -94,23 +96,37 @@ class Results:
 
 def _read(path: Path) -> list[Result]:
     names = [field.name for field in fields(Result)]
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if list(reader.fieldnames or ()) != names:
-            raise ArgumentError(
-                f"{path} must hold results of recurl bench popgym, with the columns {', '.join(names)}."
-            )
-        rows = list(reader)
     try:
-        return [_result(row) for row in rows]
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{path} holds a row that can't be read ({error}): mend or remove it.") from error
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin a file with a mark
+            lines = list(csv.reader(file, strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ArgumentError(f"{path} is no table in UTF-8 ({error}): mend or remove it.") from error
+    if not lines or lines[0] != names:
+        raise ArgumentError(f"{path} must hold results of recurl bench popgym, with the columns {', '.join(names)}.")
+    rows: dict[tuple[str, str, int], Result] = {}
+    for line in filter(None, lines[1:]):
+        try:
+            row = _result(names, line)
+        except ValueError as error:
+            raise ArgumentError(
+                f"{path} holds a row that can't be read ({error}): mend or remove it. It is {','.join(line)}"
+            ) from error
+        if row.key in rows:
+            raise ArgumentError(
+                f"{path} must hold one row for each run, but holds two of {row.task} {row.cell} seed {row.seed}: "
+                "remove one."
+            )
+        rows[row.key] = row
+    return list(rows.values())
 
 
-def _result(row: dict[str, Any]) -> Result:
+def _result(names: list[str], line: list[str]) -> Result:
+    if len(line) != len(names):
+        raise ValueError(f"it has {len(line)} entries, not {len(names)}")
+    row = dict(zip(names, line, strict=True))
+    if row["task"] not in (*POPGYM_TASKS, *MAZES):
+        raise ValueError(f"there is no task {row['task']!r}")
     numbers: dict[str, Any] = {
         field.name: float if field.type == "float" else int for field in fields(Result) if field.type != "str"
     }
-    if None in row.values() or len(row) > len(fields(Result)):
-        raise ValueError("it is too short, or too long")
     return Result(**{name: numbers.get(name, str)(value) for name, value in row.items()})

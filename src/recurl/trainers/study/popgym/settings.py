@@ -121,19 +121,38 @@ def make_runs(
         device: device of environments and networks.
 
     Raises:
-        ArgumentError: a cell is unknown, or an option can't be used.
+        ArgumentError: a cell is unknown, layers are asked for where there is none, an option can't be used, or the
+            budget is less than a batch.
     """
+    _check_budget(budget, settings["num_envs"], settings["rollout_steps"])
     graph = device.startswith("cuda") and settings.get("cuda_graph", True)
     common: dict[str, Any] = {**settings, "total_steps": budget, "device": device, "checkpoint_every": 10**6}
     made: list[Run] = []
-    for cell in dict.fromkeys(cells):
-        layers = _LAYERS.fullmatch(cell)
-        name, depth = (layers[1], int(layers[2])) if layers else (cell, 1)
+    for name, depth in dict.fromkeys(map(_layers, cells)):
         own: dict[str, Any] = {"cell": name, "num_layers": depth, "cuda_graph": graph}
         first = PPOConfig(env=_env(tasks[0]), **{**common, **own})
         first = replace(first, compile=graph and first.is_compilable)
+        cell = name if depth == 1 else f"{name}*{depth}"
         made += [Run(task, cell, 0, replace(first, env=_env(task))) for task in tasks]
     return [run._replace(seed=seed, config=replace(run.config, seed=seed)) for seed in range(seeds) for run in made]
+
+
+def _check_budget(budget: int, num_envs: Any, rollout_steps: Any) -> None:
+    """Refuse less than a batch, in the words of this command; what is no number is refused by PPO."""
+    if isinstance(num_envs, int) and isinstance(rollout_steps, int) and budget < num_envs * rollout_steps:
+        raise ArgumentError(
+            f"--budget must cover one batch of {num_envs * rollout_steps} steps ({num_envs} environments x "
+            f"{rollout_steps}), got {budget}: raise it, or lower one of them (--set num_envs=8)."
+        )
+
+
+def _layers(cell: str) -> tuple[str, int]:
+    """Return the name of a cell and how many layers of it there are."""
+    match = _LAYERS.fullmatch(cell)
+    name, depth = (match[1], int(match[2])) if match else (cell, 1)
+    if name == NO_CELL and depth != 1:
+        raise ArgumentError(f"--cells: {NO_CELL} has no layers, got {cell!r}: write {NO_CELL}.")
+    return name, depth
 
 
 def _env(task: str) -> str:

@@ -30,7 +30,7 @@ class Summary:
     Attributes:
         tasks: those that have a result, in the order of the table.
         cells: those that have a result, in the order in which they came.
-        common: tasks that have a result of every cell, over which means are taken.
+        common: tasks that have a score of every cell, over which means are taken.
     """
 
     def __init__(self, rows: Sequence[Result]) -> None:
@@ -41,16 +41,16 @@ class Summary:
         self.tasks = [
             task for task in (*POPGYM_TASKS, *MAZES) if any((task, cell) in self._scores for cell in self.cells)
         ]
-        self.common = [task for task in self.tasks if all((task, cell) in self._scores for cell in self.cells)]
+        self.common = [t for t in self.tasks if not any(math.isnan(self.score(t, cell)) for cell in self.cells)]
 
     def score(self, task: str, cell: str) -> float:
-        """Return the mean score over seeds; NaN without a result."""
+        """Return the mean score over seeds; NaN without a result, or where no episode of one has ended."""
         return fmean(self._scores.get((task, cell), [math.nan]))
 
     def mean(self, cell: str) -> tuple[float, float, float]:
         """Return a cell's mean over the common tasks and the 95 % bootstrap interval over these; NaN without any."""
         scores = [self.score(task, cell) for task in self.common]
-        if not scores or any(map(math.isnan, scores)):
+        if not scores:
             return math.nan, math.nan, math.nan
         return (fmean(scores), *bootstrap_interval(scores))
 
@@ -70,7 +70,7 @@ class Summary:
             *((task, *(_number(self.score(task, cell)) for cell in self.cells)) for task in self.tasks),
             (f"mean of {len(self.common)} common tasks", *(_number(mean) for mean, _, _ in means)),
             ("95 % interval", *(f"{_number(low)} to {_number(high)}" for _, low, high in means)),
-            ("the paper's mean (unverified)", *(_number(PUBLISHED.get(cell, math.nan)) for cell in self.cells)),
+            ("the paper, all its tasks (unverified)", *(_number(PUBLISHED.get(cell, math.nan)) for cell in self.cells)),
             ("runs", *(str(sum(len(v) for (_, c), v in self._scores.items() if c == cell)) for cell in self.cells)),
         ]
         widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]

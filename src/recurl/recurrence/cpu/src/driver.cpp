@@ -309,7 +309,7 @@ std::vector<LinearJob> linear_jobs(const recurl_linear& l, int64_t threads, bool
     begin = end;
   }
   if (by_tokens && 2 * threads * longest <= l.tokens) return jobs;
-  const int64_t line = kAlign / (l.dtype == RECURL_FLOAT64 ? 8 : 4);
+  const int64_t line = kAlign / (l.dtype == RECURL_FLOAT64 ? 8 : l.dtype == RECURL_BFLOAT16 ? 2 : 4);
   const int64_t share = ((l.width + threads - 1) / threads + line - 1) / line * line;
   if (share >= l.width && longest < l.tokens && by_tokens) return jobs;
   jobs.clear();

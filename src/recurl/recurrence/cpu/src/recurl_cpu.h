@@ -17,7 +17,7 @@
 #define RECURL_CPU_ABI 8
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
-enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1 };
+enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1, RECURL_BFLOAT16 = 2 };  // the last of recurl_linear alone
 enum recurl_isa { RECURL_PORTABLE = 0, RECURL_AVX2 = 1, RECURL_AVX512 = 2, RECURL_ISA_COUNT = 3 };
 enum recurl_status {
   RECURL_OK = 0,

@@ -14,6 +14,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 PARTS = (
+    "adam",
     "derivatives",
     "hermite",
     "kernels",

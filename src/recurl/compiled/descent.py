@@ -65,8 +65,10 @@ class SurrogateData(NamedTuple):
         shape, kind = ((tokens, columns), dtype) if squashed else ((tokens,), torch.int64)
         if self.action.shape != shape or self.action.dtype is not kind:
             return f"the actions are {self.action.dtype} {list(self.action.shape)}"
-        if not squashed and not bool(((self.action >= 0) & (self.action < columns)).all()):
-            return "an action is out of range"
+        if not squashed:
+            least, most = self.action.aminmax()
+            if least < 0 or most >= columns:
+                return "an action is out of range"
         if self.mask is not None and (self.mask.dtype is not torch.bool or self.mask.shape != (tokens, columns)):
             return f"the mask is {self.mask.dtype} {list(self.mask.shape)}"
         return None

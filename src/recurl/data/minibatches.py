@@ -12,7 +12,7 @@ from torch import Tensor
 from recurl.continuity import check_order, sources_of
 from recurl.data.replay_buffers.marks import mark_starts
 from recurl.errors import ArgumentError
-from recurl.lowering import Entries, leaves
+from recurl.lowering import Entries, Step, leaves
 from recurl.recurrence.boundaries import Boundaries
 from recurl.start_states import check_sequences
 
@@ -102,7 +102,9 @@ class SequenceMinibatches:
         return self._num_minibatches
 
     def __iter__(self) -> Iterator[TensorDictBase]:
-        epoch, sizes = self._epoch()
+        order, counts = self._deal()
+        epoch = self._flat[self._tokens(order)]
+        sizes = self._mark(epoch, order, counts)
         for minibatch, boundaries in zip(epoch.split(sizes), _boundaries(epoch, sizes), strict=True):
             boundaries.remember(*sources_of(minibatch))
             yield minibatch
@@ -113,7 +115,16 @@ class SequenceMinibatches:
         Args:
             order: what :meth:`deal` drew, where minibatches have one size; drawn here when None.
         """
-        epoch, sizes = self._epoch(order)
+        if order is None:
+            order, counts = self._deal()
+        else:
+            counts = [len(order) // self._num_minibatches] * self._num_minibatches
+        flat = dict(leaves(self._flat))
+        gathered = self._gather(list(flat.values()), order)
+        epoch = Entries({}, torch.Size([int(self._lengths[order].sum())]), self._flat.device)
+        for key, value in zip(flat, gathered, strict=True):
+            epoch.set(key, value)
+        sizes = self._mark(epoch, order, counts)
         parts = {key: value.split(sizes) for key, value in leaves(epoch)}
         for index, boundaries in enumerate(_boundaries(epoch, sizes)):
             minibatch = Entries({}, boundaries.batch_shape, epoch.device)
@@ -163,24 +174,31 @@ class SequenceMinibatches:
         there = dealt < sequences  # the last stratum may be smaller
         return dealt[there], there.view(number, strata).sum(-1).tolist()
 
-    def _epoch(self, order: Tensor | None = None) -> tuple[TensorDictBase, list[int]]:
-        """Return all tokens in the order of an epoch, a new one when None, and the sizes of its minibatches."""
-        if order is None:
-            order, counts = self._deal()
-        else:
-            counts = [len(order) // self._num_minibatches] * self._num_minibatches
+    def _tokens(self, order: Tensor) -> Tensor:
+        """Return the numbers of all tokens in an order of the sequences, int64 on the device of the batch."""
         starts, lengths = self._starts[order], self._lengths[order]
+        before = lengths.cumsum(0) - lengths
+        index = torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
+        return index.to(_device_of(self._flat), non_blocking=True)
+
+    def _gather(self, values: list[Tensor], order: Tensor) -> list[Tensor]:
+        """Return the tokens of entries in an order of the sequences; those of one length are moved as wholes."""
+        length = int(self._lengths[0])
+        if bool((self._lengths != length).any()):
+            index = self._tokens(order)
+            return [value.index_select(0, index) for value in values]
+        order = order.to(_device_of(self._flat), non_blocking=True)
+        return [value.unflatten(0, (-1, length)).index_select(0, order).flatten(0, 1) for value in values]
+
+    def _mark(self, epoch: Step, order: Tensor, counts: list[int]) -> list[int]:
+        """Mark the starts of the sequences of an epoch; return the sizes of its minibatches."""
+        lengths = self._lengths[order]
         first = lengths.cumsum(0) - lengths
-        index = torch.arange(int(lengths.sum())) + (starts - first).repeat_interleave(lengths)
-        mark = torch.zeros(len(index), dtype=torch.bool).index_fill_(0, first, True)
-        sizes = [int(part.sum()) for part in lengths.split(counts)]
-        device = _device_of(self._flat)
-        epoch = self._flat[index.to(device, non_blocking=True)]
-        mark_starts(epoch, mark)
-        return epoch, sizes
+        mark_starts(epoch, torch.zeros(epoch.batch_size, dtype=torch.bool).index_fill_(0, first, True))
+        return [int(part.sum()) for part in lengths.split(counts)]
 
 
-def _boundaries(epoch: TensorDictBase, sizes: list[int]) -> Iterator[Boundaries]:
+def _boundaries(epoch: Step, sizes: list[int]) -> Iterator[Boundaries]:
     """Return the boundaries of every minibatch, computed once for the epoch: each minibatch begins with a mark."""
     is_init, traj_ids, traj_steps = sources_of(epoch)
     boundaries = Boundaries.from_is_init(is_init, traj_ids, epoch.batch_size, traj_steps)

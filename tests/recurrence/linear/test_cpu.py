@@ -89,3 +89,20 @@ def test_fastest_on_a_cpu():
 def test_other_devices_are_refused():
     with pytest.raises(UnsupportedError, match=r"'cpu' can't run this linear recurrence: .*on the CPU.*cuda.*'loop'"):
         LINEAR.choose("cpu", torch.device("cuda"), torch.float32)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_bfloat16_is_float32_rounded(isa, constant):
+    """Without a copy in float32; numbers that aren't finite, and widths that don't come out even, too."""
+    for width in (1, 5, 8, 37):
+        case = problem((3, 20), (width,), torch.float64, constant, seed=width)
+        a, b, states = (tensor.bfloat16() for tensor in case.tensors)
+        b[7, 0], b[23, 0], b[47, 0] = torch.nan, torch.inf, 3e38
+        grad, kernels = case.grad.bfloat16(), CpuLinear(isa)
+        narrow, wide = (Inputs(*(x.to(t) for x in (a, b, states)), case.boundaries) for t in (a.dtype, torch.float32))
+        h = kernels.forward(narrow)
+        found = h, *kernels.backward(narrow, h, grad, NEEDS)
+        expected = kernels.forward(wide), *kernels.backward(wide, h.float(), grad.float(), NEEDS)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other.bfloat16(), rtol=0, atol=0, equal_nan=True)

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from recurl.errors import ArgumentError
+from recurl.recurrence.cpu import instruction_sets
+from recurl.recurrence.cpu.adam import Adam
 from recurl.trainers.optim.gradient_step import GradientStep
 
 
@@ -28,6 +30,25 @@ def test_equals_adam_behind_clipped_gradients(max_norm):
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert torch.equal(a, b)
     assert str(step.state_dict()) == str(adam.state_dict())
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 100.0])
+def test_descending_along_given_gradients_is_the_same_to_rounding(max_norm, monkeypatch):
+    ours, theirs = net(), net()
+    first, second = (GradientStep(n.parameters(), learning_rate=0.1, max_norm=max_norm) for n in (ours, theirs))
+    calls = []
+    step = Adam.step
+    monkeypatch.setattr(Adam, "step", lambda *a: calls.append(1) or step(*a))
+    for _ in range(4):
+        x = torch.randn(7, 3, dtype=torch.float64)
+        loss = ours(x).square().mean()
+        for parameter in ours.parameters():
+            parameter.grad = None
+        loss.backward()
+        torch.testing.assert_close(first.descend(loss.detach()), second(theirs(x).square().mean()), rtol=1e-13, atol=0)
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    assert len(calls) == (3 if instruction_sets() else 0)  # the first makes the state
 
 
 def test_gradients_do_not_add_up_and_unused_parameters_stay():

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.keys import DONE, IS_INIT, MASK, STORED, TRAJ_STEPS, NestedKey
+from recurl.lowering import Step
 
 __all__ = ["ENTRIES", "INDEX", "PRIORITY_WEIGHT", "WRITE_STEP", "fitting", "mark_ends", "mark_starts", "restore"]
 
@@ -25,7 +26,7 @@ ENTRIES: dict[str, NestedKey] = {
 """Keys under which a sample holds what a sampler says of it."""
 
 
-def mark_starts(sample: TensorDictBase, starts: Tensor) -> None:
+def mark_starts(sample: Step, starts: Tensor) -> None:
     """Set ``"is_init"`` of a sample ``[N, ...]`` where ``starts``, bool ``[N]``, is true.
 
     All samples are marked here, whatever the sampler. In an item of several steps the first one is marked. The marks
@@ -40,7 +41,7 @@ def mark_ends(sample: TensorDictBase, ends: Tensor, truncated_key: NestedKey) ->
     _override(sample, DONE if isinstance(truncated_key, str) else (*truncated_key[:-1], DONE), ends)
 
 
-def _override(sample: TensorDictBase, key: NestedKey, marks: Tensor) -> None:
+def _override(sample: Step, key: NestedKey, marks: Tensor) -> None:
     stored = cast(Tensor | None, sample.get(key, None))
     if stored is None:
         stored = torch.zeros((*sample.batch_size, 1), dtype=torch.bool, device=marks.device)

@@ -18,7 +18,7 @@ LIBRARY = Path(__file__).with_name("librecurl_cpu.so")
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 """In the order of ``enum recurl_isa``, slowest first."""
 
-_ABI = 7
+_ABI = 8
 _HOW = "Install a C++ compiler (g++ or clang++), then install recurl again: pip install --force-reinstall --no-deps"
 
 
@@ -194,6 +194,14 @@ def surrogate_function() -> Callable[[bytes, bytes], int]:
     """Return ``recurl_cpu_surrogate``, to be called with the bytes of a recurl_pass and of a recurl_surrogate."""
     function = load().recurl_cpu_surrogate
     function.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+    return function
+
+
+@cache
+def adam_function() -> Callable[[bytes], int]:
+    """Return ``recurl_cpu_adam``, to be called with the bytes of a recurl_adam."""
+    function = load().recurl_cpu_adam
+    function.argtypes = (ctypes.c_char_p,)
     return function
 
 

@@ -12,15 +12,16 @@ from recurl.recurrence.linear.kernels import Inputs
 _COMPUTED_IN = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
-    torch.bfloat16: torch.float32,
+    torch.bfloat16: torch.bfloat16,
     torch.float16: torch.float32,
     torch.complex64: torch.complex64,
     torch.complex128: torch.complex128,
 }
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 
 
 class CpuLinear:
-    """Kernels on the CPU; bfloat16 and float16 are computed in float32.
+    """Kernels on the CPU; float16 is converted to float32 and back.
 
     What a token gets doesn't depend on the number of threads, on the order of segments or on other channels.
 
@@ -71,7 +72,7 @@ class CpuLinear:
         a, states = (_numbers(one.to(_COMPUTED_IN[one.dtype])) for one in (inputs.a, inputs.states))
         arguments = Arguments(Linear())
         arguments.numbers(
-            dtype=int(a.dtype == torch.float64),
+            dtype=_DTYPES[a.dtype],
             isa=INSTRUCTION_SETS.index(self.instruction_set or instruction_sets()[-1]),
             threads=torch.get_num_threads(),
             tokens=states.shape[0],

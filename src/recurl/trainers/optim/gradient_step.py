@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +12,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from recurl._torch import foreach_add_, foreach_mul_, foreach_norm, fused_adam_
 from recurl.distributed import average_, world_size
 from recurl.errors import ArgumentError
+from recurl.recurrence.cpu.adam import Adam
 from recurl.spans import BACKWARD, OPTIMIZER, span
-
-
-class _State(NamedTuple):
-    """The optimiser's state, one tensor per parameter."""
-
-    means: list[Tensor]
-    squares: list[Tensor]
-    steps: list[Tensor]
 
 
 class GradientStep:
@@ -62,7 +55,7 @@ class GradientStep:
         self._max_norm = max_norm
         kinds = {(p.device, p.dtype) for p in self._parameters}
         self._fused = len(kinds) == 1 and all(d.type in ("cpu", "cuda") and t.is_floating_point for d, t in kinds)
-        self._state: _State | None = None
+        self._state: Adam | None = None
         self._device = self._parameters[0].device if capturable else None
         rate = torch.tensor(learning_rate, device=self._device) if capturable else learning_rate
         self.optimizer = torch.optim.Adam(self._parameters, lr=rate, eps=eps, fused=self._fused, capturable=capturable)
@@ -76,19 +69,23 @@ class GradientStep:
             parameter.grad = None
         with span(BACKWARD):
             loss.backward()
-        return self.descend(loss)
+        with span(OPTIMIZER):
+            return self._descend(loss, in_library=False)
 
     def descend(self, loss: Tensor) -> Tensor:
-        """Make a step along the gradients that the parameters hold, which are those of ``loss``; see the call."""
-        with span(OPTIMIZER):
-            return self._descend(loss)
+        """Make a step along the gradients that the parameters hold, which are those of ``loss``; see the call.
 
-    def _descend(self, loss: Tensor) -> Tensor:
+        On a CPU the step is one call of recurl's C++ library where that is there, equal to the other to rounding.
+        """
+        with span(OPTIMIZER):
+            return self._descend(loss, in_library=True)
+
+    def _descend(self, loss: Tensor, *, in_library: bool) -> Tensor:
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         total = loss.detach() if world_size() == 1 else loss.detach().clone()
         average_([*grads, total])
         if self._fused and len(grads) == len(self._parameters) and self._known():
-            return self._step(grads, total)
+            return self._step(grads, total, in_library=in_library)
         norm = get_total_norm(grads)
         clip_grads_with_norm_(self._parameters, self._max_norm, norm)
         good = _finite(norm, total)
@@ -120,14 +117,17 @@ class GradientStep:
             states = [self.optimizer.state.get(parameter) for parameter in self._parameters]
             if not all(states):
                 return False
-            columns = ([cast(Any, state)[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-            self._state = _State(*columns)
+            names = "exp_avg", "exp_avg_sq", "step"
+            means, squares, steps = ([cast(Any, state)[name] for state in states] for name in names)
+            self._state = Adam(self._parameters, means, squares, steps)
         return True
 
     @torch.no_grad()
-    def _step(self, grads: list[Tensor], loss: Tensor) -> Tensor:
+    def _step(self, grads: list[Tensor], loss: Tensor, *, in_library: bool) -> Tensor:
         """Make the same step by the kernels alone."""
-        group, state = self.optimizer.param_groups[0], cast(_State, self._state)
+        group, state = self.optimizer.param_groups[0], cast(Adam, self._state)
+        if in_library and isinstance(group["lr"], float) and state.fits(grads, loss):
+            return state.step(grads, loss, self._max_norm, group["lr"], group["betas"], group["eps"])
         norm = torch.linalg.vector_norm(torch.stack(foreach_norm(grads)))
         foreach_mul_(grads, (self._max_norm / (norm + 1e-6)).clamp(max=1.0))
         good = _finite(norm, loss)

@@ -52,13 +52,15 @@ char* aligned(char* memory) {
 // What lives as long as a call.
 class Memory {
  public:
-  void* zeros(int64_t bytes) {
-    pieces_.emplace_back(bytes + kAlign);
-    return aligned(pieces_.back().data());
+  // Not initialised.
+  void* space(int64_t bytes) {
+    pieces_.emplace_back(new char[bytes + kAlign]);
+    return aligned(pieces_.back().get());
   }
+  void* zeros(int64_t bytes) { return std::memset(space(bytes), 0, bytes); }
 
  private:
-  std::vector<std::vector<char>> pieces_;
+  std::vector<std::unique_ptr<char[]>> pieces_;
 };
 
 // Calls work(job, worker) for jobs 0 to count - 1, each once, on up to `threads` threads.
@@ -127,10 +129,9 @@ class Run {
         roll_(layer.cell == RECURL_GRU ? 2 * layer.hidden : 0) {
     const double work = double(layer.tokens) * double(gates_) * double(layer.inputs + layer.outputs);
     threads = useful_threads(layer.threads, work);
-    weights.bias = allocate(4 * layer.hidden);
+    weights.bias = space(4 * layer.hidden);
     kernels->bias(&layer, weights.bias);
-    const int64_t zeros = std::max({layer.hidden, layer.outputs, layer.inputs});
-    weights.zeros = allocate(zeros);
+    weights.zeros = zeros(std::max({layer.hidden, layer.outputs, layer.inputs}));
   }
 
   // Roll for the input product only: the hidden product's gate columns are in the order of torch.nn.
@@ -146,7 +147,7 @@ class Run {
   }
 
   // `elements` for each thread; worker w's begin at scratch(memory, w, elements).
-  void* scratch(int64_t elements) { return allocate(elements * threads); }
+  void* scratch(int64_t elements) { return space(elements * threads); }
   void* scratch(void* memory, int64_t worker, int64_t elements) const {
     return static_cast<char*>(memory) + worker * elements * size_;
   }
@@ -182,7 +183,7 @@ class Run {
 
  private:
   void* pack(const void* w, int64_t depth, int64_t columns, int64_t roll, bool transposed) {
-    void* packed = allocate(kernels->packed_size(depth, columns));
+    void* packed = space(kernels->packed_size(depth, columns));
     kernels->pack(packed, w, depth, columns, roll, transposed);
     return packed;
   }
@@ -193,8 +194,8 @@ class Run {
 
   void sum(Outer* job) {
     const int64_t panel = kernels->panel_columns, padded = (job->columns + panel - 1) / panel * panel;
-    job->result = allocate((job->rows[0] + job->rows[1]) * padded);
-    job->sums = allocate(padded);
+    job->result = zeros((job->rows[0] + job->rows[1]) * padded);
+    job->sums = zeros(padded);
     const int64_t units = kernels->outer_units(job), jobs = std::min(threads, units);
     void* panels = scratch(kernels->outer_scratch);
     parallel(threads, jobs, [&](int64_t i, int64_t worker) {
@@ -202,7 +203,8 @@ class Run {
     });
   }
 
-  void* allocate(int64_t elements) { return memory_.zeros(elements * size_); }
+  void* space(int64_t elements) { return memory_.space(elements * size_); }
+  void* zeros(int64_t elements) { return memory_.zeros(elements * size_); }
 
   int64_t size_, gates_, roll_;
   Memory memory_;
@@ -307,7 +309,7 @@ std::vector<LinearJob> linear_jobs(const recurl_linear& l, int64_t threads, bool
     begin = end;
   }
   if (by_tokens && 2 * threads * longest <= l.tokens) return jobs;
-  const int64_t line = kAlign / (l.dtype == RECURL_FLOAT64 ? 8 : 4);
+  const int64_t line = kAlign / (l.dtype == RECURL_FLOAT64 ? 8 : l.dtype == RECURL_BFLOAT16 ? 2 : 4);
   const int64_t share = ((l.width + threads - 1) / threads + line - 1) / line * line;
   if (share >= l.width && longest < l.tokens && by_tokens) return jobs;
   jobs.clear();
@@ -373,6 +375,9 @@ int recurl_cpu_pass_backward(const recurl_pass* pass) {
 }
 int recurl_cpu_surrogate(const recurl_pass* pass, const recurl_surrogate* surrogate) {
   return recurl::guarded(pass->program->isa, [&] { recurl::Pass(*pass).descend(*surrogate); });
+}
+int recurl_cpu_adam(const recurl_adam* adam) {
+  return recurl::guarded(adam->isa, [&] { recurl::kernels_of(adam->isa, adam->dtype)->adam(adam); });
 }
 void recurl_cpu_write(const recurl_memory* memory, int64_t step, const int64_t* pairs, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {

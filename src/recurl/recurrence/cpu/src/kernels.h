@@ -84,6 +84,7 @@ struct Kernels {
   void (*add_rows)(recurl_place from, recurl_place to, int64_t rows, int64_t columns);
   // scratch: as many elements as a surrogate has columns, twice, in whole vectors.
   void (*surrogate)(const recurl_surrogate* surrogate, int64_t tokens, void* scratch);
+  void (*adam)(const recurl_adam* adam);
   // How many units of work such a sum is cut into, each with all tokens.
   int64_t (*outer_units)(const Outer* job);
   // Units begin to end. scratch: outer_scratch elements.

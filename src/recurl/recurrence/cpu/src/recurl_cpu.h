@@ -14,10 +14,10 @@
 #endif
 
 // Raised whenever a structure or a function below changes; the loader refuses a library of another version.
-#define RECURL_CPU_ABI 7
+#define RECURL_CPU_ABI 8
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
-enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1 };
+enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1, RECURL_BFLOAT16 = 2 };  // the last of recurl_linear alone
 enum recurl_isa { RECURL_PORTABLE = 0, RECURL_AVX2 = 1, RECURL_AVX512 = 2, RECURL_ISA_COUNT = 3 };
 enum recurl_status {
   RECURL_OK = 0,
@@ -216,6 +216,22 @@ enum recurl_result {
 };
 // Forward, losses, backward. Gradients of weights are overwritten.
 RECURL_EXPORT int recurl_cpu_surrogate(const recurl_pass* pass, const recurl_surrogate* surrogate);
+
+// A step of Adam behind gradients that are clipped by their total norm. Where that norm or the loss is not finite, values
+// and what Adam keeps of them stay as they are.
+typedef struct recurl_parameter {
+  void *value, *grad, *mean, *square;  // contiguous; gradients are overwritten by the clipped ones
+  float* steps;                        // one number
+  int64_t count;
+} recurl_parameter;
+typedef struct recurl_adam {
+  int64_t dtype, isa, count;
+  const recurl_parameter* parameters;
+  const void* loss;
+  void* norm;  // written
+  double max_norm, rate, beta1, beta2, epsilon;
+} recurl_adam;
+RECURL_EXPORT int recurl_cpu_adam(const recurl_adam* adam);
 
 // Where the rows of an entry of a batch lie, those of one step after those of another.
 typedef struct recurl_memory {

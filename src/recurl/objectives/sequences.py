@@ -192,8 +192,11 @@ class Unroll(Passes):
 
 
 def ends_are_gathered(device: torch.device) -> bool:
-    """Return whether steps are made at the ends of sequences only, whose number must be read from the device."""
-    return device.type in _GATHERED_ON
+    """Return whether steps are made at the ends of sequences only, whose number must be read from the device.
+
+    A program can't read it on any device.
+    """
+    return device.type in _GATHERED_ON and not torch.compiler.is_compiling()
 
 
 def inputs_in(modules: Iterable[TensorDictModuleBase]) -> list[NestedKey]:

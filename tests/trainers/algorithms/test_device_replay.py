@@ -1,4 +1,4 @@
-"""Learners from replay whose slices are drawn on the device: as on the host, in programs, in graphs, and never waiting."""
+"""Learners from replay whose slices are drawn on the device: as on the host, in programs, in graphs, without waits."""
 
 import copy
 import warnings
@@ -101,8 +101,7 @@ def test_a_captured_update_is_the_update(anywhere, kind, options):
     ("kind", "options"),
     [ALL[3], pytest.param(*ALL[0], marks=pytest.mark.slow), pytest.param(*ALL[6], marks=pytest.mark.slow)],
 )
-def test_a_compiled_update_is_the_update(monkeypatch, kind, options):
-    monkeypatch.setattr("recurl.objectives.sequences._GATHERED_ON", ())  # as many random numbers as a program draws
+def test_a_compiled_update_is_the_update(kind, options):
     _, plain = updates(config(kind, **options))
     _, rows = updates(config(kind, **options, compile=True))
     check_same(plain, rows, rel=2e-3, abs=1e-4)
@@ -120,8 +119,7 @@ class NeverWaits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("kind", "options"), [*ALL, ("sac", {"action_mask": "none", "fixed_alpha": True})])
-def test_an_update_reads_nothing_back(anywhere, monkeypatch, kind, options):
-    monkeypatch.setattr("recurl.objectives.sequences._GATHERED_ON", ())
+def test_an_update_reads_nothing_back(anywhere, kind, options):
     options = config(kind, **options)
     object.__setattr__(options, "cuda_graph", True)
     learner = ALGORITHMS[kind].learner(options)

@@ -13,7 +13,7 @@ from recurl.data.replay_buffers.device.ring import Ring
 from recurl.data.replay_buffers.marks import INDEX, PRIORITY_WEIGHT, mark_ends, mark_starts
 from recurl.data.replay_buffers.storages import LazyTensorStorage
 from recurl.errors import ArgumentError, MissingKeyError, UsageError
-from recurl.keys import IS_INIT, MASK, NEXT, STORED, TRAJ_IDS, TRAJ_STEPS, TRUNCATED, NestedKey
+from recurl.keys import IS_INIT, LAST_STEP, MASK, NEXT, STORED, TRAJ_IDS, TRAJ_STEPS, TRUNCATED, NestedKey
 from recurl.lowering import Entries
 from recurl.start_states import refuse
 
@@ -97,7 +97,8 @@ class DeviceSliceBuffer:
         """Return a sample, ``Entries`` ``[S, L]`` with one slice a row.
 
         Beside the stored entries, those of a sample of a :class:`~recurl.data.ReplayBuffer`: ``"index"``,
-        ``("collector", "mask")``, ``("collector", "stored")``, and with priorities ``"priority_weight"``.
+        ``("collector", "mask")``, ``("collector", "stored")``, and with priorities ``"priority_weight"``; and
+        ``("collector", "last_step")``, by which losses know the ends of slices without reading them from the device.
 
         Raises:
             UsageError: the buffer is empty.
@@ -224,6 +225,8 @@ class DeviceSliceBuffer:
         mark_ends(flat, (self._offsets == last).flatten(), (NEXT, TRUNCATED))
         flat.set(INDEX, index)
         flat.set(MASK, inside.flatten())
+        rows = torch.arange(self.slices, device=self.device).unsqueeze(-1) * self.slice_length
+        flat.set(LAST_STEP, (rows + last).expand(shape).flatten())
         if drawn.weights is not None:
             flat.set(PRIORITY_WEIGHT, drawn.weights.float().unsqueeze(-1).expand(shape).flatten())
         return _unflattened(flat, shape)

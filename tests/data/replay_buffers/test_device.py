@@ -259,3 +259,13 @@ def test_priorities_need_a_buffer_that_draws_by_them():
     buffer.extend(batch)
     with pytest.raises(UsageError, match="ByStep draws without priorities: draw by ByPriority"):
         buffer.update_priority(buffer.sample(), torch.ones(2), torch.tensor(True))
+
+
+def test_images_are_stored_whole():
+    (batch,) = batches(2, [step == 4 for step in range(20)], [10])
+    images = torch.arange(2 * 11, dtype=torch.uint8).reshape(2, 11, 1, 1).expand(2, 11, 3, 3)
+    batch["image"], batch["next", "image"] = images[:, :10], images[:, 1:]
+    buffer = DeviceSliceBuffer(20, 8, 4, ByStep())
+    buffer.extend(batch)
+    flat, _ = taken(buffer.sample())
+    assert torch.equal(flat["image",][:, 0, 0] + 1, flat["next", "image"][:, 0, 0])

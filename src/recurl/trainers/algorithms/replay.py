@@ -145,12 +145,12 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             average_([values])
             found = self._found[kinds]
             learned.update(zip(found, values.unbind(), strict=True))
-        later = [name for name, value in learned.items() if isinstance(value, Tensor)]
-        reading = Reading([cast(Tensor, learned[name]).clone() for name in later])
+        later = {name: value for name, value in learned.items() if isinstance(value, Tensor)}
+        reading = Reading([torch.stack([value.detach().float() for value in later.values()])] if later else [])
 
         def read() -> dict[str, float]:
-            numbers = zip(later, (value.item() for value in reading()), strict=True)
-            return self.report(cast(dict[str, float], {**learned, **dict(numbers)}), found)
+            numbers = [number for values in reading() for number in values.tolist()]
+            return self.report(cast(dict[str, float], {**learned, **dict(zip(later, numbers, strict=True))}), found)
 
         return read
 

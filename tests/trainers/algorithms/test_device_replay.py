@@ -6,7 +6,9 @@ import warnings
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from recurl._torch import compiling
 from recurl.errors import ArgumentError
 from recurl.trainers import ALGORITHMS
 from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
@@ -131,6 +133,82 @@ def test_an_update_reads_nothing_back(anywhere, kind, options):
     with NeverWaits():
         learner._learned(stored, kinds)
     learner.close()
+
+
+class Repeated(TorchDispatchMode):
+    """Repeats what was launched on the same memory, as a CUDA graph does, without Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.launched = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        self.launched.append((function, args, kwargs or {}, found))
+        return found
+
+    @torch.no_grad()
+    def replay(self):
+        for function, args, named, found in self.launched:
+            again = function(*args, **named)
+            for kept, new in zip(tree_leaves(found), tree_leaves(again), strict=True):
+                if isinstance(kept, torch.Tensor) and kept.data_ptr() != new.data_ptr():
+                    kept.copy_(new)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("r2d2", {"learning_rate_schedule": "linear"}),
+        ("dqn", {"drawn_by": "trajectory", "target_interval": 4, "scale_rewards": True}),
+        ("sac", {**BOX, "burn_in": 2}),
+        ("td3", {"prioritized": True}),
+    ],
+)
+def test_what_an_update_launches_is_the_next_update_too(anywhere, kind, options):
+    """No number of Python changes between updates: the buffer fills, wraps around, and all is on the device."""
+    rows, weights = [], []
+    for repeats in (False, True):
+        chosen = config(kind, **options, total_steps=1280)
+        object.__setattr__(chosen, "cuda_graph", True)
+        learner = ALGORITHMS[kind].learner(chosen)
+        for _ in range(3):  # the next fills the buffer, those after it overwrite
+            learner.learn(learner.collect())
+        learner._update = repeating(learner) if repeats else launching(learner)
+        rows.append([learner.learn(learner.collect()) for _ in range(6)])
+        weights.append([value.clone() for value in learner.loss.state_dict().values()])
+        learner.close()
+    assert rows[0] == rows[1]
+    assert all(map(torch.equal, *weights))
+    assert rows[0][0] != rows[0][-1]
+
+
+def launching(learner):
+    """An update whose kernels are operators, which a mode sees: others round otherwise."""
+
+    def update(stored, kinds):
+        with compiling():
+            return learner._learned(stored, kinds)
+
+    return update
+
+
+def repeating(learner):
+    """An update that is recorded at the first call and then repeated."""
+    memory, graph, result = [], Repeated(), []
+
+    def update(stored, kinds):
+        if memory:
+            memory[0].copy_(stored)
+            assert memory[1] == kinds
+            graph.replay()
+        else:
+            memory.extend([stored.clone(), kinds])
+            with graph:
+                result.append(launching(learner)(memory[0], kinds))
+        return result[0].clone()
+
+    return update
 
 
 @pytest.mark.parametrize(("kind", "options"), [ALL[0], ALL[3], ALL[5]])

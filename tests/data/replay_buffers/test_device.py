@@ -121,6 +121,8 @@ def test_exactly_the_allowed_slices_are_drawn(history, length, drawing, seed):
 
 @settings(max_examples=30, deadline=None)
 @given(histories, st.integers(1, 5), st.integers(0, 2), st.integers(0, 2**31))
+@example((2, [False] * 48, [6, 6, 6]), 2 * CAPACITY, 0, 0)  # slices longer than the ring
+@example((2, [False] * 48, [6, 6, 6]), 2 * CAPACITY, 2, 0)
 def test_equals_the_sampler_on_the_host(history, length, kind, seed):
     rows, ends, lengths = history
     size = rows * CAPACITY

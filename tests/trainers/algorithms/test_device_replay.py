@@ -252,6 +252,15 @@ def test_what_is_not_finite_changes_nothing_and_is_said_when_it_is_read(kind, op
     learner.close()
 
 
+@pytest.mark.parametrize(("before", "now"), [("host", "device"), ("device", "host")])
+def test_a_run_goes_on_where_its_slices_were_drawn(before, now):
+    learner, _ = updates(config("dqn", drawn_on=before), 1)
+    other = ALGORITHMS["dqn"].learner(config("dqn", drawn_on=now))
+    with pytest.raises(ArgumentError, match=f"must have drawn slices on the {now}.* go on with --drawn-on {before}"):
+        other.load_state_dict(learner.state_dict())
+    other.close()
+
+
 def test_who_replaces_learn_is_waited_for():
     learner = ALGORITHMS["dqn"].learner(config("dqn"))
     learner.learn = lambda batch: {"loss": 1.0}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from recurl._torch import start_compilers
 from recurl.collectors.captured import Programs
 from recurl.distributed import average_, global_statistics, world_size
+from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
 from recurl.modules import RewardScaler
 from recurl.spans import FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, OPTIMIZER, REPLAY, span
@@ -102,7 +103,17 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         return {**super().parts(), "buffer": self.buffer, "scaler": self.scaler}
 
     def load_state_dict(self, state: dict[str, Any], *, begin_anew: bool = False) -> None:
-        """Restore what :meth:`state_dict` returned; see :meth:`Learner.load_state_dict`."""
+        """Restore what :meth:`state_dict` returned; see :meth:`Learner.load_state_dict`.
+
+        Raises:
+            ArgumentError: slices were drawn on the host, and are to be drawn on the device, or the other way round.
+        """
+        before, now = ("device" if on else "host" for on in ("ring" in state["buffer"], self.config.draws_on_device))
+        if before != now:
+            raise ArgumentError(
+                f"The saved run must have drawn slices on the {now}, as this one does, but its buffer is one of the "
+                f"{before}: go on with --drawn-on {before}."
+            )
         self._forget_graphs()  # optimisers get other states
         super().load_state_dict(state, begin_anew=begin_anew)
 

@@ -148,8 +148,7 @@ class DeviceSliceBuffer:
         """
         if state.get("format") != _FORMAT or "ring" not in state:
             raise ArgumentError(
-                "The saved buffer must be one that drew slices on the device, which this one is not: go on with "
-                "--drawn-on host."
+                "The saved buffer must be a DeviceSliceBuffer, which it is not: load it into a buffer of its kind."
             )
         if state["ring"] is None:
             return

@@ -18,6 +18,8 @@ COLLECTOR = "collector"
 """Metadata of steps, written by collectors, buffers and rollouts, is nested under this key."""
 DONE = "done"
 IS_INIT = "is_init"
+LAST_STEP = ("collector", "last_step")
+"""Of rows that hold one sequence each, and padding: flat index of its last token, int64, at every token."""
 MASK = ("collector", "mask")
 NEXT = "next"
 OBSERVATION = "observation"

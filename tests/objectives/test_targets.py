@@ -74,3 +74,12 @@ def test_a_network_of_other_parameters_is_refused():
     loss.value_network = QValueActor(nn.Linear(2, 3), action_space="categorical")
     with pytest.raises(ArgumentError, match=r"must have parameters of the same shapes.*create a new target"):
         update.step()
+
+
+def test_counting_copies_nothing():
+    loss = torch.nn.Module()
+    loss.net, loss.target_net = (torch.nn.Linear(1, 1) for _ in range(2))
+    update = HardUpdate(loss, value_network_update_interval=2)
+    before = loss.target_net.weight.clone()
+    assert [update.count() for _ in range(4)] == [False, True, False, True]
+    assert torch.equal(loss.target_net.weight, before)

@@ -23,8 +23,8 @@ from recurl.distributed import broadcast, joined, on_any_rank, rank, restarted, 
 from recurl.errors import ArgumentError, CallbackError, NonFiniteError, StorageError
 from recurl.ranges import Steps
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
-from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.algorithms.options_file import write_options_file
+from recurl.trainers.algorithms.programs_config import ProgramsConfig
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
 from recurl.trainers.networks.description import describe_agent
@@ -186,7 +186,7 @@ def _train(trainer: Trainer) -> int | None:
     how = f"by {config.algorithm} with {config.cell} on {config.device}, seed {config.seed}"
     over = f", over {world_size()} ranks" if world_size() > 1 else ""
     _say(console, f"Training {config.env} {how}, into {path}{over}")
-    if isinstance(config, OnPolicyConfig) and (config.compile or config.cuda_graph):
+    if isinstance(config, ProgramsConfig) and (config.compile or config.cuda_graph):
         _say(console, "The first updates compile programs and record graphs, which takes some seconds.")
     with StopOnSignal() as stop, _saying_how_to_go_on(trainer.folder):
         outcome = trainer.run(stop.requested)

@@ -161,7 +161,7 @@ class DiscreteSACLoss(SoftLoss):
         if isinstance(self.target_entropy, str):
             choices = allowed.sum(-1).clamp_min(1).to(self.log_alpha.dtype)
             return self.target_entropy_weight * choices.log().sum(-1)
-        return self.log_alpha.new_tensor(self.target_entropy)
+        return torch.full_like(self.log_alpha.detach(), self.target_entropy)
 
     def _choice_values(self, critics: list[CriticRun], counts: Sequence[int], allowed: Tensor) -> Tensor:
         """Return the critics' values of all choices, ``[K, M, k, n]``, 0 where one is forbidden."""

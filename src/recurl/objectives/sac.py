@@ -261,9 +261,9 @@ class SACLoss(SoftLoss):
         action, log_prob, mask = action[:count], log_prob[:count], sequences.flat_mask
         best = self.values_of(critics, action, frozen=True).amin(0)
         out["loss_actor"] = masked_mean(alpha * log_prob - best, mask)
-        auto = isinstance(self.target_entropy, str)
-        wanted = -float(action[0].numel()) if auto else self.target_entropy
-        return self.with_temperature(out, -log_prob.detach(), alpha.new_tensor(wanted), mask)
+        given = self.target_entropy
+        wanted = -float(action[0].numel()) if isinstance(given, str) else given
+        return self.with_temperature(out, -log_prob.detach(), torch.full_like(alpha, wanted), mask)
 
 
 def _drawn(dist: Any) -> tuple[Tensor, Tensor]:

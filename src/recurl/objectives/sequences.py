@@ -13,6 +13,7 @@ from recurl.continuity import check_order, check_starts
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import (
     IS_INIT,
+    LAST_STEP,
     MASK,
     TRAJ_IDS,
     TRAJ_STEPS,
@@ -41,6 +42,7 @@ class Sequences(NamedTuple):
         starts: bool, True where the token doesn't continue the previous one.
         ends: bool, True where the next token doesn't continue this one.
         mask: bool, False at padding; None if there is none.
+        last: flat indices of the tokens after which a step is made, where their number is known; None otherwise.
     """
 
     reward: Tensor
@@ -48,6 +50,7 @@ class Sequences(NamedTuple):
     starts: Tensor
     ends: Tensor
     mask: Tensor | None
+    last: Tensor | None = None
 
     @property
     def flat_mask(self) -> Tensor | None:
@@ -74,7 +77,8 @@ class Sequences(NamedTuple):
         starts = _starts(batch, done | terminated, mask)
         check_order(batch, starts)
         ends = starts.reshape(-1).roll(-1).reshape(shape)  # rows begin with a start, so their last tokens are ends
-        return cls(reward, terminated, starts, ends, mask)
+        last = batch.get(LAST_STEP, None)
+        return cls(reward, terminated, starts, ends, mask, None if last is None else last[..., 0].reshape(-1))
 
 
 class Passes:
@@ -179,21 +183,28 @@ class Unroll(Passes):
 
         shifted = flat.roll(-1, 0).masked_fill(spread(sequences.terminated), 0.0)
         steps = (sequences.ends & ~sequences.terminated).reshape(-1)
-        if ends_are_gathered(steps.device):
+        if sequences.last is not None:  # what stands at other ends, those of padding, is not used
+            after = self._output(batch, run, sequences.last)
+            kept = spread(steps.index_select(0, sequences.last))
+            shifted = shifted.index_put((sequences.last,), torch.where(kept, after, 0.0))
+        elif ends_are_gathered(steps.device):
             where = steps.nonzero().squeeze(-1)
             if where.numel():
                 shifted = shifted.index_put((where,), self._output(batch, run, where))
-            return shifted.reshape(output.shape)
-        # On other devices the number of ends can't be read without synchronisation: step from every token.
-        return torch.where(spread(steps), self._output(batch, run, None), shifted).reshape(output.shape)
+        else:  # elsewhere the number of ends can't be read without synchronisation: step from every token
+            shifted = torch.where(spread(steps), self._output(batch, run, None), shifted)
+        return shifted.reshape(output.shape)
 
     def _output(self, batch: Step, run: Step, where: Tensor | None) -> Tensor:
         return cast(Tensor, self.step(batch, run, where).get(self.out_key))
 
 
 def ends_are_gathered(device: torch.device) -> bool:
-    """Return whether steps are made at the ends of sequences only, whose number must be read from the device."""
-    return device.type in _GATHERED_ON
+    """Return whether steps are made at the ends of sequences only, whose number must be read from the device.
+
+    A program can't read it on any device.
+    """
+    return device.type in _GATHERED_ON and not torch.compiler.is_compiling()
 
 
 def inputs_in(modules: Iterable[TensorDictModuleBase]) -> list[NestedKey]:

@@ -91,9 +91,13 @@ class HardUpdate(_TargetUpdater):
 
     def step(self) -> None:
         """Count a gradient step, and copy at the end of each interval."""
-        self.steps += 1
-        if self.steps % self.interval == 0:
+        if self.count():
             self.init_()
+
+    def count(self) -> bool:
+        """Count a gradient step without copying, and return whether :meth:`init_` is due after it."""
+        self.steps += 1
+        return self.steps % self.interval == 0
 
     def state_dict(self) -> dict[str, int]:
         """Return the number of gradient steps."""

@@ -39,13 +39,19 @@ class Ahead(NamedTuple):
         """Return the steps that ``sequences`` need."""
         ends = sequences.ends.reshape(-1)
         tokens = torch.arange(ends.numel(), device=ends.device)
+        if sequences.last is not None:
+            return cls._after(sequences.last, tokens)
         if not ends_are_gathered(ends.device):  # their number can't be read without synchronisation
             following = torch.where(ends, ends.numel() + tokens, tokens + 1)
             return cls(None, following)
         where = (ends & ~sequences.terminated.reshape(-1)).nonzero().squeeze(-1)
-        steps = torch.arange(ends.numel(), ends.numel() + where.numel())
+        return cls._after(where, tokens)
+
+    @classmethod
+    def _after(cls, where: Tensor, tokens: Tensor) -> Ahead:
+        steps = torch.arange(tokens.numel(), tokens.numel() + where.numel(), device=tokens.device)
         following = (tokens + 1).index_put((where,), steps)
-        return cls(where, following.clamp_max(ends.numel() + where.numel() - 1))
+        return cls(where, following.clamp_max(tokens.numel() + where.numel() - 1))
 
 
 class TrunkRun(NamedTuple):

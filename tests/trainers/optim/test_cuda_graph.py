@@ -181,6 +181,8 @@ def test_needs_a_capturable_optimizer(anywhere):
     net, _, step = make()
     with pytest.raises(ArgumentError, match="got a SGD without capturable=True"):
         CudaGraphStep(step, net, torch.optim.SGD(net.parameters()))
+    with pytest.raises(ArgumentError, match="got a SGD without capturable=True"):
+        CudaGraphStep(step, net, [make(net)[1], torch.optim.SGD(net.parameters())])
 
 
 @pytest.mark.parametrize(

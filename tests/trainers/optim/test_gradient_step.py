@@ -155,3 +155,13 @@ def test_a_state_of_other_parameters_is_refused():
     from_other(other.sum())
     with pytest.raises(ArgumentError, match=r"must have the shapes of the parameters, got \{torch.Size\(\[3\]\)\} for"):
         step.load_state_dict(from_other.state_dict())
+
+
+def test_gradients_that_a_program_has_computed_are_taken_as_they_are():
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    ours, theirs = (GradientStep([weight], learning_rate=0.1, max_norm=1.0) for weight in weights)
+    for _ in range(3):
+        loss = weights[0].square().sum()
+        (weights[0].grad,) = torch.autograd.grad(loss, [weights[0]])
+        assert torch.equal(ours(loss.detach()), theirs(weights[1].square().sum()))
+    assert torch.equal(*weights)

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from recurl.errors import NonFiniteError
-from recurl.trainers import A2C, PPO, A2CConfig, PPOConfig, RunFolder, Trainer
+from recurl.trainers import A2C, PPO, A2CConfig, PPOConfig, R2D2Config, RunFolder, SACConfig, Trainer
 from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from recurl.trainers.report.metrics import read_metrics
@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow
 CLOCK = {"wall_s", "cpu_s", "steps_per_s", "eval_s"}
 SMALL = {"hidden_size": 8, "num_envs": 4, "rollout_steps": 8, "total_steps": 32 * 8, "checkpoint_every": 3}
 BANDIT = {"env": "recurl/Bandit-v0", "env_kwargs": ("pulls=3",), "sequence_length": 4, "minibatches": 2, **SMALL}
+REPLAY = {"env": "recurl/Bandit-v0", "env_kwargs": ("pulls=3",), **SMALL, "drawn_on": "device", "learning_starts": 64}
+REPLAY |= {"slices": 4, "slice_length": 4, "gradient_steps": 2, "cell": "gru"}
 FAULTY = {"env": f"{faulty.__name__}:recurl-test/Faulty-v0", "sequence_length": 4, **SMALL}
 
 
@@ -105,10 +107,11 @@ def assert_same(left, right):
 
 
 def without_ids(state):
-    """Trajectory ids are unique in a process, so those of two runs differ."""
+    """Trajectory ids are unique in a process, so those of two runs differ, also in a buffer."""
     collector = dict(state["algorithm"]["collector"])
     del collector["traj_ids"]
-    return {**state, "algorithm": {**state["algorithm"], "collector": collector}}
+    algorithm = {name: part for name, part in state["algorithm"].items() if name != "buffer"}
+    return {**state, "algorithm": {**algorithm, "collector": collector}}
 
 
 @pytest.mark.parametrize(
@@ -117,8 +120,10 @@ def without_ids(state):
         PPOConfig(**BANDIT, eval_every=96, eval_episodes=2),
         PPOConfig(**BANDIT, vectorization="device", store_states="starts"),
         A2CConfig(**{name: value for name, value in BANDIT.items() if name not in ("sequence_length", "minibatches")}),
+        R2D2Config(**REPLAY),
+        SACConfig(**REPLAY, vectorization="device", target_entropy=0.1),
     ],
-    ids=["evaluations", "device", "a2c"],
+    ids=["evaluations", "device", "a2c", "r2d2", "sac"],
 )
 def test_a_run_is_the_same(tmp_path, config, monkeypatch):
     expected, _, log = train(tmp_path / "waits", config)
@@ -154,8 +159,8 @@ def test_whoever_replaces_learn_is_waited_for(tmp_path, ahead):
     assert A2C.learns_ahead is not Learner.learns_ahead
 
 
-def test_stopped_and_resumed_equals_uninterrupted(tmp_path, ahead):
-    config = PPOConfig(**BANDIT)
+@pytest.mark.parametrize("config", [PPOConfig(**BANDIT), R2D2Config(**REPLAY)], ids=["ppo", "r2d2"])
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path, ahead, config):
     whole, _, _ = train(tmp_path / "whole", config)
     calls = iter(range(100))
     part, outcome, _ = train(tmp_path / "part", config, should_stop=lambda: next(calls) == 3)
@@ -174,9 +179,12 @@ def test_a_run_that_is_solved_ends_there(tmp_path, monkeypatch):
     assert rows_of(folder) == rows_of(expected)
 
 
+@pytest.mark.parametrize("kind", [PPOConfig, R2D2Config])
 @pytest.mark.parametrize("where", ["reward", "observation"])
-def test_a_bad_batch_stops_the_run(tmp_path, ahead, where):
-    config = PPOConfig(**{**FAULTY, "checkpoint_every": 2}, env_kwargs=(f"where={where}", "steps=40"))
+def test_a_bad_batch_stops_the_run(tmp_path, ahead, where, kind):
+    own = {} if kind is PPOConfig else {**REPLAY, "env": FAULTY["env"]}
+    given = FAULTY if kind is PPOConfig else {}
+    config = kind(**{**given, **own, "checkpoint_every": 2, "env_kwargs": (f"where={where}", "steps=40")})
     folder, error, log = train(tmp_path, config)
     assert "of environment 1 at step 7 of its batch (environment step 158) was nan, where only finite" in str(error)
     assert is_good(folder)

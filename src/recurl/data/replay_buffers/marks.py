@@ -27,7 +27,7 @@ ENTRIES: dict[str, NestedKey] = {
 
 
 def mark_starts(sample: Step, starts: Tensor) -> None:
-    """Set ``"is_init"`` of a sample ``[N, ...]`` where ``starts``, bool ``[N]``, is true.
+    """Set ``"is_init"`` of a sample ``[N, ...]`` where ``starts``, bool ``[N]`` (or rows, ``[S, L]``), is true.
 
     All samples are marked here, whatever the sampler. In an item of several steps the first one is marked. The marks
     are written to a new tensor; the stored flag is kept at ``("collector", "stored", "is_init")``.
@@ -35,7 +35,7 @@ def mark_starts(sample: Step, starts: Tensor) -> None:
     _override(sample, IS_INIT, starts)
 
 
-def mark_ends(sample: TensorDictBase, ends: Tensor, truncated_key: NestedKey) -> None:
+def mark_ends(sample: Step, ends: Tensor, truncated_key: NestedKey) -> None:
     """Set ``truncated_key``, and ``"done"`` beside it, where ``ends``, bool ``[N]``, is true; see ``mark_starts``."""
     _override(sample, truncated_key, ends)
     _override(sample, DONE if isinstance(truncated_key, str) else (*truncated_key[:-1], DONE), ends)
@@ -47,7 +47,8 @@ def _override(sample: Step, key: NestedKey, marks: Tensor) -> None:
         stored = torch.zeros((*sample.batch_size, 1), dtype=torch.bool, device=marks.device)
     marks = marks.to(stored.device, non_blocking=True)
     marked = stored.bool() if stored.dtype != torch.bool else stored.clone()
-    marked.view(marked.shape[0], -1)[:, 0] |= marks
+    lead = marks.ndim
+    marked.view(*marked.shape[:lead], -1)[..., 0] |= marks
     sample.set(key, marked)
     stored_key = (*STORED, *((key,) if isinstance(key, str) else key))
     if stored_key not in sample:  # if a sample is marked again, the first value is the stored one

@@ -14,7 +14,7 @@ from recurl.data.replay_buffers.buffers import ReplayBuffer
 from recurl.data.replay_buffers.marks import mark_starts
 from recurl.errors import ArgumentError, UsageError
 from recurl.keys import IS_INIT, TRAJ_IDS, TRAJ_STEPS, NestedKey, next_key, normalize_key
-from recurl.lowering import Network, inputs_of, modules_leading_to
+from recurl.lowering import Network, Step, StepT, inputs_of, modules_leading_to
 from recurl.mode import set_recurrent_mode
 from recurl.recurrence import Boundaries, record_backends
 
@@ -22,7 +22,7 @@ __all__ = ["BurnIn", "MidEpisodeBurnIn", "ZeroStart", "refresh_states", "slice_p
 _COLLECTED = ("collector", "stored", IS_INIT)
 
 
-class _Memory:
+class Memory:
     """Recurrent states of a policy, and the part of the policy that computes them, as it is now."""
 
     def __init__(self, policy: TensorDictModuleBase) -> None:
@@ -38,8 +38,8 @@ class _Memory:
         """Return the entries of ``sample`` that the network reads."""
         return sample.select(*self._reads, strict=False)
 
-    def run(self, sequences: TensorDictBase) -> dict[NestedKey, Tensor]:
-        """Return the states after every step of flat ``sequences``, by root key, without gradients."""
+    def run(self, sequences: Step) -> dict[NestedKey, Tensor]:
+        """Return the states after every step of ``sequences``, ``[N]`` or rows, by root key, without gradients."""
         with torch.no_grad(), set_recurrent_mode(True):
             result = self._network(inputs_of(sequences, self._reads, [self._network]))
         return {key: result.get(next_key(key)) for key in self.keys}
@@ -80,13 +80,13 @@ class BurnIn:
             raise ArgumentError(f"The number of burn-in steps must not be negative, got {steps}.")
         self.policy = policy
         self.steps = steps
-        _Memory(policy)
+        Memory(policy)
 
     def __call__(self, sample: TensorDictBase) -> TensorDictBase:
         """Return the steps after the prefixes."""
         prefix = self.prefix(sample)
         rest = sample[~prefix]
-        memory = _Memory(self.policy)
+        memory = Memory(self.policy)
         sequences = memory.select(sample)[prefix]
         if sequences.numel() == 0:
             return rest
@@ -150,16 +150,16 @@ class ZeroStart:
 
     def __init__(self, policy: TensorDictModuleBase) -> None:
         self.policy = policy
-        _Memory(policy)
+        Memory(policy)
 
-    def __call__(self, sample: TensorDictBase) -> TensorDictBase:
+    def __call__(self, sample: StepT) -> StepT:
         """Return the sample with zero states at slice starts."""
         starts = sample.get(IS_INIT).reshape(sample.batch_size)
-        result = sample.copy()
-        for key in _Memory(self.policy).keys:
+        result: StepT = sample.copy()
+        for key in Memory(self.policy).keys:
             state = result.get(key, None)
             if state is not None:
-                result.set(key, state.masked_fill(starts.reshape(-1, *(1,) * (state.ndim - 1)), 0))
+                result.set(key, state.masked_fill(starts.reshape(*starts.shape, *(1,) * (state.ndim - starts.ndim)), 0))
         return result
 
 
@@ -179,7 +179,7 @@ def refresh_states(buffer: ReplayBuffer, sample: TensorDictBase, policy: TensorD
         MissingKeyError: the sample has no ``"index"``.
         UnsupportedError: the storage is a list.
     """
-    memory = _Memory(policy)
+    memory = Memory(policy)
     with record_backends() as ran:
         states = memory.run(memory.select(sample))
     if "pad" in ran:
@@ -217,8 +217,7 @@ def slice_priorities(
         tensor([2.5000, 2.5000, 1.5000, 1.5000])
     """
     trained = sample if trained is None else trained
-    if not 0.0 <= eta <= 1.0:
-        raise ArgumentError(f"eta must be in [0, 1], got {eta}.")
+    check_eta(eta)
     if td_error.numel() != trained.numel():
         raise ArgumentError(f"There must be one error per step, {trained.numel()}, got shape {tuple(td_error.shape)}.")
     error = td_error.detach().abs().reshape(-1)
@@ -227,6 +226,12 @@ def slice_priorities(
     largest = zero.scatter_reduce(0, ids, error, "amax")
     mean = zero.scatter_reduce(0, ids, error, "mean", include_self=False)
     return (eta * largest + (1 - eta) * mean)[_segments(sample).segment_ids]
+
+
+def check_eta(eta: float) -> None:
+    """Raise ArgumentError if the weight of a slice's largest error is out of range."""
+    if not 0.0 <= eta <= 1.0:
+        raise ArgumentError(f"eta must be in [0, 1], got {eta}.")
 
 
 def _segments(sample: TensorDictBase) -> Boundaries:

@@ -37,6 +37,7 @@ class LazyTensorStorage(Storage):
         max_size: maximum number of items.
         device: device of the storage; ``"auto"`` for that of the first data.
         ndim: number of batch dimensions that count as items; see :class:`Storage`.
+        share_next_images: store such images once. The host keeps the record of it, and so waits for the device.
 
     Raises:
         ArgumentError: ``max_size`` or ``ndim`` is not positive; or data has other entries, shapes or dtypes than the
@@ -51,9 +52,12 @@ class LazyTensorStorage(Storage):
         tensor([[1., 1., 1.]])
     """
 
-    def __init__(self, max_size: int, *, device: torch.device | str = "cpu", ndim: int = 1) -> None:
+    def __init__(
+        self, max_size: int, *, device: torch.device | str = "cpu", ndim: int = 1, share_next_images: bool = True
+    ) -> None:
         super().__init__(max_size, ndim)
         self.device = device
+        self._share_next_images = share_next_images
         self._data = TensorDict({}, [0])
         self._leaves: dict[NestedKey, Tensor] = {}
         self._next: dict[NestedKey, NextImages] = {}
@@ -106,7 +110,7 @@ class LazyTensorStorage(Storage):
 
     def _allocate(self, items: dict[NestedKey, Tensor], inner: torch.Size) -> None:
         """Allocate memory; ``items`` gives shapes and dtypes of one item's entries, ``inner`` its batch size."""
-        self._pairs = {} if inner else next_images_of(items)
+        self._pairs = {} if inner or not self._share_next_images else next_images_of(items)
         memory = self._memory(items, self.lanes * self.capacity, self._pairs)
         self._leaves = {key: leaf for key, leaf in memory.items() if key not in self._pairs}
         self._next = {
@@ -164,6 +168,10 @@ class LazyTensorStorage(Storage):
         for key, images in self._next.items():
             data.set(key, images.get(index))
         return data
+
+    def entries(self, index: Tensor) -> dict[NestedKey, Tensor]:
+        """Return copies of the entries, ``[N, ...]`` each, at ``index``, int64 ``[N]`` on the device of the storage."""
+        return {key: leaf.index_select(0, index) for key, leaf in self._leaves.items()}
 
     def _filled(self, leaf: Tensor, steps: int) -> Tensor:
         """Return the first ``steps`` items of each lane, ``[lanes, steps, ...]``; shares memory."""

@@ -77,13 +77,20 @@ class DQN(ReplayLearner[DQNConfig, QNetwork]):
         self.agent.explore.step(self.frames_per_update)
         return batch
 
-    def improve(self, losses: TensorDictBase) -> Mapping[str, Tensor]:
+    def count(self) -> bool:
+        """Count a gradient step; see :meth:`ReplayLearner.count`. The target network gets the weights after some."""
+        return isinstance(self.targets, HardUpdate) and self.targets.count()
+
+    def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Make a gradient step; see :meth:`ReplayLearner.improve`."""
         norm = self.optimizer(losses["loss"])
-        self.targets.step()
+        if isinstance(self.targets, SoftUpdate):
+            self.targets.step()
+        elif self.kind:
+            self.targets.init_()
         return {**{name: losses[name].detach() for name in ("loss", "q_value", "q_target")}, "grad_norm": norm}
 
-    def others(self) -> dict[str, float]:
+    def others(self) -> dict[str, float | Tensor]:
         """Return the present probability of a random action, the mean over actors."""
         epsilons = self.config.epsilons
-        return {"eps": fmean(epsilons) if epsilons else self.agent.explore.eps.item()}
+        return {"eps": fmean(epsilons) if epsilons else self.agent.explore.eps}

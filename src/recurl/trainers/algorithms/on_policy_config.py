@@ -8,20 +8,17 @@ from typing import ClassVar, Literal, Self
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
 from recurl.ranges import NotNegative
-from recurl.recurrence import CELLS, load_cell
-from recurl.trainers.config import NO_CELL, RunConfig, Schedule
+from recurl.trainers.algorithms.programs_config import ProgramsConfig
+from recurl.trainers.config import Schedule
 from recurl.trainers.env_name import source_of
-
-_CAPTURABLE = ("fastest", "triton")
-_COMPILABLE = ("fastest", "cpu", "triton")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyConfig(RunConfig):
+class OnPolicyConfig(ProgramsConfig):
     """Options of an actor and a critic that learn from each batch once it is collected.
 
     Raises:
-        ArgumentError: see :class:`RunConfig`; or a CUDA graph where there can't be one.
+        ArgumentError: see :class:`ProgramsConfig`; or states that can't be left out.
     """
 
     learning_rate_schedule: Schedule = "linear"
@@ -36,13 +33,6 @@ class OnPolicyConfig(RunConfig):
     """How it falls to zero over --total-steps."""
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""
-    cuda_graph: bool = False
-    """Run each update as one CUDA graph, and the policy of a step as another, with --vectorization device all steps of
-    a batch (needs --device cuda, and minibatches of equal size)."""
-    compile: bool = False
-    """Compile losses and gradients as one program, and with --vectorization device a step of policy and environment as
-    another: fewer, larger kernels, after some seconds at the start; a C++ compiler is needed on the CPU."""
-
     store_states: Literal["auto", "all", "starts"] = "auto"
     """Recurrent states that a batch holds: those of all steps, or those at the starts of the sequences that are learnt
     from, to save memory; auto takes starts on a GPU where rows are whole sequences."""
@@ -81,32 +71,9 @@ class OnPolicyConfig(RunConfig):
 
     def check(self) -> None:
         """Refuse states, a CUDA graph, and compiled programs, where there can be none."""
+        super().check()
         if self.store_states == "starts" and self._why_all_states is not None:
             raise ArgumentError(f"--store-states starts needs {self._why_all_states}.")
-        if self.compile and not self.is_compilable:
-            raise ArgumentError(
-                f"--compile needs a cell of the library and --backend {' or '.join(_COMPILABLE)}, as others read the "
-                f"lengths of episodes back, got {self.cell} and {self.backend}."
-            )
-        if not self.cuda_graph:
-            return
-        if not self.device.startswith("cuda"):
-            raise ArgumentError(f"--cuda-graph needs --device cuda, got {self.device}.")
-        if self.cell != NO_CELL and self.backend not in _CAPTURABLE:
-            raise ArgumentError(
-                f"--cuda-graph needs --backend {' or '.join(_CAPTURABLE)}, which never wait for the GPU, got "
-                f"{self.backend}."
-            )
-
-    @property
-    def is_compilable(self) -> bool:
-        """Whether ``compile`` is possible with the cell and its backend."""
-        known = map(type, CELLS.values())
-        return self.cell == NO_CELL or (self.backend in _COMPILABLE and type(load_cell(self.cell)) in known)
-
-    def on_cpu(self) -> Self:
-        """Return the options of the same run on the CPU, with the backend that is best there."""
-        return replace(self, device="cpu", backend="fastest", cuda_graph=False, compile=False)
 
 
 @dataclass(frozen=True, kw_only=True)

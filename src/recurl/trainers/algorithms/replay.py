@@ -4,61 +4,31 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
-from recurl.data import (
-    LazyTensorStorage,
-    MidEpisodeBurnIn,
-    PrioritizedSliceSampler,
-    SliceSampler,
-    TensorDictReplayBuffer,
-    ZeroStart,
-    refresh_states,
-    slice_priorities,
-)
-from recurl.distributed import average_, global_statistics
-from recurl.keys import DONE, NEXT, REWARD, NestedKey
+from recurl._torch import start_compilers
+from recurl.collectors.captured import Programs
+from recurl.distributed import average_, global_statistics, world_size
+from recurl.errors import ArgumentError
+from recurl.keys import DONE, NEXT, REWARD
 from recurl.modules import RewardScaler
-from recurl.spans import FORWARD, OPTIMIZER, REPLAY, span
+from recurl.spans import FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, OPTIMIZER, REPLAY, span
 from recurl.trainers.algorithms.learner import AgentT, Learner, Stateful
 from recurl.trainers.algorithms.replay_config import ReplayConfig
-from recurl.trainers.config import NO_CELL
-from recurl.trainers.optim.finite import all_finite
+from recurl.trainers.algorithms.replay_slices import DeviceSlices, HostSlices, ReplayLoss
+from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
+from recurl.trainers.optim.programs import GradientProgram
+from recurl.trainers.optim.reading import Reading
 
 ReplayConfigT = TypeVar("ReplayConfigT", bound=ReplayConfig)
-
-
-class ReplayLoss(Protocol):
-    """A loss over replayed slices."""
-
-    @property
-    def in_keys(self) -> list[NestedKey]:
-        """Entries that it reads."""
-        ...
-
-    @property
-    def target_states(self) -> dict[NestedKey, NestedKey]:
-        """Keys of the states of target networks, by state of the network."""
-        ...
-
-    def networks(self) -> list[TensorDictModuleBase]:
-        """Return the networks whose states a batch holds."""
-        ...
-
-    def target_networks(self) -> list[TensorDictModuleBase]:
-        """Return the target networks."""
-        ...
-
-    def __call__(self, tensordict: TensorDictBase, /) -> TensorDictBase:
-        """Return the losses, and ``td_error`` of every token."""
-        ...
+_Kinds = tuple[Hashable, ...]
 
 
 class ReplayLearner(Learner[ReplayConfigT, AgentT]):
@@ -70,12 +40,16 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
     base stores what the loss reads, draws slices, scales rewards, starts all networks from the stored states or from
     zero, burns each network in by itself, refreshes states, and gives slices their priorities.
 
+    With ``--cuda-graph`` the gradient steps of an update are recorded and repeated without Python. What a subclass
+    counts, it counts in :meth:`count`; steps that are not alike are recorded apart.
+
     Args:
         config: the options; its seed decides everything random.
 
     Attributes:
         buffer: the replay buffer.
         loss: what :meth:`make_loss` returned.
+        kind: what :meth:`count` returned of the present gradient step.
     """
 
     averaged: ClassVar[tuple[str, ...]]
@@ -84,23 +58,30 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
     data_parallel = True
 
     def __init__(self, config: ReplayConfigT) -> None:
+        if config.compile and torch.device(config.device).type == "cuda":
+            start_compilers()
         super().__init__(config)
         self.loss = self.make_loss()
-        self.buffer = _make_buffer(config)
+        self._slices: Any = (DeviceSlices if config.draws_on_device else HostSlices)(config, self.loss)
+        self.buffer = self._slices.buffer
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
-        remembers = config.cell != NO_CELL
-        self._memory = TensorDictSequential(*self.loss.networks()) if remembers else None
-        if self._memory is not None and config.start_state == "zero":
-            self.buffer.append_transform(ZeroStart(self._memory))
-        self._burn_in = self._make_burn_in() if remembers and config.burn_in_steps else ()
+        self.kind: Hashable = None
+        self._gradients: dict[Hashable, GradientProgram] = {}
+        self._graphs: dict[_Kinds, CudaGraphStep] = {}
+        self._found: dict[_Kinds, list[str]] = {}
+
+    @property
+    def programs(self) -> Programs:
+        """How a collector runs its steps; see :class:`Learner`."""
+        return Programs(cuda_graph=self.config.cuda_graph, compile_step=self.config.compile)
 
     @abstractmethod
     def make_loss(self) -> ReplayLoss:
         """Build the loss of ``self.agent``."""
 
     @abstractmethod
-    def improve(self, losses: TensorDictBase) -> Mapping[str, Tensor]:
-        """Make a gradient step.
+    def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Make a gradient step, by calling what :meth:`gradient_step` returned with the losses that it descends.
 
         Args:
             losses: what the loss returned.
@@ -109,11 +90,33 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             The numbers that ``averaged`` names, or those of them that there are, scalars without gradients.
         """
 
+    def count(self) -> Hashable:
+        """Count a gradient step that is about to be made, and return its kind, which then is ``self.kind``.
+
+        Steps of one kind must launch the same operations: where a step does something besides, such as every hundredth,
+        it is of another kind.
+        """
+        return None
+
     def parts(self) -> dict[str, Stateful | None]:
         """Return what a checkpoint holds."""
         return {**super().parts(), "buffer": self.buffer, "scaler": self.scaler}
 
-    @global_statistics()
+    def load_state_dict(self, state: dict[str, Any], *, begin_anew: bool = False) -> None:
+        """Restore what :meth:`state_dict` returned; see :meth:`Learner.load_state_dict`.
+
+        Raises:
+            ArgumentError: slices were drawn on the host, and are to be drawn on the device, or the other way round.
+        """
+        before, now = ("device" if on else "host" for on in ("ring" in state["buffer"], self.config.draws_on_device))
+        if before != now:
+            raise ArgumentError(
+                f"The saved run must have drawn slices on the {now}, as this one does, but its buffer is one of the "
+                f"{before}: go on with --drawn-on {before}."
+            )
+        self._forget_graphs()  # optimisers get other states
+        super().load_state_dict(state, begin_anew=begin_anew)
+
     def learn(self, batch: TensorDictBase) -> dict[str, float]:
         """Put a batch into the buffer and improve the networks on samples of it.
 
@@ -125,59 +128,108 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             :meth:`others`.
             Steps whose loss or norm wasn't finite were not made; ``fault`` names the first of these.
         """
-        with span(REPLAY):
-            self.buffer.extend(batch.select(*self.loss.in_keys, strict=False))
+        return self._launch(batch)()
+
+    @property
+    def learns_ahead(self) -> bool:
+        """See :class:`Learner`; who replaces ``learn`` is waited for."""
+        return self.config.draws_on_device and getattr(self.learn, "__func__", None) is ReplayLearner.learn
+
+    def learn_later(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
+        """See :meth:`Learner.learn_later`."""
+        return self._launch(batch) if self.learns_ahead else super().learn_later(batch)
+
+    @global_statistics()
+    def _launch(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
+        stored = batch.select(*self.loss.in_keys, strict=False)
         self.agent.observe(batch)
         if self.scaler is not None:
             self.scaler.update(batch[NEXT, REWARD], batch[NEXT, DONE])
-        learned = {**dict.fromkeys(self.averaged, math.nan), **self.others()}
+        learned: dict[str, float | Tensor] = {**dict.fromkeys(self.averaged, math.nan), **self.others()}
+        found: list[str] = []
         if self.env_steps < self.config.learning_starts:
-            return self.report(learned, ())
-        steps = [self._step() for _ in range(self.config.gradient_steps)]
+            with span(REPLAY):
+                self._slices.extend(stored)
+        else:
+            kinds = tuple(self.count() for _ in range(self.config.gradient_steps))
+            values = self._update(stored, kinds)
+            average_([values])
+            found = self._found[kinds]
+            learned.update(zip(found, values.unbind(), strict=True))
+        later = {name: value for name, value in learned.items() if isinstance(value, Tensor)}
+        reading = Reading([torch.stack([value.detach().float() for value in later.values()])] if later else [])
+
+        def read() -> dict[str, float]:
+            numbers = [number for values in reading() for number in values.tolist()]
+            return self.report(cast(dict[str, float], {**learned, **dict(zip(later, numbers, strict=True))}), found)
+
+        return read
+
+    def _update(self, stored: TensorDictBase, kinds: _Kinds) -> Tensor:
+        """Store a batch and make gradient steps of these kinds; return the numbers that ``_found`` names."""
+        if not self.config.cuda_graph:
+            return self._learned(stored, kinds)
+        if kinds not in self._graphs:
+            optimizers = [part.optimizer for part in self.parts().values() if isinstance(part, GradientStep)]
+            step = partial(self._learned, kinds=kinds)
+            self._graphs[kinds] = CudaGraphStep(step, cast(nn.Module, self.loss), optimizers)
+        with span(GRADIENT_GRAPH):
+            return self._graphs[kinds](stored)
+
+    def _learned(self, stored: TensorDictBase, kinds: _Kinds) -> Tensor:
+        with span(REPLAY):
+            self._slices.extend(stored)
+        steps = [self._step(kind) for kind in kinds]
         found = {name: [step[name] for step in steps if name in step] for name in self.averaged}
-        found = {name: torch.stack(values).mean() for name, values in found.items() if values}
-        values = torch.stack(list(found.values()))
-        average_([values])
-        learned.update(zip(found, values.tolist(), strict=True))
-        return self.report(learned, list(found))
+        means = {name: torch.stack(values).mean() for name, values in found.items() if values}
+        self._found[kinds] = list(means)
+        return torch.stack(list(means.values()))
 
     def gradient_step(self, parameters: Iterable[nn.Parameter]) -> GradientStep:
         """Return an optimiser of ``parameters``, with the step size and the bound of the options."""
         config = self.config
-        return GradientStep(parameters, learning_rate=config.learning_rate, max_norm=config.max_grad_norm)
+        return GradientStep(
+            parameters,
+            learning_rate=config.learning_rate,
+            max_norm=config.max_grad_norm,
+            capturable=config.cuda_graph,
+        )
 
-    def others(self) -> dict[str, float]:
-        """Return the numbers that are reported besides those of gradient steps."""
+    def others(self) -> dict[str, float | Tensor]:
+        """Return the numbers that are reported besides those of gradient steps; a tensor is read later."""
         return {}
 
-    def losses(self, trained: TensorDictBase) -> TensorDictBase:
+    def losses(self, trained: Any) -> Mapping[str, Tensor]:
         """Return the losses of the steps to learn from."""
-        return self.loss(trained)
+        return cast(Mapping[str, Tensor], dict(self.loss(trained).items()))
 
-    def _step(self) -> Mapping[str, Tensor]:
+    def _step(self, kind: Hashable) -> Mapping[str, Tensor]:
+        self.kind = kind
         with span(REPLAY):
-            sample = self.buffer.sample().to(self.config.device)
+            sample = self._slices.sample()
         if self.scaler is not None:
             sample.set((NEXT, REWARD), self.scaler(sample[NEXT, REWARD]))
-        if self._memory is not None and self.config.refresh_states:
-            with span(REPLAY):
-                refresh_states(self.buffer, sample, self._memory)
+        with span(REPLAY):
+            self._slices.refresh(sample)
         with span(FORWARD):
             trained = self.burnt_in(sample)
-            losses = self.losses(trained)
+        losses = self._computed(trained)
         error = losses["td_error"]
         with span(OPTIMIZER):
             numbers = self.improve(losses)
-        if self.config.prioritized and all_finite([*numbers.values(), error]):
-            with span(REPLAY):
-                priority = slice_priorities(sample, error, trained, eta=self.config.priority_eta)
-                self.buffer.update_priority(sample["index"], priority, sample["collector", "write_step"])
+        with span(REPLAY):
+            self._slices.prioritise(sample, trained, error, numbers)
         return numbers
 
-    def _make_burn_in(self) -> tuple[MidEpisodeBurnIn, ...]:
-        """Return burn-ins of the networks and of their targets."""
-        kinds = (self.loss.networks(), self.loss.target_networks())
-        return tuple(MidEpisodeBurnIn(TensorDictSequential(*kind), self.config.burn_in_steps) for kind in kinds)
+    def _computed(self, trained: Any) -> Mapping[str, Tensor]:
+        """Return the losses; of a program they come with gradients, which the parameters hold."""
+        if not self.config.compile or world_size() > 1:  # several ranks exchange statistics within
+            with span(FORWARD):
+                return self.losses(trained)
+        if self.kind not in self._gradients:
+            self._gradients[self.kind] = GradientProgram(self.losses, None, cast(nn.Module, self.loss))
+        with span(FORWARD_AND_BACKWARD):
+            return self._gradients[self.kind](trained)
 
     def restart(self, rows: Tensor) -> bool:
         """Begin new episodes in some environments; see :meth:`Learner.restart`."""
@@ -185,31 +237,16 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             self.scaler.returns[rows] = 0
         return super().restart(rows)
 
-    def burnt_in(self, sample: TensorDictBase) -> TensorDictBase:
+    def burnt_in(self, sample: Any) -> Any:
         """Return the steps of a sample to learn from, each network's states computed by that network."""
-        if not self._burn_in:
-            return sample
-        rest, target_rest = (burn_in(sample) for burn_in in self._burn_in)
-        for key, at in self.loss.target_states.items():
-            rest.set(at, target_rest.get(key))
-        return rest
+        return self._slices.burnt_in(sample)
 
+    def close(self) -> None:
+        """Close the environments, and free the CUDA graphs of the steps."""
+        super().close()
+        self._forget_graphs()
 
-def _make_buffer(config: ReplayConfig) -> TensorDictReplayBuffer:
-    by_step = config.drawn_by == "step"
-    if config.prioritized:
-        sampler = PrioritizedSliceSampler(
-            config.buffer_size,
-            config.priority_exponent,
-            config.importance_exponent,
-            slice_len=config.slice_length,
-            strict_length=False,
-            by_step=by_step,
-        )
-    else:
-        sampler = SliceSampler(slice_len=config.slice_length, strict_length=False, by_step=by_step)
-    return TensorDictReplayBuffer(
-        storage=LazyTensorStorage(config.buffer_size, device=config.device, ndim=2),
-        sampler=sampler,
-        batch_size=config.slices * config.slice_length,
-    )
+    def _forget_graphs(self) -> None:
+        for graph in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()

@@ -8,19 +8,19 @@ from typing import Any, ClassVar, Literal, Self
 
 from recurl.errors import ArgumentError
 from recurl.ranges import Count, Exponent, Fraction, NoBound, Positive, Whole
-from recurl.trainers.config import RunConfig
+from recurl.trainers.algorithms.programs_config import ProgramsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayConfig(RunConfig):
+class ReplayConfig(ProgramsConfig):
     """Options of the algorithms that learn from slices of replayed trajectories.
 
     Raises:
-        ArgumentError: see :class:`~recurl.trainers.RunConfig`; or a burn-in as long as a slice, or a buffer smaller
-            than a batch.
+        ArgumentError: see :class:`ProgramsConfig`; or a burn-in as long as a slice, a buffer smaller than a batch, or
+            options that draws on the device don't have.
     """
 
-    fixed: ClassVar[tuple[str, ...]] = (*RunConfig.fixed, "buffer_size")
+    fixed: ClassVar[tuple[str, ...]] = (*ProgramsConfig.fixed, "buffer_size")
     usual_lag: ClassVar[int] = 1
 
     learning_rate: Positive = 5e-4
@@ -49,6 +49,9 @@ class ReplayConfig(RunConfig):
     drawn_by: Literal["step", "trajectory"] = "step"
     """How slices are drawn: a step, and a slice that holds it; or a trajectory, all alike, and a slice within it (with
     priorities: a slice by its first step), which makes the ends of long episodes rare."""
+    drawn_on: Literal["auto", "host", "device"] = "auto"
+    """Where slices are drawn and priorities kept: on the host, or on the device of the run, which then never waits for
+    the host; shorter slices are padded there. auto takes the device with --cuda-graph or --compile."""
     start_state: Literal["stored", "zero"] = "stored"
     """Hidden state at the start of a slice: the one stored during collection, or zero."""
     burn_in: Whole | None = 0
@@ -86,8 +89,24 @@ class ReplayConfig(RunConfig):
         """Steps at the start of a slice that only update its hidden state."""
         return self.slice_length // 4 if self.burn_in is None else self.burn_in
 
+    @property
+    def draws_on_device(self) -> bool:
+        """Whether slices are drawn on the device of the run."""
+        return self.drawn_on == "device" or (self.drawn_on == "auto" and (self.cuda_graph or self.compile))
+
     def check(self) -> None:
         """Refuse options that don't fit together."""
+        super().check()
+        if (self.cuda_graph or self.compile) and self.drawn_on == "host":
+            raise ArgumentError(
+                "--cuda-graph and --compile need slices of one length, which --drawn-on device gives: leave --drawn-on "
+                "host out."
+            )
+        if self.refresh_states and self.draws_on_device:
+            raise ArgumentError(
+                "--refresh-states needs --drawn-on host, without --cuda-graph and --compile: slices overlap, and on a "
+                "device the state that a step would get from them is not determined."
+            )
         if self.burn_in_steps >= self.slice_length:
             raise ArgumentError(
                 f"--burn-in must be below --slice-length, got {self.burn_in_steps} and {self.slice_length}: nothing is "

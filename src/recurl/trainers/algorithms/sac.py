@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurl.objectives import DiscreteSACLoss, SACLoss, SoftUpdate
@@ -79,7 +78,7 @@ class SAC(ReplayLearner[SACConfig, SoftActor]):
             "alpha_optimizer": self.alpha_optimizer,
         }
 
-    def improve(self, losses: TensorDictBase) -> Mapping[str, Tensor]:
+    def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Make a gradient step; see :meth:`ReplayLearner.improve`."""
         # The actor's loss needs the critics' weights as they were, the critics' loss none of the actor's.
         norms = {"grad_norm_actor": self.actor_optimizer(losses["loss_actor"])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -84,7 +85,11 @@ class TD3(ReplayLearner[TD3Config, DeterministicActor]):
         self.agent.explore.step(self.frames_per_update)
         return batch
 
-    def improve(self, losses: TensorDictBase) -> Mapping[str, Tensor]:
+    def count(self) -> bool:
+        """Count a gradient step; see :meth:`ReplayLearner.count`. The actor's step is due in some."""
+        return self.delay.step()
+
+    def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Make a gradient step; see :meth:`ReplayLearner.improve`."""
         numbers = {name: losses[name].detach() for name in self.averaged if name in losses}
         if "loss_actor" in losses:  # before the critics' step: it needs their weights as they were
@@ -94,14 +99,14 @@ class TD3(ReplayLearner[TD3Config, DeterministicActor]):
             self.targets.step()
         return numbers
 
-    def losses(self, trained: TensorDictBase) -> TensorDictBase:
+    def losses(self, trained: Any) -> Mapping[str, Tensor]:
         """Return the losses of the steps to learn from, with the actor's where its step is due."""
-        self.loss.updates_actor = self.delay.step()
+        self.loss.updates_actor = bool(self.kind)
         return super().losses(trained)
 
-    def others(self) -> dict[str, float]:
+    def others(self) -> dict[str, float | Tensor]:
         """Return the present standard deviation of the noise."""
-        return {"noise": self.agent.explore.sigma.item()}
+        return {"noise": self.agent.explore.sigma}
 
 
 class Delay:

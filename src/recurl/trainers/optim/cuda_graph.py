@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -40,7 +40,7 @@ class CudaGraphStep:
         step: from a batch (a TensorDict, or ``Entries``), and any tensors beside it, to a tensor, or several, without
             gradients: it computes the loss, its gradients, and steps the optimiser.
         module: what is trained.
-        optimizer: what it steps, made with ``capturable=True``.
+        optimizer: what it steps, made with ``capturable=True``; one or several.
 
     Raises:
         UsageError: ``module`` is not on a CUDA device. When called: a submodule, parameter, buffer, step size or the
@@ -63,16 +63,23 @@ class CudaGraphStep:
         recurl.errors.UsageError: A CUDA graph needs all parameters on a CUDA device, got some on cpu: ...
     """
 
-    def __init__(self, step: Callable[..., Any], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    ) -> None:
         check_devices(module)
-        if not all(group.get("capturable", False) for group in optimizer.param_groups):
-            raise ArgumentError(
-                "A CUDA graph needs an optimiser that keeps all its numbers on the GPU, got a "
-                f"{type(optimizer).__name__} without capturable=True: make it with that, its lr a tensor if it changes."
-            )
+        self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        for stepped in self._optimizers:
+            if not all(group.get("capturable", False) for group in stepped.param_groups):
+                raise ArgumentError(
+                    "A CUDA graph needs an optimiser that keeps all its numbers on the GPU, got a "
+                    f"{type(stepped).__name__} without capturable=True: make it with that, its lr a tensor if it "
+                    "changes."
+                )
         self._step = step
         self._module = module
-        self._optimizer = optimizer
         self.reset()
 
     def reset(self) -> None:
@@ -127,7 +134,8 @@ class CudaGraphStep:
             return CudaGraphModule(run, warmup=_WARM_UP)
 
     def _steering(self) -> list[Any]:
-        return [self._optimizer.state, *(group["lr"] for group in self._optimizer.param_groups)]
+        rates = [group["lr"] for stepped in self._optimizers for group in stepped.param_groups]
+        return [*(stepped.state for stepped in self._optimizers), *rates]
 
     def _check_unchanged(self) -> None:
         replaced = None if self._kept is None else self._kept.replaced()

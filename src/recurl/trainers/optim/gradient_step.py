@@ -63,8 +63,11 @@ class GradientStep:
     def __call__(self, loss: Tensor) -> Tensor:
         """Make a step along the gradient of ``loss`` and return the gradient's norm before clipping, a scalar.
 
-        Nothing changes where the norm or the loss isn't finite.
+        Nothing changes where the norm or the loss isn't finite. Of a loss that a program has computed, which is not
+        connected to the parameters, they hold the gradients already; see :meth:`descend`.
         """
+        if not loss.requires_grad:
+            return self.descend(loss)
         for parameter in self._parameters:
             parameter.grad = None
         with span(BACKWARD):

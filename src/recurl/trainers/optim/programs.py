@@ -84,17 +84,18 @@ class GradientProgram:
 
     Args:
         losses: maps a minibatch to losses and metrics by name.
-        descended: names of those whose sum is descended.
+        descended: names of those whose sum is descended; None for all that have gradients.
         module: the networks; parameters that the losses don't depend on get no gradient.
     """
 
-    def __init__(self, losses: Callable[[Step], Named], descended: Sequence[str], module: nn.Module) -> None:
+    def __init__(self, losses: Callable[[Step], Named], descended: Sequence[str] | None, module: nn.Module) -> None:
         self._parameters = {f"gradient of {name}": parameter for name, parameter in module.named_parameters()}
 
         def run(minibatch: Entries) -> Named:
             with torch.enable_grad():
                 found = losses(minibatch)
-                total = torch.stack([found[name] for name in descended]).sum()
+                summed = [name for name in found if found[name].requires_grad] if descended is None else descended
+                total = torch.stack([found[name] for name in summed]).sum()
                 wanted = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
                 names = [name for name, parameter in self._parameters.items() if parameter.requires_grad]
                 gradients: Any = torch.autograd.grad(total, wanted, allow_unused=True)

@@ -1,0 +1,7 @@
+"""Replay on the device of the learner: slices of one length, drawn without the host."""
+
+from recurl.data.replay_buffers.device.buffer import DeviceSliceBuffer
+from recurl.data.replay_buffers.device.draws import ByPriority, ByStep, ByTrajectory
+from recurl.data.replay_buffers.device.learning import RowBurnIn, row_priorities
+
+__all__ = ["ByPriority", "ByStep", "ByTrajectory", "DeviceSliceBuffer", "RowBurnIn", "row_priorities"]

@@ -1,0 +1,95 @@
+"""Learning from slices of one length: burn-in and priorities, in fixed shapes."""
+
+from __future__ import annotations
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from recurl.data.replay_buffers.marks import mark_starts
+from recurl.data.replay_buffers.recurrent import Memory, check_eta
+from recurl.errors import ArgumentError
+from recurl.keys import IS_INIT, MASK, STORED, NestedKey
+from recurl.lowering import Entries
+
+__all__ = ["RowBurnIn", "row_priorities"]
+
+_COLLECTED: NestedKey = (*STORED, IS_INIT)
+
+
+class RowBurnIn:
+    """The burn-in of :class:`~recurl.data.MidEpisodeBurnIn`, of slices of one length, which it keeps.
+
+    Called with a sample ``[S, L]`` of a :class:`DeviceSliceBuffer`, it returns one of the same shape: the first steps
+    of slices that begin within an episode are masked, and the step after them begins a sequence with the state that
+    ``policy`` has reached there, without gradients. The sample is not modified.
+
+    Args:
+        policy: module with recurrent modules inside; only those that their states depend on are run.
+        steps: length of the prefix, positive; a shorter slice keeps its last step.
+
+    Raises:
+        ArgumentError: ``steps`` is not positive, or the policy has no recurrent module.
+    """
+
+    def __init__(self, policy: TensorDictModuleBase, steps: int) -> None:
+        if steps < 1:
+            raise ArgumentError(f"The number of burn-in steps must be positive, got {steps}.")
+        self.policy = policy
+        self.steps = steps
+        Memory(policy)
+
+    def __call__(self, sample: Entries) -> Entries:
+        """Return the sample with the prefixes masked."""
+        mask = sample.get(MASK)
+        slices, length = mask.shape
+        begins = sample.get(_COLLECTED).reshape(mask.shape)[:, 0]
+        count = (mask.sum(-1) - 1).clamp_max(self.steps).masked_fill(begins, 0).unsqueeze(-1)  # burnt in, [S, 1]
+        offset = torch.arange(length, device=mask.device)
+        begin = (offset == count) & (count > 0)
+        rest = sample.copy()
+        for key, states in Memory(self.policy).run(_first(sample, self.steps)).items():
+            inner = (1,) * (states.ndim - 2)
+            last = (count - 1).clamp_min(0).reshape(slices, 1, *inner).expand(-1, -1, *states.shape[2:])
+            after = states.gather(1, last)
+            stored = rest.get(key, None)
+            kept = 0.0 if stored is None else stored
+            rest.set(key, torch.where(begin.reshape(slices, length, *inner), after, kept))
+        mark_starts(rest, begin)
+        rest.set(MASK, mask & (offset >= count))
+        return rest
+
+
+def _first(sample: Entries, steps: int) -> Entries:
+    """Return the first steps of all rows."""
+    return Entries(
+        {k: v[:, :steps] if isinstance(v, Tensor) else _first(v, steps) for k, v in sample.items()},
+        torch.Size([sample.batch_size[0], min(steps, sample.batch_size[1])]),
+        sample.device,
+    )
+
+
+def row_priorities(trained: Entries, td_error: Tensor, eta: float = 0.9) -> Tensor:
+    """Return the priorities of slices of one length; see :func:`~recurl.data.slice_priorities`.
+
+    Args:
+        trained: the sample, ``[S, L]``, after :class:`RowBurnIn` where there is one.
+        td_error: ``[S, L]`` or ``[S, L, 1]``.
+        eta: weight of the maximum, from 0 to 1.
+
+    Returns:
+        ``[S]``.
+
+    Raises:
+        ArgumentError: ``eta`` is out of range.
+
+    Example:
+        >>> mask = torch.tensor([[True, True], [True, False]])
+        >>> sample = Entries({"collector": Entries({"mask": mask}, mask.shape)}, mask.shape)
+        >>> row_priorities(sample, torch.tensor([[1.0, -3.0], [2.0, 9.0]]), eta=0.5)
+        tensor([2.5000, 2.0000])
+    """
+    check_eta(eta)
+    mask = trained.get(MASK)
+    error = td_error.detach().abs().reshape(mask.shape).masked_fill(~mask, 0.0)
+    return eta * error.amax(-1) + (1 - eta) * error.sum(-1) / mask.sum(-1)

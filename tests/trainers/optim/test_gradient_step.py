@@ -159,9 +159,21 @@ def test_a_state_of_other_parameters_is_refused():
 
 def test_gradients_that_a_program_has_computed_are_taken_as_they_are():
     weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    ours, theirs = (GradientStep([weight], learning_rate=0.1, max_norm=1.0) for weight in weights)
+    options = {"learning_rate": 0.1, "max_norm": 1.0}
+    ours, theirs = GradientStep(weights[:1], programmed=True, **options), GradientStep(weights[1:], **options)
     for _ in range(3):
         loss = weights[0].square().sum()
         (weights[0].grad,) = torch.autograd.grad(loss, [weights[0]])
-        assert torch.equal(ours(loss.detach()), theirs(weights[1].square().sum()))
-    assert torch.equal(*weights)
+        torch.testing.assert_close(ours(loss.detach()), theirs(weights[1].square().sum()))
+    torch.testing.assert_close(*weights)
+
+
+def test_a_loss_without_a_gradient_moves_nothing() -> None:
+    """The parameters hold the gradient of another loss."""
+    weight = nn.Parameter(torch.ones(2))
+    step = GradientStep([weight], learning_rate=0.1, max_norm=1.0)
+    step(weight.sum())
+    before = weight.detach().clone()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        step(torch.tensor(1.0))
+    assert torch.equal(weight, before)

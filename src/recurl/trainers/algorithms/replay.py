@@ -193,7 +193,13 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             learning_rate=config.learning_rate,
             max_norm=config.max_grad_norm,
             capturable=config.cuda_graph,
+            programmed=self._is_programmed,
         )
+
+    @property
+    def _is_programmed(self) -> bool:
+        """Whether losses and gradients are a program's; several ranks exchange statistics within."""
+        return self.config.compile and world_size() == 1
 
     def others(self) -> dict[str, float | Tensor]:
         """Return the numbers that are reported besides those of gradient steps; a tensor is read later."""
@@ -223,7 +229,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
 
     def _computed(self, trained: Any) -> Mapping[str, Tensor]:
         """Return the losses; of a program they come with gradients, which the parameters hold."""
-        if not self.config.compile or world_size() > 1:  # several ranks exchange statistics within
+        if not self._is_programmed:
             with span(FORWARD):
                 return self.losses(trained)
         if self.kind not in self._gradients:

@@ -31,6 +31,7 @@ class GradientStep:
         max_norm: largest norm of the gradient of all parameters together; longer gradients are scaled down to it.
         eps: Adam's epsilon.
         capturable: keep every number that changes on the device, so that the step can be captured in a CUDA graph.
+        programmed: a program sets the gradients before a call, whose loss isn't connected to the parameters.
 
     Example:
         >>> weight = nn.Parameter(torch.zeros(2))
@@ -50,9 +51,11 @@ class GradientStep:
         max_norm: float,
         eps: float = 1e-8,
         capturable: bool = False,
+        programmed: bool = False,
     ) -> None:
         self._parameters = list(parameters)
         self._max_norm = max_norm
+        self._programmed = programmed
         kinds = {(p.device, p.dtype) for p in self._parameters}
         self._fused = len(kinds) == 1 and all(d.type in ("cpu", "cuda") and t.is_floating_point for d, t in kinds)
         self._state: Adam | None = None
@@ -63,10 +66,10 @@ class GradientStep:
     def __call__(self, loss: Tensor) -> Tensor:
         """Make a step along the gradient of ``loss`` and return the gradient's norm before clipping, a scalar.
 
-        Nothing changes where the norm or the loss isn't finite. Of a loss that a program has computed, which is not
-        connected to the parameters, they hold the gradients already; see :meth:`descend`.
+        Nothing changes where the norm or the loss isn't finite. Where a program sets the gradients, this is
+        :meth:`descend`.
         """
-        if not loss.requires_grad:
+        if self._programmed:
             return self.descend(loss)
         for parameter in self._parameters:
             parameter.grad = None

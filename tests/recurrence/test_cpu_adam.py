@@ -68,5 +68,9 @@ def test_what_does_not_fit():
         assert not adam.fits([grads[0].T.contiguous().T, *grads[1:]], loss)
         assert not adam.fits([grads[0].double(), *grads[1:]], loss)
         assert not Adam(parameters, zeros(torch.float64), zeros(torch.float32), adam.steps).fits(grads, loss)
+        assert not adam.fits([grads[0][:1].contiguous(), *grads[1:]], loss)
+        kept, parameters[0].data = parameters[0].data, torch.ones(1)  # smaller than what Adam keeps of it
+        assert not adam.fits([torch.ones(1), *grads[1:]], loss)
+        parameters[0].data = kept
         half = [parameter.bfloat16() for parameter in parameters]
         assert not Adam(half, half, half, adam.steps).fits(half, loss.bfloat16())

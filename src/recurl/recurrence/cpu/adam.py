@@ -68,8 +68,11 @@ class Adam:
 
     def fits(self, grads: Sequence[Tensor], loss: Tensor) -> bool:
         """Return whether the library can make the step: plain contiguous tensors of one of its dtypes, on the CPU."""
-        dtype = self._dtype
-        return self._fits and can_step() and all(_is_plain(x, dtype) for x in (loss, *grads, *self._parameters))
+        dtype, parameters = self._dtype, self._parameters
+        if not (self._fits and can_step() and all(_is_plain(x, dtype) for x in (loss, *grads, *parameters))):
+            return False
+        columns = zip(self.means, parameters, grads, strict=True)
+        return all(mean.shape == parameter.shape == grad.shape for mean, parameter, grad in columns)
 
     def step(
         self,

@@ -19,6 +19,7 @@ from recurl.nearest import nearest
 __all__ = [
     "Count",
     "Exponent",
+    "Few",
     "Field",
     "Fraction",
     "Inside",
@@ -79,6 +80,7 @@ _NARROW = 100  # both ends of a range up to here are stated
 _LARGE = 2**31 - 1
 
 Count: TypeAlias = Annotated[int, Range(1, _LARGE)]
+Few: TypeAlias = Annotated[int, Range(1, 100)]  # of what is made one after another
 Whole: TypeAlias = Annotated[int, Range(0, _LARGE)]
 Steps: TypeAlias = Annotated[int, Range(1, 10**15)]
 Threads: TypeAlias = Annotated[int, Range(1, 1024)]

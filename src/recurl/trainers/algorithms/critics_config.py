@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recurl.ranges import Count, SomeFraction, Whole
+from recurl.ranges import Count, Few, SomeFraction, Whole
 from recurl.trainers.algorithms.replay_config import ReplayConfig
 
 
@@ -30,7 +30,7 @@ class CriticsConfig(ReplayConfig):
     """Divide rewards by the running standard deviation of the discounted return, as it is when they are learnt from."""
     shared_trunk: bool = True
     """Share encoder and memory between actor and critics; otherwise each has its own."""
-    critics: Count = 2
+    critics: Few = 2
     """Critics, of which the smallest value counts."""
     target_rate: SomeFraction = 0.01
     """Fraction by which the target critics follow the critics, per gradient step."""

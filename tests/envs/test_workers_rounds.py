@@ -38,7 +38,8 @@ def serve(channel, index):
             elif message[0] == "close":
                 return
             else:
-                channel.send(list(done))
+                channel.send(done)
+                done = []
         if number is None:
             continue
         while number not in plans:
@@ -62,8 +63,7 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.fixture
-def requests():
+def started():
     before = descriptors()
     requests = Requests(WorkerGroup([Task(serve, (index,)) for index in range(WORKERS)], timeout=1.0), PLACES)
     yield requests
@@ -72,34 +72,39 @@ def requests():
     assert descriptors() == before
 
 
+requests = pytest.fixture(started, name="requests")
+lasting = pytest.fixture(started, scope="module", name="lasting")  # for tests that leave the workers as they are
+
+
 def noted(requests):
+    """What each worker has done since this was asked last."""
     for index in range(WORKERS):
         requests.ask(0, index, pickle.dumps(("what was done?",)))
     return requests.answers(0, range(WORKERS))
 
 
-def test_rounds_are_carried_out_in_their_order_by_everyone(requests):
+def test_rounds_are_carried_out_in_their_order_by_everyone(lasting):
     wanted = []
     for number in range(20):
         for place in range(PLACES):
-            requests.ask_all(plan(place, f"plan {number % 3}"))
+            lasting.ask_all(plan(place, f"plan {number % 3}"))
             wanted.append((place, f"plan {number % 3}"))
         for place in reversed(range(PLACES)):
-            assert requests.answers(place, range(WORKERS)) == []
-    assert noted(requests) == [wanted] * WORKERS
+            assert lasting.answers(place, range(WORKERS)) == []
+    assert noted(lasting) == [wanted] * WORKERS
 
 
-def test_a_round_that_nobody_waits_for_stands_in_no_other_ones_way(requests):
-    requests.ask_all(plan(0, "first"))
+def test_a_round_that_nobody_waits_for_stands_in_no_other_ones_way(lasting):
+    lasting.ask_all(plan(0, "first"))
     wanted = [(0, "first")]
     for number in range(7):
-        requests.ask_all(plan(1, f"plan {number}"))
+        lasting.ask_all(plan(1, f"plan {number}"))
         wanted.append((1, f"plan {number}"))
-        requests.answers(1, range(WORKERS))
-    requests.answers(0, range(WORKERS))
-    requests.ask_all(plan(0, "last"))
-    requests.answers(0, range(WORKERS))
-    assert noted(requests) == [[*wanted, (0, "last")]] * WORKERS
+        lasting.answers(1, range(WORKERS))
+    lasting.answers(0, range(WORKERS))
+    lasting.ask_all(plan(0, "last"))
+    lasting.answers(0, range(WORKERS))
+    assert noted(lasting) == [[*wanted, (0, "last")]] * WORKERS
 
 
 @pytest.mark.parametrize(
@@ -131,14 +136,14 @@ def test_an_error_is_found_where_another_round_must_wait_for_it(requests):
     assert requests.group.closed
 
 
-def test_a_slow_worker_is_waited_for(requests):
-    requests.ask_all(plan(0, "fine"))
-    process = requests.group.workers[1].process
-    requests.answers(0, range(WORKERS))
+def test_a_slow_worker_is_waited_for(lasting):
+    lasting.ask_all(plan(0, "fine"))
+    process = lasting.group.workers[1].process
+    lasting.answers(0, range(WORKERS))
     process.send_signal(signal.SIGSTOP)
-    requests.ask_all(plan(0, "slow"))
+    lasting.ask_all(plan(0, "slow"))
     threading.Timer(0.5, process.send_signal, (signal.SIGCONT,)).start()
-    requests.answers(0, range(WORKERS))
-    requests.ask_all(plan(0, "fine"))
-    requests.answers(0, range(WORKERS))
-    assert noted(requests)[1] == [(0, "fine"), (0, "slow"), (0, "fine")]
+    lasting.answers(0, range(WORKERS))
+    lasting.ask_all(plan(0, "fine"))
+    lasting.answers(0, range(WORKERS))
+    assert noted(lasting)[1] == [(0, "fine"), (0, "slow"), (0, "fine")]

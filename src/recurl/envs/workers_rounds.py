@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import array
 import contextlib
-import fcntl
 import mmap
 import os
 import select
 import struct
-import termios
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -23,6 +21,12 @@ from collections.abc import Hashable, Sequence
 from recurl.envs.workers import Reply, WorkerGroup
 from recurl.envs.workers_child import Channel
 from recurl.envs.workers_memory import anonymous_file
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # no POSIX system: there are no workers
+    fcntl = termios = None
 
 __all__ = ["RoundServer", "Rounds"]
 
@@ -197,6 +201,8 @@ class RoundServer:
 
 def _waiting(descriptor: int) -> int:
     """Return how many bytes a pipe holds."""
+    assert fcntl is not None
+    assert termios is not None
     found = array.array("i", [0])
     fcntl.ioctl(descriptor, termios.FIONREAD, found)
     return found[0]

@@ -57,9 +57,10 @@ def test_any_boundaries(isa, starts, width, constant, imaginary):
 @pytest.mark.parametrize("rate", [0.0, 1e-4, 0.02])
 @pytest.mark.parametrize("constant", [False, True])
 def test_same_bits_for_any_number_of_threads(constant, rate, restore_threads):
-    """Large enough for several: one segment, a few, many; channels that don't come out even."""
-    for dtype, width in ((torch.float32, 200), (torch.complex64, 37), (torch.float32, 3)):
-        case = problem((40_000,), (width,), dtype, constant, rate)
+    """Large enough for several: one segment, a few, many; channels that don't come out even, and more than a page."""
+    sizes = ((40_000, 200, torch.float32), (40_000, 37, torch.complex64), (40_000, 3, torch.float32))
+    for tokens, width, dtype in (*sizes, (2_000, 2_100, torch.float32)):
+        case = problem((tokens,), (width,), dtype, constant, rate)
         for isa in instruction_sets():
             torch.set_num_threads(1)
             alone = solve(case, CpuLinear(isa))

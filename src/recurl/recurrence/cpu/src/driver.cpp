@@ -293,25 +293,34 @@ int run(const recurl_program& program, const recurl_place* given, int64_t rows, 
 
 #include "pass.inc"
 
-// A linear recurrence as jobs of a thread each, the same result for any cut: pieces of the stream, where segments are
-// short enough for the threads to get equal shares and `by_tokens` allows it, else pieces of its rows.
-std::vector<LinearJob> linear_jobs(const recurl_linear& l, int64_t threads, bool by_tokens) {
-  if (threads == 1) return {{0, l.tokens, 0, l.width}};
-  std::vector<LinearJob> jobs;
-  int64_t longest = 0;
-  const int64_t pieces = 4 * threads;
-  for (int64_t i = 0, begin = 0; by_tokens && begin < l.tokens; ++i) {
-    int64_t end = std::max(begin + 1, l.tokens * (i + 1) / pieces);
+// Pieces of a stream, of about equal lengths, that begin with segments.
+std::vector<LinearJob> linear_pieces(const recurl_linear& l, int64_t count) {
+  std::vector<LinearJob> pieces;
+  for (int64_t i = 0, begin = 0; begin < l.tokens; ++i) {
+    int64_t end = std::min(l.tokens, std::max(begin + 1, l.tokens * (i + 1) / count));
     while (end < l.tokens && !l.starts[end]) ++end;
-    end = std::min(end, l.tokens);
-    longest = std::max(longest, end - begin);
-    jobs.push_back({begin, end, 0, l.width});
+    pieces.push_back({begin, end, 0, l.width});
     begin = end;
   }
-  if (by_tokens && 2 * threads * longest <= l.tokens) return jobs;
-  const int64_t line = kAlign / (l.dtype == RECURL_FLOAT64 ? 8 : l.dtype == RECURL_BFLOAT16 ? 2 : 4);
-  const int64_t share = ((l.width + threads - 1) / threads + line - 1) / line * line;
-  if (share >= l.width && longest < l.tokens && by_tokens) return jobs;
+  return pieces;
+}
+
+constexpr int64_t kSummedTokens = 256, kMostSums = 32;
+constexpr int64_t kPage = 4096;
+
+// A linear recurrence as jobs of a thread each, the same result for any number of threads: pieces of the stream, or
+// where segments are too long for equal shares, pieces of its rows. These are no smaller than a page: threads walk the
+// same rows at the same time, and what a core fetches ahead takes away what its neighbour has written.
+std::vector<LinearJob> linear_jobs(const recurl_linear& l, int64_t threads, bool summed) {
+  if (summed)  // piece by piece
+    return linear_pieces(l, std::min(kMostSums, std::max<int64_t>(1, l.tokens / kSummedTokens)));
+  if (threads == 1) return {{0, l.tokens, 0, l.width}};
+  std::vector<LinearJob> jobs = linear_pieces(l, 4 * threads);
+  int64_t longest = 0;
+  for (const LinearJob& job : jobs) longest = std::max(longest, job.end - job.begin);
+  const int64_t page = kPage / (l.dtype == RECURL_FLOAT64 ? 8 : l.dtype == RECURL_BFLOAT16 ? 2 : 4);
+  const int64_t share = ((l.width + threads - 1) / threads + page - 1) / page * page;
+  if (share >= l.width || 2 * threads * longest <= l.tokens) return jobs;
   jobs.clear();
   for (int64_t first = 0; first < l.width; first += share)
     jobs.push_back({0, l.tokens, first, std::min(share, l.width - first)});
@@ -320,15 +329,18 @@ std::vector<LinearJob> linear_jobs(const recurl_linear& l, int64_t threads, bool
 
 constexpr double kLinearWork = 4;  // a number of a linear recurrence costs as much as so many multiplications
 
-template <class Walk>
-void linear(const recurl_linear& l, bool by_tokens, const Walk& walk) {
+// Sums over tokens, where they are wanted, are in the second half of each job's scratch.
+template <class Walk, class Sum>
+void linear(const recurl_linear& l, bool summed, const Walk& walk, const Sum& sum) {
   const int64_t threads = useful_threads(l.threads, kLinearWork * double(l.tokens) * double(l.width));
-  const std::vector<LinearJob> jobs = linear_jobs(l, threads, by_tokens);
-  const int64_t size = linear_scratch(l.width) + kAlign / 8;
-  std::vector<double> scratch(size * threads);
-  parallel(threads, int64_t(jobs.size()), [&](int64_t job, int64_t worker) {
-    walk(&l, &jobs[job], reinterpret_cast<double*>(aligned(reinterpret_cast<char*>(scratch.data() + worker * size))));
+  const std::vector<LinearJob> jobs = linear_jobs(l, threads, summed);
+  const int64_t size = linear_scratch(l.width), count = int64_t(jobs.size());
+  const std::unique_ptr<char[]> memory(new char[8 * size * (summed ? count : threads) + kAlign]);
+  double* scratch = reinterpret_cast<double*>(aligned(memory.get()));
+  parallel(threads, count, [&](int64_t job, int64_t worker) {
+    walk(&l, &jobs[job], scratch + size * (summed ? job : worker));
   });
+  if (summed) sum(&l, scratch + size / 2, size, count);
 }
 
 template <class Job>
@@ -389,13 +401,14 @@ void recurl_cpu_write(const recurl_memory* memory, int64_t step, const int64_t* 
 }
 int recurl_cpu_linear_forward(const recurl_linear* l) {
   return recurl::guarded(l->isa, [&] {
-    recurl::linear(*l, true, recurl::kernels_of(l->isa, l->dtype)->linear_forward);
+    const recurl::Kernels* kernels = recurl::kernels_of(l->isa, l->dtype);
+    recurl::linear(*l, false, kernels->linear_forward, kernels->linear_sum);
   });
 }
 int recurl_cpu_linear_backward(const recurl_linear* l) {
-  // The sum over tokens of the gradient of a, the same at every token, is one thread's for each number.
-  const bool by_tokens = l->a_stride != 0 || !l->grad_a;
+  const bool summed = l->a_stride == 0 && l->grad_a;  // one a, the same at every token
   return recurl::guarded(l->isa, [&] {
-    recurl::linear(*l, by_tokens, recurl::kernels_of(l->isa, l->dtype)->linear_backward);
+    const recurl::Kernels* kernels = recurl::kernels_of(l->isa, l->dtype);
+    recurl::linear(*l, summed, kernels->linear_backward, kernels->linear_sum);
   });
 }

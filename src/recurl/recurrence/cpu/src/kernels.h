@@ -95,6 +95,8 @@ struct Kernels {
   // One job. scratch: linear_scratch doubles.
   void (*linear_forward)(const recurl_linear* linear, const LinearJob* job, double* scratch);
   void (*linear_backward)(const recurl_linear* linear, const LinearJob* job, double* scratch);
+  // Stores the total of sums of the gradient of a, which are so many doubles apart.
+  void (*linear_sum)(const recurl_linear* linear, const double* sums, int64_t apart, int64_t count);
 };
 
 // By dtype; null where this build lacks the instruction set.

@@ -282,19 +282,19 @@ def time_of(direction: str, chunk: Chunk, cases: list[Case]) -> float:
 
 
 def on_cpu(args: argparse.Namespace) -> None:
-    """The share of a copy's bandwidth, and the loop in ATen."""
-    copied = copy_bandwidth("cpu")
-    print(f"\na copy: {copied / 1e9:.1f} GB/s with {torch.get_num_threads()} threads")
+    """The share of the bandwidth of copies before and after, as it changes by the minute; the loop in ATen."""
     for form in args.forms:
         for shape in [(16, 2048), (1024, 32), (1, 32_768)]:
             for resets in RESETS:
                 case = case_of(form, shape, resets, "cpu")
+                before = copy_bandwidth("cpu")
                 took = milliseconds(lambda case=case: case.run(LINEAR.named("cpu")), "cpu", 7)
+                copied = (before + copy_bandwidth("cpu")) / 2
                 forward = milliseconds(lambda case=case: LINEAR.named("cpu").forward(case.inputs), "cpu", 7)
                 loop = milliseconds(lambda case=case: case.run(LINEAR.named("loop")), "cpu", 1)
                 floor = 1e3 * case.floor / copied
-                print(f"{form:17}{shape!s:>14}{resets:8} {took:8.1f} ms, {floor / took:.2f} of a copy's bandwidth, "
-                      f"loop {loop / took:.1f} x", flush=True)  # fmt: skip
+                print(f"{form:17}{shape!s:>14}{resets:8} {took:8.1f} ms, {floor / took:.2f} of a copy's bandwidth "
+                      f"({copied / 1e9:.0f} GB/s), loop {loop / took:.1f} x", flush=True)  # fmt: skip
                 write("cpu", form, shape, resets, took, forward, floor)
                 write("loop", form, shape, resets, loop, None, floor)
 

@@ -21,7 +21,7 @@ from recurl._version import __version__
 from recurl.cli.bench_figure import figure
 from recurl.diagnostics import RNNCase, RNNTime, time_rnn
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Few, NotNegative, Threads, Whole
+from recurl.ranges import Count, NotNegative, Threads, Whole
 from recurl.recurrence import BACKENDS
 
 _THREADS = min(torch.get_num_threads(), 1024)
@@ -40,7 +40,7 @@ class BenchRNN:
     """Widths of the hidden state."""
     input_size: Count | None = None
     """Width of the input; by default that of the hidden state."""
-    num_layers: Few = 1
+    num_layers: Count = 1
     """Stacked layers."""
     batch: tuple[Count, ...] = (32,)
     """Rows of a batch."""

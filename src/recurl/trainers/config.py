@@ -13,7 +13,6 @@ from recurl.keys import ACTION_MASK
 from recurl.nearest import nearest
 from recurl.ranges import (
     Count,
-    Few,
     Fraction,
     NoBound,
     Number,
@@ -109,7 +108,7 @@ class RunConfig:
     36x36 on, and a multilayer perceptron for vectors; mlp takes images as vectors."""
     encoder_width: Count | None = None
     """Width of each encoder's fully connected layers; by default that of the hidden state."""
-    encoder_layers: Few = 1
+    encoder_layers: Count = 1
     """Fully connected layers of each encoder, after the convolutions of an image."""
     image_layout: Literal["auto", "hwc", "chw", "hw"] = "auto"
     """Order of an image's dimensions; auto takes the smaller one of first and last as the channels."""
@@ -121,7 +120,7 @@ class RunConfig:
     feed-forward control. Options of a cell follow in brackets: "s5(state_size=128, norm=False)"."""
     hidden_size: Count = 64
     """Width of the hidden state, and of the encoder where none is given."""
-    num_layers: Few = 1
+    num_layers: Count = 1
     """Stacked recurrent layers."""
     backend: str = "fastest"
     """Implementation of the recurrence; fastest takes the best one of this machine."""

@@ -63,17 +63,24 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def started():
+def started(timeout):
     before = descriptors()
-    requests = Requests(WorkerGroup([Task(serve, (index,)) for index in range(WORKERS)], timeout=1.0), PLACES)
+    requests = Requests(WorkerGroup([Task(serve, (index,)) for index in range(WORKERS)], timeout=timeout), PLACES)
     yield requests
     requests.group.kill()
     requests.free()
     assert descriptors() == before
 
 
-requests = pytest.fixture(started, name="requests")
-lasting = pytest.fixture(started, scope="module", name="lasting")  # for tests that leave the workers as they are
+@pytest.fixture
+def requests():
+    yield from started(3.0)
+
+
+@pytest.fixture(scope="module")
+def lasting():
+    """For tests that leave the workers as they are."""
+    yield from started(60.0)
 
 
 def noted(requests):
@@ -110,7 +117,7 @@ def test_a_round_that_nobody_waits_for_stands_in_no_other_ones_way(lasting):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("stop 1", r"^Worker 1 \(process \d+\) hangs: no answer and no step for 1 s"),
+        ("stop 1", r"^Worker 1 \(process \d+\) hangs: no answer and no step for 3 s"),
         ("raise 2", r"^Worker 2 \(process \d+\) raised ArithmeticError: on purpose"),
     ],
 )

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from recurl.data import SequenceMinibatches
-from recurl.distributed import global_statistics, merge_moments
+from recurl.distributed import global_statistics
 from recurl.keys import NestedKey
 from recurl.lowering import Entries
+from recurl.objectives.common import moments
 
 
 class RankAdvantages:
@@ -24,14 +25,10 @@ class RankAdvantages:
 
     def __init__(self, minibatches: SequenceMinibatches, key: NestedKey, orders: Tensor) -> None:
         self._key = key
-        own = [part.get(key) for order in orders for part in minibatches.rows(order)]
-        variances, means = (
-            torch.stack(column) for column in zip(*(torch.var_mean(part, correction=0) for part in own), strict=True)
-        )
         with global_statistics():
-            _, means, variances = merge_moments(own[0].numel(), means, variances)
-        self._means = means.view(len(orders), -1)
-        self._deviations = variances.sqrt().clamp_min(1e-8).view(len(orders), -1)
+            found = moments([part.get(key) for order in orders for part in minibatches.rows(order)], None)
+        means, variances = (torch.stack(column).view(len(orders), -1) for column in zip(*found, strict=True))
+        self._means, self._deviations = means, variances.sqrt().clamp_min(1e-8)
 
     def normalized(self, epoch: int, dealt: Iterable[Entries]) -> Iterator[Entries]:
         """Iterate over the minibatches of an epoch with their advantages shifted and scaled."""

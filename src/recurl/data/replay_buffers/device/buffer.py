@@ -14,7 +14,7 @@ from recurl.data.replay_buffers.marks import INDEX, PRIORITY_WEIGHT, mark_ends, 
 from recurl.data.replay_buffers.storages import LazyTensorStorage
 from recurl.errors import ArgumentError, MissingKeyError, UsageError
 from recurl.keys import IS_INIT, LAST_STEP, MASK, NEXT, STORED, TRAJ_IDS, TRAJ_STEPS, TRUNCATED, NestedKey
-from recurl.lowering import Entries
+from recurl.lowering import Entries, leaves
 from recurl.start_states import refuse
 
 __all__ = ["DeviceSliceBuffer"]
@@ -228,15 +228,10 @@ class DeviceSliceBuffer:
         flat.set(LAST_STEP, (rows + last).expand(shape).flatten())
         if drawn.weights is not None:
             flat.set(PRIORITY_WEIGHT, drawn.weights.float().unsqueeze(-1).expand(shape).flatten())
-        return _unflattened(flat, shape)
-
-
-def _unflattened(flat: Entries, shape: torch.Size) -> Entries:
-    return Entries(
-        {k: v.unflatten(0, shape) if isinstance(v, Tensor) else _unflattened(v, shape) for k, v in flat.items()},
-        shape,
-        flat.device,
-    )
+        sample = Entries({}, shape, self.device)
+        for key, value in leaves(flat):
+            sample.set(key, value.unflatten(0, shape))
+        return sample
 
 
 def _shape(priority: Tensor | None) -> torch.Size | None:

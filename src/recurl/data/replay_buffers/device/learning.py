@@ -10,7 +10,7 @@ from recurl.data.replay_buffers.marks import mark_starts
 from recurl.data.replay_buffers.recurrent import Memory, check_eta
 from recurl.errors import ArgumentError
 from recurl.keys import IS_INIT, MASK, STORED, NestedKey
-from recurl.lowering import Entries
+from recurl.lowering import Entries, leaves
 
 __all__ = ["RowBurnIn", "row_priorities"]
 
@@ -62,11 +62,11 @@ class RowBurnIn:
 
 def _first(sample: Entries, steps: int) -> Entries:
     """Return the first steps of all rows."""
-    return Entries(
-        {k: v[:, :steps] if isinstance(v, Tensor) else _first(v, steps) for k, v in sample.items()},
-        torch.Size([sample.batch_size[0], min(steps, sample.batch_size[1])]),
-        sample.device,
-    )
+    slices, length = sample.batch_size
+    first = Entries({}, torch.Size([slices, min(steps, length)]), sample.device)
+    for key, value in leaves(sample):
+        first.set(key, value[:, :steps])
+    return first
 
 
 def row_priorities(trained: Entries, td_error: Tensor, eta: float = 0.9) -> Tensor:

@@ -17,7 +17,7 @@ from recurl.distributed import global_statistics, rank, world_size
 from recurl.errors import RecurlError
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
-from recurl.trainers import PPOConfig, RunFolder, Trainer
+from recurl.trainers import PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.algorithms.a2c import A2C
 from recurl.trainers.algorithms.a2c_config import A2CConfig
 from recurl.trainers.algorithms.environment import training_env
@@ -159,6 +159,25 @@ def improve(kind, env, rows):
     collector.shutdown()
     learner.close()
     return norms, gradients
+
+
+def replay_weights(compiled):
+    """The weights after some updates from slices that are drawn on the device."""
+    sizes = {
+        "num_envs": 2,
+        "rollout_steps": 16,
+        "hidden_size": 4,
+        "slices": 4,
+        "slice_length": 8,
+        "learning_starts": 16,
+    }
+    options = {"gradient_steps": 2, "total_steps": 4096, "drawn_on": "device", "compile": compiled}
+    learner = make_algorithm(R2D2Config(env="recurl/MaskedCartPole-v1", **sizes, **options))
+    for _ in range(4):
+        learner.learn(learner.collect())
+    weights = {name: value.detach().clone() for name, value in learner.agent.named_parameters()}
+    learner.close()
+    return weights
 
 
 def replayed(path, kind, stop_after=None, resume=False):

@@ -71,6 +71,13 @@ def test_replay_learns_from_all_shares_of_a_batch(ranks, kind, env):
             torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
 
 
+def test_losses_from_replay_as_a_program(ranks):
+    plain, programmed = (ranks.run(2, runs.replay_weights, compiled) for compiled in (False, True))
+    for name, value in programmed[0].items():
+        assert torch.equal(value, programmed[1][name]), name
+        torch.testing.assert_close(value, plain[0][name], rtol=1e-5, atol=1e-6)
+
+
 def test_torchs_own_ddp(ranks):
     whole = runs.ddp_gradients(in_ddp=False)
     for found in ranks.run(2, runs.ddp_gradients, True):

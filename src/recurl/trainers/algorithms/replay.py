@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recurl._torch import start_compilers
 from recurl.collectors.captured import Programs
-from recurl.distributed import average_, global_statistics, world_size
+from recurl.distributed import average_, global_statistics
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, NEXT, REWARD
 from recurl.modules import RewardScaler
@@ -193,13 +193,8 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             learning_rate=config.learning_rate,
             max_norm=config.max_grad_norm,
             capturable=config.cuda_graph,
-            programmed=self._is_programmed,
+            programmed=config.compile,
         )
-
-    @property
-    def _is_programmed(self) -> bool:
-        """Whether losses and gradients are a program's; several ranks exchange statistics within."""
-        return self.config.compile and world_size() == 1
 
     def others(self) -> dict[str, float | Tensor]:
         """Return the numbers that are reported besides those of gradient steps; a tensor is read later."""
@@ -229,7 +224,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
 
     def _computed(self, trained: Any) -> Mapping[str, Tensor]:
         """Return the losses; of a program they come with gradients, which the parameters hold."""
-        if not self._is_programmed:
+        if not self.config.compile:
             with span(FORWARD):
                 return self.losses(trained)
         if self.kind not in self._gradients:

@@ -108,6 +108,14 @@ def test_scan():
     assert torch.equal(sums, x.cumsum(0))
 
 
+def test_schema_of():
+    schema = _torch.schema_of(torch.ops.aten.add_.Tensor)
+    assert schema.is_mutable
+    assert [argument.name for argument in schema.arguments] == ["self", "other", "alpha"]
+    assert _torch.schema_of(torch.ops.aten.view.default).returns[0].alias_info is not None
+    assert _torch.schema_of(len) is None
+
+
 def test_trace():
     seen = []
 

@@ -48,6 +48,7 @@ __all__ = [
     "running_by",
     "samples",
     "scan",
+    "schema_of",
     "start_compilers",
     "tensors_of",
     "trace",
@@ -183,6 +184,14 @@ def returns_other_entries(module: nn.Module) -> bool:
     return selects or inner.out_keys != inner.out_keys_source
 
 
+def schema_of(target: Any) -> Any:
+    """Return the schema of an operation: which arguments it has, changes and returns parts of; None of what is none.
+
+    Without the name: a table of the operations that are known.
+    """
+    return getattr(target, "_schema", None)
+
+
 class _Replacing(TorchDispatchMode):
     def __init__(self, run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()
@@ -250,10 +259,15 @@ def traced_graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> nn
     return graph
 
 
-def inductor_program(graph: Any) -> Callable[..., Sequence[Tensor]]:
+_PUT_TOGETHER_AT_ONCE = ("max_pointwise_cat_inputs", "max_complex_pointwise_cat_inputs")
+
+
+def inductor_program(graph: Any, columns: bool = False) -> Callable[..., Sequence[Tensor]]:
     """Return a graph of :func:`traced_graph` as a program of Inductor, which reads the graph's own tensors in place.
 
-    One configuration of each pointwise kernel is compiled, in place of two that are timed at the first launch.
+    One configuration of each pointwise kernel is compiled, in place of two that are timed at the first launch. Where a
+    graph puts ``columns`` together, those who compute them write them where they belong, so that no kernel is left that
+    only puts together.
 
     Without the name: ``torch.compile(graph.forward, fullgraph=True)``, whose Dynamo reads the graph's code anew, in a
     sixth of the compiler's time.
@@ -263,8 +277,12 @@ def inductor_program(graph: Any) -> Callable[..., Sequence[Tensor]]:
     kept = [tensor.detach() for tensor in _lifted(graph, given)]
     examples = [*(node.meta["val"] for node in given), *map(mode.from_tensor, kept)]
     inductor: Any = importlib.import_module("torch._inductor")
+    options = {"deterministic": True, "triton.autotune_pointwise": False}
+    if columns:
+        config: Any = importlib.import_module("torch._inductor.config")
+        options |= {name: 0 for name in _PUT_TOGETHER_AT_ONCE if hasattr(config, name)}
     with torch.no_grad():
-        program = inductor.compile(graph, examples, {"deterministic": True, "triton.autotune_pointwise": False})
+        program = inductor.compile(graph, examples, options)
     return lambda *tensors: program(*tensors, *kept)
 
 

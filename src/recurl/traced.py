@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recurl._torch import compiling, inductor_program, running_by, traced_graph
+from recurl.columns import by_columns
 from recurl.errors import UnsupportedError
 from recurl.readback import refuse_read_back
 from recurl.small_products import small_product
@@ -36,6 +37,8 @@ class Traced:
         function: maps tensors to a tuple of tensors, and changes nothing else.
         examples: tensors like those of every call: shapes, strides, dtypes, devices.
         generators: random generators that it draws from, besides torch's own. No generator advances here.
+        rows: size of a dimension that most tensors have, of which few other numbers are: on a GPU they are computed
+            column by column (see :func:`recurl.columns.by_columns`), in fewer kernels.
 
     Raises:
         UnsupportedError: the function reads the numbers of tensors back, or what it draws depends on them, as by
@@ -50,7 +53,11 @@ class Traced:
     """
 
     def __init__(
-        self, function: _Function, examples: Sequence[Tensor], generators: Sequence[torch.Generator] = ()
+        self,
+        function: _Function,
+        examples: Sequence[Tensor],
+        generators: Sequence[torch.Generator] = (),
+        rows: int | None = None,
     ) -> None:
         count = len(examples)
         sums = any(tensor.device.type in _SUMS_ON for tensor in examples)
@@ -81,7 +88,9 @@ class Traced:
             with _kept([*generators, *own]), running_by(draw), refuse_read_back():
                 function(*examples)
             graph = traced_graph(given, [*examples, *drawn])
-        self._run = inductor_program(graph)
+        if rows is not None and sums:
+            graph = by_columns(graph, rows)
+        self._run = inductor_program(graph, columns=rows is not None)
 
     @torch.no_grad()
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -161,7 +161,8 @@ class CapturedSteps:
                 *(state[name] for name in names),
             )
 
-        self._run = Traced(run, given, [self._env.generator]) if self._compiled else run
+        rows = root.batch_size[0] if root.ndim else None
+        self._run = Traced(run, given, [self._env.generator], rows) if self._compiled else run
         self._setting = now
         self._weights = None if self._policy is None else KeptTensors(self._policy)
         self._recording = None

@@ -1,0 +1,166 @@
+"""Graphs by columns: the numbers, shapes and memory of the graphs that they are made of, whatever the sizes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from recurl import traced
+from recurl.collectors import Collector
+from recurl.columns import WIDEST, by_columns
+from recurl.envs import TensorEnv
+from recurl.envs.tasks import MaskedCartPole
+from recurl.traced import Traced
+
+ROWS = 96
+
+
+def same(function, *examples, rows=ROWS):
+    """Return the graph by columns, whose results are the function's, in memory of the same strides."""
+    graph = make_fx(function, tracing_mode="fake")(*examples)
+    columns = by_columns(graph, rows)
+    expected, found = (made(*(example.clone() for example in examples)) for made in (graph, columns))
+    for wanted, result in zip(expected, found, strict=True):
+        assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+        assert [s for s, n in zip(result.stride(), result.shape, strict=True) if n > 1] == [
+            s for s, n in zip(wanted.stride(), wanted.shape, strict=True) if n > 1
+        ]
+        torch.testing.assert_close(result, wanted, rtol=1e-12, atol=1e-13, equal_nan=True)
+    return columns
+
+
+def whole(columns):
+    """Return the operations that compute with more than vectors."""
+    names = (str(node.target) for node in columns.graph.nodes if node.op == "call_function")
+    return [name for name in names if not name.startswith(("aten.select", "aten.slice", "aten.stack", "aten.view"))]
+
+
+def x(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+FUNCTIONS = {
+    "rows first": (lambda a, b: (a * 2 + b, (a > b).float()), x(ROWS, 3), x(ROWS, 1)),
+    "rows last": (lambda a, b: (torch.where(b, a, -a),), x(4, ROWS), x(ROWS) > 0),
+    "rows between": (lambda a: ((a + 1).tanh(), a.transpose(0, 1) * 2), x(2, ROWS, 3)),
+    "permuted": (lambda a: ((a * 2).t(), a.t().exp(), a.permute(1, 0)[None] + 1), x(ROWS, 3)),
+    "constants": (lambda a, b, c: (a * b + c, a + 2, c * 2), x(ROWS, 3), x(3), x(1, 3).float()),
+    "one number": (lambda a, b: (a * b, a.float() + b, a + b.float()), x(ROWS, 2), x(1)[0]),
+    "views": (lambda a: (a.view(ROWS, 2, 3)[:, 1] * 2, a.unsqueeze(1).expand(ROWS, 2, 6) + 1), x(ROWS, 6)),
+    "parts": (lambda a: (*(p * 2 for p in a.unbind(1)), *(p + 1 for p in a.split([1, 2, 3], 1))), x(ROWS, 6)),
+    "slices": (lambda a: (a[:, 1:5:2] * 2, a[:, -2:] + 1, a[:, :0] + 1, a[..., 3] * 3), x(ROWS, 6)),
+    "some rows": (lambda a: (a[1:] * 2, a[5] + 1), x(ROWS, 2)),
+    "together": (lambda a: (torch.stack([a, -a], 1) * 2, torch.cat([a, -a], 1) + 1, torch.cat([a, -a])), x(ROWS, 2)),
+    "sums": (lambda a: (a.sum(1), a.sum(-1, keepdim=True), (a > 0).sum(1), a.sum(0), a.sum()), x(ROWS, 3)),
+    "two dimensions": (lambda a: (a.sum((0, 2)), a.sum((0, 2), keepdim=True), a.sum((1,))), x(2, ROWS, 3)),
+    "all": (lambda a: ((a > 0).all(1), (a > 0).any(1, keepdim=True), a.all(1)), x(ROWS, 3)),
+    "softmax": (lambda a: (a.softmax(1), a.log_softmax(-1), a.t().softmax(0), a.softmax(0)), x(ROWS, 5) * 9),
+    "gather": (lambda a, i: (a.gather(1, i), a.gather(1, i[:, :1]) * 2), x(ROWS, 3), (x(ROWS, 2) > 0).long() * 2),
+    "table": (lambda t, i: (t[i] * 2, t[i[:, 0]]), x(5), (x(ROWS, 1).abs() * 2).long().clamp(max=4)),
+    "largest": (lambda a: (*a.max(1), *a.t().max(0), *a.max(1, keepdim=True)), x(ROWS, 4).round()),
+    "not a number": (lambda a: (*a.max(1), a.softmax(1)), torch.where(x(ROWS, 3) > 0.7, torch.nan, x(ROWS, 3))),
+    "converted": (lambda a: (a.float() * 2, a.long() + 1, (a > 0).to(torch.uint8), a.clone() * 3), x(ROWS, 2)),
+    "wide": (lambda a, b: (a * 2 + b, (a * b).sum(1)), x(ROWS, WIDEST + 1), x(ROWS, 1)),
+    "square": (lambda a: (a @ a, a * 2, (a * 2).sum(0)), x(ROWS, ROWS)),
+    "products": (lambda a, w: (torch.addmm(w[0], a, w), (a * 2) @ w), x(ROWS, 3), x(3, 3)),
+    "arguments": (lambda a: (a, a.t(), a[:, :1], a * 1), x(ROWS, 2)),
+    "nothing": (lambda a: (a[:, :0] * 2, a.new_zeros(ROWS, 2), torch.ones(ROWS, 1)), x(ROWS, 2)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_same_numbers(name):
+    function, *examples = FUNCTIONS[name]
+    same(function, *examples)
+
+
+def test_narrow_tensors_are_vectors():
+    def step(state, action, force):
+        place, speed = state.unbind(0)
+        speed = speed + force[action] * 0.1
+        place = (place + speed).clamp(-1, 1)
+        after = torch.stack([place, speed])
+        done = place.abs() >= 1
+        return torch.where(done, torch.zeros_like(after), after), after.t().float(), done.unsqueeze(-1)
+
+    made = same(step, x(2, ROWS), (x(ROWS) > 0).long(), x(2))
+    for node in made.graph.nodes:
+        if node.op == "call_function" and "stack" not in str(node.target):
+            assert all("stack" not in str(argument.target) for argument in node.all_input_nodes) or "view" in node.name
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.sampled_from(["sum", "softmax", "max", "gather", "where"]))
+@settings(max_examples=60, deadline=None)
+def test_any_sizes(rows, width, what):
+    """Also where other dimensions have as many entries as there are rows."""
+    functions = {
+        "sum": lambda a, b: ((a * b).sum(1), (a + b).sum(0), a.t() * b.t()),
+        "softmax": lambda a, b: (a.softmax(1) * b, b.log_softmax(0)),
+        "max": lambda a, b: (*(a + b).max(1), *(a - b).max(0)),
+        "gather": lambda a, b: (a.gather(1, (b > 0).long() * (a.shape[1] - 1)), a[:, 0] * b[:, -1]),
+        "where": lambda a, b: (torch.where(a > b, a, b[:, :1]), torch.stack([a, b]).sum(0) * a[0]),
+    }
+    same(functions[what], x(rows, width), x(rows, width, seed=1), rows=rows)
+
+
+def test_what_is_changed_in_place_is_read_when_it_was():
+    def function(a):
+        kept = a.clone()
+        first = kept * 2
+        column = kept[:, 0]
+        column.add_(1)
+        second = kept * 2
+        copy = kept.clone()
+        kept.mul_(3)
+        noise = torch.empty_like(a).copy_(a + 1)
+        return first, second, copy * 2, kept * 2, noise * 2, kept[:, 1] + column, noise
+
+    same(function, x(ROWS, 2))
+
+
+def test_draws_are_left_whole():
+    graph = make_fx(lambda a: (torch.bernoulli(a.sigmoid()), torch.rand_like(a)), tracing_mode="fake")(x(ROWS, 2))
+    operations = whole(by_columns(graph, ROWS))
+    assert sum("bernoulli" in name for name in operations) == sum("rand" in name for name in operations) == 1
+
+
+def test_a_step_of_an_environment_is_compiled_by_columns(monkeypatch):
+    """On the device where it is quicker; there compiled batches have the numbers of others."""
+    counts = []
+
+    def counted(graph, rows):
+        made = by_columns(graph, rows)
+        counts.append((rows, len(made.graph.nodes) - len(graph.graph.nodes)))
+        return made
+
+    monkeypatch.setattr(traced, "by_columns", counted)
+    monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))
+    batches = []
+    for compiled in (False, True):
+        env = TensorEnv(MaskedCartPole(6), 24, categorical_action_encoding=True)
+        env.set_seed(0)
+        collector = Collector(env, None, frames_per_batch=24 * 12, compile_step=compiled)
+        torch.manual_seed(0)
+        batches.append([collector.collect().exclude(("collector", "traj_ids")) for _ in range(2)][-1])
+    assert [rows for rows, _ in counts] == [24]
+    assert counts[0][1] != 0
+    plain, compiled = batches
+    for key in plain.keys(True, True):
+        torch.testing.assert_close(compiled[key], plain[key], rtol=1e-6, atol=1e-6)
+
+
+def test_programs_of_layers_between_narrow_ends(monkeypatch):
+    monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))
+    net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+    def act(state):
+        scores = net(state.t()).log_softmax(-1)
+        best, action = scores.max(-1)
+        return state + torch.stack([best, action.double()]), action
+
+    state = x(2, 40)
+    found, expected = Traced(act, [state], rows=40)(state), act(state)
+    torch.testing.assert_close(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])

@@ -259,7 +259,7 @@ def traced_graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> nn
     return graph
 
 
-_PUT_TOGETHER_AT_ONCE = ("max_pointwise_cat_inputs", "max_complex_pointwise_cat_inputs")
+_OF_COLUMNS = {"max_pointwise_cat_inputs": 0, "max_complex_pointwise_cat_inputs": 0, "max_fusion_size": 512}
 
 
 def inductor_program(graph: Any, columns: bool = False) -> Callable[..., Sequence[Tensor]]:
@@ -277,10 +277,10 @@ def inductor_program(graph: Any, columns: bool = False) -> Callable[..., Sequenc
     kept = [tensor.detach() for tensor in _lifted(graph, given)]
     examples = [*(node.meta["val"] for node in given), *map(mode.from_tensor, kept)]
     inductor: Any = importlib.import_module("torch._inductor")
-    options = {"deterministic": True, "triton.autotune_pointwise": False}
+    options: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False}
     if columns:
         config: Any = importlib.import_module("torch._inductor.config")
-        options |= {name: 0 for name in _PUT_TOGETHER_AT_ONCE if hasattr(config, name)}
+        options |= {name: value for name, value in _OF_COLUMNS.items() if hasattr(config, name)}
     with torch.no_grad():
         program = inductor.compile(graph, examples, options)
     return lambda *tensors: program(*tensors, *kept)

@@ -179,13 +179,12 @@ class CapturedSteps:
             if self._starts is not None and self._starts.begin(step):
                 states.append(result[split:count])
             current = result[count:]
-        stacked = [torch.stack(tensors, time_dim) for tensors in zip(*written, strict=True)]
-        return stacked, states, current
+        return [torch.stack(tensors, time_dim) for tensors in zip(*written, strict=True)], states, current
 
     def _replayed(self, given: _Tensors, time_dim: int) -> _Batch:
         recording = self._recording
         if recording is None:
-            recording = self._recording = self._record(given, time_dim)
+            recording = self._recording = self._record(given)
         memory = {kept.untyped_storage().data_ptr() for kept in recording.memory}
         replaced = [(kept, new) for kept, new in zip(recording.memory, given, strict=True) if kept is not new]
         # All are read before the first is written: what was replaced may lie in memory that is overwritten here.
@@ -193,13 +192,16 @@ class CapturedSteps:
         for (kept, _), value in zip(replaced, values, strict=True):
             kept.copy_(value)
         recording.replay()
-        return [tensor.clone() for tensor in recording.written], recording.states, recording.memory
+        # The graph puts one step after another, which is quicker, and the batch gets memory of its own here anyway.
+        rows = [written.movedim(0, time_dim) for written in recording.written]
+        batch = [written.clone(memory_format=torch.contiguous_format) for written in rows]
+        return batch, recording.states, recording.memory
 
-    def _record(self, given: _Tensors, time_dim: int) -> _Recording:
+    def _record(self, given: _Tensors) -> _Recording:
         memory = [tensor.clone() for tensor in given]
 
         def steps() -> list[_Tensors]:
-            written, states, after = self._steps(memory, time_dim)
+            written, states, after = self._steps(memory, 0)
             for kept, tensor in zip(memory, after, strict=True):
                 kept.copy_(tensor)
             return [written, *states]

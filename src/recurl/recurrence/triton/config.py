@@ -42,7 +42,6 @@ def padded(hidden: int) -> int:
     return max(16, 1 << (hidden - 1).bit_length())
 
 
-@lru_cache(maxsize=256)
 def tile_for(direction: str, hidden: int, num_gates: int, precision: str) -> Tile:
     """Return the tile of a plain kernel for H = ``hidden``.
 
@@ -52,6 +51,12 @@ def tile_for(direction: str, hidden: int, num_gates: int, precision: str) -> Til
         num_gates: G.
         precision: of the recurrent products: ``"ieee"``, ``"tf32"``, ``"tf32x3"`` or ``"bf16"``.
     """
+    return _tile(direction, hidden, num_gates, precision)
+
+
+@lru_cache(maxsize=256)
+def _tile(direction: str, hidden: int, num_gates: int, precision: str) -> Tile:
+    # Apart: torch 2.11 compiles no call of an attribute that is a cached function.
     width = padded(hidden)
     units = min(width, _UNITS)
     registers = width * num_gates // (8 if precision == "bf16" else 4)

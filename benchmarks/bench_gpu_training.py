@@ -56,6 +56,13 @@ class Case(NamedTuple):
     minibatches: int
 
 
+class Peer(NamedTuple):
+    """Million steps per second of whole updates, and milliseconds of collection alone."""
+
+    rate: float
+    collect_ms: float
+
+
 CASES = [
     Case(4096, 64, 128, 4, 4),
     Case(1024, 128, 64, 4, 4),
@@ -84,7 +91,7 @@ def main() -> None:
         return
     check()
     for case in (CASES[index] for index in options.only):
-        peer = jax_rate(case, options.unroll) if options.jax else None
+        peer = jax_best(case, options.unroll) if options.jax else None
         for cell in options.cells:
             measure(case, cell, peer if cell == "lstm" else None, options)
 
@@ -135,7 +142,7 @@ def check() -> None:
     print("captured batches have the bits of single launches, compiled and not")
 
 
-def measure(case: Case, cell: str, peer: float | None, options: argparse.Namespace) -> None:
+def measure(case: Case, cell: str, peer: Peer | None, options: argparse.Namespace) -> None:
     began = time.perf_counter()
     learner = PPO(config_of(case, cell))
     torch.cuda.reset_peak_memory_stats()
@@ -166,10 +173,11 @@ def measure(case: Case, cell: str, peer: float | None, options: argparse.Namespa
         "collect_ms": round(medians["collect"] * 1e3, 2),
         "learn_ms": round(medians["learn"] * 1e3, 2),
         "M_steps_per_s": round(rate, 3),
-        "jax_M_steps_per_s": "" if peer is None else round(peer, 3),
-        "ratio": "" if peer is None else round(rate / peer, 2),
+        "jax_M_steps_per_s": "" if peer is None else round(peer.rate, 3),
+        "ratio": "" if peer is None else round(rate / peer.rate, 2),
         "peak_GB": round(torch.cuda.max_memory_allocated() / 1e9, 2),
         "setup_s": round(setup, 1),
+        "jax_collect_ms": "" if peer is None else peer.collect_ms,
     }
     append(options.csv or RESULTS, row)
     print(
@@ -235,20 +243,20 @@ def wall(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def jax_rate(case: Case, unrolls: list[int]) -> float | None:
-    """Return the best rate of the all-JAX program in million steps per second, or None where JAX is missing."""
-    rates = []
+def jax_best(case: Case, unrolls: list[int]) -> Peer | None:
+    """Return the best figures of the all-JAX program, each of any unrolling, or None where JAX is missing."""
+    found: list[Peer] = []
     for unroll in unrolls:
         command = [sys.executable, str(JAX), *map(str, case), "20", str(unroll)]
         beside = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # torch holds memory too
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=beside)
-        found = re.search(r"= ([\d.]+) M steps/s; collection", done.stdout)
-        if found is None:
+        figures = re.search(r"= ([\d.]+) M steps/s; collection ([\d.]+) ms", done.stdout)
+        if figures is None:
             print(f"jax_ppo.py {case}: {done.stderr.strip().splitlines()[-1:]}", flush=True)
             continue
-        rates.append(float(found[1]))
+        found.append(Peer(*map(float, figures.groups())))
         print(done.stdout.strip().splitlines()[-1], flush=True)
-    return max(rates, default=None)
+    return Peer(max(peer.rate for peer in found), min(peer.collect_ms for peer in found)) if found else None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -222,25 +223,39 @@ def test_same_input_twice_is_bitwise_equal(backend: str) -> None:
 LONG = {"layers": 2, "shape": (6, 40), "hidden": 16}
 
 
-@cache
-def in_float64_and_float32(cell: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What the reference computes in both, of the parameters that are drawn in float32."""
-    single, double = Case(cell, dtype=torch.float32, **LONG), Case(cell, **LONG)
+def long_cases(cell: str) -> list[tuple[Case, Case]]:
+    """Three cases in float32, and the same in float64, of the parameters that are drawn in float32."""
+    cases = [(Case(cell, dtype=torch.float32, seed=n, **LONG), Case(cell, seed=n, **LONG)) for n in range(3)]
     with torch.no_grad():
-        for name, parameter in double.parameters.items():
-            parameter.copy_(single.parameters[name])
-    return double.outputs_and_gradients("reference"), single.outputs_and_gradients("reference")
+        for single, double in cases:
+            for name, parameter in double.parameters.items():
+                parameter.copy_(single.parameters[name])
+    return cases
+
+
+@cache
+def in_float64_and_float32(cell: str) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """What the reference computes in both."""
+    both = long_cases(cell)
+    return [(a.outputs_and_gradients("reference"), b.outputs_and_gradients("reference")) for b, a in both]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_float32_error_is_that_of_plain_float32(backend: str, cell: str) -> None:
-    """Error against float64: at most 2x (features) and 3x (gradients) that of the float32 reference."""
-    right, plain = in_float64_and_float32(cell)
-    for name, value in Case(cell, dtype=torch.float32, **LONG).outputs_and_gradients(backend).items():
-        error = (value.double() - right[name]).norm()
-        allowed = (plain[name].double() - right[name]).norm()
-        assert error <= (3 if name.startswith("grad") else 2) * allowed + 1e-12, name
+    """Error against float64 in three cases: at most 2x (features) and 3x (gradients) that of the float32 reference.
+
+    Together, as the gradient of few numbers is rounded well or badly by luck in one of them.
+    """
+    error, allowed = Counter[str](), Counter[str]()
+    for (single, _), (right, plain) in zip(long_cases(cell), in_float64_and_float32(cell), strict=True):
+        for name, value in single.outputs_and_gradients(backend).items():
+            scale = right[name].square().sum() + 1e-24
+            error[name] += ((value.double() - right[name]).square().sum() / scale).item()
+            allowed[name] += ((plain[name].double() - right[name]).square().sum() / scale).item()
+    for name in error:
+        limit = (3 if name.startswith("grad") else 2) ** 2
+        assert error[name] <= limit * allowed[name] + 1e-24, name
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])

@@ -203,11 +203,11 @@ class RecurrentNet(nn.Module):
         backend: str,
         options: Options,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Whole sequences: x ``[N, I]``, states ``[N, L * D, *shape]`` -> features ``[N, D * P or H]``, states."""
+        """Whole sequences: x ``[*B, I]``, states ``[*B, L * D, *shape]`` -> features ``[*B, D * P or H]``, states."""
         if self.python_based and backend == "pad":
             backend = "loop"
         chosen = BACKENDS.choose(backend, self.support(options))
-        masks = self.draw_masks(x.shape[0])
+        masks = self.draw_masks(boundaries.num_tokens)
         weights = self.layer_weights()
         return run_stack(chosen, self.cell, weights, x, states, boundaries, masks, options, self.state_shapes)
 

@@ -186,8 +186,7 @@ class RecurrentModule(TensorDictModuleBase):
         batch = given[names[0]].shape[:-1]
         return TensorDict({key: given[n] for key, n in zip(self.in_keys, names, strict=True) if n in given}, batch)
 
-    def _options(self) -> Options:
-        device = self.net.device
+    def _options(self, device: torch.device) -> Options:
         precision = resolve_precision(self.recurrent_matmul_precision, device) if device.type == "cuda" else "ieee"
         return Options(self.recurrent_recompute == "full", precision, self.recurrent_compute_dtype)
 
@@ -200,7 +199,7 @@ class RecurrentModule(TensorDictModuleBase):
             )
         x, is_init, *stored = self._inputs(tensordict)
         states = tuple(flat(state, batch) for state in stored) or None
-        options = self._options() if x.is_cuda else DEFAULT_OPTIONS
+        options = self._options(x.device) if x.is_cuda else DEFAULT_OPTIONS
         features, after = net.step(flat(x, batch), states, flat(is_init, batch), options)
         if len(batch) == 1:
             return features, after
@@ -218,7 +217,7 @@ class RecurrentModule(TensorDictModuleBase):
         x, is_init, *stored = self._inputs(tensordict)
         boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch, tensordict.get(TRAJ_STEPS, None))
         check_cut(tensordict, self.state_keys, boundaries)
-        return self.net.run(x, tuple(stored) or None, boundaries, self.recurrent_backend, self._options())
+        return self.net.run(x, tuple(stored) or None, boundaries, self.recurrent_backend, self._options(x.device))
 
     def _inputs(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
         """Return (value, is_init, *states), checked; no states if all are absent."""

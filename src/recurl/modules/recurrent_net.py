@@ -192,8 +192,8 @@ class RecurrentNet(nn.Module):
 
     def support(self, options: Options) -> Support:
         """What this network needs of a backend."""
-        compiling = torch.compiler.is_compiling()
-        return Support(self.cell, self.device, self.dtype, self.hidden_size, self.proj_size, options, compiling)
+        weight, compiling = self.weight, torch.compiler.is_compiling()
+        return Support(self.cell, weight.device, weight.dtype, self.hidden_size, self.proj_size, options, compiling)
 
     def run(
         self,

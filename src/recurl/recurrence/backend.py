@@ -34,8 +34,7 @@ class Options(NamedTuple):
 DEFAULT_OPTIONS = Options()
 
 
-@dataclass(frozen=True)
-class Support:
+class Support(NamedTuple):
     """What a caller needs of a backend, known before any work.
 
     Attributes:
@@ -153,9 +152,10 @@ class Registry:
             ArgumentError: ``name`` is not one of :attr:`names`.
             UnsupportedError: the backend can't run at all on this machine.
         """
-        if name not in self.names:
+        backend = self._backends.get(name)
+        if backend is None and name not in self.names:
             raise ArgumentError(f"recurrent_backend must be one of {', '.join(self.names)}; got {name!r}.")
-        missing = self._backends[name].missing() if name in self._backends else None
+        missing = None if backend is None else backend.missing()
         if missing is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} is not installed: {missing}.")
 
@@ -238,11 +238,14 @@ def register_backend(backend: Backend, fast: bool = False) -> None:
     BACKENDS.register(backend, fast)
 
 
+_UNCHANGED = nullcontext()
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which autocast is off on ``device``: a recurrence computes in the dtype of its weights."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    return _UNCHANGED
 
 
 _runs: ContextVar[list[str] | None] = ContextVar("recurl_backend_runs", default=None)

@@ -8,7 +8,7 @@ from the state stored at its first token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -65,6 +65,7 @@ class Boundaries:
         starts: bool ``[N]``, true at the first token of each segment.
         batch_shape: ``(*B, T)``, whose product is N.
         begin_at_states: True where the maker knows that segments begin only where the batch stores states.
+        plans: what kernels have found out about the segments, by names of their own.
 
     Example:
         >>> is_init = torch.tensor([[True, False, True, False], [False, False, False, False]])
@@ -79,6 +80,7 @@ class Boundaries:
         self.starts = starts
         self.batch_shape = torch.Size(batch_shape)
         self.begin_at_states = False
+        self.plans: dict[Hashable, Tensor] = {}
 
     @classmethod
     def from_is_init(
@@ -113,7 +115,7 @@ class Boundaries:
         flags = _per_token("is_init", is_init, shape)
         if flags.dtype not in (torch.bool, torch.uint8):
             raise UsageError(f"is_init must be boolean, got {flags.dtype}. Convert it: is_init != 0 or is_init.bool().")
-        starts = _with_row_starts(flags.to(torch.bool, copy=True), shape)
+        starts = _with_row_starts(flags.clone() if flags.dtype == torch.bool else flags.bool(), shape)
         if traj_ids is not None:
             starts = starts | _changes(_per_token("traj_ids", traj_ids, shape))
         if traj_steps is not None:

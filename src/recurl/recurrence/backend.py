@@ -115,6 +115,7 @@ class Registry:
         self._backends: dict[str, Backend] = {}
         self._linear: dict[str, Backend] = {}
         self._fast: list[str] = []
+        self.version = 0  # raised where another backend may serve
 
     def register(self, backend: Backend, fast: bool = False) -> None:
         """Add ``backend`` under its name.
@@ -131,6 +132,7 @@ class Registry:
             raise ArgumentTypeError(
                 f"A backend must have {', '.join(_PARTS)}; {type(backend).__name__} lacks {', '.join(missing)}."
             )
+        self.version += 1
         self._backends[backend.name] = backend
         self._fast = [name for name in self._fast if name != backend.name]
         if fast:
@@ -138,6 +140,7 @@ class Registry:
 
     def register_linear(self, backend: Backend) -> None:
         """Add who runs cells whose step takes ``time``, in the place of the backend of the same name."""
+        self.version += 1
         self._linear[backend.name] = backend
 
     @property
@@ -171,7 +174,7 @@ class Registry:
             name = self._automatic(support)
         elif name == "fastest":
             name = self._fastest(support)
-        backend = self._serving(name, support.cell)
+        backend = self.serving(name, support.cell)
         reason = _refusal(backend, support)
         if reason is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} can't run this call: {reason}.")
@@ -183,18 +186,18 @@ class Registry:
         Raises:
             UnsupportedError: the backend has no kernels for the cell.
         """
-        reason = _refused_cell(self._serving(name, cell), cell) if name in self._backends else None
+        reason = _refused_cell(self.serving(name, cell), cell) if name in self._backends else None
         if reason is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} can't run this module: {reason}.")
 
     def _fastest(self, support: Support) -> str:
         for name in self._fast:
-            if _refusal(self._serving(name, support.cell), support) is None:
+            if _refusal(self.serving(name, support.cell), support) is None:
                 return name
         return "loop"
 
-    def _serving(self, name: str, cell: Cell) -> Backend:
-        """The backend of this name, or who runs a linear recurrence under it."""
+    def serving(self, name: str, cell: Cell) -> Backend:
+        """Return the backend of this name, or who runs a linear recurrence under it; unchecked."""
         backend = self._backends[name]
         return self._linear.get(name, backend) if cell.takes_time and not _names(backend, cell) else backend
 

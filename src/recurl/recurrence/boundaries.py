@@ -8,6 +8,7 @@ from the state stored at its first token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,10 +25,15 @@ _T = TypeVar("_T")
 
 
 class _Cached(cached_property[_T]):
-    """A cached property that ``torch.compile`` can trace: while it does nothing is kept, so no lock is taken."""
+    """A cached property without a lock. ``torch.compile`` can trace it: while it does nothing is kept."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self.func(instance) if torch.compiler.is_compiling() else super().__get__(instance, owner)
+        if instance is None:
+            return self
+        value = self.func(instance)
+        if not torch.compiler.is_compiling():
+            vars(instance)[self.attrname] = value
+        return value
 
 
 @dataclass(frozen=True)
@@ -174,6 +180,11 @@ class Boundaries:
     def device(self) -> torch.device:
         """The device of all tensors here."""
         return self.starts.device
+
+    @_Cached
+    def rows(self) -> int:
+        """How many rows the batch has: 1 for ``[T]``, and for a batch without rows."""
+        return math.prod(self.batch_shape[:-1]) or 1
 
     @_Cached
     def ends(self) -> Tensor:

@@ -88,10 +88,13 @@ def run_stack(
             outputs.append(output)
             after.append(final)
         features = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-    if slots == 1 and not torch.is_grad_enabled():  # else autograd refuses what would change features and states at once
-        features = features.clone()
-    found = after[0] if slots == 1 else [torch.stack(state, 1) for state in zip(*after, strict=True)]
-    finals = tuple(state.reshape(*batch, slots, *state.shape[1 if slots == 1 else 2 :]) for state in found)
+    if slots == 1:
+        if not torch.is_grad_enabled():  # else autograd refuses what would change features and states at once
+            features = features.clone()
+        finals = tuple([state.reshape(*batch, 1, *state.shape[1:]) for state in after[0]])
+    else:
+        stacks = [torch.stack(state, 1) for state in zip(*after, strict=True)]
+        finals = tuple([state.reshape(*batch, *state.shape[1:]) for state in stacks])
     return features.reshape(*batch, features.shape[-1]), finals
 
 
@@ -99,9 +102,7 @@ def _dtype_of(weights: Weights) -> torch.dtype:
     return next(weight for weight in weights[0][0] if weight is not None).dtype
 
 
-def _stored(
-    x: Tensor, states: States | None, index: int, slots: int, lead: int, shapes: Sequence[Shape]
-) -> States:
+def _stored(x: Tensor, states: States | None, index: int, slots: int, lead: int, shapes: Sequence[Shape]) -> States:
     """One slot of the states, whose batch has ``lead`` dimensions, ``[N, *shape]``; views where that is possible."""
     if states is not None:
         of_slot = states if slots == 1 else [state.select(lead, index) for state in states]

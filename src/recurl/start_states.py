@@ -218,7 +218,7 @@ def _check_whole(key: NestedKey, every: int, step: Tensor, wrong: Tensor | None 
 
 
 def _is_sparse(value: Any) -> bool:
-    return isinstance(value, Entries | TensorDictBase) and _name(value) is not None
+    return not isinstance(value, Tensor) and isinstance(value, Entries | TensorDictBase) and _name(value) is not None
 
 
 def _name(entry: Any) -> str | None:

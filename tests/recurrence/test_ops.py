@@ -263,6 +263,33 @@ def test_operators_know_the_rows_of_a_batch() -> None:
         assert seen == [rows], (shape, dynamic)
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (5,)])
+def test_kernels_are_told_the_same_in_compiled_code(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, length, precision and sizes, by which kernels are chosen, forward and backward; of both layers."""
+    torch._dynamo.reset()
+    told: list[tuple[Any, ...]] = []
+
+    def noting(direction: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(self: LoopKernels, call: LayerCall, *others: Any) -> Any:
+            starts, length = call.boundaries.starts.tolist(), call.boundaries.batch_shape[-1]
+            told.append((direction, call.boundaries.rows, length, starts, call.options, call.x.shape, call.cell.name))
+            return run(self, call, *others)
+
+        return noted
+
+    for direction in ("forward", "backward"):
+        monkeypatch.setattr(LoopKernels, direction, noting(direction, getattr(LoopKernels, direction)))
+    module = make_module("lstm", num_layers=2)
+    batch = make_batch(module, *shape)
+    with set_recurrent_mode(True):
+        outputs_and_gradients(module, module, batch)
+        eager = told.copy()
+        told.clear()
+        outputs_and_gradients(module, torch.compile(module, fullgraph=True, backend="aot_eager"), batch)
+    assert [direction for direction, *_ in eager] == ["forward", "forward", "backward", "backward"]
+    assert told == eager
+
+
 def test_mode_of_a_compiled_module() -> None:
     """Flips of the mode recompile; two threads each have their own."""
     torch._dynamo.reset()

@@ -186,12 +186,11 @@ class RecurrentModule(TensorDictModuleBase):
         batch = given[names[0]].shape[:-1]
         return TensorDict({key: given[n] for key, n in zip(self.in_keys, names, strict=True) if n in given}, batch)
 
-    def _options(self) -> Options:
-        device = self.net.device
+    def _options(self, device: torch.device) -> Options:
         precision = resolve_precision(self.recurrent_matmul_precision, device) if device.type == "cuda" else "ieee"
         return Options(self.recurrent_recompute == "full", precision, self.recurrent_compute_dtype)
 
-    def _step(self, tensordict: TensorDictBase) -> tuple[Tensor, list[Tensor]]:
+    def _step(self, tensordict: TensorDictBase) -> tuple[Tensor, tuple[Tensor, ...]]:
         net, batch = self.net, tensordict.batch_size
         if net.bidirectional:
             raise UsageError(
@@ -200,11 +199,15 @@ class RecurrentModule(TensorDictModuleBase):
             )
         x, is_init, *stored = self._inputs(tensordict)
         states = tuple(flat(state, batch) for state in stored) or None
-        options = self._options() if x.is_cuda else DEFAULT_OPTIONS
+        options = self._options(x.device) if x.is_cuda else DEFAULT_OPTIONS
         features, after = net.step(flat(x, batch), states, flat(is_init, batch), options)
-        return self._unflatten(batch, features, after)
+        if len(batch) == 1:
+            return features, after
+        return features.reshape(*batch, features.shape[-1]), tuple(
+            state.reshape(*batch, *state.shape[1:]) for state in after
+        )
 
-    def _sequence(self, tensordict: TensorDictBase) -> tuple[Tensor, list[Tensor]]:
+    def _sequence(self, tensordict: TensorDictBase) -> tuple[Tensor, tuple[Tensor, ...]]:
         batch = tensordict.batch_size
         if len(batch) == 0:
             raise ArgumentError(
@@ -214,17 +217,7 @@ class RecurrentModule(TensorDictModuleBase):
         x, is_init, *stored = self._inputs(tensordict)
         boundaries = boundaries_of(is_init, tensordict.get(TRAJ_IDS, None), batch, tensordict.get(TRAJ_STEPS, None))
         check_cut(tensordict, self.state_keys, boundaries)
-        states = tuple(flat(state, batch) for state in stored) or None
-        features, after = self.net.run(flat(x, batch), states, boundaries, self.recurrent_backend, self._options())
-        return self._unflatten(batch, features, after)
-
-    @staticmethod
-    def _unflatten(batch: torch.Size, features: Tensor, after: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
-        if len(batch) == 1:
-            return features, list(after)
-        return features.reshape(*batch, features.shape[-1]), [
-            state.reshape(*batch, *state.shape[1:]) for state in after
-        ]
+        return self.net.run(x, tuple(stored) or None, boundaries, self.recurrent_backend, self._options(x.device))
 
     def _inputs(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
         """Return (value, is_init, *states), checked; no states if all are absent."""

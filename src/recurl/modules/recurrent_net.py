@@ -15,6 +15,7 @@ from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from recurl.recurrence import (
     BACKENDS,
     DEFAULT_OPTIONS,
+    Backend,
     Boundaries,
     Cell,
     Options,
@@ -39,6 +40,7 @@ class RecurrentNet(nn.Module):
     """
 
     cell: Cell
+    _served: tuple[tuple[object, ...], str] = ((), "")  # what was asked for last, and the backend that serves
 
     def __init__(  # noqa: PLR0913 - the signature is torch.nn's
         self,
@@ -192,8 +194,8 @@ class RecurrentNet(nn.Module):
 
     def support(self, options: Options) -> Support:
         """What this network needs of a backend."""
-        compiling = torch.compiler.is_compiling()
-        return Support(self.cell, self.device, self.dtype, self.hidden_size, self.proj_size, options, compiling)
+        weight, compiling = self.weight, torch.compiler.is_compiling()
+        return Support(self.cell, weight.device, weight.dtype, self.hidden_size, self.proj_size, options, compiling)
 
     def run(
         self,
@@ -203,13 +205,22 @@ class RecurrentNet(nn.Module):
         backend: str,
         options: Options,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Whole sequences: x ``[N, I]``, states ``[N, L * D, *shape]`` -> features ``[N, D * P or H]``, states."""
+        """Whole sequences: x ``[*B, I]``, states ``[*B, L * D, *shape]`` -> features ``[*B, D * P or H]``, states."""
         if self.python_based and backend == "pad":
             backend = "loop"
-        chosen = BACKENDS.choose(backend, self.support(options))
-        masks = self.draw_masks(x.shape[0])
-        weights = self.layer_weights()
+        chosen, weights = self._backend(backend, options), self.layer_weights()
+        masks = self.draw_masks(boundaries.num_tokens)
         return run_stack(chosen, self.cell, weights, x, states, boundaries, masks, options, self.state_shapes)
+
+    def _backend(self, name: str, options: Options) -> Backend:
+        """Who runs sequences; looked at anew where something has changed that the choice depends on."""
+        if torch.compiler.is_compiling():
+            return BACKENDS.choose(name, self.support(options))
+        weight = self.weight
+        asked = (BACKENDS.version, name, options, weight.dtype, weight.device)
+        if asked != self._served[0]:
+            self._served = asked, BACKENDS.choose(name, self.support(options)).name
+        return BACKENDS.serving(self._served[1], self.cell)
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"l{layer}", f"l{layer}_reverse"][: self.num_directions]

@@ -34,8 +34,7 @@ class Options(NamedTuple):
 DEFAULT_OPTIONS = Options()
 
 
-@dataclass(frozen=True)
-class Support:
+class Support(NamedTuple):
     """What a caller needs of a backend, known before any work.
 
     Attributes:
@@ -116,6 +115,7 @@ class Registry:
         self._backends: dict[str, Backend] = {}
         self._linear: dict[str, Backend] = {}
         self._fast: list[str] = []
+        self.version = 0  # raised where another backend may serve
 
     def register(self, backend: Backend, fast: bool = False) -> None:
         """Add ``backend`` under its name.
@@ -132,6 +132,7 @@ class Registry:
             raise ArgumentTypeError(
                 f"A backend must have {', '.join(_PARTS)}; {type(backend).__name__} lacks {', '.join(missing)}."
             )
+        self.version += 1
         self._backends[backend.name] = backend
         self._fast = [name for name in self._fast if name != backend.name]
         if fast:
@@ -139,6 +140,7 @@ class Registry:
 
     def register_linear(self, backend: Backend) -> None:
         """Add who runs cells whose step takes ``time``, in the place of the backend of the same name."""
+        self.version += 1
         self._linear[backend.name] = backend
 
     @property
@@ -153,9 +155,10 @@ class Registry:
             ArgumentError: ``name`` is not one of :attr:`names`.
             UnsupportedError: the backend can't run at all on this machine.
         """
-        if name not in self.names:
+        backend = self._backends.get(name)
+        if backend is None and name not in self.names:
             raise ArgumentError(f"recurrent_backend must be one of {', '.join(self.names)}; got {name!r}.")
-        missing = self._backends[name].missing() if name in self._backends else None
+        missing = None if backend is None else backend.missing()
         if missing is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} is not installed: {missing}.")
 
@@ -171,7 +174,7 @@ class Registry:
             name = self._automatic(support)
         elif name == "fastest":
             name = self._fastest(support)
-        backend = self._serving(name, support.cell)
+        backend = self.serving(name, support.cell)
         reason = _refusal(backend, support)
         if reason is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} can't run this call: {reason}.")
@@ -183,18 +186,18 @@ class Registry:
         Raises:
             UnsupportedError: the backend has no kernels for the cell.
         """
-        reason = _refused_cell(self._serving(name, cell), cell) if name in self._backends else None
+        reason = _refused_cell(self.serving(name, cell), cell) if name in self._backends else None
         if reason is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} can't run this module: {reason}.")
 
     def _fastest(self, support: Support) -> str:
         for name in self._fast:
-            if _refusal(self._serving(name, support.cell), support) is None:
+            if _refusal(self.serving(name, support.cell), support) is None:
                 return name
         return "loop"
 
-    def _serving(self, name: str, cell: Cell) -> Backend:
-        """The backend of this name, or who runs a linear recurrence under it."""
+    def serving(self, name: str, cell: Cell) -> Backend:
+        """Return the backend of this name, or who runs a linear recurrence under it; unchecked."""
         backend = self._backends[name]
         return self._linear.get(name, backend) if cell.takes_time and not _names(backend, cell) else backend
 
@@ -238,11 +241,14 @@ def register_backend(backend: Backend, fast: bool = False) -> None:
     BACKENDS.register(backend, fast)
 
 
+_UNCHANGED = nullcontext()
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which autocast is off on ``device``: a recurrence computes in the dtype of its weights."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    return _UNCHANGED
 
 
 _runs: ContextVar[list[str] | None] = ContextVar("recurl_backend_runs", default=None)

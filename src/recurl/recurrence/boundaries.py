@@ -8,7 +8,8 @@ from the state stored at its first token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -24,10 +25,15 @@ _T = TypeVar("_T")
 
 
 class _Cached(cached_property[_T]):
-    """A cached property that ``torch.compile`` can trace: while it does nothing is kept, so no lock is taken."""
+    """A cached property without a lock. ``torch.compile`` can trace it: while it does nothing is kept."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self.func(instance) if torch.compiler.is_compiling() else super().__get__(instance, owner)
+        if instance is None:
+            return self
+        value = self.func(instance)
+        if not torch.compiler.is_compiling():
+            vars(instance)[self.attrname] = value
+        return value
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class Boundaries:
         starts: bool ``[N]``, true at the first token of each segment.
         batch_shape: ``(*B, T)``, whose product is N.
         begin_at_states: True where the maker knows that segments begin only where the batch stores states.
+        plans: what kernels have found out about the segments, by names of their own.
 
     Example:
         >>> is_init = torch.tensor([[True, False, True, False], [False, False, False, False]])
@@ -79,6 +86,7 @@ class Boundaries:
         self.starts = starts
         self.batch_shape = torch.Size(batch_shape)
         self.begin_at_states = False
+        self.plans: dict[Hashable, Tensor] = {}
 
     @classmethod
     def from_is_init(
@@ -113,7 +121,7 @@ class Boundaries:
         flags = _per_token("is_init", is_init, shape)
         if flags.dtype not in (torch.bool, torch.uint8):
             raise UsageError(f"is_init must be boolean, got {flags.dtype}. Convert it: is_init != 0 or is_init.bool().")
-        starts = _with_row_starts(flags.to(torch.bool, copy=True), shape)
+        starts = _with_row_starts(flags.clone() if flags.dtype == torch.bool else flags.bool(), shape)
         if traj_ids is not None:
             starts = starts | _changes(_per_token("traj_ids", traj_ids, shape))
         if traj_steps is not None:
@@ -172,6 +180,11 @@ class Boundaries:
     def device(self) -> torch.device:
         """The device of all tensors here."""
         return self.starts.device
+
+    @_Cached
+    def rows(self) -> int:
+        """How many rows the batch has: 1 for ``[T]``, and for a batch without rows."""
+        return math.prod(self.batch_shape[:-1]) or 1
 
     @_Cached
     def ends(self) -> Tensor:

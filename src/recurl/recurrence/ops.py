@@ -11,7 +11,6 @@ While ``torch.compile`` and ``torch.export`` trace, they are the operators ``rec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -68,7 +67,7 @@ def backward_by_autograd(kernels: Kernels, call: LayerCall, grads: States, needs
 def dense_gradients(some: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> States:
     """Return the gradients of outputs; where there is none, one zero that is seen as often as need be."""
     each = zip(some, outputs, strict=True)
-    return tuple(output.new_zeros(()).expand_as(output) if grad is None else grad for grad, output in each)
+    return tuple([output.new_zeros(()).expand_as(output) if grad is None else grad for grad, output in each])
 
 
 def refuse_tangents(name: str) -> NoReturn:
@@ -244,7 +243,7 @@ def options_of(call: LayerCall) -> tuple[str, str, torch.dtype, int]:
 
 def known_rows(call: LayerCall) -> int:
     """Return the rows of the batch, by which kernels are chosen; 1 where ``torch.compile`` has made it a symbol."""
-    rows = math.prod(call.boundaries.batch_shape[:-1]) or 1
+    rows = call.boundaries.rows
     return rows if is_known(rows) else 1
 
 

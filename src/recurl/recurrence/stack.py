@@ -46,14 +46,14 @@ def run_stack(
     options: Options = DEFAULT_OPTIONS,
     shapes: Sequence[Shape] = (),
 ) -> tuple[Tensor, States]:
-    """Run all layers and directions over a flat stream.
+    """Run all layers and directions over the tokens of a batch.
 
     Args:
         backend: who runs each layer.
         cell: the cell.
         weights: by layer, then by direction; L layers, D directions.
-        x: input ``[N, I]``.
-        states: stored states, each ``[N, L * D, *shape]``, in the layer order of ``torch.nn``; read at segment starts
+        x: input ``[*B, I]``, N tokens in row-major order.
+        states: stored states, each ``[*B, L * D, *shape]``, in the layer order of ``torch.nn``; read at segment starts
             only. None stands for zeros.
         boundaries: the segments.
         masks: what :func:`dropout_masks` returns for ``[N, D * (P or H)]``, multiplied into the input of layers 2 to L.
@@ -61,7 +61,7 @@ def run_stack(
         shapes: shape of each state, used where ``states`` is None.
 
     Returns:
-        Features ``[N, D * (P or H)]`` and the states after every token, each ``[N, L * D, *shape]``. A reverse
+        Features ``[*B, D * (P or H)]`` and the states after every token, each ``[*B, L * D, *shape]``. A reverse
         direction starts at a segment's last token from the state stored at its first; its final state stands at the
         segment's last token, with zeros elsewhere.
 
@@ -73,34 +73,41 @@ def run_stack(
         with torch.autocast(x.device.type, enabled=False):
             cast = None if states is None else tuple(state.to(dtype) for state in states)
             return run_stack(backend, cell, weights, x.to(dtype), cast, boundaries, masks, options, shapes)
+    batch, slots = x.shape[:-1], sum(map(len, weights))
     after: list[States] = []
-    features = x
+    features = x.reshape(boundaries.num_tokens, x.shape[-1])
     for depth, layer in enumerate(weights):
         if depth and masks is not None:
             features = features * masks[depth - 1]
         outputs: list[Tensor] = []
         for direction, direction_weights in enumerate(layer):
             index = depth * len(layer) + direction
-            stored = _stored(features, states, index, shapes)
+            stored = _stored(features, states, index, slots, len(batch), shapes)
             run = _run_reversed if direction else _run_forward
             output, final = run(backend, LayerCall(cell, direction_weights, features, stored, boundaries, options))
             outputs.append(output)
             after.append(final)
         features = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-    if len(after) == 1:
+    if slots == 1:
         if not torch.is_grad_enabled():  # else autograd refuses what would change features and states at once
             features = features.clone()
-        return features, tuple(state.unsqueeze(1) for state in after[0])
-    return features, tuple(torch.stack(state, 1) for state in zip(*after, strict=True))
+        finals = tuple([state.reshape(*batch, 1, *state.shape[1:]) for state in after[0]])
+    else:
+        stacks = [torch.stack(state, 1) for state in zip(*after, strict=True)]
+        finals = tuple([state.reshape(*batch, *state.shape[1:]) for state in stacks])
+    return features.reshape(*batch, features.shape[-1]), finals
 
 
 def _dtype_of(weights: Weights) -> torch.dtype:
     return next(weight for weight in weights[0][0] if weight is not None).dtype
 
 
-def _stored(x: Tensor, states: States | None, index: int, shapes: Sequence[Shape]) -> States:
+def _stored(x: Tensor, states: States | None, index: int, slots: int, lead: int, shapes: Sequence[Shape]) -> States:
+    """One slot of the states, whose batch has ``lead`` dimensions, ``[N, *shape]``; views where that is possible."""
     if states is not None:
-        return tuple(state[:, index] for state in states)
+        of_slot = states if slots == 1 else [state.select(lead, index) for state in states]
+        first = lead + (slots == 1)
+        return tuple(state.reshape(x.shape[0], *state.shape[first:]) for state in of_slot)
     # A zero for each: a compiled scan takes no tensors that share memory.
     return tuple(x.new_zeros((1,) * (1 + len(shape))).expand(x.shape[0], *shape) for shape in _needed(shapes))
 

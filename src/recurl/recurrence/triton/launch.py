@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,13 +15,12 @@ from recurl.recurrence.cells import States
 from recurl.recurrence.triton import backward, forward, walk
 from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.layout import Layout
-from recurl.recurrence.triton.prepared import prepared
+from recurl.recurrence.triton.prepared import Launch, prepared
 
 _ALL_STEPS = 2**31 - 1
 _BLOCK = 1024
 _INTERPRETED_PROCESSORS = 4
-
-_plans: WeakKeyDictionary[Boundaries, dict[int, Tensor]] = WeakKeyDictionary()
+_HERE = nullcontext()
 
 
 @cache
@@ -55,37 +53,49 @@ def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
     While a CUDA graph is captured it is computed anew, since a replay brings other segments.
     """
     capturing = boundaries.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    plans = {} if capturing else _plans.setdefault(boundaries, {})
+    plans = {} if capturing else boundaries.plans
     bounds = plans.get(slots)
     if bounds is None:
         tokens = boundaries.num_tokens
         share = share_for(tokens, slots, boundaries.batch_shape[-1])
         bounds = torch.empty(slots + 1, dtype=torch.int64, device=boundaries.device)
-        launch = prepared(walk.bounds_kernel, slots + 1, BLOCK=_BLOCK, num_warps=4)
-        launch(flags_of(boundaries), bounds, tokens, share)
+        _bounding(slots)(flags_of(boundaries), bounds, tokens, share)
         plans[slots] = bounds
     return bounds
 
 
+@lru_cache(maxsize=256)
+def _bounding(slots: int) -> Launch:
+    return prepared(walk.bounds_kernel, slots + 1, BLOCK=_BLOCK, num_warps=4)
+
+
 def flags_of(boundaries: Boundaries) -> Tensor:
     """uint8 ``[N]``: 1 at the first token of each segment."""
-    return boundaries.starts.view(torch.uint8)
+    flags = boundaries.plans.get("flags")
+    if flags is None:
+        flags = boundaries.plans["flags"] = boundaries.starts.view(torch.uint8)
+    return flags
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Make ``device`` the current one while kernels are launched."""
     elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
-    return torch.cuda.device(device) if elsewhere else nullcontext()
+    return torch.cuda.device(device) if elsewhere else _HERE
 
 
 def states_before(stored: Tensor, after: Tensor, boundaries: Boundaries, dtype: torch.dtype) -> Tensor:
     """The state before every token, ``[N, H]``: the stored one at segment starts, else that after the token before."""
     after = after.contiguous()
     before = torch.empty_like(after, dtype=dtype)
-    programs = -(-after.numel() // _BLOCK)
-    launch = prepared(walk.previous_kernel, programs, HIDDEN=after.shape[1], BLOCK=_BLOCK, num_warps=4)
-    launch(stored, *stored.stride(), after, flags_of(boundaries), before, after.numel())
+    numbers = after.numel()
+    launch = _recalling(-(-numbers // _BLOCK), after.shape[1])
+    launch(stored, *stored.stride(), after, flags_of(boundaries), before, numbers)
     return before
+
+
+@lru_cache(maxsize=256)
+def _recalling(programs: int, hidden: int) -> Launch:
+    return prepared(walk.previous_kernel, programs, HIDDEN=hidden, BLOCK=_BLOCK, num_warps=4)
 
 
 def finish_gates(input_gates: Tensor, hidden_gates: Tensor, b_hn: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:

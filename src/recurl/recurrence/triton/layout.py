@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """The columns of the input product and of the gradients of the gates; W is H, padded where the kernel wants it.
 
     The input product has G * W columns. LSTM: i, f, g, o. GRU: n, r, z. The gradients have 4 * W: LSTM the same, GRU
     n's input part, r, z, n's hidden part. So the first G * W of them belong to the input product in its own order, and
     the last G * W to the hidden product. Interleaved, the gates of one unit stand together, but for those of n.
+    A layout is equal to itself alone, so that it is a quick key.
 
     Attributes:
         lstm: which cell.

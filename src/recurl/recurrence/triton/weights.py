@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from recurl.recurrence.cells import States
 from recurl.recurrence.triton import arrange, walk
 from recurl.recurrence.triton.layout import Layout
-from recurl.recurrence.triton.prepared import prepared
+from recurl.recurrence.triton.prepared import Launch, prepared
 
 _ARRANGED_ROWS, _ARRANGED_COLUMNS, _RESTORED_COLUMNS = 8, 128, 256
 _PACKED = 32
@@ -24,8 +26,15 @@ def arranged(w: Tensor, layout: Layout, dtype: torch.dtype, biases: tuple[Tensor
     in_bias, hidden_bias = (bias is not None for bias in biases)
     weight = torch.empty(rows, columns, dtype=dtype, device=w.device)
     bias = torch.empty(rows if in_bias or hidden_bias else 0, dtype=dtype, device=w.device)
-    arrange_weights = prepared(
-        *(arrange.arrange_kernel, -(-rows // _ARRANGED_ROWS)),
+    arrange_weights = _arranging(layout, in_bias, hidden_bias)
+    arrange_weights(w.contiguous(), *(w if b is None else b.contiguous() for b in biases), weight, bias, columns)
+    return weight, bias
+
+
+@lru_cache(maxsize=256)
+def _arranging(layout: Layout, in_bias: bool, hidden_bias: bool) -> Launch:
+    return prepared(
+        *(arrange.arrange_kernel, -(-layout.num_gates * layout.width // _ARRANGED_ROWS)),
         **layout.constants,
         IN_BIAS=in_bias,
         HIDDEN_BIAS=hidden_bias,
@@ -33,8 +42,6 @@ def arranged(w: Tensor, layout: Layout, dtype: torch.dtype, biases: tuple[Tensor
         BLOCK=_ARRANGED_COLUMNS,
         num_warps=4,
     )
-    arrange_weights(w.contiguous(), *(w if b is None else b.contiguous() for b in biases), weight, bias, columns)
-    return weight, bias
 
 
 def restored(
@@ -58,19 +65,27 @@ def restored(
         None if value is None else torch.empty(rows, value.shape[1], dtype=torch.float32, device=device)
         for value in (to_w_ih, to_w_hh)
     )
-    b_ih, b_hh = torch.empty(2, rows if biases else 0, dtype=torch.float32, device=device)
+    b_ih, b_hh = (torch.empty(rows if biases else 0, dtype=torch.float32, device=device) for _ in range(2))
     if biases:
-        programs = sums.shape[0], -(-columns // _SUMMED_COLUMNS)
-        sum_up = prepared(walk.sums_kernel, *programs, ROWS=_SUMMED_ROWS, COLUMNS=_SUMMED_COLUMNS, num_warps=4)
-        sum_up(grad_gates, sums, tokens, share, columns)
-    restore = prepared(arrange.restore_kernel, rows, **layout.constants, BLOCK=_RESTORED_COLUMNS, num_warps=4)
-    restore(
+        _summing(sums.shape[0], -(-columns // _SUMMED_COLUMNS))(grad_gates, sums, tokens, share, columns)
+    _restoring(layout)(
         *(sums if value is None else value for value in (to_w_ih, to_w_hh, *found)),
         *(sums, b_ih, b_hh),
         sums.shape[0],
         *(0 if value is None else value.shape[1] for value in found),
     )
     return *found, *((b_ih, b_hh) if biases else (None, None))
+
+
+@lru_cache(maxsize=256)
+def _summing(shares: int, across: int) -> Launch:
+    return prepared(walk.sums_kernel, shares, across, ROWS=_SUMMED_ROWS, COLUMNS=_SUMMED_COLUMNS, num_warps=4)
+
+
+@lru_cache(maxsize=256)
+def _restoring(layout: Layout) -> Launch:
+    rows = layout.num_gates * layout.hidden
+    return prepared(arrange.restore_kernel, rows, **layout.constants, BLOCK=_RESTORED_COLUMNS, num_warps=4)
 
 
 def packed(direction: str, w_hh: Tensor, layout: Layout, dtype: torch.dtype, exact: bool = False) -> Tensor:

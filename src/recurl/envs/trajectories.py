@@ -106,18 +106,17 @@ class Trajectories:
         Returns:
             The trajectory id of each step, and its number in the trajectory, both int64 ``[*B, T]``.
         """
-        ended = done.movedim(-1, 0)
-        begins = torch.zeros_like(ended)
-        begins[1:] = ended[:-1]
-        numbers = step_numbers(begins.movedim(0, -1), self._steps)
-        self._steps = (numbers[..., -1] + 1).masked_fill(ended[-1], 0)
+        begins = torch.zeros_like(done)
+        begins[..., 1:] = done[..., :-1]
+        began = _begun(begins)
+        numbers = _numbers(began, self._steps)
+        self._steps = (numbers[..., -1] + 1).masked_fill(done[..., -1], 0)
 
-        new = TRAJECTORY_IDS.take(ended.shape, self._device)  # a trajectory that begins at a step has the id there
-        time = torch.arange(len(ended), device=self._device).view(-1, *(1 for _ in self._batch_size))
-        began = torch.where(begins, time, 0).cummax(0).values
-        ids = torch.cat((self.ids.unsqueeze(0), new[1:])).gather(0, began)
-        self.ids = torch.where(ended[-1], new[0], ids[-1])  # none begins at step 0
-        return ids.movedim(0, -1).contiguous(), numbers
+        count = done.shape[-1]  # a trajectory that begins at a step has the id there
+        new = TRAJECTORY_IDS.take(torch.Size([count, *self._batch_size]), self._device).movedim(0, -1)
+        ids = torch.cat((self.ids.unsqueeze(-1), new[..., 1:]), -1).gather(-1, began.clamp(min=0))
+        self.ids = torch.where(done[..., -1], new[..., 0], ids[..., -1])  # none begins at step 0
+        return ids, numbers
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the ids and the numbers of the next steps."""
@@ -142,6 +141,15 @@ def step_numbers(begins: Tensor, first: Tensor) -> Tensor:
         >>> step_numbers(torch.tensor([[False, False, True, False, False]]), torch.tensor([4]))
         tensor([[4, 5, 0, 1, 2]])
     """
+    return _numbers(_begun(begins), first)
+
+
+def _begun(begins: Tensor) -> Tensor:
+    """Return the step at which the trajectory of each step began, -1 before the first that began, ``[*B, T]``."""
     time = torch.arange(begins.shape[-1], device=begins.device)
-    began = torch.where(begins, time, -1).cummax(-1).values
+    return torch.where(begins, time, -1).cummax(-1).values
+
+
+def _numbers(began: Tensor, first: Tensor) -> Tensor:
+    time = torch.arange(began.shape[-1], device=began.device)
     return time - torch.where(began < 0, -first.unsqueeze(-1), began)

@@ -34,7 +34,7 @@ from recurl.envs import (
     TransformedEnv,
     check_env_specs,
 )
-from recurl.envs.workers import Worker
+from recurl.envs.workers import start_workers
 from recurl.envs.workers_env import EnvInfo, Plan, Server, layout
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.errors import (
@@ -381,7 +381,7 @@ def test_a_hundred_starts_and_stops_leak_nothing():
     before = descriptors()
     workers = []
     for index in range(100):
-        worker = Worker(index)
+        (worker,) = start_workers([index])
         worker.stop(0)
         workers.append(worker.process.pid)
         SharedTensors([Entry("x", (2,), torch.float32)]).close()

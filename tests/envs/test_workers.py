@@ -3,6 +3,7 @@
 import gc
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
@@ -205,6 +207,36 @@ def test_sys_path_may_hold_anything():
         group.close()
     finally:
         sys.path[:] = before
+
+
+def random_numbers(channel, _):
+    channel.send((os.getppid(), float(np.random.rand()), random.random(), torch.rand(()).item()))  # noqa: NPY002
+    channel.receive_bytes()
+
+
+def test_workers_of_a_group_are_forks_of_one_interpreter_without_threads():
+    """As nothing computes there, a fork lacks nothing; and generators don't go on as their brothers' do."""
+    group = WorkerGroup([Task(random_numbers, (None,))] * 3, timeout=1.0)
+    (interpreter,), *numbers = (set(column) for column in zip(*group.greetings, strict=True))
+    assert len(os.listdir(f"/proc/{interpreter}/task")) == 1
+    assert [len(column) for column in numbers] == [3, 3, 3]
+    group.close()
+    assert not Path(f"/proc/{interpreter}").exists()
+
+
+def test_workers_end_with_their_interpreter():
+    group = WorkerGroup([Task(serve, ("shared",))] * 2, timeout=30.0)
+    os.kill(group.workers[0].process._interpreter.pid, signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match=r"^Worker \d \(process \d+\) closed its connection\."):
+        group.answers(range(2))
+    assert time.monotonic() - begin < 20
+
+
+def test_an_interpreter_that_fails(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(WorkerError, match=r"^Worker \d \(process \d+\) exited with code 1; its output may show"):
+        WorkerGroup([Task(serve, ("shared",))] * 2, timeout=1.0)
 
 
 RAISES = """

@@ -1,6 +1,6 @@
 """Worker processes: the parent's side.
 
-Workers are new interpreters, never forked, and don't import the parent's main module: scripts need no
+Workers are forks of a new interpreter, never of the parent, and don't import the parent's main module: scripts need no
 ``if __name__ == "__main__"`` guard. Control messages go through a socket, data through shared memory.
 """
 
@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import mmap
 import os
 import pickle
 import select
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,9 +28,10 @@ from recurl.envs.registrations import Registration, registrations
 from recurl.envs.workers_child import FAILED, STATUS_SIZE, VALUE, Failure
 from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file
 from recurl.envs.workers_posix import check_posix
+from recurl.envs.workers_process import Ends, Interpreter, Process
 from recurl.errors import ArgumentError, RemoteTraceback, UsageError, WorkerError
 
-__all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup"]
+__all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup", "start_workers"]
 
 START_SECONDS = 120.0
 """Time limit for a worker's imports and the creation of its environment, in seconds."""
@@ -42,11 +40,10 @@ CLOSE = pickle.dumps(("close",))
 """The message that asks a worker to end."""
 
 _CLOSE_SECONDS = 5.0
+_END_SECONDS = 60.0  # for a process that was killed
 _TAKE_SECONDS = 0.5
 _LONG = 1e9  # seconds
 _POLL_MS = 200
-_BEAT_SIZE = 8
-_BOOT = "import sys; sys.path[:] = {path!r}; from recurl.envs.workers_child import main; main({fds}, {parent})"
 
 
 class Task(NamedTuple):
@@ -69,6 +66,9 @@ class Worker:
 
     Args:
         index: number of the worker, for messages.
+        ours: the parent's end of the socket to it.
+        status: file descriptor of the status file, owned by this object from now on.
+        interpreter: the interpreter that forks into it.
 
     Attributes:
         connection: socket to the worker. Reads and writes time out when the worker hangs.
@@ -76,20 +76,13 @@ class Worker:
         asked: time of the last request, by the monotonic clock.
     """
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, ours: socket.socket, status: int, interpreter: Interpreter) -> None:
         self.index = index
-        self._socket, theirs = socket.socketpair()
+        self._socket = ours
         self._stalled = False
-        self._status = anonymous_file(STATUS_SIZE)
-        self._memory = mmap.mmap(self._status, STATUS_SIZE)
+        self.process = Process(interpreter, status)
         self.asked = self._last_sign = time.monotonic()
-        self._last_beat, self._patience = self._memory[:_BEAT_SIZE], START_SECONDS
-        descriptors = (theirs.fileno(), self._status)
-        path = [entry for entry in cast("list[Any]", sys.path) if isinstance(entry, str)]  # as imports do
-        boot = _BOOT.format(path=path, fds="{}, {}".format(*descriptors), parent=os.getpid())
-        with theirs:
-            command = [sys.executable, "-c", boot]
-            self.process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, process_group=0)
+        self._last_beat, self._patience = self.process.beats, START_SECONDS
         self.connection = Connection(os.dup(self._socket.fileno()))
         self._limit: float | None = None
 
@@ -152,21 +145,21 @@ class Worker:
     def check_hanging(self) -> Exception | None:
         """Return an error if the worker has neither answered nor made a step within its time limit, else None."""
         now = time.monotonic()
-        if self._memory[:_BEAT_SIZE] != self._last_beat:
-            self._last_beat, self._last_sign = self._memory[:_BEAT_SIZE], now
+        if self.process.beats != self._last_beat:
+            self._last_beat, self._last_sign = self.process.beats, now
         return self._hang_error() if self._stalled or now - self._last_sign > self._patience else None
 
     def _hang_error(self) -> Exception:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR1)  # makes faulthandler write the worker's stack
         end = time.monotonic() + 0.5
-        while not self._stack_dump() and time.monotonic() < end:
+        while not self.process.stack and time.monotonic() < end:
             time.sleep(0.02)
         text = (
             f"{self} hangs: no answer and no step for {self._patience:g} s. If an environment may take longer, set a "
             "larger timeout."
         )
-        return _with_traceback(WorkerError(text), self._stack_dump())
+        return _with_traceback(WorkerError(text), self.process.stack)
 
     def _exit_error(self) -> Exception:
         code = self._wait(2.0)
@@ -176,39 +169,47 @@ class Worker:
             return WorkerError(f"{self} exited with code {code}; its output may show the reason.")
         hint = ", possibly by the system because memory ran out" if -code == signal.SIGKILL else ""
         error = WorkerError(f"{self} was killed by {signal.Signals(-code).name}{hint}.")
-        return _with_traceback(error, self._stack_dump())
-
-    def _stack_dump(self) -> str:
-        size = os.fstat(self._status).st_size - STATUS_SIZE
-        return os.pread(self._status, size, STATUS_SIZE).decode(errors="replace") if size > 0 else ""
+        return _with_traceback(error, self.process.stack)
 
     def stop(self, seconds: float) -> None:
         """Wait up to ``seconds`` for the process to end, then kill it, and free its resources; do it once."""
-        if self._memory.closed:
+        if self.process.closed:
             return
-        if self.process.returncode is None and self._wait(seconds) is None:
-            self._kill_group()
-            self.process.wait()
+        if self._wait(seconds) is None:
+            self.process.kill_group()
+            self.process.wait(_END_SECONDS)
+        self.process.close()
         self.connection.close()
         self._socket.close()
-        self._memory.close()
-        os.close(self._status)
 
     def _wait(self, seconds: float) -> int | None:
         """Return the exit code, or None if the process still runs after ``seconds``; kill its remaining children."""
-        try:
-            code = self.process.wait(max(seconds, 0.0))
-        except subprocess.TimeoutExpired:
-            return None
-        self._kill_group()
+        code = self.process.wait(seconds)
+        if code is not None:
+            self.process.kill_group()
         return code
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
 
     def __str__(self) -> str:
         return f"Worker {self.index} (process {self.process.pid})"
+
+
+def start_workers(indices: Sequence[int], modules: Collection[str] = ()) -> list[Worker]:
+    """Return new workers, on their way.
+
+    Args:
+        indices: their numbers.
+        modules: names of modules that they will import.
+    """
+    pairs = [socket.socketpair() for _ in indices]
+    files = [anonymous_file(STATUS_SIZE) for _ in indices]
+    interpreter = Interpreter(
+        [Ends(theirs.fileno(), file) for (_, theirs), file in zip(pairs, files, strict=True)], modules
+    )
+    for _, theirs in pairs:
+        theirs.close()
+    return [
+        Worker(index, ours, file, interpreter) for index, (ours, _), file in zip(indices, pairs, files, strict=True)
+    ]
 
 
 class WorkerGroup:
@@ -242,9 +243,9 @@ class WorkerGroup:
         self._poller = select.poll()
         self._by_descriptor: dict[int, int] = {}
         try:
-            for index in range(len(tasks)):
-                self.workers.append(Worker(index))
-                self._watch(self.workers[-1])
+            self.workers.extend(start_workers(range(len(tasks)), self._modules()))
+            for worker in self.workers:
+                self._watch(worker)
             for worker, message in zip(self.workers, messages, strict=True):
                 worker.ask(message, START_SECONDS)
             self.greetings = self.answers(range(len(tasks)))
@@ -257,6 +258,10 @@ class WorkerGroup:
         seed = int(torch.randint(2**62, ()))  # different for each worker, and determined by the parent's seed
         pickled("create_env_fn", task.arguments[0])  # a part of it is named
         return pickled("what the worker is given", (registered, seed, *task))
+
+    def _modules(self) -> set[str]:
+        """Return recurl's modules with the work of the workers; others' might start threads, which no fork has."""
+        return {name for task in self._tasks if (name := task.serve.__module__).startswith("recurl.")}
 
     def _watch(self, worker: Worker) -> None:
         self._by_descriptor[worker.connection.fileno()] = worker.index
@@ -334,7 +339,7 @@ class WorkerGroup:
         """Replace a worker by a new process, without waiting for its first answer."""
         message = self._first_message(self._tasks[index], registrations())
         self.end(index)
-        self.workers[index] = Worker(index)
+        (self.workers[index],) = start_workers([index], self._modules())
         self._watch(self.workers[index])
         self.workers[index].ask(message, START_SECONDS)
 

@@ -34,9 +34,10 @@ from recurl.envs import (
     TransformedEnv,
     check_env_specs,
 )
-from recurl.envs.workers import start_workers
+from recurl.envs.workers import Worker
 from recurl.envs.workers_env import EnvInfo, Plan, Server, layout
 from recurl.envs.workers_memory import Entry, SharedTensors
+from recurl.envs.workers_process import Interpreter
 from recurl.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -381,9 +382,11 @@ def test_a_hundred_starts_and_stops_leak_nothing():
     before = descriptors()
     workers = []
     for index in range(100):
-        (worker,) = start_workers([index])
+        interpreter = Interpreter()
+        worker = Worker(index, interpreter)
         worker.stop(0)
-        workers.append(worker.process.pid)
+        interpreter.end()
+        workers.append(interpreter.pid)
         SharedTensors([Entry("x", (2,), torch.float32)]).close()
     assert descriptors() <= before
     assert wait_until_gone(workers, 1)

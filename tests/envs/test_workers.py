@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -224,13 +225,18 @@ def test_workers_of_a_group_are_forks_of_one_interpreter_without_threads():
     assert not Path(f"/proc/{interpreter}").exists()
 
 
-def test_workers_end_with_their_interpreter():
+def test_workers_end_with_their_interpreter_and_a_replacement_begins_in_another():
     group = WorkerGroup([Task(serve, ("shared",))] * 2, timeout=30.0)
-    os.kill(group.workers[0].process._interpreter.pid, signal.SIGKILL)
+    os.kill(group._interpreters[0].pid, signal.SIGKILL)
     begin = time.monotonic()
-    with pytest.raises(WorkerError, match=r"^Worker \d \(process \d+\) closed its connection\."):
-        group.answers(range(2))
+    error = group.next_reply([0, 1]).error
     assert time.monotonic() - begin < 20
+    assert isinstance(error, WorkerError)
+    assert re.match(r"Worker \d \(process \d+\) closed its connection\.", str(error))
+    group.end(1)
+    group.restart(0)
+    assert group.next_reply([0]).value == "ready"
+    group.kill()
 
 
 def test_an_interpreter_that_fails(monkeypatch):

@@ -28,10 +28,10 @@ from recurl.envs.registrations import Registration, registrations
 from recurl.envs.workers_child import FAILED, STATUS_SIZE, VALUE, Failure
 from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file
 from recurl.envs.workers_posix import check_posix
-from recurl.envs.workers_process import Ends, Interpreter, Process
+from recurl.envs.workers_process import Interpreter
 from recurl.errors import ArgumentError, RemoteTraceback, UsageError, WorkerError
 
-__all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup", "start_workers"]
+__all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup"]
 
 START_SECONDS = 120.0
 """Time limit for a worker's imports and the creation of its environment, in seconds."""
@@ -40,7 +40,6 @@ CLOSE = pickle.dumps(("close",))
 """The message that asks a worker to end."""
 
 _CLOSE_SECONDS = 5.0
-_END_SECONDS = 60.0  # for a process that was killed
 _TAKE_SECONDS = 0.5
 _LONG = 1e9  # seconds
 _POLL_MS = 200
@@ -66,8 +65,6 @@ class Worker:
 
     Args:
         index: number of the worker, for messages.
-        ours: the parent's end of the socket to it.
-        status: file descriptor of the status file, owned by this object from now on.
         interpreter: the interpreter that forks into it.
 
     Attributes:
@@ -76,11 +73,12 @@ class Worker:
         asked: time of the last request, by the monotonic clock.
     """
 
-    def __init__(self, index: int, ours: socket.socket, status: int, interpreter: Interpreter) -> None:
+    def __init__(self, index: int, interpreter: Interpreter) -> None:
         self.index = index
-        self._socket = ours
+        self._socket, theirs = socket.socketpair()
         self._stalled = False
-        self.process = Process(interpreter, status)
+        with theirs:
+            self.process = interpreter.fork(theirs.fileno(), anonymous_file(STATUS_SIZE))
         self.asked = self._last_sign = time.monotonic()
         self._last_beat, self._patience = self.process.beats, START_SECONDS
         self.connection = Connection(os.dup(self._socket.fileno()))
@@ -176,8 +174,7 @@ class Worker:
         if self.process.closed:
             return
         if self._wait(seconds) is None:
-            self.process.kill_group()
-            self.process.wait(_END_SECONDS)
+            self.process.kill()
         self.process.close()
         self.connection.close()
         self._socket.close()
@@ -186,30 +183,11 @@ class Worker:
         """Return the exit code, or None if the process still runs after ``seconds``; kill its remaining children."""
         code = self.process.wait(seconds)
         if code is not None:
-            self.process.kill_group()
+            self.process.kill()
         return code
 
     def __str__(self) -> str:
         return f"Worker {self.index} (process {self.process.pid})"
-
-
-def start_workers(indices: Sequence[int], modules: Collection[str] = ()) -> list[Worker]:
-    """Return new workers, on their way.
-
-    Args:
-        indices: their numbers.
-        modules: names of modules that they will import.
-    """
-    pairs = [socket.socketpair() for _ in indices]
-    files = [anonymous_file(STATUS_SIZE) for _ in indices]
-    interpreter = Interpreter(
-        [Ends(theirs.fileno(), file) for (_, theirs), file in zip(pairs, files, strict=True)], modules
-    )
-    for _, theirs in pairs:
-        theirs.close()
-    return [
-        Worker(index, ours, file, interpreter) for index, (ours, _), file in zip(indices, pairs, files, strict=True)
-    ]
 
 
 class WorkerGroup:
@@ -239,13 +217,14 @@ class WorkerGroup:
         registered = registrations()
         messages = [self._first_message(task, registered) for task in tasks]
         self.workers: list[Worker] = []
-        self._stop = weakref.finalize(self, _stop_all, self.workers, os.getpid())
+        self._interpreters: list[Interpreter] = []
+        self._stop = weakref.finalize(self, _stop_all, self.workers, self._interpreters, os.getpid())
         self._poller = select.poll()
         self._by_descriptor: dict[int, int] = {}
         try:
-            self.workers.extend(start_workers(range(len(tasks)), self._modules()))
-            for worker in self.workers:
-                self._watch(worker)
+            for index in range(len(tasks)):
+                self.workers.append(Worker(index, self._interpreter()))
+                self._watch(self.workers[-1])
             for worker, message in zip(self.workers, messages, strict=True):
                 worker.ask(message, START_SECONDS)
             self.greetings = self.answers(range(len(tasks)))
@@ -259,9 +238,13 @@ class WorkerGroup:
         pickled("create_env_fn", task.arguments[0])  # a part of it is named
         return pickled("what the worker is given", (registered, seed, *task))
 
-    def _modules(self) -> set[str]:
-        """Return recurl's modules with the work of the workers; others' might start threads, which no fork has."""
-        return {name for task in self._tasks if (name := task.serve.__module__).startswith("recurl.")}
+    def _interpreter(self) -> Interpreter:
+        """Return the interpreter whose forks are the workers; a new one where there is none that runs."""
+        if not self._interpreters or self._interpreters[-1].returncode is not None:
+            # Other modules than recurl's might start threads, which no fork has.
+            names = {name for task in self._tasks if (name := task.serve.__module__).startswith("recurl.")}
+            self._interpreters.append(Interpreter(names))
+        return self._interpreters[-1]
 
     def _watch(self, worker: Worker) -> None:
         self._by_descriptor[worker.connection.fileno()] = worker.index
@@ -339,7 +322,7 @@ class WorkerGroup:
         """Replace a worker by a new process, without waiting for its first answer."""
         message = self._first_message(self._tasks[index], registrations())
         self.end(index)
-        (self.workers[index],) = start_workers([index], self._modules())
+        self.workers[index] = Worker(index, self._interpreter())
         self._watch(self.workers[index])
         self.workers[index].ask(message, START_SECONDS)
 
@@ -370,20 +353,23 @@ class WorkerGroup:
             for worker in self.workers:
                 worker.ask(CLOSE, _TAKE_SECONDS)
             self._stop.detach()
-            _stop_all(self.workers, os.getpid(), _CLOSE_SECONDS)
+            _stop_all(self.workers, self._interpreters, os.getpid(), _CLOSE_SECONDS)
 
     def kill(self) -> None:
         """Stop all workers at once."""
         self._stop()
 
 
-def _stop_all(workers: list[Worker], owner: int, seconds: float = 0.0) -> None:
+def _stop_all(workers: list[Worker], interpreters: list[Interpreter], owner: int, seconds: float = 0.0) -> None:
     if os.getpid() != owner:  # in a fork of the parent, which keeps its workers
         return
     end = time.monotonic() + seconds
     for worker in workers:
         worker.stop(end - time.monotonic())
+    for interpreter in interpreters:
+        interpreter.end()
     workers.clear()
+    interpreters.clear()
 
 
 def _with_traceback(error: Exception, text: str) -> Exception:

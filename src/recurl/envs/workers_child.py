@@ -11,12 +11,12 @@ import os
 import pickle
 import select
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Sequence
-from itertools import chain
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any, NamedTuple, NoReturn, Self
@@ -40,7 +40,7 @@ __all__ = [
     "Channel",
     "Closed",
     "Failure",
-    "fork",
+    "fork_on_request",
     "numbers",
 ]
 
@@ -159,30 +159,58 @@ class Channel:
         return SharedTensors.receive(self._connection, entries)
 
 
-def fork(ends: Sequence[tuple[int, int]], modules: Sequence[str]) -> None:
-    """Fork into workers, and return when all of them have ended; their status files then say how.
+def fork_on_request(control: int, modules: Sequence[str]) -> None:
+    """Fork into workers until the program closes its end of the socket, and return when all of them have ended.
 
     Args:
-        ends: for each worker the file descriptors of the socket to the parent and of the status file.
+        control: file descriptor of a socket, on which the program sends, for each worker, the descriptors of the
+            socket between them and of the status file.
         modules: names of modules to import first.
     """
     for module in modules:
         importlib.import_module(module)
     gc.freeze()  # collections in the workers leave what they share with this process alone
     interpreter, running = os.getpid(), dict[int, memoryview]()
-    for index, (connection, status) in enumerate(ends):
-        pid = os.fork()
-        if pid == 0:
-            for descriptor in chain(*ends[index + 1 :]):
+    requests, (ended, wake) = socket.socket(fileno=control), os.pipe()
+    for descriptor in (ended, wake):
+        os.set_blocking(descriptor, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # else it would not wake the poller
+    signal.set_wakeup_fd(wake)
+    poller = select.poll()
+    for descriptor in (control, ended):
+        poller.register(descriptor, select.POLLIN)
+    is_open = True
+    while is_open or running:
+        for descriptor, _ in poller.poll():
+            if descriptor == ended:
+                os.read(ended, 4096)
+                _report(running)
+                continue
+            _, given, *_ = socket.recv_fds(requests, 1, 2)
+            if not given:
+                is_open = False
+                poller.unregister(control)
+                continue
+            connection, status = given
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                requests.close()
+                os.close(ended)
+                os.close(wake)
+                _main(connection, status, interpreter)
+            running[pid] = numbers(status)
+            for descriptor in given:
                 os.close(descriptor)
-            _main(connection, status, interpreter)
-        running[pid] = numbers(status)
-        os.close(connection)
-        os.close(status)
-    while running:
-        pid, ended = os.wait()
-        if pid in running:
-            running.pop(pid)[ENDED] = ended + 1
+
+
+def _report(running: dict[int, memoryview]) -> None:
+    """Write into the status files of workers that have ended how they did."""
+    for pid in list(running):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            running.pop(pid)[ENDED] = status + 1
 
 
 def numbers(status: int) -> memoryview:

@@ -10,46 +10,39 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
-from itertools import chain
-from typing import NamedTuple, cast
+from collections.abc import Collection
+from typing import cast
 
 from recurl.envs.workers_child import BEATS, ENDED, PID, STATUS_SIZE, numbers
 
-__all__ = ["Ends", "Interpreter", "Process"]
+__all__ = ["Interpreter", "Process"]
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from recurl.envs.workers_child import fork; fork({ends!r}, {modules!r})"
+_BOOT = (
+    "import sys; sys.path[:] = {path!r}; from recurl.envs.workers_child import fork_on_request; "
+    "fork_on_request({control}, {modules!r})"
+)
+_KILL_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02  # seconds
 
 
-class Ends(NamedTuple):
-    """File descriptors of a worker: the socket to the parent, and the status file."""
-
-    connection: int
-    status: int
-
-
 class Interpreter:
-    """New interpreter that forks into one worker for each of ``ends``, and ends after them.
+    """New interpreter that forks into workers. It ends after them when this process has ended.
 
     Args:
-        ends: the workers' file descriptors, which the caller may close afterwards.
-        modules: names of modules to import before the forks.
-
-    Attributes:
-        pid: its process id, and that of its process group.
+        modules: names of modules to import before the first fork.
     """
 
-    def __init__(self, ends: Sequence[Ends], modules: Collection[str]) -> None:
+    def __init__(self, modules: Collection[str] = ()) -> None:
         path = [entry for entry in cast("list[object]", sys.path) if isinstance(entry, str)]  # as imports do
-        boot = _BOOT.format(path=path, ends=[tuple(pair) for pair in ends], modules=sorted(modules))
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", boot], pass_fds=tuple(chain(*ends)), stdin=subprocess.DEVNULL, process_group=0
-        )
-        self._left = len(ends)
+        self._control, theirs = socket.socketpair()
+        boot = _BOOT.format(path=path, control=theirs.fileno(), modules=sorted(modules))
+        with theirs:
+            command, given = [sys.executable, "-c", boot], (theirs.fileno(),)
+            self._process = subprocess.Popen(command, pass_fds=given, stdin=subprocess.DEVNULL, process_group=0)
         self.pid = self._process.pid
 
     @property
@@ -57,17 +50,23 @@ class Interpreter:
         """Exit code; None while it runs."""
         return self._process.poll()
 
-    def kill(self) -> None:
-        """Kill it, and what it has forked that has no process group of its own yet."""
+    def fork(self, connection: int, status: int) -> Process:
+        """Return a new worker, on its way.
+
+        Args:
+            connection: file descriptor of its socket to this process, which may be closed then.
+            status: file descriptor of its status file.
+        """
+        with contextlib.suppress(ConnectionError):  # it has ended: so has the worker
+            socket.send_fds(self._control, [b"f"], [connection, status])
+        return Process(self, status)
+
+    def end(self) -> None:
+        """End the interpreter, whose workers have ended, and forks of it that have not begun."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
-
-    def release(self) -> None:
-        """Take note that another one of its workers has ended; it is of no more use after the last."""
-        self._left -= 1
-        if self._left == 0:
-            self.kill()
+        self._control.close()
 
 
 class Process:
@@ -128,16 +127,18 @@ class Process:
             pause = min(2 * pause, _LONGEST_PAUSE)
         return self.returncode
 
-    def kill_group(self) -> None:
-        """Kill the process and its children, or what is left of them."""
-        if not self._status[PID] and self.returncode is None:
-            self._interpreter.kill()  # the worker begins no more, unless it just has
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+    def kill(self) -> None:
+        """Kill the process and its children, or what is left of them; wait for its end.
+
+        One that is still to begin will end by itself, as it finds its connection closed.
+        """
+        if self._status[PID]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.wait(_KILL_SECONDS)
 
     def close(self) -> None:
         """Forget about the process, which has ended."""
         self._last = self.pid, self.returncode
         del self._status
         os.close(self._file)
-        self._interpreter.release()

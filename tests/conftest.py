@@ -12,6 +12,12 @@ from recurl.trainers.files.durable import write_whole
 from recurl.trainers.report import plots
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have slow tests: those that are left at the end keep no process waiting for another."""
+    slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "learning")))}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     """Every test draws the same numbers, alone or in company."""

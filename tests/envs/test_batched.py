@@ -433,19 +433,19 @@ def test_bounds_of_flattened_specs():
     assert Composite({"a": spec}, shape=[2, 2]).flatten(2)["a"].shape == (4,)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_actions_of_several_numbers_and_rows_reach_their_rows(dtype):
+def test_actions_of_several_numbers_and_rows_reach_their_rows():
     def make() -> EnvBase:
         return GymEnv("Pendulum-v1", num_envs=3, wrappers=[ThreeTorques])
 
-    actions = torch.linspace(-1, 1, 18, dtype=dtype).view(2, 3, 3)
-    rewards = []
     with ParallelEnv(2, make, concatenate=True) as parallel:
-        for env in (parallel, SerialEnv(2, make)):
-            env.set_seed(0)
-            action = actions.view(*env.batch_size, 3)
-            rewards.append(env.step(env.reset().set("action", action))["next", "reward"].flatten())
-    assert torch.equal(*rewards)
+        for dtype in (torch.float32, torch.float64):
+            actions = torch.linspace(-1, 1, 18, dtype=dtype).view(2, 3, 3)
+            rewards = []
+            for env in (parallel, SerialEnv(2, make)):
+                env.set_seed(0)
+                action = actions.view(*env.batch_size, 3)
+                rewards.append(env.step(env.reset().set("action", action))["next", "reward"].flatten())
+            assert torch.equal(*rewards)
 
 
 class ThreeTorques(gym.ActionWrapper):

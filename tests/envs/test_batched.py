@@ -403,6 +403,7 @@ def test_dropping_the_environment_stops_the_workers():
     assert descriptors() == before
 
 
+@pytest.mark.usefixtures("lasting_interpreter")
 def test_rows_of_workers_in_one_dimension():
     """They are those of a batch of workers, flattened, and those of one environment with as many rows."""
 
@@ -433,6 +434,7 @@ def test_bounds_of_flattened_specs():
     assert Composite({"a": spec}, shape=[2, 2]).flatten(2)["a"].shape == (4,)
 
 
+@pytest.mark.usefixtures("lasting_interpreter")
 def test_actions_of_several_numbers_and_rows_reach_their_rows():
     def make() -> EnvBase:
         return GymEnv("Pendulum-v1", num_envs=3, wrappers=[ThreeTorques])

@@ -29,8 +29,7 @@ check: setup  ## what CI runs: lint, types, layering, tests; these build the doc
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/pyright
-	$(BIN)/pytest -n 2
+	$(BIN)/pyright & types=$$!; $(BIN)/pytest -n 2; tests=$$?; wait $$types && exit $$tests
 
 practice: setup  ## environments of other packages, all of them installed
 	$(BIN)/pip install --quiet --disable-pip-version-check ale-py minigrid popgym mujoco box2d -c constraints.txt

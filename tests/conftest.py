@@ -1,15 +1,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+import os
+import sys
+from collections.abc import Collection, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from recurl.envs.workers_process import Interpreter
 from recurl.trainers.files.durable import write_whole
 from recurl.trainers.report import plots
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have slow tests: those that are left at the end keep no process waiting for another."""
+    slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "learning")))}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +41,42 @@ def _drawn_once() -> Generator:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "draw_returns", draw_once)
         yield
+
+
+class _Lasting(Interpreter):
+    """An interpreter that a group of workers leaves to the next one."""
+
+    def end(self) -> None:
+        """Go on, until :meth:`end_with_session`."""
+
+    def end_with_session(self) -> None:
+        super().end()
+
+
+@pytest.fixture(scope="session")
+def _lasting() -> Generator[dict[str, _Lasting]]:
+    interpreters = dict[str, _Lasting]()
+    yield interpreters
+    for interpreter in interpreters.values():
+        interpreter.end_with_session()
+
+
+@pytest.fixture
+def lasting_interpreter(_lasting: dict[str, _Lasting], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let groups of workers that would start the same interpreter fork from one, as its imports take seconds.
+
+    For tests of what workers do. Those of how they begin and end do without.
+    """
+
+    def interpreter(modules: Collection[str]) -> _Lasting:
+        variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+        outputs = [os.fstat(number).st_ino for number in (1, 2)]
+        given = repr((sorted(modules), sys.path, os.getcwd(), variables, outputs))
+        if given not in _lasting or _lasting[given].returncode is not None:
+            _lasting[given] = _Lasting(modules)
+        return _lasting[given]
+
+    monkeypatch.setattr("recurl.envs.workers.Interpreter", interpreter)
 
 
 @pytest.fixture(scope="module")

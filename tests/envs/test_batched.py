@@ -37,6 +37,7 @@ from recurl.envs import (
 from recurl.envs.workers import Worker
 from recurl.envs.workers_env import EnvInfo, Plan, Server, layout
 from recurl.envs.workers_memory import Entry, SharedTensors
+from recurl.envs.workers_process import Interpreter
 from recurl.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -381,9 +382,11 @@ def test_a_hundred_starts_and_stops_leak_nothing():
     before = descriptors()
     workers = []
     for index in range(100):
-        worker = Worker(index)
+        interpreter = Interpreter()
+        worker = Worker(index, interpreter)
         worker.stop(0)
-        workers.append(worker.process.pid)
+        interpreter.end()
+        workers.append(interpreter.pid)
         SharedTensors([Entry("x", (2,), torch.float32)]).close()
     assert descriptors() <= before
     assert wait_until_gone(workers, 1)
@@ -400,6 +403,7 @@ def test_dropping_the_environment_stops_the_workers():
     assert descriptors() == before
 
 
+@pytest.mark.usefixtures("lasting_interpreter")
 def test_rows_of_workers_in_one_dimension():
     """They are those of a batch of workers, flattened, and those of one environment with as many rows."""
 
@@ -430,19 +434,20 @@ def test_bounds_of_flattened_specs():
     assert Composite({"a": spec}, shape=[2, 2]).flatten(2)["a"].shape == (4,)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_actions_of_several_numbers_and_rows_reach_their_rows(dtype):
+@pytest.mark.usefixtures("lasting_interpreter")
+def test_actions_of_several_numbers_and_rows_reach_their_rows():
     def make() -> EnvBase:
         return GymEnv("Pendulum-v1", num_envs=3, wrappers=[ThreeTorques])
 
-    actions = torch.linspace(-1, 1, 18, dtype=dtype).view(2, 3, 3)
-    rewards = []
     with ParallelEnv(2, make, concatenate=True) as parallel:
-        for env in (parallel, SerialEnv(2, make)):
-            env.set_seed(0)
-            action = actions.view(*env.batch_size, 3)
-            rewards.append(env.step(env.reset().set("action", action))["next", "reward"].flatten())
-    assert torch.equal(*rewards)
+        for dtype in (torch.float32, torch.float64):
+            actions = torch.linspace(-1, 1, 18, dtype=dtype).view(2, 3, 3)
+            rewards = []
+            for env in (parallel, SerialEnv(2, make)):
+                env.set_seed(0)
+                action = actions.view(*env.batch_size, 3)
+                rewards.append(env.step(env.reset().set("action", action))["next", "reward"].flatten())
+            assert torch.equal(*rewards)
 
 
 class ThreeTorques(gym.ActionWrapper):

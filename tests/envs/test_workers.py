@@ -3,6 +3,8 @@
 import gc
 import os
 import pickle
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import time
 from pathlib import Path
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
@@ -205,6 +208,41 @@ def test_sys_path_may_hold_anything():
         group.close()
     finally:
         sys.path[:] = before
+
+
+def random_numbers(channel, _):
+    channel.send((os.getppid(), float(np.random.rand()), random.random(), torch.rand(()).item()))  # noqa: NPY002
+    channel.receive_bytes()
+
+
+def test_workers_of_a_group_are_forks_of_one_interpreter_without_threads():
+    """As nothing computes there, a fork lacks nothing; and generators don't go on as their brothers' do."""
+    group = WorkerGroup([Task(random_numbers, (None,))] * 3, timeout=1.0)
+    (interpreter,), *numbers = (set(column) for column in zip(*group.greetings, strict=True))
+    assert len(os.listdir(f"/proc/{interpreter}/task")) == 1
+    assert [len(column) for column in numbers] == [3, 3, 3]
+    group.close()
+    assert not Path(f"/proc/{interpreter}").exists()
+
+
+def test_workers_end_with_their_interpreter_and_a_replacement_begins_in_another():
+    group = WorkerGroup([Task(serve, ("shared",))] * 2, timeout=30.0)
+    os.kill(group._interpreters[0].pid, signal.SIGKILL)
+    begin = time.monotonic()
+    error = group.next_reply([0, 1]).error
+    assert time.monotonic() - begin < 20
+    assert isinstance(error, WorkerError)
+    assert re.match(r"Worker \d \(process \d+\) closed its connection\.", str(error))
+    group.end(1)
+    group.restart(0)
+    assert group.next_reply([0]).value == "ready"
+    group.kill()
+
+
+def test_an_interpreter_that_fails(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(WorkerError, match=r"^Worker \d \(process \d+\) exited with code 1; its output may show"):
+        WorkerGroup([Task(serve, ("shared",))] * 2, timeout=1.0)
 
 
 RAISES = """

@@ -78,6 +78,7 @@ def test_ends_as_one_that_was_left_alone(tmp_path, server, algorithm):
         deadline = time.monotonic() + 60
         while not folder.metrics.exists() or len(rows(folder)) < min(updates + 2 + kill, 24):
             assert time.monotonic() < deadline
+            time.sleep(0.002)
         subprocess.run(["kill", "-9", str(pid)], check=False)
         assert ended(server) in (-9, 0)
     start(server, ["train", "--resume", folder.path])

@@ -246,11 +246,12 @@ def _started(
 class ParallelEnv(_RowsInWorkers):
     """Environments stepped in parallel, each in a worker process of its own.
 
-    Workers are new interpreters (never forked); data is exchanged through anonymous shared memory. The main script
-    needs no ``if __name__ == "__main__"`` guard. Environments that this process has registered with
-    ``gymnasium.register`` are registered in the workers too, those of the main script included. If a worker raises,
-    dies or hangs, the call raises with the worker's traceback as its cause, and all workers are stopped. They also end
-    when this object is closed or garbage-collected, and when this process dies.
+    Workers are forks of a new interpreter, which imports the library once for all of them, and never of this process;
+    data is exchanged through anonymous shared memory. The main script needs no ``if __name__ == "__main__"`` guard.
+    Environments that this process has registered with ``gymnasium.register`` are registered in the workers too, those
+    of the main script included. If a worker raises, dies or hangs, the call raises with the worker's traceback as its
+    cause, and all workers are stopped. They also end when this object is closed or garbage-collected, and when this
+    process dies.
 
     Transforms may be inside (in the workers) or outside (around the batch); recurrent states declared by primers inside
     are exchanged like any other entry. Requires a POSIX system: Linux, macOS.

@@ -1,6 +1,6 @@
 """Worker processes: the parent's side.
 
-Workers are new interpreters, never forked, and don't import the parent's main module: scripts need no
+Workers are forks of a new interpreter, never of the parent, and don't import the parent's main module: scripts need no
 ``if __name__ == "__main__"`` guard. Control messages go through a socket, data through shared memory.
 """
 
@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import mmap
 import os
 import pickle
 import select
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +28,7 @@ from recurl.envs.registrations import Registration, registrations
 from recurl.envs.workers_child import FAILED, STATUS_SIZE, VALUE, Failure
 from recurl.envs.workers_memory import Entry, SharedTensors, anonymous_file
 from recurl.envs.workers_posix import check_posix
+from recurl.envs.workers_process import Interpreter
 from recurl.errors import ArgumentError, RemoteTraceback, UsageError, WorkerError
 
 __all__ = ["CLOSE", "START_SECONDS", "Reply", "Task", "Worker", "WorkerGroup"]
@@ -45,8 +43,6 @@ _CLOSE_SECONDS = 5.0
 _TAKE_SECONDS = 0.5
 _LONG = 1e9  # seconds
 _POLL_MS = 200
-_BEAT_SIZE = 8
-_BOOT = "import sys; sys.path[:] = {path!r}; from recurl.envs.workers_child import main; main({fds}, {parent})"
 
 
 class Task(NamedTuple):
@@ -69,6 +65,7 @@ class Worker:
 
     Args:
         index: number of the worker, for messages.
+        interpreter: the interpreter that forks into it.
 
     Attributes:
         connection: socket to the worker. Reads and writes time out when the worker hangs.
@@ -76,20 +73,14 @@ class Worker:
         asked: time of the last request, by the monotonic clock.
     """
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, interpreter: Interpreter) -> None:
         self.index = index
         self._socket, theirs = socket.socketpair()
         self._stalled = False
-        self._status = anonymous_file(STATUS_SIZE)
-        self._memory = mmap.mmap(self._status, STATUS_SIZE)
-        self.asked = self._last_sign = time.monotonic()
-        self._last_beat, self._patience = self._memory[:_BEAT_SIZE], START_SECONDS
-        descriptors = (theirs.fileno(), self._status)
-        path = [entry for entry in cast("list[Any]", sys.path) if isinstance(entry, str)]  # as imports do
-        boot = _BOOT.format(path=path, fds="{}, {}".format(*descriptors), parent=os.getpid())
         with theirs:
-            command = [sys.executable, "-c", boot]
-            self.process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, process_group=0)
+            self.process = interpreter.fork(theirs.fileno(), anonymous_file(STATUS_SIZE))
+        self.asked = self._last_sign = time.monotonic()
+        self._last_beat, self._patience = self.process.beats, START_SECONDS
         self.connection = Connection(os.dup(self._socket.fileno()))
         self._limit: float | None = None
 
@@ -152,21 +143,21 @@ class Worker:
     def check_hanging(self) -> Exception | None:
         """Return an error if the worker has neither answered nor made a step within its time limit, else None."""
         now = time.monotonic()
-        if self._memory[:_BEAT_SIZE] != self._last_beat:
-            self._last_beat, self._last_sign = self._memory[:_BEAT_SIZE], now
+        if self.process.beats != self._last_beat:
+            self._last_beat, self._last_sign = self.process.beats, now
         return self._hang_error() if self._stalled or now - self._last_sign > self._patience else None
 
     def _hang_error(self) -> Exception:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR1)  # makes faulthandler write the worker's stack
         end = time.monotonic() + 0.5
-        while not self._stack_dump() and time.monotonic() < end:
+        while not self.process.stack and time.monotonic() < end:
             time.sleep(0.02)
         text = (
             f"{self} hangs: no answer and no step for {self._patience:g} s. If an environment may take longer, set a "
             "larger timeout."
         )
-        return _with_traceback(WorkerError(text), self._stack_dump())
+        return _with_traceback(WorkerError(text), self.process.stack)
 
     def _exit_error(self) -> Exception:
         code = self._wait(2.0)
@@ -176,36 +167,24 @@ class Worker:
             return WorkerError(f"{self} exited with code {code}; its output may show the reason.")
         hint = ", possibly by the system because memory ran out" if -code == signal.SIGKILL else ""
         error = WorkerError(f"{self} was killed by {signal.Signals(-code).name}{hint}.")
-        return _with_traceback(error, self._stack_dump())
-
-    def _stack_dump(self) -> str:
-        size = os.fstat(self._status).st_size - STATUS_SIZE
-        return os.pread(self._status, size, STATUS_SIZE).decode(errors="replace") if size > 0 else ""
+        return _with_traceback(error, self.process.stack)
 
     def stop(self, seconds: float) -> None:
         """Wait up to ``seconds`` for the process to end, then kill it, and free its resources; do it once."""
-        if self._memory.closed:
+        if self.process.closed:
             return
-        if self.process.returncode is None and self._wait(seconds) is None:
-            self._kill_group()
-            self.process.wait()
+        if self._wait(seconds) is None:
+            self.process.kill()
+        self.process.close()
         self.connection.close()
         self._socket.close()
-        self._memory.close()
-        os.close(self._status)
 
     def _wait(self, seconds: float) -> int | None:
         """Return the exit code, or None if the process still runs after ``seconds``; kill its remaining children."""
-        try:
-            code = self.process.wait(max(seconds, 0.0))
-        except subprocess.TimeoutExpired:
-            return None
-        self._kill_group()
+        code = self.process.wait(seconds)
+        if code is not None:
+            self.process.kill()
         return code
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
 
     def __str__(self) -> str:
         return f"Worker {self.index} (process {self.process.pid})"
@@ -238,12 +217,13 @@ class WorkerGroup:
         registered = registrations()
         messages = [self._first_message(task, registered) for task in tasks]
         self.workers: list[Worker] = []
-        self._stop = weakref.finalize(self, _stop_all, self.workers, os.getpid())
+        self._interpreters: list[Interpreter] = []
+        self._stop = weakref.finalize(self, _stop_all, self.workers, self._interpreters, os.getpid())
         self._poller = select.poll()
         self._by_descriptor: dict[int, int] = {}
         try:
             for index in range(len(tasks)):
-                self.workers.append(Worker(index))
+                self.workers.append(Worker(index, self._interpreter()))
                 self._watch(self.workers[-1])
             for worker, message in zip(self.workers, messages, strict=True):
                 worker.ask(message, START_SECONDS)
@@ -257,6 +237,14 @@ class WorkerGroup:
         seed = int(torch.randint(2**62, ()))  # different for each worker, and determined by the parent's seed
         pickled("create_env_fn", task.arguments[0])  # a part of it is named
         return pickled("what the worker is given", (registered, seed, *task))
+
+    def _interpreter(self) -> Interpreter:
+        """Return the interpreter whose forks are the workers; a new one where there is none that runs."""
+        if not self._interpreters or self._interpreters[-1].returncode is not None:
+            # Other modules than recurl's might start threads, which no fork has.
+            names = {name for task in self._tasks if (name := task.serve.__module__).startswith("recurl.")}
+            self._interpreters.append(Interpreter(names))
+        return self._interpreters[-1]
 
     def _watch(self, worker: Worker) -> None:
         self._by_descriptor[worker.connection.fileno()] = worker.index
@@ -334,7 +322,7 @@ class WorkerGroup:
         """Replace a worker by a new process, without waiting for its first answer."""
         message = self._first_message(self._tasks[index], registrations())
         self.end(index)
-        self.workers[index] = Worker(index)
+        self.workers[index] = Worker(index, self._interpreter())
         self._watch(self.workers[index])
         self.workers[index].ask(message, START_SECONDS)
 
@@ -365,20 +353,23 @@ class WorkerGroup:
             for worker in self.workers:
                 worker.ask(CLOSE, _TAKE_SECONDS)
             self._stop.detach()
-            _stop_all(self.workers, os.getpid(), _CLOSE_SECONDS)
+            _stop_all(self.workers, self._interpreters, os.getpid(), _CLOSE_SECONDS)
 
     def kill(self) -> None:
         """Stop all workers at once."""
         self._stop()
 
 
-def _stop_all(workers: list[Worker], owner: int, seconds: float = 0.0) -> None:
+def _stop_all(workers: list[Worker], interpreters: list[Interpreter], owner: int, seconds: float = 0.0) -> None:
     if os.getpid() != owner:  # in a fork of the parent, which keeps its workers
         return
     end = time.monotonic() + seconds
     for worker in workers:
         worker.stop(end - time.monotonic())
+    for interpreter in interpreters:
+        interpreter.end()
     workers.clear()
+    interpreters.clear()
 
 
 def _with_traceback(error: Exception, text: str) -> Exception:

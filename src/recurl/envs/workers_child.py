@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
+import importlib
 import mmap
 import os
 import pickle
 import select
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any, NamedTuple, NoReturn, Self
 
 import cloudpickle
+import numpy as np
 import torch
 
 from recurl import errors
@@ -25,11 +30,26 @@ from recurl.envs.registrations import register_all
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.errors import RecurlError, RemoteTraceback, WorkerError
 
-__all__ = ["FAILED", "STATUS_SIZE", "VALUE", "Channel", "Closed", "Failure", "main"]
+__all__ = [
+    "BEATS",
+    "ENDED",
+    "FAILED",
+    "PID",
+    "STATUS_SIZE",
+    "VALUE",
+    "Channel",
+    "Closed",
+    "Failure",
+    "fork_on_request",
+    "numbers",
+]
 
 VALUE, FAILED = b"v", b"f"
 STATUS_SIZE = 4096
-"""Offset of faulthandler's output in the status file; its first bytes hold the worker's step counter."""
+"""Offset of faulthandler's output in the status file, which begins with whole numbers of 8 bytes."""
+
+BEATS, PID, ENDED = range(3)
+"""Places of these numbers: the steps counted, the worker's process id, and what ``os.wait`` said of its end, plus 1."""
 
 _GRACE_SECONDS = 2.0
 
@@ -76,11 +96,11 @@ class Channel:
 
     def __init__(self, connection: Connection, status: int) -> None:
         self._connection = connection
-        self._beats = memoryview(mmap.mmap(status, STATUS_SIZE)).cast("q")
+        self._numbers = numbers(status)
 
     def beat(self) -> None:
         """Count a step, which tells the parent that the worker does not hang."""
-        self._beats[0] += 1
+        self._numbers[BEATS] += 1
 
     def receive_bytes(self) -> bytes:
         """Return the parent's next message.
@@ -139,17 +159,78 @@ class Channel:
         return SharedTensors.receive(self._connection, entries)
 
 
-def main(connection: int, status: int, parent: int) -> NoReturn:
-    """Serve the parent until it closes the connection, then end the process.
-
-    The first message is ``(registered, seed, serve, arguments)``: ``serve(channel, *arguments)`` runs with the parent's
-    environments registered and torch seeded.
+def fork_on_request(control: int, modules: Sequence[str]) -> None:
+    """Fork into workers until the program closes its end of the socket, and return when all of them have ended.
 
     Args:
-        connection: file descriptor of the socket to the parent.
-        status: file descriptor of the status file.
-        parent: process id of the parent.
+        control: file descriptor of a socket, on which the program sends, for each worker, the descriptors of the
+            socket between them and of the status file.
+        modules: names of modules to import first.
     """
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()  # collections in the workers leave what they share with this process alone
+    interpreter, running = os.getpid(), dict[int, memoryview]()
+    requests, (ended, wake) = socket.socket(fileno=control), os.pipe()
+    for descriptor in (ended, wake):
+        os.set_blocking(descriptor, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # else it would not wake the poller
+    signal.set_wakeup_fd(wake)
+    poller = select.poll()
+    for descriptor in (control, ended):
+        poller.register(descriptor, select.POLLIN)
+    is_open = True
+    while is_open or running:
+        for descriptor, _ in poller.poll():
+            if descriptor == ended:
+                os.read(ended, 4096)
+                _report(running)
+                continue
+            _, given, *_ = socket.recv_fds(requests, 1, 2)
+            if not given:
+                is_open = False
+                poller.unregister(control)
+                continue
+            connection, status = given
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                requests.close()
+                os.close(ended)
+                os.close(wake)
+                _main(connection, status, interpreter)
+            running[pid] = numbers(status)
+            for descriptor in given:
+                os.close(descriptor)
+
+
+def _report(running: dict[int, memoryview]) -> None:
+    """Write into the status files of workers that have ended how they did."""
+    for pid in list(running):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            running.pop(pid)[ENDED] = status + 1
+
+
+def numbers(status: int) -> memoryview:
+    """Return the numbers in a status file, shared by all who ask."""
+    return memoryview(mmap.mmap(status, STATUS_SIZE)).cast("q")
+
+
+def _main(connection: int, status: int, parent: int) -> NoReturn:
+    """Serve the program until it closes the connection, then end the process.
+
+    The first message is ``(registered, seed, serve, arguments)``: ``serve(channel, *arguments)`` runs with the
+    program's environments registered and torch seeded.
+
+    Args:
+        connection: file descriptor of the socket to the program.
+        status: file descriptor of the status file.
+        parent: process id of the interpreter, which is this process's parent.
+    """
+    numbers(status)[PID] = os.getpid()  # before it leaves the group: whoever ends both finds it in the one or the other
+    os.setpgid(0, 0)
     for descriptor in (connection, status):
         os.set_inheritable(descriptor, False)
     os.lseek(status, STATUS_SIZE, os.SEEK_SET)
@@ -157,6 +238,7 @@ def main(connection: int, status: int, parent: int) -> NoReturn:
     faulthandler.register(signal.SIGUSR1, status, all_threads=False)
     threading.Thread(target=_end_with_parent, args=(connection, parent), daemon=True).start()
     torch.set_num_threads(1)
+    np.random.seed()  # noqa: NPY002 - else every worker's global generator would draw the same numbers
     channel = Channel(Connection(connection), status)
     code = 0
     try:

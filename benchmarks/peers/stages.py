@@ -94,6 +94,7 @@ class StageSampler:
 
     def stop(self) -> None:
         """Sample no more."""
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # a sample that is due would set the timer again
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, self._previous)
 

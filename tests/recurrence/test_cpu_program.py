@@ -78,7 +78,7 @@ def policy(case: Case) -> tuple[program.Program, list[torch.Tensor], list[int]]:
     before = [outside(state) for state in case.states]
     after = [outside(torch.full_like(state, torch.nan)) for state in case.states]
     out = outside(torch.full((rows, 3), torch.nan, dtype=case.x.dtype))
-    hidden = case.weights[0][0].hidden_size
+    hidden = case.weights[0][0].w_hh.shape[1]
     embedded, memory = builder.inside(case.x.shape[1]), builder.inside(hidden)
     builder.linear(x, torch.randn(case.x.shape[1], 6, dtype=case.x.dtype), None, embedded)
     builder.activate("tanh", embedded, embedded)
@@ -104,6 +104,24 @@ def test_threads_and_tiles_change_nothing() -> None:
             torch.set_num_threads(threads)
         assert all(torch.equal(*pair) for later in results[1:] for pair in zip(results[0], later, strict=True))
         assert not torch.stack([tensor.isnan().any() for tensor in tensors]).any()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 50])
+@pytest.mark.parametrize(("cell", "options"), [("lstm", {"layers": 2}), ("gru", {}), ("lstm", {"projection": 4})])
+def test_rows_may_lie_apart(cell: str, options: dict[str, int], rows: int) -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        run, tensors, places = policy(Case(cell, shape=(rows,), hidden=10, **options))
+        assert run(places, rows)
+        expected = [tensor.clone() for tensor in tensors]
+        memory = [tensor.new_full((rows, 3, *tensor.shape[1:]), torch.nan) for tensor in tensors]
+        apart = [tensor[:, 1] for tensor in memory]
+        for tensor, given in list(zip(apart, tensors, strict=True))[: len(tensors) // 2]:  # the others are written
+            tensor.copy_(given)
+        places = [number for tensor in apart for number in (tensor.data_ptr(), tensor.stride(0))]
+        assert run(places, rows)
+        assert all(torch.equal(*pair) for pair in zip(apart, expected, strict=True))
+        assert all(tensor[:, [0, 2]].isnan().all() for tensor in memory)
 
 
 def test_what_the_library_lacks_is_named() -> None:

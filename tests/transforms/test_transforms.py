@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
 from recurl.specs import Bounded, Composite, Unbounded
 from recurl.transforms import Compose, InitTracker, RewardSum, StepCounter, TensorDictPrimer, Transform
-from recurl.transforms.base import reset_mask
+from recurl.transforms.base import Constant, constants_of, reset_mask
 
 
 def root(batch=(2,), **entries):
@@ -63,6 +63,28 @@ def test_hooks_default_to_the_identity():
     assert both._reset(None, td) is td
     assert both._step(td, td) is td
     assert repr(both) == "Compose(Nothing(), Nothing())"
+
+
+def test_constants_are_those_of_the_class_that_has_the_hooks():
+    class Named(InitTracker):
+        pass
+
+    class More(InitTracker):
+        def _reset(self, tensordict, tensordict_reset):
+            return super()._reset(tensordict, tensordict_reset)
+
+    class Both(More):
+        def constants(self):
+            return super().constants()
+
+    flag = [Constant("is_init", True, False)]
+    assert constants_of(InitTracker()) == constants_of(Named()) == constants_of(Both()) == flag
+    assert constants_of(TensorDictPrimer({("a", "b"): Unbounded(2)}, default_value=0.5)) == [
+        Constant(("a", "b"), 0.5, None)
+    ]
+    assert constants_of(TensorDictPrimer(a=Unbounded(2), random=True)) is None
+    assert [constants_of(transform) for transform in (More(), RewardSum(), StepCounter())] == [None] * 3
+    assert not constants_of(Transform())
 
 
 class TestInitTracker:

@@ -41,12 +41,14 @@ class BatchWriter:
         self._states = states
         self._shape = torch.Size([*batch_size, batch.shape[-1]])
         self._time = len(batch_size)
+        self.steps = batch.shape[-1]
         self._shapes: dict[_Key, torch.Size] = {}
         self._keys: list[_Key] = []  # copied at every step
         self._places: list[tuple[bool, str]] = []  # where these are: whether in ``next``, and the name
         self._counts = 0, 0  # of names in root and next, where none of them is nested
         self._carried: list[_Carried] = []
         self._memory: StepMemory | None = None
+        self._entries: dict[_Key, Tensor] = {}  # [T, *B, ...]
 
     def write(self, step: int, tensordict: Step) -> None:
         """Copy the entries of a step into the batch.
@@ -115,6 +117,7 @@ class BatchWriter:
             key: (value if self._rows is ... else value[self._rows]).movedim(self._time, 0)
             for key, value in whole.items()
         }
+        self._entries = memory
         repeats = [key for key, value in found.items() if _is_like(found.get((NEXT, *key)), value)]
         for key in [key for key in repeats if not rows_are_whole(memory[key], self._time)]:
             repeats.remove(key)
@@ -151,6 +154,15 @@ class BatchWriter:
             f"Every step must write the same entries with the same shapes; step {step} differs from the first in "
             f"{', '.join(differ)}. Let the policy and the environment always write the same keys."
         )
+
+    def memory(self) -> dict[_Key, Tensor] | None:
+        """Return the entries, ``[T, *B, ...]``, if steps may be written there too; only after the first :meth:`write`.
+
+        The root of a step then counts, also where it repeats the ``next`` of the previous step.
+        """
+        if self._rows is not ... or self._carried or self._states is not None or self._memory is None:
+            return None
+        return self._entries
 
     def finish(self) -> None:
         """Complete the rows of the batch."""

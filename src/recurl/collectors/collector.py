@@ -18,12 +18,13 @@ from recurl.collectors.captured import CapturedSteps, tensor_env, why_not_captur
 from recurl.collectors.captured_policy import CapturedPolicy, generator_of
 from recurl.collectors.exploring import check_thread_explores_alone, exploring
 from recurl.collectors.groups import Groups, plain
+from recurl.collectors.in_place import interact_and_write
 from recurl.collectors.policy_checks import check_policy
 from recurl.collectors.start_states import SparseStates, start_states
 from recurl.collectors.weights import Weights, state_of
 from recurl.compiled import CompiledNetwork
 from recurl.devices import numbered
-from recurl.envs import Act, EnvBase, StepCounter, interact, interact_in_turn
+from recurl.envs import Act, EnvBase, StepCounter, interact
 from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.wiring import policy_transforms
@@ -55,7 +56,8 @@ class Collector(CollectorBase):
     equal. :meth:`why_not_lowered` returns the reason if they don't. On a CPU, what can be computed by recurl's C++
     library is, in one call for each step: linear layers, activations, normalisation, LSTM, GRU, and the draw of an
     action with its log-probability, from the random numbers that torch would draw. Results are equal to rounding (1e-6
-    in float32). :meth:`why_not_compiled` names what keeps a policy from being one call.
+    in float32). :meth:`why_not_compiled` names what keeps a policy from being one call. If it is one, and all
+    transforms of a ``GymEnv`` set constants, steps are made where they lie in the batch (:meth:`why_not_in_place`).
 
     With a replay buffer, batches are added to it instead, also in a thread (:meth:`start`, :meth:`async_shutdown`).
 
@@ -163,6 +165,7 @@ class Collector(CollectorBase):
         self._starts = start_states(policy, sequence_length, self.steps_per_batch)
         self._programs = {"graph": cuda_graph, "compiled": compile_step}
         self._captured = self._program()
+        self._why_not_in_place: str | None = "there was no batch yet"
 
     def _program(self) -> CapturedSteps | list[CapturedPolicy]:
         """Return what runs steps as a program, or policies: of each group, or none where operations are launched."""
@@ -231,18 +234,11 @@ class Collector(CollectorBase):
         states = None if self._starts is None else SparseStates(self._starts, batch.batch_size, storing_device)
         writers = [BatchWriter(batch, rows, group.batch_size, states) for group, rows in parts]
         done: list[list[Tensor]] = [[] for _ in writers]
-
-        def write(number: int, step: int, tensordict: Step) -> None:
-            self._record(writers[number], step, tensordict)
-            done[number].append(tensordict.get(NEXT).get(DONE))
-
         policies = self._policies(network, done)
-        after = interact_in_turn(groups.envs, policies, roots, self.steps_per_batch, write=write)
-        for writer in writers:
-            writer.finish()
+        found = interact_and_write(groups.envs, policies, roots, writers, done, self._stepped)
+        ended, after, self._why_not_in_place = found
         batch.refine_names(..., "time")
-        ended = [torch.cat(found, -1) for found in done]
-        return batch, ended[0] if len(ended) == 1 else torch.cat(ended), after
+        return batch, ended, after
 
     def _policies(self, network: Network | None, past: list[list[Tensor]]) -> list[Act | None]:
         """Return the policy of each group, whose steps so far are counted in ``past``."""
@@ -267,9 +263,9 @@ class Collector(CollectorBase):
         after = interact(self.env, act, root, 1, write=lambda _, tensordict: written.append(tensordict))
         return written[0], after
 
-    def _record(self, writer: BatchWriter, step: int, tensordict: Step) -> None:
-        writer.write(step, tensordict)
-        self.frames += tensordict.batch_size.numel()
+    def _stepped(self, rows: int) -> None:
+        """Count a step of as many rows."""
+        self.frames += rows
 
     def why_not_lowered(self) -> str | None:
         """Return the reason why steps need TensorDicts, or None if they run on plain tensors."""
@@ -286,6 +282,10 @@ class Collector(CollectorBase):
                 return "there is no policy"
             root: Any = self._groups.envs[0].fake_tensordict() if self._roots is None else self._roots[0]
             return CompiledNetwork(network).why_not_compiled(Entries.of(root))
+
+    def why_not_in_place(self) -> str | None:
+        """Return the reason why steps of the last batch made tensors of their own, or None if they didn't."""
+        return self._why_not_in_place
 
     def _prepared(self) -> tuple[Network | None, str | None]:
         """Return the lowered policy of the next batch, and the reason why it needs TensorDicts, or None."""

@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from recurl.collectors.batch import BatchWriter
 from recurl.collectors.collector import Collector
 from recurl.collectors.weights import SharedWeights
 from recurl.envs import EnvBase
@@ -21,7 +20,6 @@ from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_env import make_env
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.keys import NestedKey
-from recurl.lowering import Step
 
 __all__ = ["CollectorInfo", "serve_collector"]
 
@@ -53,8 +51,8 @@ class _WorkerCollector(Collector):
         """Begin new trajectories in all rows."""
         self._trajectories.renew()
 
-    def _record(self, writer: BatchWriter, step: int, tensordict: Step) -> None:
-        super()._record(writer, step, tensordict)
+    def _stepped(self, rows: int) -> None:
+        super()._stepped(rows)
         self._channel.beat()
 
 

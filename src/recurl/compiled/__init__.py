@@ -3,6 +3,7 @@
 from recurl.compiled.compilation import Compilation, Density, NotCompiled, Signal
 from recurl.compiled.descent import Descent, SurrogateData, SurrogateOptions
 from recurl.compiled.function import CompiledFunction, OneRow, function_of
+from recurl.compiled.in_memory import StepsInMemory
 from recurl.compiled.network import CompiledNetwork
 from recurl.compiled.passes import CompiledPass, can_pass
 from recurl.compiled.program_file import Recorder, read_function, write_function
@@ -18,6 +19,7 @@ __all__ = [
     "OneRow",
     "Recorder",
     "Signal",
+    "StepsInMemory",
     "SurrogateData",
     "SurrogateOptions",
     "can_pass",

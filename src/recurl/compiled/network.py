@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recurl._torch import returns_other_entries
 from recurl.compiled.compilation import Compilable, Compilation, NotCompiled, defines_both, unsupported
+from recurl.compiled.in_memory import StepsInMemory
 from recurl.compiled.layers import LAYERS
 from recurl.errors import UsageError
 from recurl.keys import NestedKey, normalize_key
@@ -79,6 +80,18 @@ class CompiledNetwork:
                 part(inside)
             self._select(inside, entries)
         return entries
+
+    def in_memory(self, batch_size: torch.Size, memory: Mapping[NestedKey, Tensor]) -> StepsInMemory | str:
+        """Return the network as a function of the step of a batch, or the reason why it is none.
+
+        Args:
+            batch_size: ``[*B]``, of steps that were computed before.
+            memory: entries that steps are read from and written to, ``[T, *B, ...]``.
+        """
+        first, *others = self._parts.get(batch_size, [self._whole])
+        if not can_step() or others or not isinstance(first, _Program):
+            return "a step of the policy is more than one call of the C++ library"
+        return first.in_memory(memory)
 
     def _begin(self, entries: Entries) -> None:
         """Run entries of a batch size that is new, and keep how."""
@@ -209,14 +222,14 @@ def add_module(compilation: Compilation, module: TensorDictModuleBase) -> None:
 class _Program:
     """Modules that run as one call of the library."""
 
-    __slots__ = ("_places", "_program", "_reads", "_rows", "_writes", "modules")
+    __slots__ = ("_batch_size", "_places", "_program", "_reads", "_rows", "_writes", "modules")
 
     def __init__(
         self, compilation: Compilation, modules: Sequence[TensorDictModuleBase], batch_size: torch.Size
     ) -> None:
         self.modules = tuple(modules)
         self._program = compilation.finish()
-        self._rows = batch_size.numel()
+        self._rows, self._batch_size = batch_size.numel(), batch_size
         places = [0] * (2 * (len(compilation.reads) + len(compilation.writes)))
         for outside in (*compilation.reads, *compilation.writes):
             places[2 * outside.slot + 1] = outside.shape[len(batch_size) :].numel()
@@ -230,8 +243,25 @@ class _Program:
 
     def __call__(self, entries: Entries) -> None:
         if not self._ran(entries):
-            for module in self.modules:
-                cast(Link, link(module))(entries)
+            self.run_modules(entries)
+
+    def run_modules(self, entries: Entries) -> None:
+        """Run the modules themselves."""
+        for module in self.modules:
+            cast(Link, link(module))(entries)
+
+    def in_memory(self, memory: Mapping[NestedKey, Tensor]) -> StepsInMemory | str:
+        """Return the program as a function of the step, or the reason why it is none."""
+        steps = StepsInMemory(self._program, memory, self._places, self._batch_size, self.run_modules)
+        for slot, key, shape, dtype in self._reads:
+            if not steps.put(slot, key, shape, dtype, steps.reads):
+                return f"the policy reads {key!r}, which is no entry of the batch, or not as there"
+        for slot, key, like, fill in self._writes:
+            if key is None:
+                steps.leave(slot, torch.empty_like(like), fill)
+            elif not steps.put(slot, key, like.shape, like.dtype, steps.writes):
+                return f"the policy writes {key!r}, which is no entry of the batch, or not as there"
+        return steps
 
     def _ran(self, entries: Entries) -> bool:
         """Run the program on ``entries`` if they are those it is made for; return whether it could."""

@@ -9,6 +9,7 @@ from recurl.envs.gym import GymEnv, GymWrapper
 from recurl.envs.gym_actions import ActionReader as ActionReader
 from recurl.envs.gym_masks import MaskReader as MaskReader
 from recurl.envs.gym_observations import ObservationReader as ObservationReader
+from recurl.envs.in_place import InPlace as InPlace
 from recurl.envs.parallel import ParallelEnv, parallel_groups
 from recurl.envs.rollout import Act as Act
 from recurl.envs.rollout import interact

@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from recurl.devices import numbered
 from recurl.envs.actions import check_choice, random_action
 from recurl.envs.env_specs import EnvSpecs
+from recurl.envs.in_place import InPlace
 from recurl.envs.mdp import check_reset, complete_done, refuse_stale
 from recurl.envs.rollout import Policy, rollout
 from recurl.envs.wiring import policy_transforms
@@ -331,6 +332,13 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         If neither the environment nor the policy needs one, a collector creates none.
         """
         return unmarked(self, "step", "carry", "maybe_reset", "rand_action", "_next", "_root", "_reset", "_step")
+
+    def in_place(self) -> InPlace | str:
+        """Return what steps this environment in the memory of a batch, or the reason why nothing does.
+
+        Where something does, a collector may use it instead of :meth:`step` and :meth:`maybe_reset`.
+        """
+        return f"{type(self).__name__} makes new tensors at every step"
 
     def append_transform(self, transform: Transform) -> EnvBase:
         """Return this environment wrapped in a ``TransformedEnv`` with ``transform``."""

@@ -20,6 +20,7 @@ from recurl.envs.gym_observations import ObservationReader
 from recurl.envs.gym_spaces import brief
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.envs.gym_wrappers import Wrap
+from recurl.envs.in_place import InPlace
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.keys import ACTION, ACTION_MASK, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey, normalize_key
 from recurl.lowering import Entries, Step, like, takes_entries
@@ -29,10 +30,12 @@ from recurl.transforms import makes_memory
 __all__ = ["GymEnv", "GymWrapper"]
 
 
+_Flags = np.ndarray[Any, np.dtype[np.bool_]]
 _RESET = ("observation", "info")
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
 _FLAGS = (np.dtype(np.bool_),)
 _AS_USUAL = {"reward": (np.dtype(np.float64), np.dtype(np.float32)), "terminated": _FLAGS, "truncated": _FLAGS}
+_KINDS = {"reward": "fiub", "terminated": "biu", "truncated": "biu"}  # of numpy, that are taken
 
 
 def _parts(result: object, method: str, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -188,21 +191,21 @@ class GymWrapper(EnvBase):
     @makes_memory
     def _reset(self, tensordict: Step | None) -> Step:
         mask = None if tensordict is None else tensordict.get(RESET, None)
+        rows = None if mask is None or not self.batch_size else mask.cpu().numpy().reshape(self.batch_size)
+        return self._given_as(tensordict, self._read(*self._restart(rows), rows))
+
+    def _restart(self, rows: np.ndarray[Any, Any] | None) -> tuple[Any, Any]:
+        """Reset some rows, or all, and return observations and info."""
         begun, self._begun = self._begun, None
-        rows = None
-        if mask is not None and self.batch_size:
-            rows = mask.cpu().numpy().reshape(self.batch_size)
-            observation, info = _parts(self._call("reset", options={"reset_mask": rows.copy()}), "reset", _RESET)
+        if rows is not None:
+            found = _parts(self._call("reset", options={"reset_mask": rows.copy()}), "reset", _RESET)
             self._close_rows(self._closed_rows & ~rows[:, None])
-        else:
-            observation, info = (
-                _parts(self._call("reset", seed=self._seed), "reset", _RESET)
-                if begun is None or self._seed is not None
-                else begun
-            )
-            self._seed = None
-            self._close_rows(self._open_rows)
-        return self._given_as(tensordict, self._read(observation, info, rows))
+            return found
+        if begun is None or self._seed is not None:
+            begun = _parts(self._call("reset", seed=self._seed), "reset", _RESET)
+        self._seed = None
+        self._close_rows(self._open_rows)
+        return begun
 
     def _read(self, observation: Any, info: Any, needed: np.ndarray[Any, Any] | None) -> dict[NestedKey, torch.Tensor]:
         """Return the entries of an observation; rows ``needed`` must have a mask, if there are masks."""
@@ -215,29 +218,39 @@ class GymWrapper(EnvBase):
     @takes_entries
     @makes_memory
     def _step(self, tensordict: Step) -> Step:
+        flags = np.empty((3, *self._closed_rows.shape), dtype=np.bool_)
+        observation, reward, info, any_done = self._advance(tensordict[ACTION], *flags.reshape(3, -1))
+        entries: dict[Any, torch.Tensor] = self._read(
+            observation, info, None if self._mask is None else ~flags[0, ..., 0]
+        )
+        rewards = np.array(self._one_per_row("reward", reward), dtype=np.float32)
+        entries[REWARD] = torch.from_numpy(rewards.reshape(self._closed_rows.shape))
+        entries[TERMINATED], entries[TRUNCATED], entries[DONE] = ended = [torch.from_numpy(flag) for flag in flags]
+        self._ended = ended[2], any_done
+        return self._given_as(tensordict, entries)
+
+    def _advance(self, action: Any, terminated: _Flags, truncated: _Flags, done: _Flags) -> tuple[Any, Any, Any, bool]:
+        """Make a step, write its flags, ``[rows]`` each, and return observation, reward, info, and if one is done."""
         if self._any_closed:
             raise UsageError(
                 f"Rows {np.flatnonzero(self._closed_rows)} are done: reset them before the next step "
                 "(env.maybe_reset, or env.step_and_maybe_reset)."
             )
         self._begun = None
-        outcome = self._call("step", self._actions.read(tensordict[ACTION]))
-        observation, reward, terminated, truncated, info = _parts(outcome, "step", _STEP)
-        flags = np.empty((3, *self._closed_rows.shape), dtype=np.bool_)
-        flat = flags.reshape(3, -1)
-        flat[0] = self._one_per_row("terminated", terminated, "biu")
-        flat[1] = self._one_per_row("truncated", truncated, "biu")
-        done = np.logical_or(flags[0], flags[1], out=flags[2])
-        self._close_rows(done)
-        entries: dict[Any, torch.Tensor] = self._read(
-            observation, info, None if self._mask is None else ~flags[0, ..., 0]
-        )
-        rewards = np.array(self._one_per_row("reward", reward, "fiub"), dtype=np.float32)
-        entries[REWARD] = torch.from_numpy(rewards.reshape(done.shape))
-        entries[TERMINATED], entries[TRUNCATED] = torch.from_numpy(flags[0]), torch.from_numpy(flags[1])
-        entries[DONE] = ended = torch.from_numpy(done)
-        self._ended = ended, self._any_closed
-        return self._given_as(tensordict, entries)
+        outcome = self._call("step", self._actions.read(action))
+        observation, reward, *flags, info = _parts(outcome, "step", _STEP)
+        terminated[...] = self._one_per_row("terminated", flags[0])
+        truncated[...] = self._one_per_row("truncated", flags[1])
+        self._close_rows(np.logical_or(terminated, truncated, out=done))
+        return observation, reward, info, self._any_closed
+
+    def in_place(self) -> InPlace | str:
+        """Return what steps this environment in the memory of a batch, or the reason why nothing does."""
+        if type(self) not in (GymWrapper, GymEnv):
+            return f"{type(self).__name__} may do more than GymWrapper"
+        if self._masked or (self.device is not None and self.device.type != "cpu"):
+            return f"actions are masked, or {self} isn't on the CPU"
+        return InPlace(self._advance, self._one_per_row, self._restart, self._observations, bool(self.batch_size))
 
     def _given_as(self, tensordict: Step | None, entries: dict[NestedKey, torch.Tensor]) -> Any:
         """Return entries, which lie on the host, on the device and in the type of ``tensordict``."""
@@ -252,12 +265,12 @@ class GymWrapper(EnvBase):
             return any_done
         return super().has_any(rows)
 
-    def _one_per_row(self, name: str, value: Any, kinds: str) -> np.ndarray[Any, Any]:
-        """Return rewards or flags, ``[rows]`` or ``[]``, of one of numpy's ``kinds``."""
+    def _one_per_row(self, name: str, value: Any) -> np.ndarray[Any, Any]:
+        """Return rewards or flags, ``[rows]`` or ``[]``."""
         if type(value) is np.ndarray and value.shape == self._rows_shape and value.dtype in _AS_USUAL[name]:
             return value
         found = np.asarray(value)
-        fits = found.dtype.kind in kinds and found.size == self._closed_rows.size
+        fits = found.dtype.kind in _KINDS[name] and found.size == self._closed_rows.size
         if fits and name != "reward" and found.dtype.kind != "b":
             fits = bool(np.isin(found, (0, 1)).all())
         if not fits:
@@ -279,9 +292,9 @@ class GymWrapper(EnvBase):
             ) from error
 
     def _close_rows(self, rows: np.ndarray[Any, Any]) -> None:
-        """Take note of the rows that are done, ``[*B, 1]``; that memory may be changed afterwards."""
+        """Take note of the rows that are done, as many flags; that memory may be changed afterwards."""
         self._any_closed = bool(np.count_nonzero(rows))
-        self._closed_rows = rows.copy() if self._any_closed else self._open_rows
+        self._closed_rows = rows.copy().reshape(self._open_rows.shape) if self._any_closed else self._open_rows
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed

@@ -22,7 +22,7 @@ _FEW = 32
 
 
 class ActionReader:
-    """Converts action tensors to Gymnasium actions, and refuses invalid ones.
+    """Converts action tensors, or arrays of the same, to Gymnasium actions, and refuses invalid ones.
 
     A ``Discrete`` action is read as an integer of shape ``[*B]`` or as a one-hot vector ``[*B, n]``; the shape decides,
     independently of the spec. A ``Dict`` of actions is a TensorDict with an entry for each of its names, a ``Tuple``
@@ -112,13 +112,13 @@ class ActionReader:
 
         self.read = read
 
-    def _discrete(self, action: torch.Tensor) -> Any:
+    def _discrete(self, action: Any) -> Any:
         values = self._numpy(action)
         if values.shape == self._batch and values.dtype.kind in "iu":
             index = values
             if values.size < _FEW:
-                listed = values.ravel().tolist()  # faster than numpy
-                valid = min(listed) >= 0 and max(listed) < self._n
+                listed = sorted((values if values.ndim == 1 else values.ravel()).tolist())  # faster than numpy
+                valid = listed[0] >= 0 and listed[-1] < self._n
             else:
                 valid = bool(values.min() >= 0 and values.max() < self._n)
         elif values.shape == (*self._batch, self._n):
@@ -127,25 +127,35 @@ class ActionReader:
         else:
             valid, index = False, values
         if not valid:
+            action = torch.as_tensor(action)
             raise ArgumentError(
                 f"A discrete action must be an integer in [0, {self._n}) of shape {list(self._batch)}, or one-hot of "
                 f"shape {[*self._batch, self._n]}, got {action.dtype} of shape {list(action.shape)}: {action}."
             )
-        return np.add(index, self._start, dtype=np.int64) if self._batch else int(index) + self._start
+        if not self._batch:
+            return int(index) + self._start
+        chosen = index.astype(np.int64)
+        if self._start:
+            chosen += self._start
+        return chosen
 
-    def _multi(self, action: torch.Tensor) -> Any:
+    def _multi(self, action: Any) -> Any:
         values = self._numpy(action)
         fits = values.shape == self._shape and values.dtype.kind in "iub"
         if not fits or bool((values < 0).any() or (values >= self._limits).any()):
+            action = torch.as_tensor(action)
             raise ArgumentError(
                 f"The action must hold integers in [0, {self._limits.tolist()}) and have shape {list(self._shape)}, "
                 f"got {action.dtype} of shape {list(action.shape)}: {action}."
             )
         return (values + self._starts).astype(self._dtype)
 
-    def _box(self, action: torch.Tensor) -> Any:
+    def _box(self, action: Any) -> Any:
         values = self._numpy(action)
-        if values.shape != self._shape or (values.dtype.kind != "f" and self.spec.dtype != action.dtype):
+        if values.shape != self._shape or (
+            values.dtype.kind != "f" and self.spec.dtype != torch.as_tensor(action).dtype
+        ):
+            action = torch.as_tensor(action)
             raise ArgumentError(
                 f"The action must be {self.spec.dtype} of shape {list(self._shape)}, "
                 f"got {action.dtype} of shape {list(action.shape)}."
@@ -153,6 +163,8 @@ class ActionReader:
         return values.astype(self._dtype)
 
     def _numpy(self, action: Any) -> np.ndarray[Any, Any]:
+        if type(action) is np.ndarray:
+            return action
         if isinstance(action, torch.Tensor):
             return action.numpy(force=True)
         got = sorted(map(str, cast("Mapping[Any, Any]", action).keys())) if hasattr(action, "keys") else repr(action)

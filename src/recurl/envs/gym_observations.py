@@ -29,6 +29,7 @@ class _Leaf(NamedTuple):
     path: _Path
     shape: tuple[int, ...]  # of the tensor that is read, batch dimensions included
     read: Callable[[Any], torch.Tensor]
+    same: np.dtype[Any] | None  # dtype of values that are read by copying them; None where there are none
 
 
 class ObservationReader:
@@ -68,7 +69,8 @@ class ObservationReader:
             key = normalize_key(tuple(map(str, path))) if path else OBSERVATION
             spec = _spec(leaf, key)
             self.spec.set(key, spec)
-            self._leaves.append(_Leaf(key, path, (*batch_size, *spec.shape), _reader(leaf, len(batch_size))))
+            same = numpy_dtype(leaf) if isinstance(leaf, spaces.Box | spaces.MultiBinary) else None
+            self._leaves.append(_Leaf(key, path, (*batch_size, *spec.shape), _reader(leaf, len(batch_size)), same))
 
     def rebatched(self, batch_size: Sequence[int]) -> ObservationReader:
         """Return the same reader for another batch size."""
@@ -89,18 +91,31 @@ class ObservationReader:
         Raises:
             ArgumentError: ``observation`` is not in the space.
         """
-        entries: dict[NestedKey, torch.Tensor] = {}
-        for key, path, shape, read in self._leaves:
-            value = observation
-            try:
-                for name in path:
-                    value = value[name]
-                entries[key] = found = read(value)
-            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                raise self._misfit(key, shape, f"{brief(value)} ({type(error).__name__}: {error})") from error
-            if found.shape != shape:
-                raise self._misfit(key, shape, f"{found.dtype} of shape {list(found.shape)}")
-        return entries
+        return {leaf.key: self._read(leaf, observation) for leaf in self._leaves}
+
+    def read_into(self, memory: Sequence[np.ndarray[Any, Any]], step: int, observation: Any) -> None:
+        """Write the entries of ``observation`` as a step of arrays ``[T, *B, ...]``, in the order of :attr:`spec`.
+
+        Raises:
+            ArgumentError: ``observation`` is not in the space.
+        """
+        for leaf, array in zip(self._leaves, memory, strict=True):
+            plain = not leaf.path and type(observation) is np.ndarray and observation.dtype is leaf.same
+            fits = plain and observation.shape == leaf.shape
+            array[step] = observation if fits else self._read(leaf, observation).numpy()
+
+    def _read(self, leaf: _Leaf, observation: Any) -> torch.Tensor:
+        key, path, shape, read, _ = leaf
+        value = observation
+        try:
+            for name in path:
+                value = value[name]
+            found = read(value)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise self._misfit(key, shape, f"{brief(value)} ({type(error).__name__}: {error})") from error
+        if found.shape != shape:
+            raise self._misfit(key, shape, f"{found.dtype} of shape {list(found.shape)}")
+        return found
 
     def _misfit(self, key: NestedKey, shape: tuple[int, ...], got: str) -> ArgumentError:
         spec = cast(TensorSpec, self.spec[key])

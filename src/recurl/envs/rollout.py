@@ -89,7 +89,13 @@ def interact(
 
 
 def interact_in_turn(
-    envs: Sequence[Environment], policies: Sequence[Act | None], roots: Sequence[Step], steps: int, *, write: Write
+    envs: Sequence[Environment],
+    policies: Sequence[Act | None],
+    roots: Sequence[Step],
+    steps: int,
+    *,
+    write: Write,
+    first: int = 0,
 ) -> list[Step]:
     """Make ``steps`` steps in each of several environments, and return their next roots, done rows reset.
 
@@ -102,10 +108,11 @@ def interact_in_turn(
         roots: of each one, to start from.
         steps: number of steps.
         write: called with the number of the environment, the index of the step and the TensorDict after it.
+        first: index of the first step.
     """
     with set_recurrent_mode(False), torch.no_grad():
         turns = [
-            _turns(env, policy, root, steps, partial(write, number))
+            _turns(env, policy, root, range(first, first + steps), partial(write, number))
             for number, (env, policy, root) in enumerate(zip(envs, policies, roots, strict=True))
         ]
         after = list(roots)
@@ -115,10 +122,10 @@ def interact_in_turn(
 
 
 def _turns(
-    env: Environment, policy: Act | None, td: Step, steps: int, write: Callable[[int, Any], Any]
+    env: Environment, policy: Act | None, td: Step, steps: range, write: Callable[[int, Any], Any]
 ) -> Iterator[Step]:
     """Make steps, and yield while each is under way, and the next root at the end."""
-    for index in range(steps):
+    for index in steps:
         with span(ACTING):
             td = env.rand_action(td) if policy is None else policy(td)
         with span(ENVIRONMENT):

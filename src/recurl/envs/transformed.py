@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from recurl.envs.base import EnvBase
+from recurl.envs.in_place import InPlace
 from recurl.errors import ArgumentTypeError
 from recurl.keys import REWARD
 from recurl.lowering import Step, takes_entries, unmarked
@@ -113,6 +114,14 @@ class TransformedEnv(EnvBase, wraps=True):
         own = super().why_not_lowered() or self.base_env.why_not_lowered()
         reasons = [own, *(unmarked(transform, "_reset", "_step") for transform in self.transform)]
         return next((reason for reason in reasons if reason), None)
+
+    def in_place(self) -> InPlace | str:
+        """Return what steps the base environment in place, if all that the transforms set are constants."""
+        if type(self) is not TransformedEnv:
+            return f"{type(self).__name__} may do more than TransformedEnv"
+        found = "actions are masked" if self._masked else self.base_env.in_place()
+        reasons = map(found.add, self.transform) if isinstance(found, InPlace) else ()
+        return next((reason for reason in reasons if reason), found)
 
     def _set_seed(self, seed: int) -> None:
         self.base_env.set_seed(seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from tensordict import TensorDictBase
@@ -15,7 +15,9 @@ from recurl.specs import Composite
 
 __all__ = [
     "Compose",
+    "Constant",
     "Transform",
+    "constants_of",
     "fill_reset",
     "keeps_memory",
     "makes_memory",
@@ -42,6 +44,20 @@ def keeps_memory(instance: object) -> bool:
     methods = ("_reset", "_step")
     own = [getattr(getattr(type(instance), name), _MAKES_MEMORY, False) for name in methods]
     return not all(own) or any(name in vars(instance) for name in methods)
+
+
+class Constant(NamedTuple):
+    """An entry that a transform sets to one value in all rows that are reset, and to another after every step.
+
+    Attributes:
+        key: key of the entry.
+        at_reset: the value in rows that are reset.
+        after_step: the value under ``next``; None for what the policy wrote there.
+    """
+
+    key: NestedKey
+    at_reset: float
+    after_step: float | None
 
 
 class Transform:
@@ -93,6 +109,14 @@ class Transform:
             next_tensordict: ``next`` as the environment and earlier transforms have filled it.
         """
         return next_tensordict
+
+    def constants(self) -> Sequence[Constant] | None:
+        """Return the entries that the hooks set, if each is a constant, or None if the hooks do anything else.
+
+        A collector then sets them itself, in the memory of a batch. A class that overrides ``_reset`` or ``_step`` must
+        override this method too for it to count.
+        """
+        return ()
 
     def forward(self, tensordict: TensorDictBase) -> NoReturn:
         """Raise UnsupportedError: a transform acts inside an environment only.
@@ -200,6 +224,21 @@ class Compose(Transform):
 
     def __repr__(self) -> str:
         return f"Compose({', '.join(map(repr, self._parts))})"
+
+
+def constants_of(transform: Transform) -> Sequence[Constant] | None:
+    """Return :meth:`Transform.constants`; None too where a class overrides the hooks alone.
+
+    Example:
+        >>> from recurl.transforms import InitTracker, RewardSum
+        >>> constants_of(InitTracker())
+        [Constant(key='is_init', at_reset=True, after_step=False)]
+        >>> print(constants_of(RewardSum()))
+        None
+    """
+    names = {"_reset", "_step", "constants"}
+    owner = next(cls for cls in type(transform).__mro__ if names & vars(cls).keys())
+    return transform.constants() if "constants" in vars(owner) else None
 
 
 def reset_mask(tensordict: Step | None) -> torch.Tensor | None:

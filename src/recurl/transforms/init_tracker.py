@@ -8,7 +8,7 @@ from recurl.errors import ArgumentError
 from recurl.keys import DONE, IS_INIT
 from recurl.lowering import Step, takes_entries
 from recurl.specs import Binary, Composite
-from recurl.transforms.base import Transform, makes_memory, reset_mask
+from recurl.transforms.base import Constant, Transform, makes_memory, reset_mask
 
 
 class InitTracker(Transform):
@@ -59,6 +59,10 @@ class InitTracker(Transform):
     @makes_memory
     def _step(self, tensordict: Step, next_tensordict: Step) -> Step:
         return next_tensordict.set(self.init_key, torch.zeros_like(next_tensordict[DONE]))
+
+    def constants(self) -> list[Constant]:
+        """Return the flag."""
+        return [Constant(self.init_key, at_reset=True, after_step=False)]
 
     def __repr__(self) -> str:
         return f"InitTracker({self.init_key!r})"

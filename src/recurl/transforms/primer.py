@@ -9,7 +9,7 @@ from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.keys import NestedKey
 from recurl.lowering import Step, takes_entries
 from recurl.specs import Composite, TensorSpec
-from recurl.transforms.base import Transform, fill_reset, makes_memory, merge_reset, reset_mask
+from recurl.transforms.base import Constant, Transform, fill_reset, makes_memory, merge_reset, reset_mask
 
 
 class TensorDictPrimer(Transform):
@@ -113,6 +113,10 @@ class TensorDictPrimer(Transform):
                     )
                 next_tensordict.set(key, tensordict[key])
         return next_tensordict
+
+    def constants(self) -> list[Constant] | None:
+        """Return the declared entries; None if they are drawn."""
+        return None if self.random else [Constant(key, self.default_value, None) for key, _ in self._specs]
 
     def __repr__(self) -> str:
         return f"TensorDictPrimer({', '.join(str(key) for key, _ in self._specs)})"

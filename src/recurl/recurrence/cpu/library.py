@@ -18,7 +18,7 @@ LIBRARY = Path(__file__).with_name("librecurl_cpu.so")
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 """In the order of ``enum recurl_isa``, slowest first."""
 
-_ABI = 8
+_ABI = 9
 _HOW = "Install a C++ compiler (g++ or clang++), then install recurl again: pip install --force-reinstall --no-deps"
 
 

@@ -72,7 +72,12 @@ class Program:
         Returns:
             Whether all actions could be chosen: not where a distribution that refuses it has NaN, or no choice.
         """
-        return _succeeded(self._run(self.address, self._places.pack(*places), rows, torch.get_num_threads()))
+        return self.run(self._places.pack(*places), rows)
+
+    def run(self, places: bytes, rows: int) -> bool:
+        """Run ``rows`` rows, given the bytes of the places: int64, one after another."""
+        status = self._run(self.address, places, rows, torch.get_num_threads())
+        return status == 0 or _succeeded(status)
 
     def bound(self, places: Sequence[int], rows: int) -> Callable[[], bool]:
         """Return a call of these places, on one thread."""

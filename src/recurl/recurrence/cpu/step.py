@@ -20,7 +20,7 @@ from recurl.recurrence.cpu.library import check, instruction_sets, step_function
 _CELLS = {"lstm": 0, "gru": 1}
 _GATES = {"lstm": 4, "gru": 3}
 _DTYPES = {torch.float32: 0, torch.float64: 1}
-NUMBERS = 21  # of recurl_step
+NUMBERS = 25  # of recurl_step
 NUMBERS_OF_WEIGHTS = 5  # of recurl_step_weights
 _STEP = struct.Struct(f"{NUMBERS}q")
 PLAIN = (Tensor, nn.Parameter)
@@ -73,7 +73,7 @@ def step(
         if is_init.dtype is not torch.bool or not is_init.is_cpu or is_init.numel() != rows:
             return None
         is_init = is_init.contiguous()
-    numbers.append(0 if is_init is None else is_init.data_ptr())
+    numbers += 0 if is_init is None else is_init.data_ptr(), 1
     before: list[Tensor] = []  # kept until the call is over
     for size, state in zip(sizes, states or (None, None), strict=False):
         if state is None:
@@ -87,7 +87,8 @@ def step(
         numbers += _NO_STATE
     features = x.new_empty(rows, outputs)
     after = tuple(x.new_empty(rows, depth, size) for size in sizes)
-    numbers += features.data_ptr(), after[0].data_ptr(), after[-1].data_ptr()
+    for tensor in (features, after[0], after[-1]):
+        numbers += tensor.data_ptr(), tensor.stride(0)
     check(step_function()(_STEP.pack(*numbers), weights))
     return features, after
 

@@ -14,7 +14,7 @@
 #endif
 
 // Raised whenever a structure or a function below changes; the loader refuses a library of another version.
-#define RECURL_CPU_ABI 8
+#define RECURL_CPU_ABI 9
 
 enum recurl_cell { RECURL_LSTM = 0, RECURL_GRU = 1 };
 enum recurl_dtype { RECURL_FLOAT32 = 0, RECURL_FLOAT64 = 1, RECURL_BFLOAT16 = 2 };  // the last of recurl_linear alone
@@ -89,12 +89,17 @@ typedef struct recurl_step {
   const void* x;  // [B, I]
   int64_t x_stride;
   const uint8_t* is_init;  // [B], nonzero where the states count as zero and aren't read; or null
+  int64_t is_init_stride;
   const void* h;           // [B, L, P], or null for states of zero
   int64_t h_stride, h_layer_stride;
   const void* c;  // [B, L, H], LSTM only
   int64_t c_stride, c_layer_stride;
-  void* features;           // [B, P], contiguous like the next two: h of the last layer
-  void *h_after, *c_after;  // [B, L, P], [B, L, H]
+  void* features;           // [B, P], h of the last layer
+  int64_t features_stride;
+  void* h_after;  // [B, L, P], a row in one piece, as in the next one
+  int64_t h_after_stride;
+  void* c_after;  // [B, L, H], LSTM only
+  int64_t c_after_stride;
 } recurl_step;
 RECURL_EXPORT int recurl_cpu_step(const recurl_step* step, const recurl_step_weights* layers);
 

@@ -1,0 +1,173 @@
+"""Collection of a batch whose steps make no tensors: all is read and written in the memory of the batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurl.collectors.batch import BatchWriter
+from recurl.compiled import CompiledNetwork, StepsInMemory
+from recurl.envs import Act, EnvBase, InPlace, interact_in_turn
+from recurl.envs.in_place import path_of
+from recurl.envs.rollout import Write
+from recurl.keys import ACTION, DONE, NEXT, normalize_key
+from recurl.lowering import Entries, Step, leaves_by_path
+from recurl.mode import set_recurrent_mode
+from recurl.spans import ACTING, ENVIRONMENT, span
+
+__all__ = ["interact_and_write"]
+
+_Path = tuple[str, ...]
+
+
+def interact_and_write(
+    envs: Sequence[EnvBase],
+    policies: Sequence[Act | None],
+    roots: Sequence[Step],
+    writers: Sequence[BatchWriter],
+    done: Sequence[list[Tensor]],
+    stepped: Callable[[int], None],
+) -> tuple[Tensor, list[Step], str | None]:
+    """Make the steps of a batch and write it, in place if that can be, with the same bits as otherwise.
+
+    The first step is always made as :func:`interact_in_turn` does: it allocates the batch, and so tells what its
+    entries are.
+
+    Args:
+        envs: groups of environments.
+        policies: of each one.
+        roots: of each one, to start from.
+        writers: of each one, of the batch.
+        done: of each one, an empty list, which grows with every step that isn't made in place.
+        stepped: called with the number of rows after every step.
+
+    Returns:
+        Whether a trajectory ended with the step, bool ``[*B, T]``; the next roots, their done rows reset; and why the
+        steps weren't made in place, or None.
+    """
+
+    def write(number: int, step: int, tensordict: Step) -> None:
+        writers[number].write(step, tensordict)
+        done[number].append(tensordict.get(NEXT).get(DONE))
+        stepped(tensordict.batch_size.numel())
+
+    steps, (policy, *others) = writers[0].steps, policies
+    if others or not isinstance(policy, CompiledNetwork):
+        reason = "the environment steps in groups" if others else "the policy isn't one call of the C++ library"
+        roots = interact_in_turn(envs, policies, roots, steps, write=write)
+    else:
+        roots = interact_in_turn(envs, policies, roots, 1, write=write)
+        with set_recurrent_mode(False), torch.no_grad():
+            rest = _steps_in_place(envs[0], policy, roots[0], writers[0])
+            if not isinstance(rest, str):
+                return rest.done, [rest.run(write, stepped)], None
+        roots, reason = interact_in_turn(envs, policies, roots, steps - 1, write=write, first=1), rest
+    for writer in writers:
+        writer.finish()
+    ended = [torch.cat(found, -1) for found in done]
+    return ended[0] if len(ended) == 1 else torch.cat(ended), roots, reason
+
+
+def _steps_in_place(env: EnvBase, policy: CompiledNetwork, root: Any, writer: BatchWriter) -> _StepsInPlace | str:
+    """Return what makes the steps from the second one on, or the reason why nothing does."""
+    make, memory = env.in_place(), writer.memory()
+    if isinstance(make, str):
+        return make
+    if memory is None:
+        return "the batch isn't written in one piece on the host"
+    act = policy.in_memory(env.batch_size, {normalize_key(path): value for path, value in memory.items()})
+    if isinstance(act, str):
+        return act
+    roots, reads, writes = list(leaves_by_path(root)), map(path_of, act.reads), map(path_of, act.writes)
+    sources = Counter([*roots, *writes, *((NEXT, *path) for path in make.after)])
+    strange = [path for path, count in sources.items() if count > 1] + sorted(memory.keys() ^ sources.keys())
+    strange += sorted({*make.roots}.symmetric_difference(roots) | set(reads).difference(roots))
+    if strange or (ACTION,) not in memory:
+        return f"the policy or the environment writes more, or something else, than it should as {strange or ACTION}"
+    return _StepsInPlace(env, act, make, memory, root)
+
+
+class _StepsInPlace:
+    """The steps of a batch after the first one.
+
+    Args:
+        env: the environment.
+        act: computes actions and states of a step.
+        make: makes steps of the environment.
+        memory: entries of the batch, ``[T, *B, ...]``.
+        root: root of the second step.
+
+    Attributes:
+        done: whether a trajectory ended with a step, bool ``[*B, T]``, once it was made.
+    """
+
+    def __init__(
+        self, env: EnvBase, act: StepsInMemory, make: InPlace, memory: dict[_Path, Tensor], root: Entries
+    ) -> None:
+        self._env, self._act, self._make, self._memory = env, act, make, memory
+        self._steps = len(memory[ACTION,])
+        self.done = memory[NEXT, DONE].squeeze(-1).movedim(0, -1)
+        self._last = {path: torch.empty_like(value) for path, value in leaves_by_path(root).items()}
+        after = {path: memory[NEXT, *path].numpy() for path in {*self._last, *make.after}}
+        self._roots = {path: (memory[path].numpy(), last.numpy()) for path, last in self._last.items()}
+        self._carried: list[tuple[Any, Any, Any]] = []
+        for path, (roots, last) in self._roots.items():
+            constant = make.constants.get(path)
+            if constant is None or constant.after_step is None:
+                self._carried.append((roots, last, after[path]))
+            else:  # the flags that an environment writes are set again at every step
+                roots[1:] = after[path][1:] = last[...] = constant.after_step
+        make.begin(memory[ACTION,].numpy(), after)
+        self._set_root(1, root)
+
+    def run(self, write: Write, stepped: Callable[[int], None]) -> Entries:
+        """Make the steps and return the next root; see :func:`interact_and_write`."""
+        rows, before_last = self._env.batch_size.numel(), self._steps - 1
+        act, advance, carried = self._act, self._make.step, self._carried
+        for step in range(1, self._steps):
+            with span(ACTING):
+                acted = act(step)
+            if not acted:
+                self._step_apart(step, write)
+                continue
+            with span(ENVIRONMENT):
+                any_done = advance(step)
+                for roots, last, after in carried:
+                    if step < before_last:
+                        roots[step + 1] = after[step]
+                    else:
+                        last[...] = after[step]
+                if any_done:
+                    self._make.reset(step, self._root_at(step + 1))
+            stepped(rows)
+        return self._entries(self._last)
+
+    def _root_at(self, step: int) -> dict[_Path, Any]:
+        """Return where the root of a step lies: after the last step, not in the batch."""
+        return {path: roots[step, ...] if step < self._steps else last for path, (roots, last) in self._roots.items()}
+
+    def _set_root(self, step: int, root: Any) -> None:
+        there = self._root_at(step)
+        for path, value in leaves_by_path(root).items():
+            there[path][...] = value.numpy()
+
+    def _step_apart(self, step: int, write: Write) -> None:
+        """Make a step as the modules and the environment themselves do."""
+
+        def act(root: Any) -> Step:
+            self._act.run_modules(root)
+            return root
+
+        root = self._entries({path: self._memory[path][step].clone() for path in self._roots})
+        (root,) = interact_in_turn([self._env], [act], [root], 1, write=write, first=step)
+        self._set_root(step + 1, root)
+
+    def _entries(self, values: dict[_Path, Tensor]) -> Entries:
+        entries = Entries({}, self._env.batch_size, self._env.device)
+        for path, value in values.items():
+            entries.set(normalize_key(path), value)
+        return entries

@@ -1,0 +1,117 @@
+"""Steps of an environment that are written straight into the memory of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recurl.envs.gym_observations import ObservationReader
+from recurl.keys import DONE, DONE_KEYS, REWARD, TERMINATED, TRUNCATED, NestedKey
+from recurl.transforms.base import Constant, Transform, constants_of
+
+__all__ = ["InPlace", "path_of"]
+
+Path: TypeAlias = tuple[str, ...]
+_Array: TypeAlias = NDArray[Any]
+_Rows: TypeAlias = NDArray[np.bool_]
+
+
+def path_of(key: NestedKey) -> Path:
+    """Return a key as a tuple of names."""
+    return (key,) if isinstance(key, str) else key
+
+
+class InPlace:
+    """Steps of a Gymnasium environment, and resets, written into arrays.
+
+    Args:
+        advance: makes a step, given the action and arrays of the flags; returns observation, reward, info and whether a
+            row is done.
+        checked: returns a reward, or another result of a step by its name, as an array with a number for each row.
+        restart: resets rows, or all for None; returns observation and info.
+        observations: converts observations.
+        batched: whether there is a batch dimension.
+
+    Attributes:
+        constants: entries of the root that are one constant in rows that are reset, and another one, or what the policy
+            wrote, after a step.
+    """
+
+    def __init__(
+        self,
+        advance: Callable[..., tuple[Any, Any, Any, bool]],
+        checked: Callable[[str, Any], _Array],
+        restart: Callable[[_Rows | None], tuple[Any, Any]],
+        observations: ObservationReader,
+        batched: bool,
+    ) -> None:
+        self._advance, self._checked, self._restart = advance, checked, restart
+        self._observations, self._batched = observations, batched
+        self._observed = [path_of(key) for key in observations.spec.keys(True, True)]
+        self.constants = {path_of(key): Constant(key, False, False) for key in DONE_KEYS}
+
+    def add(self, transform: Transform) -> str | None:
+        """Add the entries of a transform, or return the reason why they are none of the batch's memory."""
+        constants = constants_of(transform)
+        if constants is None:
+            return f"{transform} sets more than constants"
+        found = {path_of(constant.key): constant for constant in constants}
+        taken = found.keys() & {*self._observed, *((key,) for key in (*DONE_KEYS, REWARD))}
+        self.constants.update(found)
+        return f"{transform} sets {sorted(taken)} of the environment" if taken else None
+
+    @property
+    def roots(self) -> list[Path]:
+        """Paths of the entries of a root."""
+        return [*self._observed, *self.constants]
+
+    @property
+    def after(self) -> list[Path]:
+        """Paths of the entries under ``next`` that a step writes, constants among them."""
+        constants = [path for path, constant in self.constants.items() if constant.after_step is not None]
+        return [*self._observed, (REWARD,), *constants]
+
+    def begin(self, actions: _Array, after: Mapping[Path, _Array]) -> None:
+        """Take the memory of a batch, ``[T, *B, ...]`` each.
+
+        Args:
+            actions: the actions, which are read.
+            after: entries under ``next``, which are written.
+        """
+        self._actions = actions
+        self._seen = [after[path] for path in self._observed]
+        numbers = (after[key,] for key in (TERMINATED, TRUNCATED, DONE, REWARD))
+        self._terminated, self._truncated, self._done, self._reward = (
+            array[..., 0] if self._batched else array for array in numbers
+        )
+
+    def step(self, step: int) -> bool:
+        """Make a step of the batch, write it, and return whether a row is done."""
+        observation, reward, _, any_done = self._advance(
+            self._actions[step, ...], self._terminated[step], self._truncated[step], self._done[step]
+        )
+        self._observations.read_into(self._seen, step, observation)
+        self._reward[step] = self._checked(REWARD, reward)
+        return any_done
+
+    def reset(self, step: int, root: Mapping[Path, _Array]) -> None:
+        """Reset the rows that are done after a step, and write their entries that differ from those after any step.
+
+        Args:
+            step: the step.
+            root: entries of the root after it, ``[*B, ...]`` each.
+        """
+        rows = self._done[step].copy() if self._batched else None
+        found = self._observations.read(self._restart(rows)[0])
+        there: Any = ...
+        if rows is not None:
+            there = np.flatnonzero(rows)
+            there = there if len(there) > 1 else int(there[0])  # one row is faster by its number
+        for key, value in found.items():
+            root[path_of(key)][there] = value.numpy()[there]
+        for path, constant in self.constants.items():
+            if constant.at_reset != constant.after_step:
+                root[path][there] = constant.at_reset

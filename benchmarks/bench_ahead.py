@@ -51,14 +51,14 @@ class Run:
     """Updates of a small trainer.
 
     Args:
-        config: the options.
+        learner: of its options.
         ahead: whether the host goes on while the GPU learns.
     """
 
-    def __init__(self, config: PPOConfig, *, ahead: bool) -> None:
+    def __init__(self, learner: PPO, *, ahead: bool) -> None:
         made._AHEAD_ON = ("cuda",) if ahead else ()
-        self.learner = PPO(config)
-        stats, callbacks, self.rows = EpisodeStats(config.num_envs), Callbacks(), Rows()
+        self.learner = learner
+        stats, callbacks, self.rows = EpisodeStats(learner.config.num_envs), Callbacks(), Rows()
         callbacks.add(self.rows)
         self._updates = made.Updates(self.learner, stats, FaultWatch(self.learner, stats, skip=False), callbacks)
         self._clock, self._made = Clock(), 0
@@ -69,7 +69,8 @@ class Run:
             self._made += 1
             self._updates.make(self._clock, self._made)
         self._updates.finish()
-        torch.cuda.synchronize()
+        if self.learner.config.device == "cuda":
+            torch.cuda.synchronize()
 
 
 def config_of(sizes: tuple[int, ...], **changes: Any) -> PPOConfig:
@@ -83,7 +84,7 @@ def check() -> None:
         found = []
         for ahead, stored in itertools.product((False, True), ("all", "starts")):
             changes = {"cuda_graph": programs, "compile": programs, "sequence_length": 8, "store_states": stored}
-            run = Run(config_of((64, 32, 64, 2, 4), **changes), ahead=ahead)
+            run = Run(PPO(config_of((64, 32, 64, 2, 4), **changes)), ahead=ahead)
             run.make(8)
             found.append((f"ahead {ahead}, states {stored}", run.learner.agent.state_dict(), run.rows.rows))
             run.learner.close()
@@ -102,7 +103,7 @@ def measure(path: Path, sizes: tuple[int, ...], length: int | None, count: int, 
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     learnt = length or sizes[1]
-    run = Run(config_of(sizes, sequence_length=learnt, store_states=stored), ahead=ahead)
+    run = Run(PPO(config_of(sizes, sequence_length=learnt, store_states=stored)), ahead=ahead)
     run.make(WARM_UP)
     start = time.perf_counter()
     run.make(count)

@@ -1,9 +1,10 @@
 """Learners over several ranks: whole updates of recurrent PPO, tasks stepped on each device, a fixed batch per rank.
 
 First the equality: batches that the ranks collected are learnt from once more by one process, which has all of them,
-and the weights compared. Then medians of whole updates (collection, statistics of the episodes, all epochs) on one rank
-and on several, their ratio, and the time of the all-reduce of the gradients: launched one by one, and in a CUDA graph.
-Ranks on the CPU have a thread each. Appends to results/scale_gpu.csv, or scale_cpu.csv. Usage::
+and the weights compared. Then whole updates as runs make them (collection, statistics, checks, all epochs; the host one
+update ahead of a GPU) on one rank and on several: medians of five rounds, their ratio, and the time of the all-reduce
+of the gradients, launched one by one and in a CUDA graph. Ranks on the CPU have a thread each. Appends to
+results/scale_gpu.csv, or scale_cpu.csv. Usage::
 
     python benchmarks/bench_scale_gpu.py                    # one GPU, and all that there are
     python benchmarks/bench_scale_gpu.py --ranks 2 --updates 20
@@ -28,16 +29,16 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from bench_ahead import WARM_UP, Run
 from recurl import __version__
 from recurl.distributed import average_, joined, rank, world_size
-from recurl.keys import DONE, NEXT, REWARD
 from recurl.trainers import PPO, PPOConfig
-from recurl.trainers.run.episodes import EpisodeStats
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results"
 UPDATES = 3  # of the check: 12 gradient steps, of which 9 are replays of the graph
 TOLERANCE = 1e-4
+ROUNDS = 5
 
 
 def main() -> None:
@@ -173,17 +174,12 @@ def measure(ranks: int) -> dict[str, float]:
 
 
 def measure_part(options: argparse.Namespace) -> None:
-    learner = learner_of(options, envs=options.envs, steps=options.steps)
-    stats = EpisodeStats(options.envs)
-
-    def update() -> None:
-        batch = learner.collect()
-        stats.update(batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0])
-        learner.learn(batch)
-
-    for _ in range(5):
-        update()
-    times = {"update_ms": statistics.median(wall(update, options.device) for _ in range(options.updates)) * 1e3}
+    """Time updates as a run makes them: the host begins one before the GPU has ended the one before."""
+    run = Run(learner_of(options, envs=options.envs, steps=options.steps), ahead=options.device == "cuda")
+    run.make(WARM_UP)
+    seconds = [wall(lambda: run.make(options.updates), options.device) / options.updates for _ in range(ROUNDS)]
+    learner = run.learner
+    times = {"update_ms": statistics.median(seconds) * 1e3}
     times["parameters"] = sum(parameter.numel() for parameter in learner.agent.parameters())
     gradients = [torch.ones_like(parameter) for parameter in learner.agent.parameters()]
     learner.close()

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from recurl.collectors import Collector
 from recurl.distributed import global_statistics, rank, world_size
 from recurl.errors import RecurlError
-from recurl.objectives import ClipPPOLoss
+from recurl.objectives import ClipPPOLoss, sequences
 from recurl.objectives.value import GAE
 from recurl.trainers import PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.algorithms.a2c import A2C
@@ -159,6 +159,20 @@ def improve(kind, env, rows):
     collector.shutdown()
     learner.close()
     return norms, gradients
+
+
+def estimate_as_on_a_gpu(algorithm, options):
+    """Whether the estimate of advantages is a program where ends aren't gathered, and what is learnt with it."""
+    gathered, sequences._GATHERED_ON = sequences._GATHERED_ON, ()
+    try:
+        kind, config = KINDS[algorithm]
+        small = {"env": "recurl/MaskedCartPole-v1", "num_envs": 2, "rollout_steps": 16, "hidden_size": 8}
+        learner = kind(config(**small, **options, total_steps=4096))
+        is_program = learner._estimate is not learner.estimator
+        learner.close()
+        return is_program, learn(algorithm, options)
+    finally:
+        sequences._GATHERED_ON = gathered
 
 
 def replay_weights(compiled):

@@ -11,6 +11,7 @@ from tests.distributed import runs
 pytestmark = pytest.mark.slow
 
 PPO = {"minibatches": 2, "sequence_length": 8, "epochs": 2}
+AVERAGED = {"normalize_advantages": True}
 
 
 def check_same(results, whole, tolerance):
@@ -47,6 +48,13 @@ def test_losses_as_a_program(ranks):
     check_same(ranks.run(2, runs.learn, "ppo", {**PPO, "compile": True}), runs.learn("ppo", PPO, 2), 1e-5)
 
 
+@pytest.mark.parametrize(("algorithm", "options", "is_program"), [("ppo", PPO, True), ("a2c", AVERAGED, False)])
+def test_an_estimate_that_exchanges_nothing_is_a_program(ranks, algorithm, options, is_program):
+    found = ranks.run(2, runs.estimate_as_on_a_gpu, algorithm, {**options, "compile": True})
+    assert [program for program, _ in found] == [is_program] * 2
+    check_same([learnt for _, learnt in found], runs.learn(algorithm, options, 2), 1e-5)
+
+
 def test_rows_that_are_shorter_than_a_sequence(ranks):
     options = {"minibatches": 2, "sequence_length": 32, "epochs": 2}
     check_same(ranks.run(2, runs.learn, "ppo", options), runs.learn("ppo", options, 2), 1e-5)
@@ -54,8 +62,7 @@ def test_rows_that_are_shorter_than_a_sequence(ranks):
 
 @pytest.mark.parametrize("algorithm", ["a2c", "impala"])
 def test_one_step_a_batch(ranks, algorithm):
-    options = {"normalize_advantages": True}
-    check_same(ranks.run(2, runs.learn, algorithm, options), runs.learn(algorithm, options, 2), 1e-5)
+    check_same(ranks.run(2, runs.learn, algorithm, AVERAGED), runs.learn(algorithm, AVERAGED, 2), 1e-5)
 
 
 @pytest.mark.parametrize(

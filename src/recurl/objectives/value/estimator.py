@@ -66,6 +66,9 @@ class ValueEstimator(KeyedModule):
         differentiable: let gradients flow from the results into the critic.
         average: shift and scale the advantage to mean 0 and standard deviation 1 over the batch, after the value target
             is computed. A value that isn't finite then affects all sequences, through the mean.
+
+    Attributes:
+        average: see above; the mean is that of all ranks inside :func:`recurl.distributed.global_statistics`.
     """
 
     accepted_keys: ClassVar[tuple[str, ...]] = ("advantage", "value_target", "value", "reward", "done", "terminated")
@@ -76,7 +79,7 @@ class ValueEstimator(KeyedModule):
             check_network("The value network", value_network, "ValueOperator")
         self.value_network = value_network
         self.differentiable = differentiable
-        self._average = average
+        self.average = average
 
     @property
     def in_keys(self) -> list[NestedKey]:  # type: ignore[override] # follows the network
@@ -108,7 +111,7 @@ class ValueEstimator(KeyedModule):
         advantage, target, *more = self.estimate(values)
         if sequences.mask is not None:
             advantage, target = (torch.where(sequences.mask, result, 0.0) for result in (advantage, target))
-        if self._average:
+        if self.average:
             advantage = standardized(advantage, sequences.mask)
         return dict(zip(self.out_keys, (advantage, target, values.value, values.next_value, *more), strict=True))
 

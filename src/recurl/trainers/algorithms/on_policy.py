@@ -101,7 +101,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         if config.compile or config.cuda_graph:
             self._fix_schedules()
         if config.compile:
-            if not ends_are_gathered(torch.device(config.device)) and world_size() == 1:
+            exchanges = world_size() > 1 and self.estimator.average
+            if not ends_are_gathered(torch.device(config.device)) and not exchanges:
                 # a program can neither read how many ends there are nor exchange statistics
                 self._estimate = estimate(self.estimator.results, self.agent)
             self._descend = self._compiled()

@@ -266,3 +266,48 @@ def test_the_traceback_is_shown_as_the_cause():
     assert "RuntimeError: first line\nsecond line" in ended.stderr
     assert "was the direct cause" in ended.stderr
     assert str(RemoteTraceback("text\n")) == "\n\ntext\n"
+
+
+FORKS = """
+import os, time
+from recurl.envs import GymEnv, ParallelEnv
+env = ParallelEnv(2, lambda: GymEnv("CartPole-v1"))
+root = env.reset()
+child = os.fork()
+if not child:
+    try:
+        env.rand_step(root)
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+    env.close()
+    time.sleep(60)
+time.sleep(1)
+env.rand_step(root)
+group = env._group
+print(child, group._interpreters[0].pid, *(worker.process.pid for worker in group.workers), flush=True)
+time.sleep(60)
+"""
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_fork_of_the_program_neither_uses_nor_stops_nor_keeps_its_workers():
+    with subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout
+        refused = program.stdout.readline()
+        assert re.match(rf"UsageError .* answer the process .* {program.pid}, .* is a fork of it", refused)
+        fork, *processes = map(int, program.stdout.readline().split())
+        assert all(map(runs, (fork, *processes)))
+        program.kill()
+        end = time.monotonic() + 20
+        while any(map(runs, processes)) and time.monotonic() < end:
+            time.sleep(0.1)
+        left = [pid for pid in processes if runs(pid)]
+        assert runs(fork)
+        os.kill(fork, signal.SIGKILL)
+    assert not left

@@ -194,7 +194,7 @@ class WorkerGroup:
     """Group of worker processes.
 
     All workers are stopped when the group is closed or garbage-collected, or when the interpreter exits. Workers end by
-    themselves when the parent dies.
+    themselves when the parent dies. A fork of the parent can't use them, and doesn't stop them.
 
     Args:
         tasks: one task per worker.
@@ -218,7 +218,8 @@ class WorkerGroup:
         messages = [self._first_message(task, registered) for task in tasks]
         self.workers: list[Worker] = []
         self._interpreters: list[Interpreter] = []
-        self._stop = weakref.finalize(self, _stop_all, self.workers, self._interpreters, os.getpid())
+        self._owner = os.getpid()
+        self._stop = weakref.finalize(self, _stop_all, self.workers, self._interpreters, self._owner)
         self._poller = select.poll()
         self._by_descriptor: dict[int, int] = {}
         try:
@@ -339,21 +340,28 @@ class WorkerGroup:
         return not self._stop.alive
 
     def check_open(self) -> None:
-        """Raise UsageError if the workers were stopped.
+        """Raise UsageError if the workers were stopped, or are another process's.
 
         Raises:
-            UsageError: the workers were stopped.
+            UsageError: the workers were stopped, or this process is a fork of the one that started them.
         """
         if self.closed:
             raise UsageError("The worker processes were stopped, by close() or after a failure: create a new object.")
+        if os.getpid() != self._owner:
+            raise UsageError(
+                f"Worker processes answer the process that started them, {self._owner}, and this one, {os.getpid()}, "
+                "is a fork of it: create a new object here."
+            )
 
     def close(self) -> None:
         """Ask the workers to close their environments and end; kill those that still run after 5 s."""
         if not self.closed:
+            self._stop.detach()
+            if os.getpid() != self._owner:
+                return
             for worker in self.workers:
                 worker.ask(CLOSE, _TAKE_SECONDS)
-            self._stop.detach()
-            _stop_all(self.workers, self._interpreters, os.getpid(), _CLOSE_SECONDS)
+            _stop_all(self.workers, self._interpreters, self._owner, _CLOSE_SECONDS)
 
     def kill(self) -> None:
         """Stop all workers at once."""

@@ -52,6 +52,7 @@ BEATS, PID, ENDED = range(3)
 """Places of these numbers: the steps counted, the worker's process id, and what ``os.wait`` said of its end, plus 1."""
 
 _GRACE_SECONDS = 2.0
+_LOOK_MS = 2000  # how often a process looks whether its parent is there
 
 
 class Failure(NamedTuple):
@@ -159,12 +160,15 @@ class Channel:
         return SharedTensors.receive(self._connection, entries)
 
 
-def fork_on_request(control: int, modules: Sequence[str]) -> None:
+def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
     """Fork into workers until the program closes its end of the socket, and return when all of them have ended.
+
+    If the program ends and the socket stays open, as a fork of the program holds it, return, and the workers end too.
 
     Args:
         control: file descriptor of a socket, on which the program sends, for each worker, the descriptors of the
             socket between them and of the status file.
+        program: process id of the program, which is this process's parent.
         modules: names of modules to import first.
     """
     for module in modules:
@@ -180,8 +184,8 @@ def fork_on_request(control: int, modules: Sequence[str]) -> None:
     for descriptor in (control, ended):
         poller.register(descriptor, select.POLLIN)
     is_open = True
-    while is_open or running:
-        for descriptor, _ in poller.poll():
+    while os.getppid() == program if is_open else running:
+        for descriptor, _ in poller.poll(_LOOK_MS):
             if descriptor == ended:
                 os.read(ended, 4096)
                 _report(running)
@@ -262,7 +266,7 @@ def _end_with_parent(connection: int, parent: int) -> None:
     """End the process once the parent is gone, whatever the main thread is doing."""
     poller = select.poll()
     poller.register(connection, 0)  # a hang-up is always reported
-    while not poller.poll(2000) and os.getppid() == parent:
+    while not poller.poll(_LOOK_MS) and os.getppid() == parent:
         pass
     time.sleep(_GRACE_SECONDS)  # the main thread may be closing its environment
     os.killpg(0, signal.SIGKILL)  # this process, and those that its environment started

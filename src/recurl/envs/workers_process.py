@@ -23,7 +23,7 @@ __all__ = ["Interpreter", "Process"]
 
 _BOOT = (
     "import sys; sys.path[:] = {path!r}; from recurl.envs.workers_child import fork_on_request; "
-    "fork_on_request({control}, {modules!r})"
+    "fork_on_request({control}, {program}, {modules!r})"
 )
 _KILL_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02  # seconds
@@ -39,7 +39,7 @@ class Interpreter:
     def __init__(self, modules: Collection[str] = ()) -> None:
         path = [entry for entry in cast("list[object]", sys.path) if isinstance(entry, str)]  # as imports do
         self._control, theirs = socket.socketpair()
-        boot = _BOOT.format(path=path, control=theirs.fileno(), modules=sorted(modules))
+        boot = _BOOT.format(path=path, control=theirs.fileno(), program=os.getpid(), modules=sorted(modules))
         with theirs:
             command, given = [sys.executable, "-c", boot], (theirs.fileno(),)
             self._process = subprocess.Popen(command, pass_fds=given, stdin=subprocess.DEVNULL, process_group=0)

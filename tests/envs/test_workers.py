@@ -245,6 +245,36 @@ def test_an_interpreter_that_fails(monkeypatch):
         WorkerGroup([Task(serve, ("shared",))] * 2, timeout=1.0)
 
 
+def files(channel, _):
+    open_files = map(os.path.realpath, Path("/proc/self/fd").iterdir())
+    channel.send(sum("memfd:recurl" in file for file in open_files))
+    channel.receive_bytes()
+
+
+def test_a_worker_has_no_file_of_another():
+    group = WorkerGroup([Task(files, (None,))] * 3, timeout=1.0)
+    assert len(set(group.greetings)) == 1
+    group.close()
+
+
+def ends_after_a_fork(channel, _):
+    channel.send("ready")
+    channel.receive_bytes()
+    if not os.fork():
+        time.sleep(60)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_while_a_fork_of_it_lives():
+    """The fork holds the connection open, but nobody waits for it, and it ends too."""
+    group = WorkerGroup([Task(ends_after_a_fork, (None,))], timeout=None)
+    group.ask(0, b"go")
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match=r"was killed by SIGKILL"):
+        group.answers([0])
+    assert time.monotonic() - begin < 10
+
+
 RAISES = """
 import sys
 from recurl.envs import GymEnv, ParallelEnv

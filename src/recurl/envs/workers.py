@@ -141,7 +141,12 @@ class Worker:
         return Reply(self.index, pickle.loads(message[1:]) if len(message) > 1 else None, None)
 
     def check_hanging(self) -> Exception | None:
-        """Return an error if the worker has neither answered nor made a step within its time limit, else None."""
+        """Return an error if the worker has neither answered nor made a step within its time limit, else None.
+
+        Also if it has ended: its environment may have forked, and a fork holds the connection open.
+        """
+        if self.process.returncode is not None and not self.connection.poll():
+            return self._exit_error()
         now = time.monotonic()
         if self.process.beats != self._last_beat:
             self._last_beat, self._last_sign = self.process.beats, now

@@ -203,6 +203,7 @@ def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
                 requests.close()
                 os.close(ended)
                 os.close(wake)
+                running.clear()  # the status files of the others
                 _main(connection, status, interpreter)
             running[pid] = numbers(status)
             for descriptor in given:

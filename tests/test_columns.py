@@ -66,6 +66,13 @@ FUNCTIONS = {
     "square": (lambda a: (a @ a, a * 2, (a * 2).sum(0)), x(ROWS, ROWS)),
     "products": (lambda a, w: (torch.addmm(w[0], a, w), (a * 2) @ w), x(ROWS, 3), x(3, 3)),
     "arguments": (lambda a: (a, a.t(), a[:, :1], a * 1), x(ROWS, 2)),
+    "together, of several dtypes": (
+        lambda a: (torch.cat([a.float(), a.long()], 1)[:, 1:] / 3, torch.stack([a[:, 0].int(), a[:, 0]], 1)[:, :1] + 0),
+        x(ROWS, 1) * 5,
+    ),
+    "an empty part": (lambda a: (*a.split([0, 3], 1), *(part + 1 for part in a.split([3, 0], 1))), x(ROWS, 3)),
+    "views of views": (lambda a: ((a * 2).t()[::2][:, 1:].t().view(-1) * 1,), x(ROWS, 4)),
+    "memory as it lies": (lambda a: ((a * 2)[:, 1].as_strided((ROWS, 2), (3, 1), 0) * 1,), x(ROWS, 3)),
     "nothing": (lambda a: (a[:, :0] * 2, a.new_zeros(ROWS, 2), torch.ones(ROWS, 1)), x(ROWS, 2)),
 }
 
@@ -118,6 +125,43 @@ def test_what_is_changed_in_place_is_read_when_it_was():
         return first, second, copy * 2, kept * 2, noise * 2, kept[:, 1] + column, noise
 
     same(function, x(ROWS, 2))
+
+
+def test_columns_of_what_is_changed_later_are_read_before():
+    """Where one column is all there is, nothing is computed that would read it."""
+
+    def function(a):
+        kept, flags = a.clone(), a > 0
+        read = (kept.sum(1), kept.max(1)[0], kept.gather(1, torch.zeros_like(kept, dtype=torch.int64)), flags.all(1))
+        put = (torch.stack([kept, kept], 1), torch.cat([kept, kept], 1))
+        kept.mul_(3)
+        flags.logical_not_()
+        return *read, *put
+
+    same(function, x(ROWS, 1))
+
+
+def test_changes_through_other_arguments_and_hidden_views():
+    def function(a):
+        first, second = a * 2, a * 3
+        column, before = second[:, 0], first + 1
+        torch._foreach_add_([first, second], 1.0)
+        between = first + 1, column * 2
+        torch.add(a, a, out=second)
+        flat, other = a.t().reshape(-1), a.t().reshape(-1)
+        flat.add_(1)
+        return before, *between, first.sum(1), second * 2, column * 2, flat, other
+
+    same(function, x(ROWS, 2))
+
+
+def test_results_lie_in_the_memory_of_arguments_only_where_they_did():
+    def function(a):
+        return a.clone(), a[:, 0].clone(), a.sum(1), a[:, :1]
+
+    example = x(ROWS, 1)
+    columns = by_columns(make_fx(function, tracing_mode="fake")(example), ROWS)
+    assert [result.data_ptr() == example.data_ptr() for result in columns(example)] == [False, False, False, True]
 
 
 def test_draws_are_left_whole():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import reduce
-from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +22,7 @@ WIDEST = 8
 aten: Any = torch.ops.aten
 _Node = Any  # of torch.fx, whose arguments have no types
 _PARTS = (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default)
+_SHARING = (operator.getitem, aten._unsafe_view.default)  # memory of their first argument, which no schema says
 
 
 class Columns(NamedTuple):
@@ -52,7 +52,8 @@ def by_columns(graph: Any, rows: int) -> fx.GraphModule:
         rows: size of the dimension that stays together.
 
     Returns:
-        A new graph of the same arguments, and results of the same shapes, dtypes and strides.
+        A new graph of the same arguments, and results of the same shapes and dtypes. What was a view of an argument may
+        be a tensor of its own; what wasn't is none. Results without gaps in memory have the same strides.
 
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx
@@ -73,7 +74,7 @@ class _Rewriting:
         self._split: dict[_Node, Columns] = {}
         self._several: dict[_Node, list[Columns]] = {}
         self._made: dict[Any, _Node] = {}
-        self._changed = {_source(node) for node in graph.graph.nodes if _changes(node)}
+        self._changed = {_source(found) for node in graph.graph.nodes for found in _touched(node)}
 
     def run(self) -> fx.GraphModule:
         for node in self._old.graph.nodes:
@@ -88,7 +89,7 @@ class _Rewriting:
                 self._new.output(fx.map_arg(node.args[0], self._whole))
             else:
                 self._plain[node] = self._new.node_copy(node, self._whole)
-                if _changes(node):
+                if _touched(node):
                     self._made.clear()  # what was computed before isn't what is computed after
         return fx.GraphModule(self._old, self._new)
 
@@ -126,8 +127,9 @@ class _Rewriting:
         if axis is None or node not in self._plain:
             return None
         columns = Columns(axis, self._pieces(self._plain[node], node.meta["val"], axis))
-        if _source(node) not in self._changed:
-            self._split[node] = columns
+        if _source(node) in self._changed:  # what is made of them may be read after the change
+            return self._each(columns, lambda part: self.call(aten.clone.default, part))
+        self._split[node] = columns
         return columns
 
     def _pieces(self, whole: _Node, value: Tensor, axis: int) -> np.ndarray[Any, Any]:
@@ -151,20 +153,22 @@ class _Rewriting:
     def _whole(self, node: _Node) -> Any:
         """Return a node as one tensor."""
         if node not in self._plain:
-            self._plain[node] = self._joined(self._split[node], node.meta["val"])
+            self._plain[node] = self._joined(node)
         return self._plain[node]
 
-    def _joined(self, columns: Columns, value: Tensor) -> _Node:
-        """Return a tensor of columns, in memory as the traced tensor was."""
-        axis, parts = columns
-        order = [*range(value.ndim)]
-        if _is_dense(value):
-            order.sort(key=lambda at: -value.stride(at))
+    def _joined(self, node: _Node) -> _Node:
+        """Return a node's columns as a tensor, in memory as the traced tensor was."""
+        value, (axis, parts) = node.meta["val"], self._split[node]
+        order = sorted(range(value.ndim), key=lambda at: -value.stride(at))
         shape = [value.shape[at] for at in order]
         physical = list(parts.transpose(order).reshape(-1))
         before = prod(shape[: order.index(axis)])
         if len(physical) == 1:
             joined = physical[0]
+            source = _source(joined)
+            shares = source is not joined or source.op != "call_function"
+            if shares and source is not self._plain.get(_source(node)):
+                joined = self.call(aten.clone.default, joined)
         elif before == 1:
             joined = self.call(aten.stack.default, physical, 1)
         else:
@@ -227,7 +231,7 @@ class _Rewriting:
 
     def _take_apart(self, node: _Node) -> None:
         columns = self.of(node.args[0])
-        if columns is None:
+        if columns is None or any(self._axis(value) is None for value in node.meta["val"]):
             return
         ndim = columns.parts.ndim
         which = _argument(node, "dim") % ndim
@@ -243,7 +247,7 @@ class _Rewriting:
         self._several[node] = [Columns(axis, part) for part in taken]
 
     def same(self, node: _Node) -> Columns | None:
-        return None if _source(node.args[0]) in self._changed else self.of(node.args[0])
+        return self.of(node.args[0])
 
     def view(self, node: _Node) -> Columns | None:
         columns, shape = self.of(node.args[0]), list(node.meta["val"].shape)
@@ -313,14 +317,21 @@ class _Rewriting:
         return Columns(columns.axis - (at < columns.axis), columns.parts.take(node.args[2], at))
 
     def stacked(self, node: _Node) -> Columns | None:
-        found = [self.of(argument) for argument in node.args[0]]
-        if any(columns is None or columns.axis != found[0].axis for columns in found):  # type: ignore[union-attr]
+        value, several = node.meta["val"], []
+        for argument in node.args[0]:
+            columns = self.of(argument)
+            if columns is None:
+                return None
+            if argument.meta["val"].dtype != value.dtype:
+                columns = self._each(columns, lambda part: self.call(aten._to_copy.default, part, dtype=value.dtype))
+            several.append(columns)
+        axis = several[0].axis
+        if any(columns.axis != axis for columns in several):
             return None
-        axis, several = found[0].axis, [columns.parts for columns in found]  # type: ignore[union-attr]
-        at = _argument(node, "dim") % node.meta["val"].ndim
+        at = _argument(node, "dim") % value.ndim
         if node.target is aten.stack.default:
-            return Columns(axis + (at <= axis), np.stack(several, at))
-        return None if at == axis else Columns(axis, np.concatenate(several, at))
+            return Columns(axis + (at <= axis), np.stack([columns.parts for columns in several], at))
+        return None if at == axis else Columns(axis, np.concatenate([columns.parts for columns in several], at))
 
     def converted(self, node: _Node) -> Columns | None:
         columns = self.of(node.args[0])
@@ -459,25 +470,31 @@ def _argument(node: _Node, name: str) -> Any:
     raise KeyError(name)
 
 
-def _changes(node: _Node) -> bool:
+def _touched(node: _Node) -> list[_Node]:
+    """Return the tensors that a node changes in place, or whose memory it reads as it lies there."""
     schema = schema_of(node.target)
-    return schema is not None and schema.is_mutable
+    if schema is None:
+        return []
+    found = [value for value in schema.arguments if value.alias_info is not None and value.alias_info.is_write]
+    if node.target is aten.as_strided.default:
+        found = schema.arguments[:1]
+    touched: list[_Node] = []
+    for value in found:
+        fx.map_arg(_argument(node, value.name), touched.append)
+    return touched
 
 
 def _source(node: _Node) -> _Node:
     """Return the node whose memory a node's tensor is part of."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
+    while node.op == "call_function":
         schema = schema_of(node.target)
-        if node.target is not operator.getitem and not (schema and any(value.alias_info for value in schema.returns)):
+        if node.target in _SHARING:
+            node = node.args[0]
+        elif schema is not None and any(value.alias_info for value in schema.returns):
+            node = _argument(node, next(value.name for value in schema.arguments if value.alias_info))
+        else:
             break
-        node = node.args[0]
     return node
-
-
-def _is_dense(value: Tensor) -> bool:
-    """Return whether a tensor's numbers lie side by side, in whatever order of dimensions."""
-    strides = sorted((stride, size) for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1)
-    return all(first * size == second for (first, size), (second, _) in pairwise([(1, 1), *strides]))
 
 
 _Rule = Callable[[_Rewriting, _Node], Columns | None]

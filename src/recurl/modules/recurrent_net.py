@@ -167,7 +167,8 @@ class RecurrentNet(nn.Module):
         ]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        # Without who served: in this process there may be other backends.
+        super().__setstate__({name: value for name, value in state.items() if name != "_served"})
         remember(self.cell)
 
     def draw_masks(self, tokens: int) -> list[Tensor] | None:
@@ -218,9 +219,10 @@ class RecurrentNet(nn.Module):
             return BACKENDS.choose(name, self.support(options))
         weight = self.weight
         asked = (BACKENDS.version, name, options, weight.dtype, weight.device)
-        if asked != self._served[0]:
-            self._served = asked, BACKENDS.choose(name, self.support(options)).name
-        return BACKENDS.serving(self._served[1], self.cell)
+        served = self._served  # read once: another thread may run the network by another backend
+        if asked != served[0]:
+            served = self._served = asked, BACKENDS.choose(name, self.support(options)).name
+        return BACKENDS.serving(served[1], self.cell)
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"l{layer}", f"l{layer}_reverse"][: self.num_directions]

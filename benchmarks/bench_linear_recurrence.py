@@ -6,7 +6,7 @@ the form at the device's bandwidth, and peers where they are installed. On a CPU
 and the loop in ATen. Nothing is timed where a check fails. Usage::
 
     python benchmarks/bench_linear_recurrence.py                     # a GPU, less than three minutes
-    python benchmarks/bench_linear_recurrence.py --sweep --forms real complex
+    python benchmarks/bench_linear_recurrence.py --sweep --forms real bf16 --csv chunks.csv
     python benchmarks/bench_linear_recurrence.py --device cpu --threads 2
 """
 
@@ -19,7 +19,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from recurl.recurrence import Boundaries
 from recurl.recurrence.linear.kernels import Inputs, LinearKernels
 from recurl.recurrence.linear.registry import LINEAR
 from recurl.recurrence.triton.linear import TritonLinear
-from recurl.recurrence.triton.linear_config import Chunk, chunk_for
+from recurl.recurrence.triton.linear_config import Chunk
 from results_file import append, commit
 
 RESULTS = Path(__file__).parent / "results" / "linear_recurrence.csv"
@@ -224,61 +226,95 @@ def write(name: str, form: str, shape: tuple[int, int], resets: float, took: flo
     })  # fmt: skip
 
 
-def variants(chunk: Chunk) -> Iterator[Chunk]:
-    """Chunks that differ from one in one thing."""
-    for steps in (4, 8, 16, 32):
-        yield replace(chunk, steps=steps)
-    for columns in (8, 16, 32, 64):
-        yield replace(chunk, columns=columns, rows=chunk.rows * chunk.columns // columns)
-    for warps in (1, 2, 4, 8):
-        yield replace(chunk, warps=warps, rows=max(1, chunk.rows * warps // chunk.warps))
-    for rows in (chunk.rows // 2, chunk.rows * 2):
-        yield replace(chunk, rows=rows)
-    for group in (4, 8, 16, 32):
-        yield replace(chunk, group=group)
-    for registers in (None, 96, 128, 168):
-        yield replace(chunk, registers=registers)
+CHUNKS = {  # steps, rows, columns, group, warps, batch, registers
+    "forward": [
+        *(Chunk(steps, 16, 32, 16, 4, batch, registers)
+          for steps in (8, 16, 32) for batch in (None, 4, 8) for registers in (None, 128) if steps < 32 or batch),
+        *(Chunk(steps, 16, 16, 16, 4, batch, None) for steps in (16, 32) for batch in (None, 8)),
+        *(Chunk(steps, 16, 8, 16, 1, batch, registers)
+          for steps in (16, 32) for batch, registers in ((None, None), (4, 128), (8, 128), (4, 96))),
+        Chunk(16, 32, 32, 16, 8, None, 128), Chunk(16, 16, 32, 32, 4, None, None), Chunk(32, 16, 32, 32, 4, 8, 128),
+        Chunk(16, 8, 32, 32, 4, None, None), Chunk(32, 16, 32, 8, 4, 4, 128), Chunk(32, 8, 16, 16, 1, 4, 128),
+    ],
+}  # fmt: skip
+CHUNKS["backward"] = CHUNKS["forward"]
+SWEPT = [((64, 2048), 0.0), ((4096, 32), 0.02), ((1, 131_072), 0.0)]
+
+
+def bytes_of(direction: str, case: Case) -> int:
+    """The part of the floor that one pass has."""
+    varying = case.inputs.a.ndim > 1
+    return case.grad.nbytes * {"forward": 2 + varying, "backward": 3 + 2 * varying}[direction]
+
+
+def one_pass(direction: str, chunk: Chunk, case: Case, h: Tensor) -> Callable[[], tuple[Tensor | None, ...]]:
+    kernels = TritonLinear(lambda *_: chunk)
+    if direction == "forward":
+        return lambda: (kernels.forward(case.inputs),)
+    return lambda: kernels.backward(case.inputs, h, case.grad, WANTED)
+
+
+def tried(direction: str, form: str, chunk: Chunk) -> str:
+    """Compile a chunk's kernel, in a process of its own, and check it; what is wrong with it, or nothing."""
+    try:
+        return compared(direction, form, chunk)
+    except Exception as error:  # noqa: BLE001 - too large a chunk
+        return f"{type(error).__name__} {str(error)[:80]!r}"
+
+
+def compared(direction: str, form: str, chunk: Chunk) -> str:
+    case = case_of(form, (4, 16_384), 0.0, "cuda", 1e-5)
+    case.inputs.boundaries.starts[[77, 20_000, 40_001]] = True
+    wide = torch.complex128 if case.grad.is_complex() else torch.float64
+    a, b, states = (one.to(wide) for one in case.inputs[:3])
+    exact = Case(Inputs(a, b, states, case.inputs.boundaries), case.grad.to(wide))
+    h = LINEAR.named("scan").forward(exact.inputs)
+    if direction == "forward":
+        expected: tuple[Tensor | None, ...] = (h,)
+    else:
+        expected = LINEAR.named("scan").backward(exact.inputs, h, exact.grad, WANTED)
+    run = one_pass(direction, chunk, case, h.to(case.grad.dtype))
+    found, again = run(), run()
+    pairs = [(x, y, z) for x, y, z in zip(found, again, expected, strict=True) if x is not None and z is not None]
+    worst = max(error_of(x, z) for x, _, z in pairs)
+    same = all(torch.equal(x, y) for x, y, _ in pairs if y is not None)
+    good = worst <= LIMITS[case.grad.dtype] and same
+    return "" if good else f"error {worst:.1e}, same bits {same}"
 
 
 def sweep(args: argparse.Namespace) -> None:
-    """Change one constant at a time while that helps; print all times, then the best chunk."""
-    bandwidth = nominal_bandwidth("cuda")
+    """Compile and check all chunks at once, then time each; print those of the least time, all go to a table."""
+    began, bandwidth = time.monotonic(), nominal_bandwidth("cuda")
+    todo = [(direction, form, chunk) for form in args.forms for direction in args.directions for chunk in
+            CHUNKS[direction]]  # fmt: skip
+    with ProcessPoolExecutor(args.workers, get_context("spawn")) as workers:
+        wrong = dict(zip(todo, workers.map(tried, *zip(*todo, strict=True)), strict=True))
+    print(f"compiled and checked in {time.monotonic() - began:.0f} s: {len(todo)} kernels", flush=True)
     for form in args.forms:
-        dtype, constant = FORMS[form]
-        cases = [case_of(form, shape, 0.0, "cuda") for shape in (SHAPES[0], SHAPES[2])]
+        cases = [case_of(form, shape, resets, "cuda") for shape, resets in SWEPT]
+        hs = [LINEAR.named("triton").forward(case.inputs) for case in cases]
         for direction in args.directions:
-            best = chunk_for(direction, WIDTH, dtype, constant)
-            tried = {best: time_of(direction, best, cases)}
-            for candidate in [one for _ in range(args.rounds) for one in variants(best)]:
-                if candidate in tried or candidate.rows < 2:
-                    continue
-                tried[candidate] = time_of(direction, candidate, cases)
-                print(f"{form} {direction} {tried[candidate]:.4f} {candidate}", flush=True)
-                best = min(tried, key=lambda one: tried[one])
-            part = {"forward": 3, "backward": 5} if not constant else {"forward": 2, "backward": 3}
-            floor = 1e3 * part[direction] * cases[0].grad.nbytes / bandwidth
-            print(
-                f"BEST {form} {direction}: {tried[best]:.4f} ms, {tried[best] / floor:.2f} x floor, {best}", flush=True
-            )
-
-
-def time_of(direction: str, chunk: Chunk, cases: list[Case]) -> float:
-    """Mean over cases of one pass, infinite where the chunk can't be."""
-    kernels, total = TritonLinear(lambda *_: chunk), 0.0
-    for case in cases:
-        h = LINEAR.named("triton").forward(case.inputs)
-
-        def run(case: Case = case, h: Tensor = h) -> object:
-            if direction == "forward":
-                return kernels.forward(case.inputs)
-            return kernels.backward(case.inputs, h, case.grad, WANTED)
-
-        try:
-            total += graphed(run) / len(cases)
-        except Exception as error:  # noqa: BLE001 - too large a chunk
-            print(f"{chunk}: {type(error).__name__} {str(error)[:100]!r}", flush=True)
-            return float("inf")
-    return total
+            floor = 1e3 * bytes_of(direction, cases[0]) / bandwidth
+            rows = []
+            for chunk in CHUNKS[direction]:
+                row = {"commit": commit(), "device": torch.cuda.get_device_name(), "direction": direction, "form": form,
+                       **asdict(chunk), "floor_ms": f"{floor:.4f}"}  # fmt: skip
+                row["wrong"] = wrong[direction, form, chunk]
+                late = time.monotonic() - began > args.seconds
+                times = [float("inf")] * len(cases)
+                if not row["wrong"] and not late:
+                    passes = [one_pass(direction, chunk, case, h) for case, h in zip(cases, hs, strict=True)]
+                    times = [graphed(one) for one in passes]
+                row |= {"x".join(map(str, shape)): f"{ms:.4f}" for (shape, _), ms in zip(SWEPT, times, strict=True)}
+                rows.append((sum(times) / len(times) / floor, times, chunk, row))
+                if args.csv:
+                    append(args.csv, row)
+            for over, times, chunk, row in sorted(rows, key=lambda one: one[0])[: args.best]:
+                name = " ".join(str(one) for one in asdict(chunk).values())
+                numbers = " ".join(f"{one:.4f}" for one in times)
+                print(f"{form:17}{direction:9}{over:6.2f} x floor  {numbers}  {name} {row['wrong']}", flush=True)
+            bad = {row["wrong"] for *_, row in rows} - {""}
+            print(f"{form:17}{direction:9} wrong: {bad or 'none'}; steps rows columns group warps batch registers")
 
 
 def on_cpu(args: argparse.Namespace) -> None:
@@ -312,10 +348,16 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
-    parser.add_argument("--sweep", action="store_true", help="search the constants of the kernels instead")
+    parser.add_argument("--sweep", action="store_true", help="check and time many ways to cut a stream instead")
+    parser.add_argument("--csv", type=Path, help="where a sweep's table goes")
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile for a sweep")
+    parser.add_argument("--best", type=int, default=6, help="lines of a sweep that are printed per pass")
+    parser.add_argument("--seconds", type=float, default=110, help="a sweep times nothing more after that")
     parser.add_argument("--directions", nargs="+", choices=("forward", "backward"), default=["forward", "backward"])
-    parser.add_argument("--rounds", type=int, default=1, help="of a sweep")
     args = parser.parse_args()
+    if args.sweep:
+        sweep(args)
+        return
     if args.device == "cpu":
         keep_memory()
         torch.set_num_threads(args.threads)
@@ -328,8 +370,6 @@ def main() -> None:
         sys.exit(f"{failed} checks failed: nothing is timed")
     if args.device == "cpu":
         on_cpu(args)
-    elif args.sweep:
-        sweep(args)
     else:
         table(kernels, args)
 

@@ -16,9 +16,9 @@ from ..test_triton import ROOT, run
 pytestmark = pytest.mark.slow
 
 FORMS = ("varying", "constant")
-LIMITS = {"float64": 1e-12, "complex128": 1e-12, "float32": 1e-7, "complex64": 1e-7, "bfloat16": 8e-3}
+LIMITS = {"float64": 1e-12, "complex128": 1e-12, "float32": 2e-7, "complex64": 2e-7, "bfloat16": 8e-3}
 CHECKS = {f"{name} {form}": limit for name, limit in LIMITS.items() for form in FORMS}
-CHECKS |= {"isolation": 0, "wanted": 0, "strides": 1e-7, "long": 1e-7}
+CHECKS |= {"isolation": 0, "wanted": 0, "strides": 2e-7, "long": 1e-6}
 SPILLED = 128  # bytes, of which one kernel at most has so many
 COMPILED = [
     "forward,float32,varying,256",

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from recurl.recurrence.triton.linear_config import chunk_for
+from recurl.recurrence.triton.linear_config import Chunk, chunk_for
 from recurl.recurrence.triton.linear_kernels import backward_kernel, forward_kernel
 
 from ..triton_offline import resources
@@ -29,10 +29,10 @@ NUMBERS = {
 }
 
 
-def compiled(direction: str, name: str, constant: bool, width: int, capability: int) -> Any:
+def compiled(direction: str, name: str, constant: bool, width: int, capability: int, chunk: Chunk | None = None) -> Any:
     kernel = {"forward": forward_kernel, "backward": backward_kernel}[direction]
     pointer, kind = NUMBERS[name]
-    chunk = chunk_for(direction, width, getattr(torch, name), constant)
+    chunk = chunk or chunk_for(direction, width, getattr(torch, name), constant)
     constants: dict[str, Any] = {
         "WIDTH": width,
         "BLOCKS": -(-width // chunk.columns),
@@ -46,17 +46,20 @@ def compiled(direction: str, name: str, constant: bool, width: int, capability: 
         "ROWS": chunk.rows,
         "COLUMNS": chunk.columns,
         "GROUP": chunk.group,
+        "BATCH": chunk.batch or chunk.steps,
+        "KEEP": chunk.batch is None,
     }
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
-    numbers = dict.fromkeys(("groups_at", "ticket_at", "tokens", "states_row"), "i32")
-    types = {"board": "*i64", "starts": "*u8", "nothing": "fp32", **numbers, **dict.fromkeys(constants, "constexpr")}
+    numbers = dict.fromkeys(("groups_at", "tokens", "states_row"), "i32")
+    types = {"board": "*i64", "starts": "*u8", **numbers, **dict.fromkeys(constants, "constexpr")}
     if constant:
         types["grad_a"] = "*fp64"
     types = {name: types.get(name, pointer) for name in kernel.arg_names}
     aligned = [["tt.divisibility", 16]]
     attributes = {(k,): aligned for k, name in enumerate(types) if types[name].startswith("*") or name == "states_row"}
     source = ASTSource(kernel, types, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": chunk.warps})
+    options = {"num_warps": chunk.warps, "maxnreg": chunk.registers}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ class Chunk:
         columns: channels of a program.
         group: chunks that compose what they do before they wait for the chunks before them.
         warps: per program.
+        batch: tokens of a piece that are fetched together; None: all of them, to be kept in registers between the two
+            walks, else they are read again.
         registers: per thread at most, or None for as many as the compiler likes.
     """
 
@@ -25,6 +27,7 @@ class Chunk:
     columns: int
     group: int
     warps: int
+    batch: int | None = None
     registers: int | None = None
 
 

@@ -58,14 +58,14 @@ class _Grid:
 
     def __init__(self, chunk: Chunk, stream: Tensor) -> None:
         tokens, width = stream.shape
-        words = 4 if stream.is_complex() else 2
+        words = 2 if stream.is_complex() else 1
         blocks = -(-width // chunk.columns)
         self.chunks = -(-tokens // (chunk.steps * chunk.rows))
         groups = -(-self.chunks // chunk.group)
         self.programs = self.chunks * blocks
-        size = (self.chunks + groups) * words * width
-        board = torch.full((size + 1,), EMPTY, dtype=torch.int64, device=stream.device)
-        self.arguments = (board, self.chunks * words * width, size, tokens, -0.0)
+        size = (2 * self.chunks + groups) * words * width
+        board = torch.full((size,), EMPTY, dtype=torch.int64, device=stream.device)
+        self.arguments = (board, 2 * self.chunks * words * width, tokens)
         wide = ACCUMULATED[stream.dtype]
         self.constants: dict[str, Any] = {
             "WIDTH": width,
@@ -76,6 +76,8 @@ class _Grid:
             "ROWS": chunk.rows,
             "COLUMNS": chunk.columns,
             "GROUP": chunk.group,
+            "BATCH": chunk.batch or chunk.steps,
+            "KEEP": chunk.batch is None,
             "num_warps": chunk.warps,
         }
         if chunk.registers is not None:

@@ -226,18 +226,12 @@ def write(name: str, form: str, shape: tuple[int, int], resets: float, took: flo
     })  # fmt: skip
 
 
-CHUNKS = {  # steps, rows, columns, group, warps, batch, registers
-    "forward": [
-        *(Chunk(steps, 16, 32, 16, 4, batch, registers)
-          for steps in (8, 16, 32) for batch in (None, 4, 8) for registers in (None, 128) if steps < 32 or batch),
-        *(Chunk(steps, 16, 16, 16, 4, batch, None) for steps in (16, 32) for batch in (None, 8)),
-        *(Chunk(steps, 16, 8, 16, 1, batch, registers)
-          for steps in (16, 32) for batch, registers in ((None, None), (4, 128), (8, 128), (4, 96))),
-        Chunk(16, 32, 32, 16, 8, None, 128), Chunk(16, 16, 32, 32, 4, None, None), Chunk(32, 16, 32, 32, 4, 8, 128),
-        Chunk(16, 8, 32, 32, 4, None, None), Chunk(32, 16, 32, 8, 4, 4, 128), Chunk(32, 8, 16, 16, 1, 4, 128),
-    ],
-}  # fmt: skip
-CHUNKS["backward"] = CHUNKS["forward"]
+CHUNKS = [
+    Chunk(steps, 16, columns, registers)
+    for steps in (4, 8, 16, 32)
+    for columns in (8, 16, 32)
+    for registers in (None, 128)
+]
 SWEPT = [((64, 2048), 0.0), ((4096, 32), 0.02), ((1, 131_072), 0.0)]
 
 
@@ -285,8 +279,7 @@ def compared(direction: str, form: str, chunk: Chunk) -> str:
 def sweep(args: argparse.Namespace) -> None:
     """Compile and check all chunks at once, then time each; print those of the least time, all go to a table."""
     began, bandwidth = time.monotonic(), nominal_bandwidth("cuda")
-    todo = [(direction, form, chunk) for form in args.forms for direction in args.directions for chunk in
-            CHUNKS[direction]]  # fmt: skip
+    todo = [(direction, form, chunk) for form in args.forms for direction in args.directions for chunk in CHUNKS]
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as workers:
         wrong = dict(zip(todo, workers.map(tried, *zip(*todo, strict=True)), strict=True))
     print(f"compiled and checked in {time.monotonic() - began:.0f} s: {len(todo)} kernels", flush=True)
@@ -296,7 +289,7 @@ def sweep(args: argparse.Namespace) -> None:
         for direction in args.directions:
             floor = 1e3 * bytes_of(direction, cases[0]) / bandwidth
             rows = []
-            for chunk in CHUNKS[direction]:
+            for chunk in CHUNKS:
                 row = {"commit": commit(), "device": torch.cuda.get_device_name(), "direction": direction, "form": form,
                        **asdict(chunk), "floor_ms": f"{floor:.4f}"}  # fmt: skip
                 row["wrong"] = wrong[direction, form, chunk]
@@ -314,7 +307,7 @@ def sweep(args: argparse.Namespace) -> None:
                 numbers = " ".join(f"{one:.4f}" for one in times)
                 print(f"{form:17}{direction:9}{over:6.2f} x floor  {numbers}  {name} {row['wrong']}", flush=True)
             bad = {row["wrong"] for *_, row in rows} - {""}
-            print(f"{form:17}{direction:9} wrong: {bad or 'none'}; steps rows columns group warps batch registers")
+            print(f"{form:17}{direction:9} wrong: {bad or 'none'}; steps rows columns registers group")
 
 
 def on_cpu(args: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ from .problems import Problem, exact, problem, worst_error
 
 allow_bounds()
 patch_once()
-KERNELS = TritonLinear(lambda *_: Chunk(4, 4, 8, 2, 4))  # small: several groups and blocks of channels
+KERNELS = TritonLinear(lambda *_: Chunk(8, 2, 8, group=2))  # small: several groups and blocks of channels
 NAMES = ("float64", "complex128", "float32", "complex64", "bfloat16")
 
 
@@ -82,7 +82,7 @@ def long() -> float:
     """A walk over many chunks with decay near one, without any start."""
     case = problem((1000,), (2,), torch.float32, rate=0.0, decay=(1 - 1e-5, 1 - 1e-6))
     wide = replace(case.to(torch.float64), boundaries=case.boundaries)
-    KERNELS.chunk_for = lambda *_: Chunk(16, 16, 4, 2, 4)
+    KERNELS.chunk_for = lambda *_: Chunk(16, 16, 4, group=2)
     return worst_error(solve(case), exact(wide))
 
 

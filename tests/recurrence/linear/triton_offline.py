@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from recurl.recurrence.triton.linear_config import Chunk, chunk_for
+from recurl.recurrence.triton.linear_config import chunk_for
 from recurl.recurrence.triton.linear_kernels import backward_kernel, forward_kernel
 
 from ..triton_offline import resources
@@ -29,10 +29,10 @@ NUMBERS = {
 }
 
 
-def compiled(direction: str, name: str, constant: bool, width: int, capability: int, chunk: Chunk | None = None) -> Any:
+def compiled(direction: str, name: str, constant: bool, width: int, capability: int) -> Any:
     kernel = {"forward": forward_kernel, "backward": backward_kernel}[direction]
     pointer, kind = NUMBERS[name]
-    chunk = chunk or chunk_for(direction, width, getattr(torch, name), constant)
+    chunk = chunk_for(direction, width, getattr(torch, name), constant)
     constants: dict[str, Any] = {
         "WIDTH": width,
         "BLOCKS": -(-width // chunk.columns),
@@ -46,8 +46,6 @@ def compiled(direction: str, name: str, constant: bool, width: int, capability: 
         "ROWS": chunk.rows,
         "COLUMNS": chunk.columns,
         "GROUP": chunk.group,
-        "BATCH": chunk.batch or chunk.steps,
-        "KEEP": chunk.batch is None,
     }
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     numbers = dict.fromkeys(("groups_at", "tokens", "states_row"), "i32")
@@ -58,8 +56,7 @@ def compiled(direction: str, name: str, constant: bool, width: int, capability: 
     aligned = [["tt.divisibility", 16]]
     attributes = {(k,): aligned for k, name in enumerate(types) if types[name].startswith("*") or name == "states_row"}
     source = ASTSource(kernel, types, constants, attributes)
-    options = {"num_warps": chunk.warps, "maxnreg": chunk.registers}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"maxnreg": chunk.registers})
 
 
 def main() -> None:

@@ -30,8 +30,9 @@ def linear_recurrence(
     Where a segment starts, the state stored at that token stands in the place of ``h[n - 1]``. It is selected, not
     mixed in: NaN and infinities of other segments, and of states that aren't read, reach nothing.
 
-    The state is carried from token to token in float64 (in float32 where inputs are bfloat16 or float16), so that long
-    sequences with coefficients near one keep the accuracy of their dtype. The same inputs give the same bits.
+    The state is carried from token to token in float64 (in float32 where inputs are bfloat16 or float16), by ``triton``
+    from one piece of 8 or 16 tokens to the next, so that long sequences with coefficients near one keep the accuracy of
+    their dtype. The same inputs give the same bits.
 
     Args:
         a: coefficients ``[N, *shape]``, or ``[*shape]`` where they are the same at every token.

@@ -5,8 +5,8 @@
 """Linear recurrences in one pass over memory.
 
 A chunk is ROWS pieces of STEPS tokens, COLUMNS channels wide; a thread walks a piece, in the channels that it loads:
-first from nothing, which says what the piece does to the state before it, then from that state. With KEEP the chunk
-stays in registers in between, else it is read again, from the caches.
+first from nothing, which says what the piece does to the state before it, then from that state. In between the chunk
+stays in registers, but for a backward pass with constant a, which reads it again, from the caches.
 
 A piece is short, and walked in the dtype of its numbers (float32 for narrower ones). Products of its factors and states
 between pieces are in ACC: only they err the more the longer the sequence.
@@ -51,8 +51,6 @@ def forward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
-    BATCH: tl.constexpr,
-    KEEP: tl.constexpr,
 ):
     """Write h. ``board`` holds EMPTY words."""
     chunk = tl.program_id(0) // BLOCKS
@@ -77,16 +75,15 @@ def forward_kernel(
     factors = ()
     factors_imag = ()
     for s in tl.static_range(STEPS):
-        if s % BATCH == 0:  # what is fetched together
-            for k in tl.static_range(BATCH):
-                mask = (piece + (s + k) < left)[:, None] & inside[None, :]
-                x, x_imag = load(b, at + (s + k) * WIDTH, mask, KIND)
-                xs = xs + (x,)
-                xs_imag = xs_imag + (x_imag,)
-                if not CONSTANT:
-                    factor, factor_imag = load(a, at + (s + k) * WIDTH, mask, KIND)
-                    factors = factors + (factor,)
-                    factors_imag = factors_imag + (factor_imag,)
+        mask = (piece + s < left)[:, None] & inside[None, :]
+        x, x_imag = load(b, at + s * WIDTH, mask, KIND)
+        xs = xs + (x,)
+        xs_imag = xs_imag + (x_imag,)
+        if not CONSTANT:
+            factor, factor_imag = load(a, at + s * WIDTH, mask, KIND)
+            factors = factors + (factor,)
+            factors_imag = factors_imag + (factor_imag,)
+    for s in tl.static_range(STEPS):
         if s % 4 == 0:
             found, found_imag = stored_states(states, stored_at, states_row, firsts, s, inside, KIND)
         if not CONSTANT:
@@ -113,21 +110,13 @@ def forward_kernel(
         mask = (piece + s < left)[:, None] & inside[None, :]
         if s % 4 == 0:
             found, found_imag = stored_states(states, stored_at, states_row, firsts, s, inside, KIND)
-        if KEEP:
-            x = xs[s]
-            x_imag = xs_imag[s]
-        else:
-            x, x_imag = load(b, at + s * WIDTH, mask, KIND)
         if not CONSTANT:
-            if KEEP:
-                factor = factors[s]
-                factor_imag = factors_imag[s]
-            else:
-                factor, factor_imag = load(a, at + s * WIDTH, mask, KIND)
+            factor = factors[s]
+            factor_imag = factors_imag[s]
         first = is_set(firsts, s)
         state = tl.where(first, found[s % 4], state)
         state_imag = tl.where(first, found_imag[s % 4], state_imag)
-        state, state_imag = times_plus(factor, factor_imag, state, state_imag, x, x_imag, KIND)
+        state, state_imag = times_plus(factor, factor_imag, state, state_imag, xs[s], xs_imag[s], KIND)
         store(h, at + s * WIDTH, state, state_imag, mask, KIND)
 
 
@@ -157,8 +146,6 @@ def backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
-    BATCH: tl.constexpr,
-    KEEP: tl.constexpr,
 ):
     """Write the gradients, last token first; of a constant a those of each chunk, ``[chunks, D]`` in float64.
 
@@ -184,13 +171,15 @@ def backward_kernel(
         factor = tl.broadcast_to(factor[None, :], [ROWS, COLUMNS])
         factor_imag = tl.broadcast_to(-factor_imag[None, :], [ROWS, COLUMNS])
         p, p_imag = power(factor.to(ACC), factor_imag.to(ACC), STEPS, KIND)
+    # With constant a Triton would move what is kept through shared memory, with a barrier or more for each token.
+    FETCHED: tl.constexpr = 4 if CONSTANT else STEPS
     grads = ()
     grads_imag = ()
     factors = ()
     factors_imag = ()
     for s in tl.static_range(STEPS):
-        if s % BATCH == 0:  # what is fetched together
-            for k in tl.static_range(BATCH):
+        if s % FETCHED == 0:
+            for k in tl.static_range(FETCHED):
                 mask = (piece + (s + k) >= missing)[:, None] & inside[None, :]
                 x, x_imag = load(grad, at - (s + k) * WIDTH, mask, KIND)
                 grads = grads + (x,)
@@ -221,7 +210,7 @@ def backward_kernel(
     p = tl.where(lasts != 0, float("nan"), p)
     befores = ()
     befores_imag = ()
-    if TO_A and KEEP:
+    if TO_A and not CONSTANT:
         for s in tl.static_range(STEPS):
             mask = (piece + s >= missing)[:, None] & inside[None, :]
             before, before_imag = states_before(h, at, states, stored_at, states_row, firsts, s, mask, WIDTH, KIND)
@@ -235,11 +224,11 @@ def backward_kernel(
     total_imag = total
     for s in tl.static_range(STEPS):
         mask = (piece + s >= missing)[:, None] & inside[None, :]
-        if KEEP:
+        if CONSTANT:
+            x, x_imag = load(grad, at - s * WIDTH, mask, KIND)
+        else:
             x = grads[s]
             x_imag = grads_imag[s]
-        else:
-            x, x_imag = load(grad, at - s * WIDTH, mask, KIND)
         last = is_set(lasts, s)
         if s == 0:
             on = x + state
@@ -251,23 +240,15 @@ def backward_kernel(
         if TO_B:
             store(grad_b, at - s * WIDTH, state, state_imag, mask, KIND)
         if TO_A:
-            if KEEP:
-                before = befores[s]
-                before_imag = befores_imag[s]
-            else:
-                before, before_imag = states_before(h, at, states, stored_at, states_row, firsts, s, mask, WIDTH, KIND)
             if CONSTANT:
+                before, before_imag = states_before(h, at, states, stored_at, states_row, firsts, s, mask, WIDTH, KIND)
                 total, total_imag = times_plus(before, -before_imag, state, state_imag, total, total_imag, KIND)
             else:
-                to_a, to_a_imag = times(before, -before_imag, state, state_imag, KIND)
+                to_a, to_a_imag = times(befores[s], -befores_imag[s], state, state_imag, KIND)
                 store(grad_a, at - s * WIDTH, to_a, to_a_imag, mask, KIND)
         if not CONSTANT:
-            if KEEP:
-                factor = factors[s]
-                factor_imag = factors_imag[s]
-            else:
-                factor, factor_imag = load(a, at - s * WIDTH, mask, KIND)
-                factor_imag = -factor_imag
+            factor = factors[s]
+            factor_imag = factors_imag[s]
         if TO_STATES:
             first = is_set(firsts, s)
             to_state, to_state_imag = times(factor, factor_imag, state, state_imag, KIND)

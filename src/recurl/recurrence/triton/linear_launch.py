@@ -76,9 +76,6 @@ class _Grid:
             "ROWS": chunk.rows,
             "COLUMNS": chunk.columns,
             "GROUP": chunk.group,
-            "BATCH": chunk.batch or chunk.steps,
-            "KEEP": chunk.batch is None,
-            "num_warps": chunk.warps,
         }
         if chunk.registers is not None:
             self.constants["maxnreg"] = chunk.registers

@@ -259,7 +259,7 @@ def traced_graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> nn
     return graph
 
 
-_OF_COLUMNS = {"max_pointwise_cat_inputs": 0, "max_complex_pointwise_cat_inputs": 0, "max_fusion_size": 512}
+_OF_COLUMNS = {"max_pointwise_cat_inputs": 0, "max_complex_pointwise_cat_inputs": 0}
 
 
 def inductor_program(graph: Any, columns: bool = False) -> Callable[..., Sequence[Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from typing import Any, NamedTuple, cast
 
@@ -346,6 +346,9 @@ class _Rewriting:
             result[index] = function(columns.parts[index])
         return Columns(columns.axis, result)
 
+    def _fold(self, operation: Any, parts: list[Any]) -> Any:
+        return reduce(partial(self.call, operation), parts)
+
     def _reduced(self, node: _Node, dims: Any, keep: bool, function: Callable[[list[Any]], Any]) -> Columns | None:
         """Return the columns of what ``function`` makes of the columns along ``dims``."""
         columns = self.of(node.args[0])
@@ -370,7 +373,7 @@ class _Rewriting:
         def add(parts: list[Any]) -> Any:
             if node.args[0].meta["val"].dtype != dtype:
                 parts = [self.call(aten._to_copy.default, part, dtype=dtype) for part in parts]
-            return reduce(lambda total, part: self.call(aten.add.Tensor, total, part), parts)
+            return self._fold(aten.add.Tensor, parts)
 
         return self._reduced(node, _argument(node, "dim"), bool(_argument(node, "keepdim")), add)
 
@@ -379,10 +382,7 @@ class _Rewriting:
             return None
         both = aten.bitwise_and.Tensor if node.target is aten.all.dim else aten.bitwise_or.Tensor
 
-        def fold(parts: list[Any]) -> Any:
-            return reduce(lambda total, part: self.call(both, total, part), parts)
-
-        return self._reduced(node, node.args[1], bool(_argument(node, "keepdim")), fold)
+        return self._reduced(node, node.args[1], bool(_argument(node, "keepdim")), partial(self._fold, both))
 
     def softmax(self, node: _Node) -> Columns | None:
         columns = self.of(node.args[0])
@@ -395,10 +395,10 @@ class _Rewriting:
         for index in np.ndindex(*[1 if dim == at else size for dim, size in enumerate(result.shape)]):
             line = (*index[:at], slice(None), *index[at + 1 :])
             parts = [*columns.parts[line]]
-            most = reduce(lambda best, part: self.call(aten.maximum.default, best, part), parts)
+            most = self._fold(aten.maximum.default, parts)
             less = [self.call(aten.sub.Tensor, part, most) for part in parts]
             powers = [self.call(aten.exp.default, part) for part in less]
-            total = reduce(lambda so_far, part: self.call(aten.add.Tensor, so_far, part), powers)
+            total = self._fold(aten.add.Tensor, powers)
             if node.target is aten._softmax.default:
                 result[line] = [self.call(aten.div.Tensor, part, total) for part in powers]
             else:

@@ -1,0 +1,263 @@
+"""Graphs whose narrow tensors are computed column by column, so that a compiler joins them in one kernel."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial, reduce
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from recurl._torch import schema_of
+from recurl.columns.memory import argument_of, source, touched
+from recurl.columns.rules import RULES, Columns, largest
+
+__all__ = ["by_columns"]
+
+WIDEST = 8
+"""Columns of the widest tensor that is taken apart."""
+
+aten: Any = torch.ops.aten
+_Node = Any  # of torch.fx, whose arguments have no types
+_PARTS = (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default)
+
+
+def by_columns(graph: Any, rows: int) -> fx.GraphModule:
+    """Return a graph that computes the same with vectors of ``rows`` numbers in place of narrow tensors.
+
+    Environments and what acts in them compute with tensors ``[B, 4]``, ``[4, B]``, ``[B, 1]``, ``[B]``: for a compiler
+    they have different sizes, each is a kernel of its own, and every kernel costs a launch. Columns all have one size.
+
+    What a tensor means isn't asked: where one dimension has ``rows`` entries and the others at most 8 together,
+    elementwise operations, views, sums, softmax and gathers of the others are done column by column. Everything else,
+    and all that is changed in place, is computed as before. Sums of columns are added from first to last.
+
+    Args:
+        graph: of ATen's operations on tensors, traced, with the ``"val"`` of each in ``node.meta``.
+        rows: size of the dimension that stays together.
+
+    Returns:
+        A new graph of the same arguments, and results of the same shapes and dtypes. What was a view of an argument may
+        be a tensor of its own; what wasn't is none. Results without gaps in memory have the same strides.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> graph = make_fx(lambda x: (x * 2).sum(1), tracing_mode="fake")(torch.ones(100, 2))
+        >>> [node.name for node in by_columns(graph, 100).graph.nodes if node.op == "call_function"]
+        ['select_int', 'select_int_1', 'mul_tensor', 'mul_tensor_1', 'add_tensor']
+        >>> by_columns(graph, 100)(torch.ones(100, 2)).shape
+        torch.Size([100])
+    """
+    return _Rewriting(graph, rows).run()
+
+
+class _Rewriting:
+    def __init__(self, graph: Any, rows: int) -> None:
+        self._old, self.rows = graph, rows
+        self._new = fx.Graph()
+        self._plain: dict[_Node, Any] = {}
+        self._split: dict[_Node, Columns] = {}
+        self._several: dict[_Node, list[Columns]] = {}
+        self._made: dict[Any, _Node] = {}
+        self._changed = {source(found) for node in graph.graph.nodes for found in touched(node)}
+
+    def run(self) -> fx.GraphModule:
+        for node in self._old.graph.nodes:
+            if node.op == "call_function" and source(node) not in self._changed:
+                found = self._columns(node)
+                if found is not None:
+                    self._split[node] = found
+                    continue
+                if node in self._several:
+                    continue
+            if node.op == "output":
+                self._new.output(fx.map_arg(node.args[0], self.whole))
+            else:
+                self._plain[node] = self._new.node_copy(node, self.whole)
+                if touched(node):
+                    self._made.clear()  # what was computed before isn't what is computed after
+        return fx.GraphModule(self._old, self._new)
+
+    def _columns(self, node: _Node) -> Columns | None:
+        """Return the columns of a node, computed from columns; None where that isn't known to be the same."""
+        target = node.target
+        if target in _PARTS:
+            self._take_apart(node)
+        elif target is aten.max.dim:
+            several = largest(self, node)
+            if several is not None:
+                self._several[node] = several
+        elif target is operator.getitem and node.args[0] in self._several:
+            return self._several[node.args[0]][node.args[1]]
+        elif self._axis(node.meta.get("val")) is not None:
+            rule = RULES.get(target)
+            if rule is not None:
+                return rule(self, node)
+            tags = () if schema_of(target) is None else target.tags
+            if torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags:
+                return self._elementwise(node)
+        return None
+
+    def _axis(self, value: Any) -> int | None:
+        """Return the dimension that stays together, of a tensor that may be taken apart."""
+        if not isinstance(value, Tensor) or list(value.shape).count(self.rows) != 1:
+            return None
+        return list(value.shape).index(self.rows) if 0 < value.numel() <= WIDEST * self.rows else None
+
+    def of(self, node: Any) -> Columns | None:
+        """Return the columns of a node that was seen before."""
+        if not isinstance(node, fx.Node):
+            return None
+        if node in self._split:
+            return self._split[node]
+        axis = self._axis(node.meta.get("val"))
+        if axis is None or node not in self._plain:
+            return None
+        columns = Columns(axis, self._pieces(self._plain[node], node.meta["val"], axis))
+        if source(node) in self._changed:  # what is made of them may be read after the change
+            return self.each(columns, lambda part: self.call(aten.clone.default, part))
+        self._split[node] = columns
+        return columns
+
+    def _pieces(self, whole: _Node, value: Tensor, axis: int) -> np.ndarray[Any, Any]:
+        shape = [1 if at == axis else size for at, size in enumerate(value.shape)]
+        parts = np.empty(shape, dtype=object)
+        for index in np.ndindex(*shape):
+            part = whole
+            for at in reversed(range(value.ndim)):
+                if at != axis:
+                    part = self.call(aten.select.int, part, at, index[at])
+            parts[index] = part
+        return parts
+
+    def call(self, target: Any, *arguments: Any, **named: Any) -> _Node:
+        """Return the node of a call; the same one for the same call."""
+        key = (target, repr(arguments), repr(sorted(named.items())))
+        if key not in self._made:
+            self._made[key] = self._new.call_function(target, arguments, named)
+        return self._made[key]
+
+    def whole(self, node: _Node) -> Any:
+        """Return a node as one tensor."""
+        if node not in self._plain:
+            self._plain[node] = self._joined(node)
+        return self._plain[node]
+
+    def _joined(self, node: _Node) -> _Node:
+        """Return a node's columns as a tensor, in memory as the traced tensor was."""
+        value, (axis, parts) = node.meta["val"], self._split[node]
+        order = sorted(range(value.ndim), key=lambda at: -value.stride(at))
+        shape = [value.shape[at] for at in order]
+        physical = list(parts.transpose(order).reshape(-1))
+        before = prod(shape[: order.index(axis)])
+        if len(physical) == 1:
+            joined = physical[0]
+            origin = source(joined)
+            shares = origin is not joined or origin.op != "call_function"
+            if shares and origin is not self._plain.get(source(node)):
+                joined = self.call(aten.clone.default, joined)
+        elif before == 1:
+            joined = self.call(aten.stack.default, physical, 1)
+        else:
+            joined = self.call(aten.stack.default, physical)
+            if before < len(physical):
+                joined = self.call(aten.view.default, joined, [before, len(physical) // before, self.rows])
+                joined = self.call(aten.permute.default, joined, [0, 2, 1])
+                joined = self.call(aten.clone.default, joined, memory_format=torch.contiguous_format)
+        if shape != [self.rows]:
+            joined = self.call(aten.view.default, joined, shape)
+        back = [order.index(at) for at in range(value.ndim)]
+        return joined if back == sorted(back) else self.call(aten.permute.default, joined, back)
+
+    def _elementwise(self, node: _Node) -> Columns | None:
+        value = node.meta["val"]
+        axis = value.shape.index(self.rows)
+        shape = [1 if at == axis else size for at, size in enumerate(value.shape)]
+        entering: dict[_Node, np.ndarray[Any, Any]] = {}
+        for argument in node.all_input_nodes:
+            parts = self._aligned(argument, value.ndim, axis)
+            if parts is None:
+                return None
+            entering[argument] = np.broadcast_to(parts, shape)
+        if not entering:
+            return None
+        result = np.empty(shape, dtype=object)
+        for index in np.ndindex(*shape):
+            arguments, named = fx.map_arg(
+                (node.args, node.kwargs), lambda argument, at=index: cast(Any, entering[argument][at])
+            )
+            result[index] = self.call(node.target, *arguments, **named)
+        return Columns(axis, result)
+
+    def _aligned(self, node: _Node, ndim: int, axis: int) -> np.ndarray[Any, Any] | None:
+        """Return what enters an elementwise operation for each column of its result, with as many dimensions."""
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            return None
+        at = axis - (ndim - value.ndim)
+        if value.ndim == 0:
+            parts = np.empty([], dtype=object)
+            parts[()] = self.whole(node)
+        elif at >= 0 and value.shape[at] == self.rows:
+            columns = self.of(node)
+            if columns is None or columns.axis != at:
+                return None
+            parts = columns.parts
+        elif 0 < value.numel() <= WIDEST and source(node) not in self._changed:
+            parts = np.empty(value.shape, dtype=object)
+            for index in np.ndindex(*value.shape):  # vectors of one number: the others follow their dtype
+                part = self.whole(node)
+                for dim in reversed(range(1, value.ndim)):
+                    part = self.call(aten.select.int, part, dim, index[dim])
+                parts[index] = self.call(aten.slice.Tensor, part, 0, index[0], index[0] + 1)
+        else:
+            return None
+        return parts.reshape([1] * (ndim - value.ndim) + list(parts.shape))
+
+    def _take_apart(self, node: _Node) -> None:
+        columns = self.of(node.args[0])
+        if columns is None or any(self._axis(value) is None for value in node.meta["val"]):
+            return
+        ndim = columns.parts.ndim
+        which = argument_of(node, "dim") % ndim
+        if which == columns.axis:
+            return
+        if node.target is aten.unbind.int:
+            axis = columns.axis - (which < columns.axis)
+            taken = [columns.parts.take(at, which) for at in range(columns.parts.shape[which])]
+        else:
+            axis = columns.axis
+            sizes = [value.shape[which] for value in node.meta["val"]]
+            taken = np.split(columns.parts, np.cumsum(sizes)[:-1], which)
+        self._several[node] = [Columns(axis, part) for part in taken]
+
+    def each(self, columns: Columns, function: Callable[[Any], Any]) -> Columns:
+        result = np.empty(columns.parts.shape, dtype=object)
+        for index in np.ndindex(*result.shape):
+            result[index] = function(columns.parts[index])
+        return Columns(columns.axis, result)
+
+    def fold(self, operation: Any, parts: list[Any]) -> Any:
+        return reduce(partial(self.call, operation), parts)
+
+    def reduced(self, node: _Node, dims: Any, keep: bool, function: Callable[[list[Any]], Any]) -> Columns | None:
+        """Return the columns of what ``function`` makes of the columns along ``dims``."""
+        columns = self.of(node.args[0])
+        if columns is None or dims is None:
+            return None
+        ndim = columns.parts.ndim
+        along = sorted({at % ndim for at in ([dims] if isinstance(dims, int) else dims)})
+        if not along or columns.axis in along:
+            return None
+        others = [at for at in range(ndim) if at not in along]
+        moved = columns.parts.transpose([*others, *along]).reshape([columns.parts.shape[at] for at in others] + [-1])
+        result = np.empty(moved.shape[:-1], dtype=object)
+        for index in np.ndindex(*result.shape):
+            result[index] = function([*moved[index]])
+        if keep:
+            return Columns(columns.axis, np.expand_dims(result, along))
+        return Columns(others.index(columns.axis), result)

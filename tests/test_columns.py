@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from recurl import traced
 from recurl.collectors import Collector
-from recurl.columns import WIDEST, by_columns
+from recurl.columns import WIDEST, by_columns, loop_by_columns, put_together, take_apart, take_constants
 from recurl.envs import TensorEnv
 from recurl.envs.tasks import MaskedCartPole
 from recurl.traced import Traced
@@ -38,7 +38,7 @@ def whole(columns):
 
 
 def x(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 FUNCTIONS = {
@@ -174,12 +174,12 @@ def test_a_step_of_an_environment_is_compiled_by_columns(monkeypatch):
     """On the device where it is quicker; there compiled batches have the numbers of others."""
     counts = []
 
-    def counted(graph, rows):
-        made = by_columns(graph, rows)
-        counts.append((rows, len(made.graph.nodes) - len(graph.graph.nodes)))
-        return made
+    def counted(graph, rows, count):
+        made, entering, leaving = loop_by_columns(graph, rows, count)
+        counts.append((rows, len(made.graph.nodes) - len(graph.graph.nodes), entering, leaving))
+        return made, entering, leaving
 
-    monkeypatch.setattr(traced, "by_columns", counted)
+    monkeypatch.setattr(traced, "loop_by_columns", counted)
     monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))
     batches = []
     for compiled in (False, True):
@@ -187,9 +187,16 @@ def test_a_step_of_an_environment_is_compiled_by_columns(monkeypatch):
         env.set_seed(0)
         collector = Collector(env, None, frames_per_batch=24 * 12, compile_step=compiled)
         torch.manual_seed(0)
-        batches.append([collector.collect().exclude(("collector", "traj_ids")) for _ in range(2)][-1])
-    assert [rows for rows, _ in counts] == [24]
-    assert counts[0][1] != 0
+        first, second = collector.collect(), collector.collect()
+        ids = second["collector", "traj_ids"]
+        ids -= first["collector", "traj_ids"][0, 0]
+        batches.append(second)
+        assert all(entry.is_contiguous() for entry in second.values(True, True))
+    (rows, more, entering, leaving), *_ = counts
+    assert (len(counts), rows) == (1, 24)
+    assert more != 0
+    assert None not in (*entering, *leaving)
+    assert [*entering] == leaving[-len(entering) :]
     plain, compiled = batches
     for key in plain.keys(True, True):
         torch.testing.assert_close(compiled[key], plain[key], rtol=1e-6, atol=1e-6)
@@ -205,6 +212,113 @@ def test_programs_of_layers_between_narrow_ends(monkeypatch):
         return state + torch.stack([best, action.double()]), action
 
     state = x(2, 40)
-    found, expected = Traced(act, [state], rows=40)(state), act(state)
-    torch.testing.assert_close(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
+    expected = act(state)
+    made = Traced(lambda state: act(state)[::-1], [state], rows=40)
+    assert [form and form.width for form in (*made.entering, *made.leaving)] == [2, 1, 2]
+    action, after = put_together(made.leaving, [made(*take_apart(made.entering, [state]))], 0)
+    torch.testing.assert_close(after[0], expected[0])
+    assert torch.equal(action[0], expected[1])
+
+
+def looped(step, *given, rows=ROWS):
+    """Return graph and forms of a step, whose results over three steps are the function's."""
+    graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+    made, entering, leaving = loop_by_columns(graph, rows, len(given))
+    current, expected, found = given, [], []
+    apart = take_apart(entering, given)
+    for _ in range(3):
+        results = step(*(tensor.clone() for tensor in current))
+        current = results[len(results) - len(given) :]
+        expected.append(results)
+        found.append(made(*apart))
+        apart = found[-1][len(found[-1]) - len(apart) :]
+        assert all(vector.is_contiguous() for vector in apart)
+    wanted = [torch.stack(tensors) for tensors in zip(*expected, strict=True)]
+    for one, other in zip(put_together(leaving, found, 0), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+    assert leaving[len(leaving) - len(given) :] == entering
+    return made, entering, leaving
+
+
+def widths(forms):
+    return [None if form is None else form.width for form in forms]
+
+
+def test_narrow_tensors_stay_apart_between_steps():
+    def step(state, hidden, flag):
+        place, speed = state.unbind(0)
+        after = torch.stack([place + speed, speed * 0.9])
+        done = (after[0] > 1).unsqueeze(-1)
+        return after.t().float(), torch.ones(ROWS, 1), hidden[:, 0], after, hidden.tanh() * ~flag, done
+
+    made, entering, leaving = looped(step, x(2, ROWS), x(ROWS, WIDEST + 8), x(ROWS, 1) > 0)
+    assert widths(entering) == [2, None, 1]
+    assert widths(leaving) == [2, None, None, 2, None, 1]  # a column of what is whole is whole too
+    assert not [node for node in made.graph.nodes if "stack" in str(node.target)]
+
+
+def test_what_is_needed_whole_enters_whole():
+    """What a product reads, what is changed in place, and what isn't known by columns."""
+    weight = x(3, 3)
+
+    def step(read, edited, unknown, passed, swapped, other):
+        edited = edited.clone()
+        out = read @ weight
+        kept = edited * 1
+        edited.add_(1)
+        return out, kept, read * 0.5, edited, unknown.flip(1), passed, other, swapped
+
+    given = [x(ROWS, 3, seed=seed) for seed in range(6)]
+    _, entering, _ = looped(step, *given)
+    assert widths(entering) == [None, None, None, 3, 3, 3]
+
+
+def test_arguments_changed_in_place_enter_whole():
+    def step(a, b):
+        return a * 2, b + a, b
+
+    def changing(a, b):
+        b = b.add(0)
+        return a * 2, (a + b).mul_(2), b
+
+    assert widths(looped(step, x(ROWS, 2), x(ROWS, 2))[1]) == [2, 2]
+    looped(changing, x(ROWS, 2), x(ROWS, 2))
+
+
+@given(st.data(), st.integers(2, 7), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_any_loop(data, rows, count):
+    """Arguments of any shapes, in steps that mix and swap them."""
+    shapes = [(rows,), (rows, 1), (rows, 2), (2, rows), (1, rows, 2), (rows, WIDEST + 1), (3,), ()]
+    given = [x(*data.draw(st.sampled_from(shapes)), seed=seed) for seed in range(count)]
+    kinds = [data.draw(st.sampled_from(["same", "half", "softmax", "flipped", "product", "zero"])) for _ in given]
+    written = data.draw(st.permutations(range(count)))
+
+    def apply(kind, tensor):
+        if kind == "softmax" and tensor.ndim:
+            return tensor.softmax(-1)
+        if kind == "flipped" and tensor.ndim:
+            return tensor.flip(-1)
+        if kind == "product" and tensor.ndim == 2:
+            return tensor @ torch.ones(tensor.shape[1], tensor.shape[1], dtype=tensor.dtype) * 0.1
+        return {"same": lambda: tensor, "zero": lambda: torch.zeros_like(tensor)}.get(kind, lambda: tensor * 0.5)()
+
+    def step(*tensors):
+        after = [apply(kind, tensor) for kind, tensor in zip(kinds, tensors, strict=True)]
+        return (*(tensors[index] for index in written), *(after[index] + 1 for index in written), *after)
+
+    looped(step, *given, rows=rows)
+
+
+def test_results_that_depend_on_nothing_are_computed_once():
+    kept = x(3)
+
+    def step(a):
+        changed = torch.zeros(2)
+        changed.add_(a.sum())
+        return torch.ones(3) * 2, a + 1, changed, torch.arange(4), kept, a
+
+    graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(x(2))
+    constants = take_constants(graph)
+    assert {position: tensor.tolist() for position, tensor in constants.items()} == {0: [2, 2, 2], 3: [0, 1, 2, 3]}
+    assert len(graph(x(2))) == 4

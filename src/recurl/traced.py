@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recurl._torch import compiling, inductor_program, running_by, traced_graph
-from recurl.columns import by_columns
+from recurl.columns import Narrow, loop_by_columns, take_constants
 from recurl.errors import UnsupportedError
 from recurl.readback import refuse_read_back
 from recurl.small_products import small_product
@@ -37,8 +37,14 @@ class Traced:
         function: maps tensors to a tuple of tensors, and changes nothing else.
         examples: tensors like those of every call: shapes, strides, dtypes, devices.
         generators: random generators that it draws from, besides torch's own. No generator advances here.
-        rows: size of a dimension that most tensors have, of which few other numbers are: on a GPU they are computed
-            column by column (see :func:`recurl.columns.by_columns`), in fewer kernels.
+        rows: for a step that is repeated, whose last results are the arguments of the next: size of a dimension that
+            most tensors have, of which few other numbers are. On a GPU they are computed column by column (see
+            :func:`recurl.columns.by_columns`), in fewer kernels. The program then takes and returns the vectors of
+            those that are narrow in place of them, and its results must not be changed in place.
+
+    Attributes:
+        entering: how each argument is taken apart, None where it enters whole.
+        leaving: how each result is.
 
     Raises:
         UnsupportedError: the function reads the numbers of tensors back, or what it draws depends on them, as by
@@ -87,15 +93,23 @@ class Traced:
             own = _generators_of({tensor.device for tensor in examples})
             with _kept([*generators, *own]), running_by(draw), refuse_read_back():
                 function(*examples)
-            graph = traced_graph(given, [*examples, *drawn])
+            graph: Any = traced_graph(given, [*examples, *drawn])
+        self.entering: list[Narrow | None] = [None] * count
+        *_, output = graph.graph.nodes
+        self.leaving: list[Narrow | None] = [None] * len(output.args[0])
+        self._constant: dict[int, Tensor] = {}
         if rows is not None and sums:
-            graph = by_columns(graph, rows)
+            graph, self.entering, self.leaving = loop_by_columns(graph, rows, count)
+            self._constant = take_constants(graph)
         self._run = inductor_program(graph, columns=rows is not None)
 
     @torch.no_grad()
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the program; what it returns is not connected to its arguments by gradients."""
-        return tuple(self._run(*tensors, *[draw() for draw in self._draws]))
+        results = [*self._run(*tensors, *[draw() for draw in self._draws])]
+        for position, tensor in self._constant.items():
+            results.insert(position, tensor)
+        return tuple(results)
 
 
 def _is_random(operation: Any) -> bool:

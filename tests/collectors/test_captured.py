@@ -9,6 +9,7 @@ from gymnasium.spaces import Box
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
+from recurl import traced
 from recurl.collectors import Collector, captured
 from recurl.envs import ExplorationType, GymEnv, InitTracker, PreviousAction, RewardSum, StepCounter, TensorEnv
 from recurl.envs.tasks import Dynamics, MaskedCartPole, RepeatPrevious, TMaze
@@ -128,6 +129,24 @@ def test_what_happens_between_batches(recorded):
     found = changed(make(RepeatPrevious(2, 3, 7), cuda_graph=True))
     assert_same(found, expected)
     assert recorded == [1, 1]  # again with the other exploration
+
+
+def test_what_happens_between_batches_of_vectors(recorded, monkeypatch):
+    """Compiled by columns, as on a GPU: recorded and not, the same bits; trajectories go on as without."""
+    monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))
+    runs = []
+    for options in ({}, {"compile_step": True}, {"compile_step": True, "cuda_graph": True}):
+        torch.manual_seed(1)
+        runs.append(changed(make(RepeatPrevious(2, 3, 7), sequence_length=3, **options)))
+    plain, alone, together = runs
+    assert_same(together, alone)
+    assert recorded == [1, 1]
+    for one, other in zip(plain, alone, strict=True):
+        for key in one.keys(True, True):
+            if key != ("collector", "traj_ids"):
+                torch.testing.assert_close(other[key], one[key], rtol=1e-5, atol=1e-6)
+    ids = [torch.cat([batch["collector", "traj_ids"] for batch in run], 1) for run in runs]
+    assert all(torch.equal(run - run[0, 0], ids[0] - ids[0][0, 0]) for run in ids[1:])
 
 
 @pytest.mark.parametrize("option", ["reset_at_each_iter", "set_truncated"])

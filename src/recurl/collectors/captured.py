@@ -10,11 +10,15 @@ import torch
 from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
+from recurl._torch import foreach_copy_
 from recurl.capture import KeptTensors, recording
 from recurl.collectors.start_states import SparseStates, StartStates
+from recurl.columns import Narrow, put_together, take_apart
 from recurl.envs import EnvBase, TensorEnv
+from recurl.envs.trajectories import Trajectories, followed
 from recurl.envs.transformed import TransformedEnv
 from recurl.errors import UsageError
+from recurl.keys import DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
 from recurl.lowering import Entries, Step, leaves
 from recurl.source_lines import line_of
 from recurl.traced import Traced
@@ -23,10 +27,11 @@ __all__ = ["CapturedSteps", "Programs", "recorded", "tensor_env", "why_not_captu
 
 _WARM_UP = 2  # batches before the one that is recorded: kernels are compiled and libraries make their memory
 _DEVICE = "cuda"
+_NUMBERED = 3  # tensors that the trajectories of a compiled step are
 
 _Key = tuple[str, ...]
 _Tensors = Sequence[Tensor]
-_Batch = tuple[_Tensors, list[_Tensors], _Tensors]  # what was written, states of the steps, what comes next
+_Batch = tuple[_Tensors, _Tensors, _Tensors]  # what was written, states where sequences start, what comes next
 
 
 class Programs(TypedDict, total=False):
@@ -36,10 +41,18 @@ class Programs(TypedDict, total=False):
     compile_step: bool
 
 
+class _Program(NamedTuple):
+    """A step, and how tensors enter it; how they leave it, all whole when None."""
+
+    run: Callable[..., Sequence[Tensor]]
+    entering: Sequence[Narrow | None]
+    leaving: Sequence[Narrow | None] | None
+
+
 class _Recording(NamedTuple):
     replay: Callable[[], None]
     written: _Tensors
-    states: list[_Tensors]
+    states: _Tensors
     memory: list[Tensor]
 
 
@@ -57,6 +70,7 @@ class CapturedSteps:
         env: the environment, a :class:`~recurl.envs.TensorEnv` with any transforms.
         policy: what acts in it.
         step: makes a step from a root, and returns what is written of it, and the next root.
+        trajectories: which go on from batch to batch.
         count: number of steps of a batch.
         starts: which recurrent states are kept; all when None.
         graph: record a CUDA graph.
@@ -72,6 +86,7 @@ class CapturedSteps:
         env: EnvBase,
         policy: object,
         step: Callable[[Step], tuple[Step, Step]],
+        trajectories: Trajectories,
         count: int,
         starts: StartStates | None = None,
         *,
@@ -83,6 +98,7 @@ class CapturedSteps:
         self._env = found
         self._policy = policy if isinstance(policy, nn.Module) else None
         self._step = step
+        self._trajectories = trajectories
         self._count = count
         self._starts = starts
         self._graph = graph
@@ -90,7 +106,7 @@ class CapturedSteps:
         self._warm = 0
         self._setting: object = None
         self._weights: KeptTensors | None = None
-        self._run: Callable[..., Sequence[Tensor]] | None = None
+        self._program: _Program | None = None
         self._recording: _Recording | None = None
         self._written: list[_Key] = []
         self._states: list[_Key] = []
@@ -107,50 +123,65 @@ class CapturedSteps:
         """
         keys, names = [key for key, _ in leaves(root)], list(self._env.running)
         given = [*(value for _, value in leaves(root)), *self._env.running.values()]
-        self._prepare(root, keys, names, given, setting)
+        if self._compiled:
+            given += self._trajectories.ahead(self._count)
+        program = self._prepare(root, keys, names, given, setting)
         if self._warm < _WARM_UP or not self._graph:
             self._warm += 1
-            written, states, after = self._steps(given, root.ndim)
+            found, states, current = self._steps(program, take_apart(program.entering, given), root.ndim)
+            written: _Tensors = [tensor.contiguous() for tensor in found]
+            after: _Tensors = [tensor[0] for tensor in put_together(program.entering, [current], 0)]
         else:
-            written, states, after = self._replayed(given, root.ndim)
-        self._env.running = dict(zip(names, after[len(keys) :], strict=True))
+            written, states, after = self._replayed(program, given, root.ndim)
+        self._env.running = dict(zip(names, after[len(keys) :], strict=False))
         batch = TensorDict({}, [*root.batch_size, self._count], device=root.device)
         for key, tensor in zip(self._written, written, strict=True):
             batch.set(key, tensor)
         if self._starts is not None:
             self._keep(self._starts, states, batch)
+        if self._compiled:
+            self._trajectories.caught_up(after[-_NUMBERED:])
+        else:
+            numbered = self._trajectories.advance(batch.get((NEXT, DONE)).squeeze(-1))
+            for key, value in zip((TRAJ_IDS, TRAJ_STEPS), numbered, strict=True):
+                batch.set(key, value)
         batch.refine_names(..., "time")
         return batch, _like(root, keys, after)
 
-    def _keep(self, starts: StartStates, states: list[_Tensors], batch: TensorDict) -> None:
+    def _keep(self, starts: StartStates, states: _Tensors, batch: TensorDict) -> None:
         """Set the states that are kept in a batch."""
         sparse = SparseStates(starts, batch.batch_size, batch.device)
-        for step, found in zip(range(0, self._count, starts.every), states, strict=True):
-            for key, state in zip(self._states, found, strict=True):
+        for key, found in zip(self._states, states, strict=True):
+            for step, state in zip(range(0, self._count, starts.every), found, strict=True):
                 sparse.write(step, ..., key, state)
         sparse.finish(batch)
 
     def reset(self) -> None:
         """Forget the program, and free the graph."""
-        self._run = self._recording = None
+        self._program = self._recording = None
 
-    def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors, setting: object) -> None:
-        """Make the program of a step, unless there is one that still holds."""
+    def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors, setting: object) -> _Program:
+        """Return the program of a step, made anew unless there is one that still holds."""
         training = self._policy and [module.training for module in self._policy.modules()]
         now = (setting, training, type(root), keys)
         replaced = self._weights is not None and self._weights.replaced() is not None
-        if self._run is not None and self._setting == now and not replaced:
-            return
+        if self._program is not None and self._setting == now and not replaced:
+            return self._program
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             running = self._env.running
-            self._env.running = dict(zip(names, tensors[len(keys) :], strict=True))
+            self._env.running = dict(zip(names, tensors[len(keys) :], strict=False))
             try:
                 written, after = self._step(_like(root, keys, tensors))
                 state = self._env.running
             finally:
                 self._env.running = running
             found = dict(leaves(written))
+            numbered: list[Tensor] = []
+            if self._compiled:
+                before = tensors[-_NUMBERED:]
+                found[TRAJ_IDS], found[TRAJ_STEPS], _ = before
+                numbered = followed(before, found[NEXT, DONE].squeeze(-1))
             states = {} if self._starts is None else self._starts.take(found)
             self._written, self._states = list(found), list(states)
             following = dict(leaves(after))
@@ -159,32 +190,38 @@ class CapturedSteps:
                 *states.values(),
                 *(following[key] for key in keys),
                 *(state[name] for name in names),
+                *numbered,
             )
 
         rows = root.batch_size[0] if root.ndim else None
-        self._run = Traced(run, given, [self._env.generator], rows) if self._compiled else run
-        self._setting = now
+        program = _Program(run, [None] * len(given), None)
+        if self._compiled:
+            traced = Traced(run, given, [self._env.generator], rows)
+            program = _Program(traced, traced.entering, traced.leaving)
+        self._program, self._setting = program, now
         self._weights = None if self._policy is None else KeptTensors(self._policy)
         self._recording = None
+        return program
 
-    def _steps(self, given: _Tensors, time_dim: int) -> _Batch:
-        assert self._run is not None
-        written: list[_Tensors] = []
-        states: list[_Tensors] = []
-        current: _Tensors = [tensor.clone() for tensor in given]  # what is written may be these very tensors
-        for step in range(self._count):
-            result = self._run(*current)
-            split, count = len(self._written), len(result) - len(given)
-            written.append(result[:split])
-            if self._starts is not None and self._starts.begin(step):
-                states.append(result[split:count])
-            current = result[count:]
-        return [torch.stack(tensors, time_dim) for tensors in zip(*written, strict=True)], states, current
+    def _steps(self, program: _Program, given: _Tensors, time_dim: int) -> _Batch:
+        """Make the steps from what enters the first, which stays as it is; what comes next enters in the same way."""
+        current: _Tensors = [torch.empty_like(tensor) for tensor in given]  # what is written may be these very tensors
+        _copy(current, given)
+        results: list[_Tensors] = []
+        for _ in range(self._count):
+            results.append(program.run(*current))
+            current = results[-1][-len(given) :]
+        forms = program.leaving or [None] * len(results[0])
+        entries, states = forms[: len(self._written)], forms[len(self._written) :][: len(self._states)]
+        written = put_together(entries, results, time_dim)
+        first = sum(1 if form is None else form.width for form in entries)
+        begun = [] if self._starts is None else [result[first:] for result in results[:: self._starts.every]]
+        return written, put_together(states, begun, 0), current
 
-    def _replayed(self, given: _Tensors, time_dim: int) -> _Batch:
+    def _replayed(self, program: _Program, given: _Tensors, time_dim: int) -> _Batch:
         recording = self._recording
         if recording is None:
-            recording = self._recording = self._record(given)
+            recording = self._recording = self._record(program, given)
         memory = {kept.untyped_storage().data_ptr() for kept in recording.memory}
         replaced = [(kept, new) for kept, new in zip(recording.memory, given, strict=True) if kept is not new]
         # All are read before the first is written: what was replaced may lie in memory that is overwritten here.
@@ -197,17 +234,25 @@ class CapturedSteps:
         batch = [written.clone(memory_format=torch.contiguous_format) for written in rows]
         return batch, recording.states, recording.memory
 
-    def _record(self, given: _Tensors) -> _Recording:
-        memory = [tensor.clone() for tensor in given]
+    def _record(self, program: _Program, given: _Tensors) -> _Recording:
+        forms = program.entering
+        memory = [tensor[0] for tensor in put_together(forms, [take_apart(forms, given)], 0)]
+        entering = take_apart(forms, memory)  # in the same memory
 
         def steps() -> list[_Tensors]:
-            written, states, after = self._steps(memory, 0)
-            for kept, tensor in zip(memory, after, strict=True):
-                kept.copy_(tensor)
-            return [written, *states]
+            written, states, after = self._steps(program, entering, 0)
+            _copy(entering, after)
+            return [written, states]
 
-        replay, (written, *states) = recorded("steps", steps, self._env.generator)
+        replay, (written, states) = recorded("steps", steps, self._env.generator)
         return _Recording(replay, written, states, memory)
+
+
+def _copy(targets: _Tensors, sources: _Tensors) -> None:
+    """Copy tensors into others of the same shapes and dtypes, those of one dtype in one launch."""
+    for dtype in {tensor.dtype for tensor in targets}:
+        pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
+        foreach_copy_(*map(list, zip(*pairs, strict=True)))
 
 
 def recorded(

@@ -29,7 +29,7 @@ from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentTypeError, UnsupportedError, UsageError
-from recurl.keys import DONE, NEXT, TRAJ_IDS, TRAJ_STEPS
+from recurl.keys import NEXT, TRAJ_IDS, TRAJ_STEPS
 from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType
 from recurl.modules.actors import explain_missing_scale
@@ -179,7 +179,9 @@ class Collector(CollectorBase):
             raise UnsupportedError(f"Steps can't be {what}: {reason}. Collect without {option}.")
         if tensor_env(env) is None:
             return [CapturedPolicy(policy, generator_of(env.device)) for _ in self._groups.envs]
-        return CapturedSteps(env, policy, self._step, self.steps_per_batch, self._starts, **programs)
+        return CapturedSteps(
+            env, policy, self._step, self._trajectories, self.steps_per_batch, self._starts, **programs
+        )
 
     def _collect(self) -> TensorDict:
         pending, self._pending_weights = self._pending_weights, None
@@ -201,10 +203,13 @@ class Collector(CollectorBase):
             try:
                 if isinstance(self._captured, list):
                     batch, done, self._roots = self._steps(self._roots, self.storing_device)
+                    numbered = self._trajectories.advance(done)
+                    for key, value in zip((TRAJ_IDS, TRAJ_STEPS), numbered, strict=True):
+                        batch.set(key, value.to(self.storing_device or "cpu"))
                 else:
                     with span(COLLECTION_GRAPH):
                         batch, root = self._captured(self._acting(self._roots[0])[1], self.exploration_type)
-                    self._roots, done = [root], batch.get((NEXT, DONE)).squeeze(-1)
+                    self._roots = [root]
                     batch = batch if self.storing_device == self.env.device else batch.to(self.storing_device)
             except BaseException as error:
                 # The environment has advanced past the old roots, and these steps are lost.
@@ -214,9 +219,6 @@ class Collector(CollectorBase):
                     explain_missing_scale(error)
                 raise
         self.frames = frames + self.frames_per_batch
-        numbered = self._trajectories.advance(done)
-        for key, value in zip((TRAJ_IDS, TRAJ_STEPS), numbered, strict=True):
-            batch.set(key, value.to(self.storing_device or "cpu"))
         if self.set_truncated:
             truncate_last(batch.get(NEXT))
             self._trajectories.renew()

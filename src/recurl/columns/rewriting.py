@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from math import prod
 from typing import Any, cast
@@ -14,9 +14,10 @@ from torch import Tensor, fx
 
 from recurl._torch import schema_of
 from recurl.columns.memory import argument_of, source, touched
+from recurl.columns.narrow import Narrow
 from recurl.columns.rules import RULES, Columns, largest
 
-__all__ = ["by_columns"]
+__all__ = ["by_columns", "loop_by_columns"]
 
 WIDEST = 8
 """Columns of the widest tensor that is taken apart."""
@@ -55,10 +56,52 @@ def by_columns(graph: Any, rows: int) -> fx.GraphModule:
     return _Rewriting(graph, rows).run()
 
 
+def loop_by_columns(
+    graph: Any, rows: int, count: int
+) -> tuple[fx.GraphModule, list[Narrow | None], list[Narrow | None]]:
+    """Return a graph by columns of a step that is repeated, between which narrow tensors stay apart.
+
+    Args:
+        graph: a graph as for :func:`by_columns`; its last ``count`` results are the first arguments of the next step.
+        rows: size of the dimension that stays together.
+        count: number of the arguments that are carried.
+
+    Returns:
+        The graph, in whose carried arguments and in whose results each tensor that is :class:`Narrow` is replaced by
+        its vectors; how each carried argument is; and how each result is, None where it stays whole.
+    """
+    given = [node for node in graph.graph.nodes if node.op == "placeholder"][:count]
+    whole: set[_Node] = set()
+    while True:
+        rewriting = _Rewriting(graph, rows, [node for node in given if node not in whole], count)
+        made = rewriting.run()
+        if rewriting.needed <= whole:
+            return made, [rewriting.entering.get(node) for node in given], rewriting.leaving
+        whole |= rewriting.needed
+
+
 class _Rewriting:
-    def __init__(self, graph: Any, rows: int) -> None:
+    """A graph that is made of another.
+
+    Args:
+        graph: the other one.
+        rows: size of the dimension that stays together.
+        apart: arguments that enter as vectors where they are narrow; results then leave so.
+        count: number of results that are carried to such arguments, and leave like them; None where nothing is carried.
+
+    Attributes:
+        entering: how arguments that are vectors were taken apart.
+        leaving: how results are, None where they are whole.
+        needed: arguments that should be whole.
+    """
+
+    def __init__(self, graph: Any, rows: int, apart: Sequence[_Node] = (), count: int | None = None) -> None:
         self._old, self.rows = graph, rows
         self._new = fx.Graph()
+        self._apart, self._count = apart, count
+        self.entering: dict[_Node, Narrow] = {}
+        self.leaving: list[Narrow | None] = []
+        self.needed: set[_Node] = set()
         self._plain: dict[_Node, Any] = {}
         self._split: dict[_Node, Columns] = {}
         self._several: dict[_Node, list[Columns]] = {}
@@ -66,7 +109,14 @@ class _Rewriting:
         self._changed = {source(found) for node in graph.graph.nodes for found in touched(node)}
 
     def run(self) -> fx.GraphModule:
-        for node in self._old.graph.nodes:
+        given = [node for node in self._old.graph.nodes if node.op == "placeholder"]
+        for node in given:
+            self._enter(node)
+        for node, narrow in self.entering.items():
+            if narrow.width == 1:  # whole as it is
+                vector = self._split[node].parts.item()
+                self._plain[node] = self.call(aten.view.default, vector, list(node.meta["val"].shape))
+        for node in [*self._old.graph.nodes][len(given) :]:
             if node.op == "call_function" and source(node) not in self._changed:
                 found = self._columns(node)
                 if found is not None:
@@ -75,12 +125,44 @@ class _Rewriting:
                 if node in self._several:
                     continue
             if node.op == "output":
-                self._new.output(fx.map_arg(node.args[0], self.whole))
+                self._new.output(fx.map_arg(node.args[0], self.whole) if self._count is None else self._left(node))
             else:
                 self._plain[node] = self._new.node_copy(node, self.whole)
                 if touched(node):
                     self._made.clear()  # what was computed before isn't what is computed after
         return fx.GraphModule(self._old, self._new)
+
+    def _enter(self, node: _Node) -> None:
+        """Make the argument, or the arguments that are its vectors."""
+        value = node.meta["val"]
+        axis = self._axis(value) if node in self._apart and node not in self._changed else None
+        if axis is None:
+            self._plain[node] = self._new.node_copy(node)
+            return
+        parts = np.empty([1 if at == axis else size for at, size in enumerate(value.shape)], dtype=object)
+        for number, index in enumerate(np.ndindex(*parts.shape)):
+            vector = parts[index] = self._new.placeholder(f"{node.name}_{number}")
+            vector.meta = {"val": value.new_empty(self.rows)}
+        self._split[node] = Columns(axis, parts)
+        self.entering[node] = Narrow(torch.Size(parts.shape), axis)
+
+    def _left(self, output: _Node) -> list[_Node]:
+        """Return the results, those that were computed as vectors taken apart; note how each is."""
+        results, found = output.args[0], list[_Node]()
+        given = [node for node in self._old.graph.nodes if node.op == "placeholder"][: self._count]
+        first = len(results) - len(given)
+        for number, node in enumerate(results):
+            after = given[number - first] if number >= first else None
+            columns = self._split.get(node)
+            if columns is not None and any(_is_view(part) for part in columns.parts.flat):
+                columns = None
+            if after is not None and after not in self.entering:
+                columns = None
+            elif after is not None and columns is None:
+                self.needed.add(after)
+            self.leaving.append(None if columns is None else Narrow(torch.Size(columns.parts.shape), columns.axis))
+            found += [self.whole(node)] if columns is None else columns.parts.flat
+        return found
 
     def _columns(self, node: _Node) -> Columns | None:
         """Return the columns of a node, computed from columns; None where that isn't known to be the same."""
@@ -144,6 +226,8 @@ class _Rewriting:
     def whole(self, node: _Node) -> Any:
         """Return a node as one tensor."""
         if node not in self._plain:
+            if node in self.entering:
+                self.needed.add(node)
             self._plain[node] = self._joined(node)
         return self._plain[node]
 
@@ -158,7 +242,8 @@ class _Rewriting:
             joined = physical[0]
             origin = source(joined)
             shares = origin is not joined or origin.op != "call_function"
-            if shares and origin is not self._plain.get(source(node)):
+            home = self._plain.get(source(node))
+            if shares and (home is None or origin is not source(home)):
                 joined = self.call(aten.clone.default, joined)
         elif before == 1:
             joined = self.call(aten.stack.default, physical, 1)
@@ -261,3 +346,8 @@ class _Rewriting:
         if keep:
             return Columns(columns.axis, np.expand_dims(result, along))
         return Columns(others.index(columns.axis), result)
+
+
+def _is_view(part: _Node) -> bool:
+    """Return whether a vector lies in the memory of another tensor, maybe with gaps."""
+    return source(part) is not part

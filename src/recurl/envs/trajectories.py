@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "step_numbers"]
+__all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "followed", "step_numbers"]
 
 _BLOCK = 2**40
 
@@ -34,9 +35,14 @@ class TrajectoryIds:
     def take(self, shape: torch.Size, device: torch.device | None) -> Tensor:
         """Return new ids, int64 of ``shape``."""
         count = shape.numel()
+        first = self.claim(count)
+        return torch.arange(first, first + count, device=device).reshape(shape)
+
+    def claim(self, count: int) -> int:
+        """Return the first of ``count`` new ids, which follow each other."""
         with self._lock:
             first, self._next = self._next, self._next + count
-        return torch.arange(first, first + count, device=device).reshape(shape)
+        return first
 
     def skip(self, used: Tensor) -> None:
         """Exclude the ids ``used``, and exclude their blocks for new workers."""
@@ -112,11 +118,22 @@ class Trajectories:
         numbers = _numbers(began, self._steps)
         self._steps = (numbers[..., -1] + 1).masked_fill(done[..., -1], 0)
 
-        count = done.shape[-1]  # a trajectory that begins at a step has the id there
+        count = done.shape[-1]  # a trajectory that begins after a step has the id there
         new = TRAJECTORY_IDS.take(torch.Size([count, *self._batch_size]), self._device).movedim(0, -1)
-        ids = torch.cat((self.ids.unsqueeze(-1), new[..., 1:]), -1).gather(-1, began.clamp(min=0))
-        self.ids = torch.where(done[..., -1], new[..., 0], ids[..., -1])  # none begins at step 0
+        ids = torch.cat((self.ids.unsqueeze(-1), new[..., :-1]), -1).gather(-1, began.clamp(min=0))
+        self.ids = torch.where(done[..., -1], new[..., -1], ids[..., -1])
         return ids, numbers
+
+    def ahead(self, count: int) -> list[Tensor]:
+        """Return the trajectories as :func:`followed` counts them on, for so many steps."""
+        rows = self._batch_size.numel()
+        first = TRAJECTORY_IDS.claim(count * rows)
+        new = torch.arange(first, first + rows, device=self._device).reshape(self._batch_size)
+        return [self.ids, self._steps, new]
+
+    def caught_up(self, trajectories: Sequence[Tensor]) -> None:
+        """Go on from where :func:`followed` has come."""
+        self.ids, self._steps, _ = trajectories
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the ids and the numbers of the next steps."""
@@ -128,6 +145,24 @@ class Trajectories:
             self.ids, self._steps = state["traj_ids"].clone(), state["traj_steps"].clone()
         else:
             self.renew()
+
+
+def followed(trajectories: Sequence[Tensor], done: Tensor) -> list[Tensor]:
+    """Return the trajectories after a step.
+
+    Args:
+        trajectories: before it: ids, numbers of the step, and ids of those that begin after it, int64 ``[*B]``.
+        done: whether each ended with the step, bool ``[*B]``.
+
+    Example:
+        >>> rows = Trajectories(torch.Size([2]), None)
+        >>> before = rows.ahead(8)
+        >>> ids, numbers, _ = followed(before, torch.tensor([True, False]))
+        >>> numbers.tolist(), (ids == before[0]).tolist(), (ids == before[2]).tolist()
+        ([0, 1], [False, True], [True, False])
+    """
+    ids, numbers, new = trajectories
+    return [torch.where(done, new, ids), (numbers + 1).masked_fill(done, 0), new + done.numel()]
 
 
 def step_numbers(begins: Tensor, first: Tensor) -> Tensor:

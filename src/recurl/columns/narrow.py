@@ -1,0 +1,87 @@
+"""Narrow tensors taken apart into vectors, and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Narrow", "put_together", "take_apart"]
+
+
+class Narrow(NamedTuple):
+    """How a narrow tensor is taken apart into vectors, those of the last index first.
+
+    Attributes:
+        shape: the tensor's, with 1 in place of the rows.
+        axis: the dimension of the rows.
+
+    Example:
+        >>> narrow = Narrow(torch.Size([1, 2]), 0)
+        >>> narrow.vectors(torch.tensor([[1, 2], [3, 4], [5, 6]]))
+        [tensor([1, 3, 5]), tensor([2, 4, 6])]
+        >>> narrow.joined(torch.tensor([[1, 3, 5], [2, 4, 6]]))
+        tensor([[1, 2],
+                [3, 4],
+                [5, 6]])
+    """
+
+    shape: torch.Size
+    axis: int
+
+    @property
+    def width(self) -> int:
+        """How many vectors it is."""
+        return self.shape.numel()
+
+    def vectors(self, tensor: Tensor) -> list[Tensor]:
+        """Return the columns of a tensor, each without gaps, in its memory where they lie there like that."""
+        return [*tensor.movedim(self.axis, -1).reshape(self.width, -1).contiguous().unbind()]
+
+    def joined(self, vectors: Tensor) -> Tensor:
+        """Return the tensors ``[..., *shape]`` that are made of vectors ``[..., W, rows]``, in the memory of these."""
+        *lead, _, rows = vectors.shape
+        others = [size for at, size in enumerate(self.shape) if at != self.axis]
+        return vectors.reshape(*lead, *others, rows).movedim(-1, len(lead) + self.axis)
+
+
+def take_apart(forms: Sequence[Narrow | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors, with the vectors of each that has a form in place of it.
+
+    Args:
+        forms: how each is taken apart, None where it stays whole.
+        tensors: as many.
+    """
+    found: list[Tensor] = []
+    for form, tensor in zip(forms, tensors, strict=True):
+        found += [tensor] if form is None else form.vectors(tensor)
+    return found
+
+
+def put_together(forms: Sequence[Narrow | None], steps: Sequence[Sequence[Tensor]], dim: int) -> list[Tensor]:
+    """Return the tensors of several steps, each stacked along a new dimension.
+
+    Args:
+        forms: how each was taken apart, None where it is whole.
+        steps: what :func:`take_apart` returned for each step; what follows is left out.
+        dim: the new dimension.
+
+    Example:
+        >>> forms = [Narrow(torch.Size([1, 2]), 0), None]
+        >>> steps = [take_apart(forms, [torch.tensor([[i, 2], [3, 4]]), torch.tensor(i)]) for i in range(3)]
+        >>> pairs, numbers = put_together(forms, steps, 0)
+        >>> pairs[2].tolist(), numbers.tolist()
+        ([[2, 2], [3, 4]], [0, 1, 2])
+    """
+    found, at = list[Tensor](), 0
+    for form in forms:
+        if form is None:
+            found.append(torch.stack([step[at] for step in steps], dim))
+            at += 1
+            continue
+        vectors = torch.stack([vector for step in steps for vector in step[at : at + form.width]])
+        found.append(form.joined(vectors.unflatten(0, (len(steps), form.width))).movedim(0, dim))
+        at += form.width
+    return found

@@ -239,7 +239,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             return
         orders = self._drawn(minibatches) if orders is None else orders
         key = self.loss.tensor_keys.advantage
-        advantages = RankAdvantages(self._minibatches(data.select(key)), key, orders.to(self.config.device))
+        advantages = RankAdvantages(data.get(key), key, orders.to(self.config.device), len(minibatches))
         for epoch, order in enumerate(orders):
             yield advantages.normalized(epoch, deal(order))
 

@@ -7,31 +7,33 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from recurl.data import SequenceMinibatches
-from recurl.distributed import global_statistics
+from recurl.distributed import global_statistics, merge_moments
 from recurl.keys import NestedKey
 from recurl.lowering import Entries
-from recurl.objectives.common import moments
 
 
 class RankAdvantages:
-    """Means and deviations of all minibatches of an update, exchanged once before its gradient steps.
+    """Advantages of all minibatches of an update, whose means and deviations are exchanged once before its steps.
 
     Args:
-        minibatches: of the advantages alone.
+        advantages: those of a batch, whose rows are cut into S sequences of one length.
         key: of the advantages.
         orders: the order of the sequences in each epoch, ``[epochs, S]``, on the device of the batch.
+        count: number of minibatches of an epoch.
     """
 
-    def __init__(self, minibatches: SequenceMinibatches, key: NestedKey, orders: Tensor) -> None:
+    def __init__(self, advantages: Tensor, key: NestedKey, orders: Tensor, count: int) -> None:
         self._key = key
+        epochs, sequences = orders.shape
+        dealt = advantages.reshape(sequences, -1)[orders].reshape(epochs * count, -1)
+        variances, means = torch.var_mean(dealt, 1, correction=0)
         with global_statistics():
-            found = moments([part.get(key) for order in orders for part in minibatches.rows(order)], None)
-        means, variances = (torch.stack(column).view(len(orders), -1) for column in zip(*found, strict=True))
-        self._means, self._deviations = means, variances.sqrt().clamp_min(1e-8)
+            _, means, variances = merge_moments(dealt.shape[1], means, variances)
+        deviations = variances.sqrt().clamp_min(1e-8)
+        self._normalized = ((dealt - means.unsqueeze(1)) / deviations.unsqueeze(1)).unflatten(0, (epochs, count))
 
     def normalized(self, epoch: int, dealt: Iterable[Entries]) -> Iterator[Entries]:
         """Iterate over the minibatches of an epoch with their advantages shifted and scaled."""
-        for minibatch, mean, deviation in zip(dealt, self._means[epoch], self._deviations[epoch], strict=True):
-            minibatch.set(self._key, (minibatch.get(self._key) - mean) / deviation)
+        for minibatch, advantages in zip(dealt, self._normalized[epoch], strict=True):
+            minibatch.set(self._key, advantages.view(minibatch.get(self._key).shape))
             yield minibatch

@@ -1,14 +1,13 @@
-"""What each cell learns, in how many steps, and over how long a memory.
+"""What each cell learns, and in how many steps (over how long a memory: bench_cells_lengths.py).
 
-Appends to results/cells_learning.csv and draws docs/cells_length.png. Every row is one run of the ``recurl train``
-command that its ``command`` column holds, one process and one thread each, until the mean return of the last 20
-training episodes counts as solved or the steps are used up; then greedy episodes.
+Appends to results/cells_learning.csv. Every row is one run of the ``recurl train`` command that its ``command`` column
+holds, one process and one thread each, until the mean return of the last 20 training episodes counts as solved or the
+steps are used up; then greedy episodes.
 Rows that are in the table already aren't run again. Usage::
 
     python benchmarks/bench_cells_learning.py --jobs 16                          # both tasks, every cell, three seeds
-    python benchmarks/bench_cells_learning.py --jobs 16 --tasks lengths          # memories of 4 to 1,000 steps
     python benchmarks/bench_cells_learning.py --cells lstm s5 --seeds 0 --more "--num-layers 2"
-    python benchmarks/bench_cells_learning.py --show                             # the table, and the figure
+    python benchmarks/bench_cells_learning.py --show                             # the table
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ from pathlib import Path
 from threading import Lock
 
 from bench_learning import machine
-from plots import new_figure
 from recurl.recurrence import CELLS
 from recurl.trainers import RunFolder, evaluate_run
 from results_file import append
 
 RESULTS = Path(__file__).parent / "results" / "cells_learning.csv"
-PICTURE = Path(__file__).parents[1] / "docs" / "cells_length.png"
 GREEDY = 200  # episodes
 # Gates that see the present input alone can't tell in one layer how old another is: these have their convolution.
 CONVOLVED = ("mingru", "minlstm", "rglru")
@@ -45,57 +42,41 @@ _writing = Lock()
 
 @dataclass(frozen=True)
 class Task:
-    """A task, and how long a memory it needs."""
+    """A task."""
 
     name: str
     options: str
     solved: float
     steps: int
-    length: int = 0
 
 
-def repeat_previous(k: int) -> Task:
-    """The symbol of k steps ago; rows and sequences are long enough for gradients through all of them."""
-    rows = max(128, 2 * k)
-    options = f"--env recurl/RepeatPrevious-v0 --env-kwargs k={k} episode_length={max(64, 2 * k)} --gamma 0.3 "
-    options += f"--learning-rate 3e-3 --rollout-steps {rows} --sequence-length {max(32, 2 * k)}"
-    return Task(f"repeat-previous-{k}", options, 0.95, 200_000 if k <= 4 else 2_000_000, k)
-
-
-def tmaze(corridor: int) -> Task:
-    """The cue of so many steps ago."""
-    rows = max(128, corridor + 2)
-    options = (
-        f"--env recurl/TMaze-v0 --env-kwargs corridor_length={corridor} --gamma {max(0.99, 1 - 1 / corridor):.4f} "
-    )
-    options += f"--rollout-steps {rows} --sequence-length {max(32, corridor + 2)}"
-    return Task(f"tmaze-{corridor}", options, 0.95, 150_000 if corridor <= 20 else 4_000_000, corridor)
-
-
-CARTPOLE = Task("masked-cartpole", "--env recurl/MaskedCartPole-v1", 475.0, 150_000)
 TASKS = {
-    "basic": [CARTPOLE, repeat_previous(4)],
-    "lengths": [
-        *(repeat_previous(k) for k in (4, 8, 16, 32, 64, 128, 256, 512)),
-        *(tmaze(corridor) for corridor in (20, 50, 100, 200, 500, 1000)),
-    ],
+    task.name: task
+    for task in (
+        Task("masked-cartpole", "--env recurl/MaskedCartPole-v1", 475.0, 150_000),
+        Task(
+            "repeat-previous-4",
+            "--env recurl/RepeatPrevious-v0 --env-kwargs k=4 episode_length=64 --gamma 0.3 --learning-rate 3e-3 "
+            "--rollout-steps 128 --sequence-length 32",
+            0.95,
+            200_000,
+        ),
+    )
 }
 
 
 def main() -> None:
     """Run what isn't in the table yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=["basic"], help=f"of {', '.join(TASKS)}, or names of tasks")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--cells", nargs="+", default=CELL_TEXTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--more", default="", help="options for every run")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
-    parser.add_argument("--show", action="store_true", help="only show the table and draw the figure")
+    parser.add_argument("--show", action="store_true", help="only show the table")
     chosen = parser.parse_args()
     if not chosen.show:
-        every = {task.name: task for tasks in TASKS.values() for task in tasks}
-        names = dict.fromkeys(t.name for word in chosen.tasks for t in TASKS.get(word) or [every[word]])
-        jobs = [(every[name], cell, seed) for seed, name, cell in product(chosen.seeds, names, chosen.cells)]
+        jobs = [(TASKS[name], cell, seed) for seed, name, cell in product(chosen.seeds, chosen.tasks, chosen.cells)]
         known = {row["command"] for row in rows()}
         jobs = [job for job in jobs if command(*job, chosen.more) not in known]
         print(f"{len(jobs)} runs", flush=True)
@@ -128,11 +109,11 @@ def run(task: Task, cell: str, seed: int, more: str) -> None:
         if done.returncode:
             print(f"FAILED {text}\n{done.stderr[-500:]}", flush=True)
             return
-        row = {"date": time.strftime("%Y-%m-%d"), **machine(), "task": task.name, "length": task.length, "cell": cell}
+        row = {"date": time.strftime("%Y-%m-%d"), **machine(), "task": task.name, "cell": cell}
         row |= {"seed": seed, "command": text, **measured(folder, task.solved)}
     with _writing:
         append(RESULTS, row)
-        print(*(f"{key}={row[key]}" for key in list(row)[6:9]), f"{row['steps_to_solve'] or 'not solved'}", flush=True)
+        print(f"{task.name} {cell} seed {seed}: {row['steps_to_solve'] or 'not solved'}", flush=True)
 
 
 def measured(folder: RunFolder, solved: float) -> dict[str, object]:
@@ -152,7 +133,7 @@ def measured(folder: RunFolder, solved: float) -> dict[str, object]:
 
 
 def show() -> None:
-    """Print, for each task and cell, how many seeds solved it and the median of their steps; draw lengths."""
+    """Print, for each task and cell, how many seeds solved it and the median of their steps."""
     table: dict[str, dict[str, list[dict[str, str]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows():
         table[row["task"]][row["cell"]].append(row)
@@ -162,34 +143,6 @@ def show() -> None:
             when = f"median {statistics.median(steps):,.0f} steps" if steps else ""
             best = statistics.median(float(row["best_return_mean_20"] or "nan") for row in runs)
             print(f"{task:22} {cell:22} {len(steps)} of {len(runs)} solved  best {best:.3g}  {when}")
-    if any(int(row["length"]) > 4 for row in rows()):
-        draw(table)
-
-
-def draw(table: dict[str, dict[str, list[dict[str, str]]]]) -> None:
-    """Draw the best return over the length of the memory, one line a cell; a filled dot where all seeds solved it."""
-    figure, axes = new_figure()
-    lines: dict[tuple[str, str], dict[int, list[dict[str, str]]]] = defaultdict(dict)
-    for task, cells in table.items():
-        for cell, runs in cells.items():
-            if int(runs[0]["length"]):
-                lines[task.rpartition("-")[0], cell][int(runs[0]["length"])] = runs
-    colors = {cell: f"C{index}" for index, cell in enumerate(dict.fromkeys(cell for _, cell in lines))}
-    for (family, cell), points in lines.items():
-        lengths = sorted(points)
-        best = [statistics.median(float(row["best_return_mean_20"] or "nan") for row in points[n]) for n in lengths]
-        style = "-" if family == "repeat-previous" else ":"
-        axes.plot(lengths, best, style, color=colors[cell], label=cell if style == "-" else None)
-        solved = [(n, y) for n, y in zip(lengths, best, strict=True) if all(row["steps_to_solve"] for row in points[n])]
-        axes.plot(*(zip(*solved, strict=True) if solved else ([], [])), "o", color=colors[cell])
-    axes.set_xscale("log", base=2)
-    axes.set(
-        xlabel="steps between what is seen and what it is needed for",
-        ylabel="best return, mean of 20 episodes",
-        title="RepeatPrevious (lines) and T-maze (dots), PPO: dots where all seeds reach 0.95",
-    )
-    axes.legend(frameon=False, ncols=2)
-    figure.savefig(PICTURE, dpi=120)
 
 
 if __name__ == "__main__":

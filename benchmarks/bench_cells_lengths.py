@@ -120,9 +120,11 @@ def run(task: str, cell: str, seed: int, text: str, hardware: dict[str, object],
         aside = ["--eval-episodes", "1", "--eval-max-steps", "1", "--logger", "none", "--run-dir", str(folder.path)]
         try:
             train([sys.executable, "-m", *shlex.split(text), *aside], limit)
+            if not folder.metrics.exists():
+                raise RuntimeError(f"It made no update within {limit:g} s.")
             with folder.metrics.open(newline="") as file:
                 metrics = list(csv.DictReader(file))
-        except (RuntimeError, OSError) as error:
+        except RuntimeError as error:
             print(f"FAILED {text}\n{str(error)[-500:]}", flush=True)
             return
     full = [row for row in metrics if int(row["episodes"]) >= 20]
@@ -172,9 +174,11 @@ def shown(runs: list[Row]) -> float:
 def draw(points: dict[tuple[str, str], dict[int, list[Row]]], picture: Path) -> None:
     """Draw the best return, and the steps to 0.95, over the length of the memory: one line a cell, filled if solved."""
     figure = Figure(figsize=(9, 6), layout="constrained")
-    panels = figure.subplots(2, len(FAMILIES), sharex="col", sharey="row")
+    families = [family for family in FAMILIES if any(family == key for key, _ in points)]
+    panels = figure.subplots(2, len(families), sharex="col", sharey="row", squeeze=False)
     colors = {cell: f"C{index}" for index, cell in enumerate(sorted({cell for _, cell in points}))}
-    for column, (family, (title, name, without)) in enumerate(FAMILIES.items()):
+    for column, family in enumerate(families):
+        title, name, without = FAMILIES[family]
         returns, steps = panels[:, column]
         returns.axhline(without, color="#9e9e9e", linestyle=":", label="without memory")
         for cell, color in colors.items():
@@ -188,7 +192,7 @@ def draw(points: dict[tuple[str, str], dict[int, list[Row]]], picture: Path) -> 
         ticks = sorted({length for key, lengths in points.items() if key[0] == family for length in lengths})
         returns.set(title=title, ylim=(-0.03, 1.03))
         steps.set_xscale("log", base=2)
-        steps.set_yscale("log")
+        steps.set(yscale="log", ylim=(0.03, 12))
         steps.yaxis.set_major_formatter("{x:g}")
         steps.set_xticks(ticks, [str(length) for length in ticks])
         steps.set(xlabel=f"{name}, the steps to remember for")

@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def rows(path: Path) -> list[Row]:
-    """Return what is in the table."""
+    """Return the rows of a table, none where there is no file."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -120,10 +120,9 @@ def run(task: str, cell: str, seed: int, text: str, hardware: dict[str, object],
         aside = ["--eval-episodes", "1", "--eval-max-steps", "1", "--logger", "none", "--run-dir", str(folder.path)]
         try:
             train([sys.executable, "-m", *shlex.split(text), *aside], limit)
-            if not folder.metrics.exists():
+            metrics = rows(folder.metrics)
+            if not metrics:
                 raise RuntimeError(f"It made no update within {limit:g} s.")
-            with folder.metrics.open(newline="") as file:
-                metrics = list(csv.DictReader(file))
         except RuntimeError as error:
             print(f"FAILED {text}\n{str(error)[-500:]}", flush=True)
             return

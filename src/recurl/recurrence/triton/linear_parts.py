@@ -297,7 +297,15 @@ def states_before_rows(
 
 
 @triton.jit
+def _later(before0, last0, many0, before1, last1, many1):
+    return tl.where(many1 != 0, before1, last0), last1, many1 * 0 + 1
+
+
+@triton.jit
 def _next_row(first, ends, rows):
-    """Each row's end moved to the next row, before which the first stands."""
-    from_row = tl.broadcast_to(tl.maximum(rows - 1, 0), ends.shape)
-    return tl.where(rows == 0, first, tl.gather(ends, from_row, 0))
+    """Each row's end moved to the next row, before which the first stands.
+
+    By a scan, which leaves rows in their threads; tl.gather would have all that follows computed in threads of its own.
+    """
+    moved, _, _ = tl.associative_scan((ends, ends, tl.zeros_like(ends).to(tl.int32)), 0, _later)
+    return tl.where(rows == 0, first, moved)

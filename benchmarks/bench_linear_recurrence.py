@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -226,12 +226,10 @@ def write(name: str, form: str, shape: tuple[int, int], resets: float, took: flo
     })  # fmt: skip
 
 
-CHUNKS = [
-    Chunk(steps, 16, columns, registers)
-    for steps in (4, 8, 16, 32)
-    for columns in (8, 16, 32)
-    for registers in (None, 128)
-]
+WAYS = [  # steps, rows, bytes of the numbers of a row, registers; the most promising first
+    (16, 16, 64, 128), (16, 8, 128, 128), (8, 16, 64, 96), (16, 16, 64, 168), (16, 8, 128, 168), (8, 16, 64, 128),
+    (8, 16, 128, 128), (16, 16, 64, None), (8, 16, 64, 80), (16, 8, 128, None), (16, 16, 128, 128), (8, 16, 128, None),
+]  # fmt: skip
 SWEPT = [((64, 2048), 0.0), ((4096, 32), 0.02), ((1, 131_072), 0.0)]
 
 
@@ -276,38 +274,47 @@ def compared(direction: str, form: str, chunk: Chunk) -> str:
     return "" if good else f"error {worst:.1e}, same bits {same}"
 
 
+def ways(form: str) -> list[Chunk]:
+    """How to cut a form's stream; a number of fewer than four bytes takes four on the chip."""
+    size = max(4, FORMS[form][0].itemsize)
+    return [Chunk(steps, rows, width // size, registers) for steps, rows, width, registers in WAYS]
+
+
 def sweep(args: argparse.Namespace) -> None:
-    """Compile and check all chunks at once, then time each; print those of the least time, all go to a table."""
+    """Compile and check chunks at once, then time each; print those of the least time, all go to a table."""
     began, bandwidth = time.monotonic(), nominal_bandwidth("cuda")
-    todo = [(direction, form, chunk) for form in args.forms for direction in args.directions for chunk in CHUNKS]
-    with ProcessPoolExecutor(args.workers, get_context("spawn")) as workers:
-        wrong = dict(zip(todo, workers.map(tried, *zip(*todo, strict=True)), strict=True))
-    print(f"compiled and checked in {time.monotonic() - began:.0f} s: {len(todo)} kernels", flush=True)
-    for form in args.forms:
-        cases = [case_of(form, shape, resets, "cuda") for shape, resets in SWEPT]
-        hs = [LINEAR.named("triton").forward(case.inputs) for case in cases]
-        for direction in args.directions:
-            floor = 1e3 * bytes_of(direction, cases[0]) / bandwidth
-            rows = []
-            for chunk in CHUNKS:
-                row = {"commit": commit(), "device": torch.cuda.get_device_name(), "direction": direction, "form": form,
-                       **asdict(chunk), "floor_ms": f"{floor:.4f}"}  # fmt: skip
-                row["wrong"] = wrong[direction, form, chunk]
-                late = time.monotonic() - began > args.seconds
-                times = [float("inf")] * len(cases)
-                if not row["wrong"] and not late:
-                    passes = [one_pass(direction, chunk, case, h) for case, h in zip(cases, hs, strict=True)]
-                    times = [graphed(one) for one in passes]
-                row |= {"x".join(map(str, shape)): f"{ms:.4f}" for (shape, _), ms in zip(SWEPT, times, strict=True)}
-                rows.append((sum(times) / len(times) / floor, times, chunk, row))
-                if args.csv:
-                    append(args.csv, row)
-            for over, times, chunk, row in sorted(rows, key=lambda one: one[0])[: args.best]:
-                name = " ".join(str(one) for one in asdict(chunk).values())
-                numbers = " ".join(f"{one:.4f}" for one in times)
-                print(f"{form:17}{direction:9}{over:6.2f} x floor  {numbers}  {name} {row['wrong']}", flush=True)
-            bad = {row["wrong"] for *_, row in rows} - {""}
-            print(f"{form:17}{direction:9} wrong: {bad or 'none'}; steps rows columns registers group")
+    passes = [(direction, form) for form in args.forms for direction in args.directions]
+    todo = [(direction, form, ways(form)[k]) for k in range(len(WAYS)) for direction, form in passes]
+    workers = ProcessPoolExecutor(args.workers, get_context("spawn"))
+    futures = {one: workers.submit(tried, *one) for one in todo}
+    wait(futures.values(), 0.65 * args.seconds)
+    workers.shutdown(cancel_futures=True)
+    wrong = {one: "late" if future.cancelled() else future.result() for one, future in futures.items()}
+    done = len(todo) - list(wrong.values()).count("late")
+    print(f"compiled and checked in {time.monotonic() - began:.0f} s: {done} of {len(todo)} kernels", flush=True)
+    cases = {form: [case_of(form, shape, resets, "cuda") for shape, resets in SWEPT] for form in args.forms}
+    hs = {form: [LINEAR.named("triton").forward(case.inputs) for case in cases[form]] for form in args.forms}
+    rows: dict[tuple[str, str], list[Any]] = {one: [] for one in passes}
+    for direction, form, chunk in todo:
+        floor = 1e3 * bytes_of(direction, cases[form][0]) / bandwidth
+        problem, times = wrong[direction, form, chunk], [float("inf")] * len(SWEPT)
+        if not problem and time.monotonic() - began < args.seconds:
+            pairs = zip(cases[form], hs[form], strict=True)
+            times = [graphed(one_pass(direction, chunk, case, h)) for case, h in pairs]
+        rows[direction, form].append((sum(times) / len(times) / floor, times, chunk, problem))
+        if args.csv:
+            append(args.csv, {
+                "commit": commit(), "device": torch.cuda.get_device_name(), "direction": direction, "form": form,
+                **asdict(chunk), "floor_ms": f"{floor:.4f}", "wrong": problem,
+                **{"x".join(map(str, shape)): f"{ms:.4f}" for (shape, _), ms in zip(SWEPT, times, strict=True)},
+            })  # fmt: skip
+    for direction, form in passes:
+        for over, times, chunk, problem in sorted(rows[direction, form], key=lambda one: one[0])[: args.best]:
+            name = " ".join(str(one) for one in asdict(chunk).values())
+            numbers = " ".join(f"{one:.4f}" for one in times)
+            print(f"{form:17}{direction:9}{over:6.2f} x floor  {numbers}  {name} {problem}", flush=True)
+        bad = {problem for *_, problem in rows[direction, form]} - {""}
+        print(f"{form:17}{direction:9} wrong: {bad or 'none'}; steps rows columns registers group")
 
 
 def on_cpu(args: argparse.Namespace) -> None:

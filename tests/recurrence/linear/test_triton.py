@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -20,12 +21,13 @@ LIMITS = {"float64": 1e-12, "complex128": 1e-12, "float32": 2e-7, "complex64": 2
 CHECKS = {f"{name} {form}": limit for name, limit in LIMITS.items() for form in FORMS}
 CHECKS |= {"isolation": 0, "wanted": 0, "strides": 2e-7, "long": 1e-6}
 COMPILED = {  # bytes that each spills
-    "forward,float32,varying,256": 72,
-    "backward,float32,varying,256": 0,
-    "forward,float32,constant,256": 144,
-    "backward,float32,constant,256": 16,
-    "backward,complex64,constant,256": 0,
-    "backward,complex64,varying,250": 0,
+    "forward,float32,varying,256": 32,
+    "backward,float32,varying,256": 16,
+    "forward,float32,constant,256": 0,
+    "backward,float32,constant,256": 56,
+    "backward,complex64,varying,256": 88,
+    "backward,complex64,constant,250": 104,
+    "backward,bfloat16,varying,256": 0,
     "forward,bfloat16,varying,20": 24,
 }
 
@@ -36,21 +38,23 @@ def test_interpreted_kernels_are_exact() -> None:
     assert {name: float(found[name][0]) for name, limit in CHECKS.items() if not float(found[name][0]) <= limit} == {}
 
 
-def test_compiled_kernels_spill_no_more_than_known() -> None:
+def test_compiled_kernels_spill_no_more_than_known_and_exchange_little() -> None:
+    """Where the compiler moves what a thread keeps to other threads, hundreds of barriers say so."""
     found = run("linear.triton_offline", "90", *COMPILED, TRITON_INTERPRET="0")
     assert found.keys() == COMPILED.keys()
-    for name, (_, spilled, shared) in found.items():
+    for name, (_, spilled, shared, barriers) in found.items():
         assert int(spilled) <= COMPILED[name], name
-        assert int(shared) <= 16 * 1024, name
+        assert int(shared) <= 4 * 1024, name
+        assert int(barriers) <= 24, name
 
 
 def test_programs_are_full() -> None:
-    """Each of 128 threads has 16 bytes of a number of a token in registers, 8 where three numbers are kept."""
+    """Each of 128 threads has 8 bytes of a number of a token in registers."""
     for width in (1, 3, 20, 64, 256, 1000):
         for dtype in (torch.bfloat16, torch.float32, torch.complex64, torch.complex128):
-            for direction, constant, held in (("forward", False, 16), ("backward", False, 8), ("backward", True, 16)):
+            for direction, constant in itertools.product(("forward", "backward"), (False, True)):
                 chunk = chunk_for(direction, width, dtype, constant)
-                assert chunk.rows * chunk.columns * max(4, dtype.itemsize) == 128 * held
+                assert chunk.rows * chunk.columns * max(4, dtype.itemsize) == 128 * 8
 
 
 def test_unsupported_says_why() -> None:

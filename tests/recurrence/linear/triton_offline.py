@@ -1,7 +1,7 @@
 # ruff: noqa: T201 - a program that prints
 """Compile the kernels of linear recurrences for a GPU that isn't here; arguments: capability, cases.
 
-Prints one line per kernel: ``name: registers spilled_bytes shared_bytes``.
+Prints one line per kernel: ``name: registers spilled_bytes shared_bytes barriers``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def compiled(direction: str, name: str, constant: bool, width: int, capability: 
         types["grad_a"] = "*fp64"
     types = {name: types.get(name, pointer) for name in kernel.arg_names}
     aligned = [["tt.divisibility", 16]]
-    attributes = {(k,): aligned for k, name in enumerate(types) if types[name].startswith("*") or name == "states_row"}
+    numbers = ("groups_at", "states_row")  # as they are divisible, but for few channels
+    attributes = {(k,): aligned for k, name in enumerate(types) if types[name].startswith("*") or name in numbers}
     source = ASTSource(kernel, types, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"maxnreg": chunk.registers})
 
@@ -63,7 +64,8 @@ def main() -> None:
     for case in sys.argv[2:]:
         direction, name, form, width = case.split(",")
         found = compiled(direction, name, form == "constant", int(width), int(sys.argv[1]))
-        print(f"{case}:", *resources(found.asm["cubin"]), found.metadata.shared, flush=True)
+        barriers = found.asm["ptx"].count("bar.sync")
+        print(f"{case}:", *resources(found.asm["cubin"]), found.metadata.shared, barriers, flush=True)
 
 
 if __name__ == "__main__":

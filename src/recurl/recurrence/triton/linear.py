@@ -1,6 +1,6 @@
 """Linear recurrences on an NVIDIA GPU: one pass over memory.
 
-Pieces of 8 or 16 tokens are walked in the dtype of their numbers, bfloat16 in float32; from piece to piece the state is
+Pieces of 16 tokens are walked in the dtype of their numbers, bfloat16 in float32; from piece to piece the state is
 carried in float64 (of bfloat16 in float32).
 """
 

@@ -1,4 +1,4 @@
-"""How a linear recurrence is cut into chunks on a GPU, by table: no tuning at run time."""
+"""How a linear recurrence is cut into chunks on a GPU, by rule: no tuning at run time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Chunk:
     """What one program of a linear recurrence's kernel, four warps, works on; all but the last are powers of two.
 
     Attributes:
-        steps: tokens that a thread walks, 4 to 32.
+        steps: tokens that a thread walks, 4 to 16.
         rows: such pieces of a chunk.
         columns: channels of a program.
         registers: per thread at most, or None for as many as the compiler likes.
@@ -29,8 +29,10 @@ class Chunk:
 def chunk_for(direction: str, width: int, dtype: torch.dtype, constant: bool) -> Chunk:
     """Return how to cut a stream of ``width`` channels.
 
-    Measured with float32 on an H200 (``benchmarks/bench_linear_recurrence.py --sweep``). Of wider numbers, which take
-    as many more registers, a program has fewer channels.
+    A piece is 16 tokens, a row of a chunk 64 bytes wide, in numbers of at least four bytes: so each of 128 threads has
+    two registers of a number of a token, and publishes words of its own, without exchanging them first. Of a token two
+    numbers at most are kept, in 64 registers, so that four programs share a multiprocessor's 65,536 registers; where
+    three are kept, in 96 registers, three programs do.
 
     Args:
         direction: ``"forward"`` or ``"backward"``.
@@ -38,10 +40,8 @@ def chunk_for(direction: str, width: int, dtype: torch.dtype, constant: bool) ->
         dtype: of the numbers.
         constant: whether a is the same at every token.
     """
-    forward = direction == "forward"
-    keeps_three = not forward and not constant  # numbers of a token; others keep two at most
-    columns = (64 if keeps_three else 128) // max(4, dtype.itemsize)
+    columns = 64 // max(4, dtype.itemsize)
     size = 16 * columns
     columns = min(columns, max(4, 1 << (width - 1).bit_length()))
-    steps = 8 if forward and not constant else 16
-    return Chunk(steps, size // columns, columns, None if keeps_three else 128)
+    keeps_three = direction == "backward" and not constant
+    return Chunk(16, size // columns, columns, 168 if keeps_three else 128)

@@ -6,7 +6,7 @@
 
 A chunk is ROWS pieces of STEPS tokens, COLUMNS channels wide; a thread walks a piece, in the channels that it loads:
 first from nothing, which says what the piece does to the state before it, then from that state. In between the chunk
-stays in registers, but for a backward pass with constant a, which reads it again, from the caches.
+stays in registers, with all that the second walk reads.
 
 A piece is short, and walked in the dtype of its numbers (float32 for narrower ones). Products of its factors and states
 between pieces are in ACC: only they err the more the longer the sequence.
@@ -55,7 +55,7 @@ def forward_kernel(
     """Write h. ``board`` holds EMPTY words."""
     chunk = tl.program_id(0) // BLOCKS
     d = (tl.program_id(0) % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = d < WIDTH
+    inside = (d < WIDTH) | (WIDTH % COLUMNS == 0)
     begin = chunk.to(tl.int64) * (STEPS * ROWS)
     left = tl.minimum(tokens - begin, STEPS * ROWS).to(tl.int32)
     piece = tl.arange(0, ROWS) * STEPS
@@ -83,6 +83,8 @@ def forward_kernel(
             factor, factor_imag = load(a, at + s * WIDTH, mask, KIND)
             factors = factors + (factor,)
             factors_imag = factors_imag + (factor_imag,)
+    values = ()  # at the first token of a segment the state after it, elsewhere b
+    values_imag = ()
     for s in tl.static_range(STEPS):
         if s % 4 == 0:
             found, found_imag = stored_states(states, stored_at, states_row, firsts, s, inside, KIND)
@@ -101,6 +103,8 @@ def forward_kernel(
         q = tl.where(first, found[s % 4], q)
         q_imag = tl.where(first, found_imag[s % 4], q_imag)
         q, q_imag = times_plus(factor, factor_imag, q, q_imag, xs[s], xs_imag[s], KIND)
+        values = values + (tl.where(first, q, xs[s]),)
+        values_imag = values_imag + (tl.where(first, q_imag, xs_imag[s]),)
     p = tl.where(firsts != 0, float("nan"), p)
     fresh = tl.load(starts + begin)
     state, state_imag = states_before_rows(
@@ -108,15 +112,13 @@ def forward_kernel(
     )
     for s in tl.static_range(STEPS):
         mask = (piece + s < left)[:, None] & inside[None, :]
-        if s % 4 == 0:
-            found, found_imag = stored_states(states, stored_at, states_row, firsts, s, inside, KIND)
         if not CONSTANT:
             factor = factors[s]
             factor_imag = factors_imag[s]
         first = is_set(firsts, s)
-        state = tl.where(first, found[s % 4], state)
-        state_imag = tl.where(first, found_imag[s % 4], state_imag)
-        state, state_imag = times_plus(factor, factor_imag, state, state_imag, xs[s], xs_imag[s], KIND)
+        on, on_imag = times_plus(factor, factor_imag, state, state_imag, values[s], values_imag[s], KIND)
+        state = tl.where(first, values[s], on)
+        state_imag = tl.where(first, values_imag[s], on_imag)
         store(h, at + s * WIDTH, state, state_imag, mask, KIND)
 
 
@@ -153,7 +155,7 @@ def backward_kernel(
     """
     chunk = tl.program_id(0) // BLOCKS
     d = (tl.program_id(0) % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = d < WIDTH
+    inside = (d < WIDTH) | (WIDTH % COLUMNS == 0)
     # Chunks lie as in the forward pass: what the last one lacks is missing before the walk's first token.
     end = (tl.cdiv(tokens, STEPS * ROWS) - chunk).to(tl.int64) * (STEPS * ROWS)
     missing = tl.maximum(end - tokens, 0).to(tl.int32)
@@ -171,23 +173,28 @@ def backward_kernel(
         factor = tl.broadcast_to(factor[None, :], [ROWS, COLUMNS])
         factor_imag = tl.broadcast_to(-factor_imag[None, :], [ROWS, COLUMNS])
         p, p_imag = power(factor.to(ACC), factor_imag.to(ACC), STEPS, KIND)
-    # With constant a Triton would move what is kept through shared memory, with a barrier or more for each token.
-    FETCHED: tl.constexpr = 4 if CONSTANT else STEPS
     grads = ()
     grads_imag = ()
     factors = ()
     factors_imag = ()
     for s in tl.static_range(STEPS):
-        if s % FETCHED == 0:
-            for k in tl.static_range(FETCHED):
-                mask = (piece + (s + k) >= missing)[:, None] & inside[None, :]
-                x, x_imag = load(grad, at - (s + k) * WIDTH, mask, KIND)
-                grads = grads + (x,)
-                grads_imag = grads_imag + (x_imag,)
-                if not CONSTANT:
-                    factor, factor_imag = load(a, at - (s + k) * WIDTH, mask, KIND)
-                    factors = factors + (factor,)
-                    factors_imag = factors_imag + (-factor_imag,)
+        mask = (piece + s >= missing)[:, None] & inside[None, :]
+        x, x_imag = load(grad, at - s * WIDTH, mask, KIND)
+        grads = grads + (x,)
+        grads_imag = grads_imag + (x_imag,)
+        if not CONSTANT:
+            factor, factor_imag = load(a, at - s * WIDTH, mask, KIND)
+            factors = factors + (factor,)
+            factors_imag = factors_imag + (-factor_imag,)
+    befores = ()
+    befores_imag = ()
+    if TO_A:
+        for s in tl.static_range(STEPS):
+            mask = (piece + s >= missing)[:, None] & inside[None, :]
+            before, before_imag = states_before(h, at, states, stored_at, states_row, firsts, s, mask, WIDTH, KIND)
+            befores = befores + (before,)
+            befores_imag = befores_imag + (before_imag,)
+    for s in tl.static_range(STEPS):
         x = grads[s]
         x_imag = grads_imag[s]
         if s == 0:
@@ -208,14 +215,6 @@ def backward_kernel(
                 p, p_imag = times(factor.to(ACC), factor_imag.to(ACC), p, p_imag, KIND)
     q, q_imag = times(factor, factor_imag, q, q_imag, KIND)
     p = tl.where(lasts != 0, float("nan"), p)
-    befores = ()
-    befores_imag = ()
-    if TO_A and not CONSTANT:
-        for s in tl.static_range(STEPS):
-            mask = (piece + s >= missing)[:, None] & inside[None, :]
-            before, before_imag = states_before(h, at, states, stored_at, states_row, firsts, s, mask, WIDTH, KIND)
-            befores = befores + (before,)
-            befores_imag = befores_imag + (before_imag,)
     fresh = tl.load(starts + end, mask=end < tokens, other=1)
     state, state_imag = states_before_rows(
         p, p_imag, q, q_imag, fresh, chunk, board, groups_at, d, inside, WIDTH, KIND, ACC, ROWS, COLUMNS, GROUP
@@ -224,11 +223,8 @@ def backward_kernel(
     total_imag = total
     for s in tl.static_range(STEPS):
         mask = (piece + s >= missing)[:, None] & inside[None, :]
-        if CONSTANT:
-            x, x_imag = load(grad, at - s * WIDTH, mask, KIND)
-        else:
-            x = grads[s]
-            x_imag = grads_imag[s]
+        x = grads[s]
+        x_imag = grads_imag[s]
         last = is_set(lasts, s)
         if s == 0:
             on = x + state
@@ -241,8 +237,7 @@ def backward_kernel(
             store(grad_b, at - s * WIDTH, state, state_imag, mask, KIND)
         if TO_A:
             if CONSTANT:
-                before, before_imag = states_before(h, at, states, stored_at, states_row, firsts, s, mask, WIDTH, KIND)
-                total, total_imag = times_plus(before, -before_imag, state, state_imag, total, total_imag, KIND)
+                total, total_imag = times_plus(befores[s], -befores_imag[s], state, state_imag, total, total_imag, KIND)
             else:
                 to_a, to_a_imag = times(befores[s], -befores_imag[s], state, state_imag, KIND)
                 store(grad_a, at - s * WIDTH, to_a, to_a_imag, mask, KIND)

@@ -9,7 +9,7 @@ Chunks of the stream are worked on at once. Each publishes what it does to the s
 or right: infinity times zero.) A chunk that needs the state before it composes what the chunks before it in its group
 have published with the state after the group before, which the last chunk of that group publishes. Groups are fixed, so
 that the same input gives the same bits; programs start in the order of their numbers, so that those that are waited for
-have begun.
+have begun. Where a segment starts in a chunk before it in its group, a chunk waits for no other group.
 
 Words of 64 bits are published one by one and say for themselves whether they are there.
 """
@@ -95,8 +95,8 @@ def times_plus(x, x_imag, y, y_imag, z, z_imag, KIND: tl.constexpr):
 
 @triton.jit
 def power(x, x_imag, EXPONENT: tl.constexpr, KIND: tl.constexpr):
-    """Return a number to the power of 1, 2, 4, 8, 16 or 32."""
-    for k in tl.static_range(5):
+    """Return a number to the power of 1, 2, 4, 8 or 16."""
+    for k in tl.static_range(4):
         if EXPONENT >> k > 1:
             x, x_imag = times(x, x_imag, x, x_imag, KIND)
     return x, x_imag
@@ -176,39 +176,46 @@ def _publish(at, width, value, value_imag, mask, KIND: tl.constexpr):
 
 
 @triton.jit
-def _read(at, width, mask, NUMBERS: tl.constexpr, KIND: tl.constexpr):
-    """The words of one or two numbers; whether all are there."""
-    w0 = tl.load(at, mask=mask, other=0, volatile=True)
-    there = w0 != _EMPTY
-    w1 = w0
-    w2 = w0
-    w3 = w0
-    if KIND != "real":
-        w1 = tl.load(at + width, mask=mask, other=0, volatile=True)
-        there = there & (w1 != _EMPTY)
-        if NUMBERS == 2:
-            w2 = tl.load(at + 2 * width, mask=mask, other=0, volatile=True)
-            w3 = tl.load(at + 3 * width, mask=mask, other=0, volatile=True)
-            there = there & (w2 != _EMPTY) & (w3 != _EMPTY)
-    elif NUMBERS == 2:
-        w2 = tl.load(at + width, mask=mask, other=0, volatile=True)
-        w3 = w2
-        there = there & (w2 != _EMPTY)
-    return w0, w1, w2, w3, tl.min(tl.ravel(there.to(tl.int32)), 0)
+def _missing(at, words):
+    """Words, with those read that weren't there."""
+    return tl.load(at, mask=words == _EMPTY, other=words, volatile=True)
 
 
 @triton.jit
-def _await(at, width, mask, NUMBERS: tl.constexpr, ACC: tl.constexpr, KIND: tl.constexpr):
-    """One or two numbers, when they are there; zeros where the mask is false."""
-    w0, w1, w2, w3, there = _read(at, width, mask, NUMBERS, KIND)
-    while there == 0:
-        w0, w1, w2, w3, there = _read(at, width, mask, NUMBERS, KIND)
-    return _number(w0, ACC), _number(w1, ACC), _number(w2, ACC), _number(w3, ACC)
+def _number(words, ACC: tl.constexpr):
+    return words.to(tl.float64, bitcast=True).to(ACC)
 
 
 @triton.jit
-def _number(word, ACC: tl.constexpr):
-    return word.to(tl.float64, bitcast=True).to(ACC)
+def _await(p_at, q_at, imag_at, near, far, ACC: tl.constexpr, KIND: tl.constexpr):
+    """Return what chunks do, or come to, once enough of it is there.
+
+    Args:
+        p_at: where the words of p are, and so on.
+        q_at: of q.
+        imag_at: how far behind them those of the imaginary part are.
+        near: which are needed.
+        far: of which q is needed, unless a p of its column is NaN. Where neither holds, p is NaN and q is zero.
+        ACC: dtype of the numbers.
+        KIND: of the numbers.
+    """
+    p = tl.where(near, _EMPTY, tl.full(near.shape, float("nan"), tl.float64).to(tl.int64, bitcast=True))
+    q = tl.where(near | far, _EMPTY, 0).to(tl.int64)
+    p_imag = p
+    q_imag = q
+    waits = 1
+    while waits > 0:
+        p = _missing(p_at, p)
+        q = _missing(q_at, q)
+        there = (p != _EMPTY) & (q != _EMPTY)
+        if KIND != "real":
+            p_imag = _missing(p_at + imag_at, p_imag)
+            q_imag = _missing(q_at + imag_at, q_imag)
+            there = there & (p_imag != _EMPTY) & (q_imag != _EMPTY)
+        number = _number(p, tl.float64)
+        score = tl.where(there, tl.where(near & (number != number), -1, 0), tl.where(near, 1000, 1))
+        waits = tl.max(tl.sum(score, 0), 0)
+    return _number(p, ACC), _number(p_imag, ACC), _number(q, ACC), _number(q_imag, ACC)
 
 
 @triton.jit
@@ -267,23 +274,16 @@ def states_before_rows(
     _publish(last_at, WIDTH, q, q_imag, ends_group & (p != p), KIND)
     state = tl.zeros([COLUMNS], ACC)
     state_imag = tl.zeros([COLUMNS], ACC)
-    if fresh == 0:
-        before_p = state + 1.0
-        before_p_imag = state
-        if member > 0:
-            other = tl.arange(0, GROUP)[:, None]
-            others_at = at[None, :] + (other - member) * (2 * PARTS * WIDTH)
-            mask = (other < member) & inside[None, :]
-            op, op_imag, oq, oq_imag = _await(others_at, WIDTH, mask, 2, ACC, KIND)
-            op = tl.where(mask, op, 1.0)
-            op, op_imag, oq, oq_imag = _compose(op, op_imag, oq, oq_imag, KIND)
-            before_p = _pick(op, other, GROUP - 1)
-            before_p_imag = _pick(op_imag, other, GROUP - 1)
-            state = _pick(oq, other, GROUP - 1)
-            state_imag = _pick(oq_imag, other, GROUP - 1)
-        if tl.max(((before_p == before_p) & inside).to(tl.int32), 0) != 0:
-            far, far_imag, _, _ = _await(group_at - PARTS * WIDTH, WIDTH, inside, 1, ACC, KIND)
-            state, state_imag = after(before_p, before_p_imag, far, far_imag, state, state_imag, KIND)
+    if fresh == 0:  # row 0: the state after the group before; then what the chunks before this one do
+        other = tl.arange(0, GROUP)[:, None]
+        far = (other == 0) & (group > 0) & inside[None, :]
+        near = (other > 0) & (other <= member) & inside[None, :]
+        p_at = at[None, :] + (other - 1 - member) * (2 * PARTS * WIDTH)
+        q_at = tl.where(other == 0, (group_at - PARTS * WIDTH)[None, :], p_at + PARTS * WIDTH)
+        op, op_imag, oq, oq_imag = _await(p_at, q_at, WIDTH, near, far, ACC, KIND)
+        op, op_imag, oq, oq_imag = _compose(op, op_imag, oq, oq_imag, KIND)
+        state = _pick(oq, other, member)
+        state_imag = _pick(oq_imag, other, member)
     row_state = tl.broadcast_to(state[None, :], [ROWS, COLUMNS])
     row_state_imag = tl.broadcast_to(state_imag[None, :], [ROWS, COLUMNS])
     ends, ends_imag = after(p, p_imag, row_state, row_state_imag, q, q_imag, KIND)

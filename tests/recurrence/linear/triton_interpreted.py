@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import triton
+import triton.language as tl
 
 from recurl.recurrence.linear.kernels import Inputs
+from recurl.recurrence.triton import linear_parts as parts
 from recurl.recurrence.triton.linear import TritonLinear
 from recurl.recurrence.triton.linear_config import Chunk
 
@@ -86,6 +89,27 @@ def long() -> float:
     return worst_error(solve(case), exact(wide))
 
 
+@triton.jit
+def wait_kernel(p_words, q_words, to, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)
+    at = row * COLUMNS + column[None, :]
+    p, p_imag, q, q_imag = parts._await(
+        p_words + at, q_words + at, 0, (row > 0) & (at > 0), at < COLUMNS, tl.float64, "real"
+    )
+    p, p_imag, q, q_imag = parts._compose(p, p_imag, q, q_imag, "real")
+    tl.store(to + column, parts._pick(q, row, ROWS - 1))
+
+
+def needless() -> float:
+    """Waits for no state before a group in channels where a segment starts after it: the first's is never there."""
+    p, q = torch.tensor([[[0.0, 0], [0.5, 0.5], [torch.nan, 2], [2, 2]], [[0, 10], [1, 1], [3, 3], [1, 1]]]).double()
+    words = q.view(torch.int64).clone()
+    words[0, 0] = parts.EMPTY
+    found = torch.zeros(2, dtype=torch.float64)
+    wait_kernel[(1,)](p.view(torch.int64), words, found, 4, 2)
+    return (found - torch.tensor([7.0, 31.0])).abs().max().item()
+
+
 def main() -> None:
     for name in NAMES:
         dtype = getattr(torch, name)
@@ -98,6 +122,7 @@ def main() -> None:
     print("wanted:", wanted())
     print("strides:", strides())
     print("long:", long())
+    print("needless:", needless())
 
 
 if __name__ == "__main__":

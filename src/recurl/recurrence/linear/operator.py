@@ -31,7 +31,7 @@ def linear_recurrence(
     mixed in: NaN and infinities of other segments, and of states that aren't read, reach nothing.
 
     The state is carried from token to token in float64 (in float32 where inputs are bfloat16 or float16), by ``triton``
-    from one piece of 8 or 16 tokens to the next, so that long sequences with coefficients near one keep the accuracy of
+    from one piece of 16 tokens to the next, so that long sequences with coefficients near one keep the accuracy of
     their dtype. The same inputs give the same bits.
 
     Args:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 
@@ -21,12 +20,12 @@ LIMITS = {"float64": 1e-12, "complex128": 1e-12, "float32": 2e-7, "complex64": 2
 CHECKS = {f"{name} {form}": limit for name, limit in LIMITS.items() for form in FORMS}
 CHECKS |= {"isolation": 0, "wanted": 0, "strides": 2e-7, "long": 1e-6, "needless": 0}
 COMPILED = {  # bytes that each spills
-    "forward,float32,varying,256": 32,
+    "forward,float32,varying,256": 0,
     "backward,float32,varying,256": 16,
     "forward,float32,constant,256": 0,
-    "backward,float32,constant,256": 56,
+    "backward,float32,constant,256": 0,
     "backward,complex64,varying,256": 88,
-    "backward,complex64,constant,250": 104,
+    "backward,complex64,constant,250": 0,
     "backward,bfloat16,varying,256": 0,
     "forward,bfloat16,varying,20": 24,
 }
@@ -52,8 +51,8 @@ def test_programs_are_full() -> None:
     """Each of 128 threads has 8 bytes of a number of a token in registers."""
     for width in (1, 3, 20, 64, 256, 1000):
         for dtype in (torch.bfloat16, torch.float32, torch.complex64, torch.complex128):
-            for direction, constant in itertools.product(("forward", "backward"), (False, True)):
-                chunk = chunk_for(direction, width, dtype, constant)
+            for direction in ("forward", "backward"):
+                chunk = chunk_for(direction, width, dtype)
                 assert chunk.rows * chunk.columns * max(4, dtype.itemsize) == 128 * 8
 
 

@@ -32,7 +32,7 @@ NUMBERS = {
 def compiled(direction: str, name: str, constant: bool, width: int, capability: int) -> Any:
     kernel = {"forward": forward_kernel, "backward": backward_kernel}[direction]
     pointer, kind = NUMBERS[name]
-    chunk = chunk_for(direction, width, getattr(torch, name), constant)
+    chunk = chunk_for(direction, width, getattr(torch, name))
     constants: dict[str, Any] = {
         "WIDTH": width,
         "BLOCKS": -(-width // chunk.columns),

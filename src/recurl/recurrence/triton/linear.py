@@ -28,7 +28,7 @@ class TritonLinear:
 
     name = "triton"
 
-    def __init__(self, chunk_for: Callable[[str, int, torch.dtype, bool], Chunk] = chunk_for) -> None:
+    def __init__(self, chunk_for: Callable[[str, int, torch.dtype], Chunk] = chunk_for) -> None:
         self.chunk_for = chunk_for
 
     def missing(self) -> str | None:
@@ -48,7 +48,7 @@ class TritonLinear:
         return _launch().run_backward(inputs, h, grad, needs, self._chunk("backward", inputs))
 
     def _chunk(self, direction: str, inputs: Inputs) -> Chunk:
-        return self.chunk_for(direction, inputs.states.shape[1], inputs.states.dtype, inputs.a.ndim == 1)
+        return self.chunk_for(direction, inputs.states.shape[1], inputs.states.dtype)
 
 
 def _launch() -> Any:

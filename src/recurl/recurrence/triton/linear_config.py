@@ -26,22 +26,22 @@ class Chunk:
     group: int = 16
 
 
-def chunk_for(direction: str, width: int, dtype: torch.dtype, constant: bool) -> Chunk:
+def chunk_for(direction: str, width: int, dtype: torch.dtype) -> Chunk:
     """Return how to cut a stream of ``width`` channels.
 
-    A piece is 16 tokens, a row of a chunk 64 bytes wide, in numbers of at least four bytes: so each of 128 threads has
-    two registers of a number of a token, and publishes words of its own, without exchanging them first. Of a token two
-    numbers at most are kept, in 64 registers, so that four programs share a multiprocessor's 65,536 registers; where
-    three are kept, in 96 registers, three programs do.
+    A row of a chunk is 64 bytes wide, in numbers of at least four bytes: so each of 128 threads has two registers of a
+    number of a token, and publishes words of its own, without exchanging them first. What a pass keeps of a piece fits
+    into its registers, as many programs as possible share a multiprocessor's 65,536: five of forward passes over 8
+    tokens, four over 16 of narrow numbers, three of backward passes, which keep more. The best of a sweep on an H200
+    (``bench_linear_recurrence.py --sweep``) but for forward passes of complex numbers with constant a.
 
     Args:
         direction: ``"forward"`` or ``"backward"``.
         width: D.
         dtype: of the numbers.
-        constant: whether a is the same at every token.
     """
     columns = 64 // max(4, dtype.itemsize)
     size = 16 * columns
     columns = min(columns, max(4, 1 << (width - 1).bit_length()))
-    keeps_three = direction == "backward" and not constant
-    return Chunk(16, size // columns, columns, 168 if keeps_three else 128)
+    steps, registers = (16, 168) if direction == "backward" else (16, 128) if dtype.itemsize < 4 else (8, 96)
+    return Chunk(steps, size // columns, columns, registers)

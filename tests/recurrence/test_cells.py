@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
 from recurl.modules import CellModule, set_recurrent_mode
@@ -257,3 +258,16 @@ def test_cells_by_name() -> None:
     assert load_cell("s5(state_size=64, norm=False)").name == "s5(state_size=64, norm=False)"
     assert load_cell("s5(min_step=0.001)") == CELLS["s5"]
     assert load_cell("s5(min_step=0.001)").name == "s5"
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_step_copies_nothing_to_a_device(name: str) -> None:
+    """Tensors made of Python's numbers are copied there, which a CUDA graph can't record."""
+    module = CellModule(cell_named(name), 3, 8, in_key="observation", out_key="features")
+
+    def features(observation: Tensor, is_init: Tensor) -> Tensor:
+        return module(TensorDict({"observation": observation, "is_init": is_init}, [2]))["features"]
+
+    given = torch.randn(2, 3), torch.zeros(2, 1, dtype=torch.bool)
+    graph = make_fx(features, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+    assert not [node for node in graph.graph.nodes if "lift_fresh" in str(node.target)]

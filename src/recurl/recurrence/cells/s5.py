@@ -122,10 +122,12 @@ def _mean_exp(re: Tensor, im: Tensor) -> Tensor:
 
     Near 0 the quotient would be exact and its derivative not (two large terms that cancel), so it is integrated there.
     """
-    nodes, weights = re.new_tensor(_NODES), re.new_tensor(_WEIGHTS)
+    # Filled on the device: a tensor of Python's numbers would be copied there, which a CUDA graph can't record.
+    nodes, weights = (torch.stack([re.new_full((), value) for value in values]) for values in (_NODES, _WEIGHTS))
     along = polar(re.unsqueeze(-1) * nodes, im.unsqueeze(-1) * nodes)
     integral = (along * weights.unsqueeze(-1)).sum(-2)
-    less_one = polar(re, im) - re.new_tensor([1.0, 0.0])
+    whole = polar(re, im)
+    less_one = torch.stack([whole[..., 0] - 1, whole[..., 1]], -1)
     square = (re.square() + im.square()).unsqueeze(-1)
     near = square < 1
     # Also what isn't selected must have finite derivatives: 0 times them is added.

@@ -159,8 +159,9 @@ def measure(case: Case, cell: str, peer: Peer | None, options: argparse.Namespac
 
     for _ in range(options.updates):
         times["update"].append(wall(lambda: learner.learn(learner.collect())))
-    for _ in range(options.updates):
+    for _ in range(2 * options.updates):  # one after another, as the program of JAX is timed
         times["collect"].append(wall(collect))
+    for _ in range(options.updates):
         times["learn"].append(wall(lambda: learner.learn(batch)))
     medians = {name: statistics.median(values) for name, values in times.items()}
     rate = case.envs * case.steps / medians["update"] / 1e6

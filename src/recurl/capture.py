@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from recurl._torch import tensors_of
+from recurl._torch import has_hooks, tensors_of
 
 __all__ = ["KeptTensors", "recording", "without_garbage_collection"]
 
@@ -20,6 +20,7 @@ class KeptTensors:
 
     Args:
         module: whose.
+        modes: whether modules are in training mode, and whether they have hooks, counts too.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -31,25 +32,25 @@ class KeptTensors:
         'weight'
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._kept = _held(module)
+    def __init__(self, module: nn.Module, *, modes: bool = False) -> None:
+        self._module, self._modes = module, modes
+        self._kept = _held(module, modes)
 
     def replaced(self) -> str | None:
-        """Return the name of what was replaced, added or removed since, or None."""
-        now = _held(self._module)
-        for name, (kept, pointer) in self._kept.items():
-            found, at = now.pop(name, (None, None))
-            if found is not kept or at != pointer:
+        """Return the name of what was replaced, added or removed since, or set to another mode; or None."""
+        now = _held(self._module, self._modes)
+        for name, (kept, state) in self._kept.items():
+            found, after = now.pop(name, (None, None))
+            if found is not kept or after != state:
                 return name
         return next(iter(now), None)
 
 
-def _held(module: nn.Module) -> dict[str, tuple[nn.Module | Tensor, int | None]]:
-    """Return what ``module`` holds, by name, and where the memory of tensors is."""
-    held: dict[str, tuple[nn.Module | Tensor, int | None]] = {}
+def _held(module: nn.Module, modes: bool) -> dict[str, tuple[nn.Module | Tensor, object]]:
+    """Return what ``module`` holds, by name, where the memory of tensors is, and the modes of modules."""
+    held: dict[str, tuple[nn.Module | Tensor, object]] = {}
     for path, part in module.named_modules():
-        held[path] = part, None
+        held[path] = part, (part.training, has_hooks(part)) if modes else None
         for owned in tensors_of(part):
             for name, tensor in owned.items():
                 if tensor is not None:

@@ -131,6 +131,26 @@ def test_what_happens_between_batches(recorded):
     assert recorded == [1, 1]  # again with the other exploration
 
 
+def test_hooks_and_modes_between_batches_count(recorded):
+    def run(**options):
+        collector = make(TMaze(2), **options)
+        found = batches(collector, 4)
+        handle = collector.policy[0].register_forward_hook(
+            lambda *given: given[-1].set("features", given[-1]["features"] * 0)
+        )
+        found += batches(collector, 2)
+        handle.remove()
+        found += batches(collector, 2)
+        collector.policy.eval()
+        return found + batches(collector, 2)
+
+    torch.manual_seed(1)
+    expected = run()
+    torch.manual_seed(1)
+    assert_same(run(cuda_graph=True), expected)
+    assert recorded == [1, 1, 1, 1]
+
+
 def test_what_happens_between_batches_of_vectors(recorded, monkeypatch):
     """Compiled by columns, as on a GPU: recorded and not, the same bits; trajectories go on as without."""
     monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
-from recurl._torch import foreach_copy_
+from recurl._torch import foreach_copy_, has_global_hooks
 from recurl.capture import KeptTensors, recording
 from recurl.collectors.start_states import SparseStates, StartStates
 from recurl.columns import Narrow, put_together, take_apart
@@ -105,27 +105,34 @@ class CapturedSteps:
         self._compiled = compiled
         self._warm = 0
         self._setting: object = None
+        self._root: object = None  # kind of the root that the program reads
+        self._after: object = None  # what was returned last
         self._weights: KeptTensors | None = None
         self._program: _Program | None = None
         self._recording: _Recording | None = None
         self._written: list[_Key] = []
         self._states: list[_Key] = []
 
-    def __call__(self, root: Step, setting: object) -> tuple[TensorDict, Step]:
+    def __call__(self, root: Step, setting: object, read: Callable[[Step], Step]) -> tuple[TensorDict, Step]:
         """Make the steps of a batch.
 
         Args:
             root: where they begin.
             setting: what else they depend on; the program is made anew where it differs.
+            read: returns a root as the policy reads it; left out where a batch goes on from the last one, and the
+                policy is as it was.
 
         Returns:
             The batch, in memory of its own, and the next root.
         """
+        goes_on = root is self._after and self._holds(setting)
+        root = root if goes_on else read(root)
         keys, names = [key for key, _ in leaves(root)], list(self._env.running)
         given = [*(value for _, value in leaves(root)), *self._env.running.values()]
         if self._compiled:
             given += self._trajectories.ahead(self._count)
-        program = self._prepare(root, keys, names, given, setting)
+        program = self._program if goes_on else self._prepare(root, keys, names, given, setting)
+        assert program is not None
         if self._warm < _WARM_UP or not self._graph:
             self._warm += 1
             found, states, current = self._steps(program, take_apart(program.entering, given), root.ndim)
@@ -146,7 +153,13 @@ class CapturedSteps:
             for key, value in zip((TRAJ_IDS, TRAJ_STEPS), numbered, strict=True):
                 batch.set(key, value)
         batch.refine_names(..., "time")
-        return batch, _like(root, keys, after)
+        after_root = self._after = _like(root, keys, after)
+        return batch, after_root
+
+    def _holds(self, setting: object) -> bool:
+        """Return whether there is a program, of the policy as it is."""
+        replaced = self._weights is not None and self._weights.replaced() is not None
+        return self._program is not None and self._setting == (setting, has_global_hooks()) and not replaced
 
     def _keep(self, starts: StartStates, states: _Tensors, batch: TensorDict) -> None:
         """Set the states that are kept in a batch."""
@@ -162,10 +175,7 @@ class CapturedSteps:
 
     def _prepare(self, root: Step, keys: list[_Key], names: list[str], given: _Tensors, setting: object) -> _Program:
         """Return the program of a step, made anew unless there is one that still holds."""
-        training = self._policy and [module.training for module in self._policy.modules()]
-        now = (setting, training, type(root), keys)
-        replaced = self._weights is not None and self._weights.replaced() is not None
-        if self._program is not None and self._setting == now and not replaced:
+        if self._program is not None and self._root == (type(root), keys) and self._holds(setting):
             return self._program
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -198,8 +208,8 @@ class CapturedSteps:
         if self._compiled:
             traced = Traced(run, given, [self._env.generator], rows)
             program = _Program(traced, traced.entering, traced.leaving)
-        self._program, self._setting = program, now
-        self._weights = None if self._policy is None else KeptTensors(self._policy)
+        self._program, self._setting, self._root = program, (setting, has_global_hooks()), (type(root), keys)
+        self._weights = None if self._policy is None else KeptTensors(self._policy, modes=True)
         self._recording = None
         return program
 
@@ -249,9 +259,14 @@ class CapturedSteps:
 
 
 def _copy(targets: _Tensors, sources: _Tensors) -> None:
-    """Copy tensors into others of the same shapes and dtypes, those of one dtype in one launch."""
-    for dtype in {tensor.dtype for tensor in targets}:
-        pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
+    """Copy tensors into others of the same shapes and dtypes, the vectors of one dtype in one launch."""
+    several: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target.ndim == 1:
+            several.setdefault(target.dtype, []).append((target, source))
+        else:
+            target.copy_(source)
+    for pairs in several.values():
         foreach_copy_(*map(list, zip(*pairs, strict=True)))
 
 

@@ -208,7 +208,9 @@ class Collector(CollectorBase):
                         batch.set(key, value.to(self.storing_device or "cpu"))
                 else:
                     with span(COLLECTION_GRAPH):
-                        batch, root = self._captured(self._acting(self._roots[0])[1], self.exploration_type)
+                        batch, root = self._captured(
+                            self._roots[0], self.exploration_type, lambda root: self._acting(root)[1]
+                        )
                     self._roots = [root]
                     batch = batch if self.storing_device == self.env.device else batch.to(self.storing_device)
             except BaseException as error:

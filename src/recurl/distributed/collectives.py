@@ -98,6 +98,9 @@ def average_(tensors: Sequence[Tensor]) -> None:
     kinds = dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors)
     for kind in kinds:
         same = [tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind]
+        if len(same) == 1 and same[0].is_contiguous():
+            all_sum_(same[0]).div_(world_size())
+            continue
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
         all_sum_(flat).div_(world_size())
         parts = flat.split([tensor.numel() for tensor in same])

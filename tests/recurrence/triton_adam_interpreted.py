@@ -1,0 +1,70 @@
+# ruff: noqa: T201 - a program that prints
+"""Run the kernels of Adam in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
+
+Prints one line per check: ``name: error``. A process of its own, as for the other kernels.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from recurl.recurrence.triton import adam
+from recurl.trainers.optim import gradient_step
+from recurl.trainers.optim.gradient_step import GradientStep
+
+from .interpreter import allow_bounds
+
+allow_bounds()
+SHAPES = {
+    "one": [(1,)],
+    "block": [(1024,), (1025,), (1023,)],
+    "layers": [(64, 33), (64,), (3, 7, 5), (0,), (2100,), ()],
+    "large": [(300_000,), (5,)],
+}
+
+
+def flat(parameters, means, squares, steps, betas, eps, max_norm):
+    assert adam.FlatAdam.takes(parameters, steps)
+    return adam.FlatAdam(parameters, means, squares, steps, betas=betas, eps=eps, max_norm=max_norm)
+
+
+def train(shapes, max_norm: float, *, by_kernels: bool, monkeypatch) -> list[torch.Tensor]:
+    """Parameters, moments and norms after steps of which one has no finite loss."""
+    monkeypatch.setattr(gradient_step, "_flat_adam", flat if by_kernels else lambda *_: None)
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    step = GradientStep(parameters, learning_rate=0.01, max_norm=max_norm, capturable=False)
+    step._fused = True
+    norms = []
+    for number in range(7):
+        scale = float("nan") if number == 4 else 10.0 ** (number - 3)
+        loss = sum((p * torch.randn(p.shape, generator=generator)).sum() for p in parameters) * scale
+        norms.append(step(loss))
+        if number == 2:
+            step.set_learning_rate(0.003)
+    assert (step._flat is not None) == by_kernels
+    states = [step.optimizer.state[p] for p in parameters]
+    kept = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq", "step")]
+    assert all(state["step"].item() == 6 for state in states)
+    return [*parameters, *kept, *norms]
+
+
+def main() -> None:
+    adam._DEVICES = ("cpu",)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name, shapes in SHAPES.items():
+            for max_norm in (0.5, float("inf")):
+                expected = train(shapes, max_norm, by_kernels=False, monkeypatch=monkeypatch)
+                found = train(shapes, max_norm, by_kernels=True, monkeypatch=monkeypatch)
+                worst = 0.0
+                for one, other in zip(found, expected, strict=True):
+                    assert torch.equal(one.isnan(), other.isnan())
+                    error = (one - other).nan_to_num().norm() / other.nan_to_num().norm().clamp_min(1e-30)
+                    worst = max(worst, error.item())
+                print(f"{name} {max_norm}: {worst:.2e}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from recurl.envs.workers_process import Interpreter
 from recurl.trainers.files.durable import write_whole
 from recurl.trainers.report import plots
+from tests.programs import Programs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,8 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _seed():
-    """Every test draws the same numbers, alone or in company."""
+    """Every test draws the same numbers, alone or in company, on one thread: those of other workers need the cores."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,40 +46,71 @@ def _drawn_once() -> Generator:
         yield
 
 
-class _Lasting(Interpreter):
-    """An interpreter that a group of workers leaves to the next one."""
+class _Turn:
+    """A lasting interpreter, as a group of workers has it to itself."""
+
+    def __init__(self, interpreter: Interpreter, turns: set[_Turn]) -> None:
+        self._interpreter, self._turns = interpreter, turns
+        turns.add(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._interpreter, name)
 
     def end(self) -> None:
-        """Go on, until :meth:`end_with_session`."""
+        """Leave it to the next group."""
+        self._turns.discard(self)
 
-    def end_with_session(self) -> None:
-        super().end()
+
+class _Lasting:
+    """Interpreters by what they are given, and the groups that have not ended theirs."""
+
+    def __init__(self) -> None:
+        self.interpreters = dict[str, Interpreter]()
+        self.turns = set[_Turn]()
+
+    def begin(self, modules: Collection[str]) -> _Turn:
+        variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+        outputs = [os.fstat(number).st_ino for number in (1, 2)]
+        given = repr((sorted(modules), sys.path, os.getcwd(), variables, outputs))
+        if given not in self.interpreters or self.interpreters[given].returncode is not None:
+            self.interpreters[given] = Interpreter(modules)
+        return _Turn(self.interpreters[given], self.turns)
 
 
 @pytest.fixture(scope="session")
-def _lasting() -> Generator[dict[str, _Lasting]]:
-    interpreters = dict[str, _Lasting]()
-    yield interpreters
-    for interpreter in interpreters.values():
-        interpreter.end_with_session()
+def _lasting() -> Generator[_Lasting]:
+    lasting = _Lasting()
+    yield lasting
+    for interpreter in lasting.interpreters.values():
+        interpreter.end()
 
 
 @pytest.fixture
-def lasting_interpreter(_lasting: dict[str, _Lasting], monkeypatch: pytest.MonkeyPatch) -> None:
+def lasting_interpreter(_lasting: _Lasting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let groups of workers that would start the same interpreter fork from one, as its imports take seconds.
 
     For tests of what workers do. Those of how they begin and end do without.
     """
+    monkeypatch.setattr("recurl.envs.workers.Interpreter", _lasting.begin)
 
-    def interpreter(modules: Collection[str]) -> _Lasting:
-        variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-        outputs = [os.fstat(number).st_ino for number in (1, 2)]
-        given = repr((sorted(modules), sys.path, os.getcwd(), variables, outputs))
-        if given not in _lasting or _lasting[given].returncode is not None:
-            _lasting[given] = _Lasting(modules)
-        return _lasting[given]
 
-    monkeypatch.setattr("recurl.envs.workers.Interpreter", interpreter)
+@pytest.fixture(scope="session")
+def descriptors(_lasting: _Lasting) -> Callable[[], int]:
+    """Count the open files of this process. A lasting interpreter counts while a group has it, as one of its own."""
+
+    def count() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")) - len(_lasting.interpreters) + len(_lasting.turns)
+
+    return count
+
+
+@pytest.fixture(scope="session")
+def programs() -> Generator[Programs]:
+    """The starter of programs that begin at once; see tests/programs.py."""
+    programs = Programs()
+    yield programs
+    programs.end()
 
 
 @pytest.fixture(scope="module")

@@ -175,10 +175,10 @@ def children(parent):
 
 
 @pytest.mark.slow
-def test_no_job_outlives_the_command(tmp_path):
+def test_no_job_outlives_the_command(tmp_path, programs):
     command = [sys.executable, "-m", "recurl", *SMALL, "--cells", "none", "--tasks", "MineSweeper", "--jobs", "2"]
     command[command.index("256")] = "100000000"
-    process = subprocess.Popen([*command, "--out", str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = programs.Popen([*command, "--out", str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     while "all runs take" not in (line := process.stdout.readline()):
         assert line

@@ -1,8 +1,7 @@
 """Command lines made at random of the fields of the options: none ends in a traceback, and small ones run."""
 
 import random
-from itertools import pairwise
-from pathlib import Path
+from itertools import pairwise, product
 
 import pytest
 
@@ -125,21 +124,29 @@ def run(tmp_path_factory):
     return folder
 
 
-def reads(run, out, generator):
-    """A command line that evaluates, resumes, times or diagnoses."""
-    sizes = [word for name in ("--hidden-size", "--time", "--batch") for word in (name, generator.choice([1, 3]))]
-    bench = ["bench", "rnn", "--device", "cpu", "--repeats", 1, "--backends", "loop", "--threads", 1, *sizes]
-    return generator.choice(
-        [
-            ["evaluate", run, "--episodes", generator.choice([1, 3]), "--seed", generator.choice([0, 2**63 - 1])],
-            ["train", "--resume", run],
-            [*bench, "--out", out],
-            ["doctor", run, "--steps", 8],
-        ]
-    )
+EVALUATIONS = [["evaluate", "--episodes", *words] for words in product(["1", "3"], ["--seed"], ["0", str(2**63 - 1)])]
+TIMINGS = [
+    ["bench", "rnn", "--hidden-size", hidden, "--time", time, "--batch", batch]
+    for hidden, time, batch in product("13", repeat=3)
+]
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_accepted_commands_read(run, seed, tmp_path, capsys):
-    arguments = reads(run, Path(tmp_path) / "out", random.Random(seed))
-    assert main([str(word) for word in arguments]) == 0, capsys.readouterr().err
+@pytest.mark.parametrize(
+    "words", [["train", "--resume"], ["doctor", "--steps", "8"], *EVALUATIONS, *TIMINGS], ids=" ".join
+)
+def test_accepted_commands_read(run, words, tmp_path, capsys):
+    """Command lines that resume, diagnose, evaluate and time."""
+    bench = [
+        "--device",
+        "cpu",
+        "--repeats",
+        "1",
+        "--backends",
+        "loop",
+        "--threads",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    more = bench if words[0] == "bench" else [str(run)]
+    assert main([*words, *more]) == 0, capsys.readouterr().err

@@ -410,7 +410,7 @@ def test_an_evaluation_of_episodes_that_never_end(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_a_run_that_resumes(tmp_path, number, code):
+def test_a_signal_leaves_a_run_that_resumes(tmp_path, programs, number, code):
     folder = RunFolder(tmp_path / "run")
     start = [
         sys.executable,
@@ -424,7 +424,7 @@ def test_a_signal_leaves_a_run_that_resumes(tmp_path, number, code):
         "--total-steps",
         "1000000",
     ]
-    process = subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    process = programs.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not (folder.metrics.exists() and len(folder.metrics.read_text().splitlines()) > 3):
         assert process.poll() is None, process.communicate()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,11 +25,19 @@ def sweep(folder, *more, steps=256):
     return main(["sweep", "ppo", "--run-dir", str(folder), *SMALL, "--total-steps", str(steps), *more])
 
 
+@pytest.fixture
+def jobs_are_forks(monkeypatch, programs):
+    """Sweeps of this process begin their runs at once; those that are commands start interpreters."""
+    names = SimpleNamespace(Popen=programs.Popen, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr("recurl.trainers.study.sweep.subprocess", names)
+
+
 def results(folder):
     with (folder / "results.csv").open(newline="") as file:
         return {row["job"]: row for row in csv.DictReader(file)}
 
 
+@pytest.mark.usefixtures("jobs_are_forks")
 def test_trains_goes_on_and_is_compared(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "--set", "cell=gru,none", "--jobs", "2") == 0
@@ -57,6 +66,7 @@ def test_trains_goes_on_and_is_compared(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("jobs_are_forks")
 def test_a_run_that_fails_is_named_and_the_rest_finished(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "--set", "env_kwargs=corridor_length=3,corridor_length=-1", "--jobs", "2") == 1
@@ -69,10 +79,10 @@ def test_a_run_that_fails_is_named_and_the_rest_finished(tmp_path, capsys):
     }
 
 
-def test_a_sweep_that_is_stopped_goes_on(tmp_path):
+def test_a_sweep_that_is_stopped_goes_on(tmp_path, programs):
     folder = tmp_path / "sweep"
     command = [sys.executable, "-m", "recurl", "sweep", "ppo", "--run-dir", str(folder), *SMALL, "--total-steps"]
-    process = subprocess.Popen([*command, "10000000"], stdout=subprocess.PIPE, text=True)
+    process = programs.Popen([*command, "10000000"], stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not (folder / "seed=0" / "metrics.csv").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -86,14 +96,14 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path):
     (folder / "seed=0" / "config.json").write_text(
         (folder / "seed=0" / "config.json").read_text().replace('"total_steps": 10000000', '"total_steps": 64')
     )
-    done = subprocess.run([*command, "10000000"], capture_output=True, text=True, check=False)
+    done = programs.run([*command, "10000000"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "resumed seed=0" in done.stdout
 
 
-def test_a_run_that_is_stopped_before_it_began_is_no_failure(tmp_path):
+def test_a_run_that_is_stopped_before_it_began_is_no_failure(tmp_path, programs):
     command = [sys.executable, "-m", "recurl", "sweep", "ppo", "--run-dir", str(tmp_path / "sweep"), *SMALL]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = programs.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     while "started" not in (line := process.stdout.readline()):
         assert line

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import cloudpickle
@@ -23,7 +23,7 @@ from recurl.envs import GymWrapper
 from recurl.errors import UsageError, WorkerError
 from recurl.modules import GRUModule, set_recurrent_mode
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lasting_interpreter")]
 
 # Workers can't import the tests: what is defined here goes to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -84,13 +84,10 @@ def creator(orders: Path) -> functools.partial:
     return functools.partial(lambda path: GymWrapper(Faulty(path)), orders)
 
 
-def descriptors() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.parametrize(("kind", "fault"), [(MultiAsyncCollector, "raise"), (MultiSyncCollector, "hang")])
-def test_a_fault_is_reported_and_everything_cleaned_up(kind: type, fault: str, tmp_path: Path) -> None:
+def test_a_fault_is_reported_and_everything_cleaned_up(
+    kind: type, fault: str, tmp_path: Path, descriptors: Callable[[], int]
+) -> None:
     before = descriptors()
     collector = kind([creator(tmp_path / "orders")], make_policy(), frames_per_batch=20, timeout=3.0)
     collector.collect()
@@ -110,7 +107,7 @@ def test_a_fault_is_reported_and_everything_cleaned_up(kind: type, fault: str, t
     assert descriptors() == before
 
 
-def test_a_worker_is_replaced(tmp_path: Path) -> None:
+def test_a_worker_is_replaced(tmp_path: Path, descriptors: Callable[[], int]) -> None:
     """Worker 1 raises, is killed, hangs; the batch is complete all the same, and worker 0 never notices."""
     before, policy = descriptors(), make_policy()
     creators = [creator(tmp_path / "never"), creator(tmp_path / "orders")]

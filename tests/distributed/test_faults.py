@@ -1,12 +1,12 @@
 """Ranks that die, fail or hang end the others, with a line that names them; what can't work is refused in one line."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
@@ -20,67 +20,45 @@ TASK = ["--env", "recurl/RepeatPrevious-v0", "--hidden-size", 8, "--num-envs", 2
 TASK += ["--sequence-length", 4, "--minibatches", 2, "--logger", "none", "--eval-episodes", 1]
 LONG = ["train", "ppo", *TASK, "--total-steps", 10_000_000, "--checkpoint-every", 2]
 SECONDS = 15
-# A process that has imported everything forks the ranks: they begin at once.
-SERVER = """
-import json, os, sys
-from recurl.cli import main
-import recurl.cli.train, torch.distributed, matplotlib.figure, matplotlib.backends.backend_agg
-import tests.distributed.slow
-for line in sys.stdin:
-    wanted = json.loads(line)
-    pid = os.fork()
-    if pid == 0:
-        os.environ.update(wanted["environment"])
-        file = os.open(wanted["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        status = 1
-        try:
-            status = main(wanted["words"])
-        except SystemExit as error:
-            status = error.code
-        sys.stdout.flush()
-        os._exit(status)
-    print(pid, flush=True)
-"""
 
 
 class Server:
-    def __init__(self, process, folder):
-        self._process, self._folder = process, folder
+    """Starts ranks."""
+
+    def __init__(self, programs, folder):
+        self._programs, self._folder, self._ranks = programs, folder, []
 
     def start(self, words, *, port, rank=0, world=2, **environment):
-        """Start a rank; return its number, process and output."""
         out = self._folder / f"{time.monotonic_ns()}-{rank}.txt"
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}
         variables |= {"MASTER_PORT": port, **environment}
-        wanted = {
-            "environment": {name: str(value) for name, value in variables.items()},
-            "words": [*map(str, words)],
-            "out": str(out),
-        }
-        self._process.stdin.write(json.dumps(wanted) + "\n")
-        return Rank(int(self._process.stdout.readline()), out)
+        env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+        with out.open("wb") as file:
+            command, folder = [sys.executable, "-m", "recurl", *words], Path(__file__).parents[2]
+            self._ranks.append(Rank(self._programs.Popen(command, cwd=folder, env=env, stdout=file, stderr=file), out))
+        return self._ranks[-1]
 
     def both(self, *words, other=None):
         port = free_port()
         lines = [words, words if other is None else other]
         return [self.start(line, port=port, rank=number) for number, line in enumerate(lines)]
 
+    def end(self):
+        for rank in self._ranks:
+            rank.process.kill()
+            rank.process.wait()
+
 
 class Rank:
-    def __init__(self, pid, out):
-        self.pid, self._out = pid, out
+    def __init__(self, process, out):
+        self.process, self._out = process, out
+        self.pid = process.pid
 
     def text(self):
-        return self._out.read_text() if self._out.exists() else ""
+        return self._out.read_text()
 
     def is_there(self):
-        try:
-            with open(f"/proc/{self.pid}/stat") as file:
-                return file.read().rpartition(")")[2].split()[0] != "Z"
-        except FileNotFoundError:
-            return False
+        return self.process.poll() is None
 
     def ends_within(self, seconds):
         began = time.monotonic()
@@ -104,13 +82,11 @@ def await_update(folder, ranks, update):
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
-        yield Server(process, tmp_path_factory.mktemp("out"))
-        process.stdin.close()
+@pytest.fixture
+def server(programs, tmp_path_factory):
+    server = Server(programs, tmp_path_factory.mktemp("out"))
+    yield server
+    server.end()
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -126,7 +102,7 @@ def test_a_rank_that_is_killed_ends_the_others(server, tmp_path, victim):
 
 
 def test_a_rank_that_fails_ends_the_others(server, tmp_path):
-    slow = ["--env", "recurl-test/Slow-v0", "--env-kwargs", "fails=True"]
+    slow = ["--env", "tests.distributed.slow:recurl-test/Slow-v0", "--env-kwargs", "fails=True"]
     ranks = server.both(*LONG, *slow, "--run-dir", tmp_path / "run")
     texts = [rank.ends_within(SECONDS + 20) for rank in ranks]
     assert "rank 0 ends, as rank 1 has failed: no more" in texts[0]
@@ -134,7 +110,7 @@ def test_a_rank_that_fails_ends_the_others(server, tmp_path):
 
 
 def test_a_rank_that_hangs_ends_all(server, tmp_path):
-    slow = ["--env", "recurl-test/Slow-v0", "--env-kwargs", "hangs=True", "--rank-timeout", 2]
+    slow = ["--env", "tests.distributed.slow:recurl-test/Slow-v0", "--env-kwargs", "hangs=True", "--rank-timeout", 2]
     ranks = server.both(*LONG, *slow, "--run-dir", tmp_path / "run")
     for number, rank in enumerate(ranks):
         text = rank.ends_within(SECONDS + 20)
@@ -164,13 +140,13 @@ for block in range(2):
 """
 
 
-def test_ranks_join_again_and_end_by_themselves_where_all_fail():
-    """Two interpreters that end as any does: neither is aborted. The store is torchrun's, which outlives a block."""
+def test_ranks_join_again_and_end_by_themselves_where_all_fail(programs):
+    """Two programs that end as any does: neither is aborted. The store is torchrun's, which outlives a block."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     place["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     ranks = [
-        subprocess.Popen(
+        programs.Popen(
             [sys.executable, "-c", JOINED_TWICE],
             stderr=subprocess.PIPE,
             text=True,

@@ -85,11 +85,6 @@ def env(request):
     return serial() if request.param == "serial" else request.getfixturevalue("parallel")
 
 
-def descriptors() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
-
-
 def wait_until_gone(pids: list[int], seconds: float) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -271,8 +266,9 @@ FAULTS = {
 }
 
 
+@pytest.mark.usefixtures("lasting_interpreter")
 @pytest.mark.parametrize("action", FAULTS)
-def test_a_fault_is_reported_and_everything_cleaned_up(action):
+def test_a_fault_is_reported_and_everything_cleaned_up(action, descriptors):
     before = descriptors()
     env = ParallelEnv(1, lambda: GymWrapper(Faulty()), timeout=1.0)
     pids = [worker.process.pid for worker in env._group.workers]
@@ -319,6 +315,7 @@ class Liar(EnvBase):
         pass
 
 
+@pytest.mark.usefixtures("lasting_interpreter")
 def test_errors_of_recurl_keep_their_type_and_name_the_worker():
     """The second of two workers fails; the first, which did well, is stopped too."""
     env = ParallelEnv(2, [lambda: Liar("nothing"), lambda: Liar("missing")])
@@ -338,7 +335,8 @@ def test_a_shape_that_was_not_declared():
         server.run(Plan(0, "reset", (), None))
 
 
-def test_a_failure_at_the_start():
+@pytest.mark.usefixtures("lasting_interpreter")
+def test_a_failure_at_the_start(descriptors):
     before = descriptors()
     with pytest.raises(ArgumentTypeError, match=r"^Worker 0 .* must return an environment of recurl, got 3"):
         ParallelEnv(1, lambda: 3)
@@ -365,11 +363,11 @@ env.step(env.reset().set("action", torch.tensor([0, 1])))  # one worker is at re
 """
 
 
-def test_no_orphan_when_the_parent_is_killed(tmp_path):
+def test_no_orphan_when_the_parent_is_killed(tmp_path, programs):
     """Also: a script without a guard around its main code."""
     script = tmp_path / "script.py"
     script.write_text(ORPHANS)
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+    with programs.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pids = [int(parent.stdout.readline()) for _ in range(2)]
         parent.kill()
@@ -377,7 +375,7 @@ def test_no_orphan_when_the_parent_is_killed(tmp_path):
     assert wait_until_gone(pids, 10)
 
 
-def test_a_hundred_starts_and_stops_leak_nothing():
+def test_a_hundred_starts_and_stops_leak_nothing(descriptors):
     SharedTensors([Entry("x", (2,), torch.float32)]).close()
     before = descriptors()
     workers = []
@@ -392,7 +390,7 @@ def test_a_hundred_starts_and_stops_leak_nothing():
     assert wait_until_gone(workers, 1)
 
 
-def test_dropping_the_environment_stops_the_workers():
+def test_dropping_the_environment_stops_the_workers(descriptors):
     before = descriptors()
     env = ParallelEnv(1, lambda: GymEnv("CartPole-v1"))
     pids = [worker.process.pid for worker in env._group.workers]

@@ -1,6 +1,5 @@
 """What the parent of workers does when one of them stops in the middle of something: it never waits for ever."""
 
-import gc
 import os
 import pickle
 import random
@@ -66,17 +65,12 @@ def serve(channel, what):
 
 
 @pytest.fixture
-def group(request):
+def group(request, descriptors, lasting_interpreter):
     before = descriptors()
     group = WorkerGroup([Task(serve, (request.param,))], timeout=1.0)
     yield group
     group.kill()
     assert descriptors() == before
-
-
-def descriptors():
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
 
 
 def seconds(function):
@@ -169,6 +163,7 @@ class Stops(TensorDictModule):
         return super().load_state_dict(*arguments, **options)
 
 
+@pytest.mark.usefixtures("lasting_interpreter")
 def test_a_worker_that_stops_while_it_reads_weights():
     policy = Stops(Greedy(4, 2), in_keys=["observation"], out_keys=["action"])
     collector = MultiAsyncCollector([lambda: GymEnv("CartPole-v1")], policy, frames_per_batch=4, timeout=1.0)
@@ -186,6 +181,7 @@ def test_a_worker_that_stops_while_it_reads_weights():
     collector.shutdown()
 
 
+@pytest.mark.usefixtures("lasting_interpreter")
 def test_a_worker_that_stops_between_batches():
     create = lambda: GymEnv("CartPole-v1")  # noqa: E731 - goes to a worker
     collector = OverlappedCollector(create, frames_per_batch=4, timeout=2.0)
@@ -251,6 +247,7 @@ def files(channel, _):
     channel.receive_bytes()
 
 
+@pytest.mark.usefixtures("lasting_interpreter")
 def test_a_worker_has_no_file_of_another():
     group = WorkerGroup([Task(files, (None,))] * 3, timeout=1.0)
     assert len(set(group.greetings)) == 1
@@ -265,6 +262,7 @@ def ends_after_a_fork(channel, _):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("lasting_interpreter")
 def test_a_worker_that_dies_while_a_fork_of_it_lives():
     """The fork holds the connection open, but nobody waits for it, and it ends too."""
     group = WorkerGroup([Task(ends_after_a_fork, (None,))], timeout=None)
@@ -288,8 +286,8 @@ except Exception as error:
 """
 
 
-def test_the_traceback_is_shown_as_the_cause():
-    ended = subprocess.run([sys.executable, "-c", RAISES], capture_output=True, text=True, check=False)
+def test_the_traceback_is_shown_as_the_cause(programs):
+    ended = programs.run([sys.executable, "-c", RAISES], capture_output=True, text=True)
     assert ended.returncode == 1
     assert "RemoteTraceback" in ended.stderr
     assert "in create" in ended.stderr
@@ -326,8 +324,8 @@ def runs(pid):
         return False
 
 
-def test_a_fork_of_the_program_neither_uses_nor_stops_nor_keeps_its_workers():
-    with subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True) as program:
+def test_a_fork_of_the_program_neither_uses_nor_stops_nor_keeps_its_workers(programs):
+    with programs.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout
         refused = program.stdout.readline()
         assert re.match(rf"UsageError .* answer the process .* {program.pid}, .* is a fork of it", refused)

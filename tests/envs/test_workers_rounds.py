@@ -1,6 +1,5 @@
 """Requests to all workers at once: plans reach everyone in order, and who doesn't answer is named."""
 
-import gc
 import os
 import pickle
 import signal
@@ -58,12 +57,7 @@ def plan(place, name):
     return Plan(place, "step", (name,), None)
 
 
-def descriptors():
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
-
-
-def started(timeout):
+def started(timeout, descriptors):
     before = descriptors()
     requests = Requests(WorkerGroup([Task(serve, (index,)) for index in range(WORKERS)], timeout=timeout), PLACES)
     yield requests
@@ -73,14 +67,14 @@ def started(timeout):
 
 
 @pytest.fixture
-def requests():
-    yield from started(3.0)
+def requests(descriptors, lasting_interpreter):
+    yield from started(3.0, descriptors)
 
 
 @pytest.fixture(scope="module")
-def lasting():
+def lasting(descriptors):
     """For tests that leave the workers as they are."""
-    yield from started(60.0)
+    yield from started(60.0, descriptors)
 
 
 def noted(requests):

@@ -18,42 +18,6 @@ WORDS = {
     "ppo": "ppo --sequence-length 4 --minibatches 2",
     "r2d2": "r2d2 --slices 2 --slice-length 6 --burn-in 2 --learning-starts 32 --buffer-size 128",
 }
-# A process that has imported everything forks those that are killed: they begin at once.
-SERVER = """
-import os, sys
-from recurl.cli import main
-import recurl.cli.train, matplotlib.figure, matplotlib.backends.backend_agg
-import tensorboard.compat.proto.event_pb2, tensorboard.summary.writer.record_writer
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(2, 1)
-        os._exit(main(line.split()))
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def server():
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        bufsize=1,
-    ) as process:
-        yield process
-
-
-def start(server, words):
-    server.stdin.write(" ".join(map(str, words)) + "\n")
-    return int(server.stdout.readline())
-
-
-def ended(server):
-    return int(server.stdout.readline())
 
 
 def rows(folder):
@@ -65,24 +29,25 @@ def rows(folder):
 
 
 @pytest.mark.parametrize("algorithm", WORDS)
-def test_ends_as_one_that_was_left_alone(tmp_path, server, algorithm):
+def test_ends_as_one_that_was_left_alone(tmp_path, programs, algorithm):
+    def start(words):
+        return programs.Popen([sys.executable, "-m", "recurl", *words], stdout=subprocess.DEVNULL)
+
     whole, folder = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
     words = ["train", *WORDS[algorithm].split(), *TASK.split(), "--total-steps", 384, "--checkpoint-every", 1]
     words += ["--eval-episodes", 1, "--run-dir"]
-    start(server, [*words, whole.path])
-    assert ended(server) == 0
+    assert start([*words, whole.path]).wait() == 0
     for kill in range(4):
         again = any(folder.checkpoints.glob("*.pt"))
         updates = len(rows(folder)) if again else 0
-        pid = start(server, ["train", "--resume", folder.path] if again else [*words, folder.path, "--overwrite"])
+        run = start(["train", "--resume", folder.path] if again else [*words, folder.path, "--overwrite"])
         deadline = time.monotonic() + 60
         while not folder.metrics.exists() or len(rows(folder)) < min(updates + 2 + kill, 24):
             assert time.monotonic() < deadline
             time.sleep(0.002)
-        subprocess.run(["kill", "-9", str(pid)], check=False)
-        assert ended(server) in (-9, 0)
-    start(server, ["train", "--resume", folder.path])
-    assert ended(server) == 0
+        run.kill()
+        assert run.wait() in (-9, 0)
+    assert start(["train", "--resume", folder.path]).wait() == 0
     assert rows(folder) == rows(whole)
     assert len(rows(folder)) == 24
     agents = [load_checkpoint(latest_checkpoint(run.checkpoints))["algorithm"]["agent"] for run in (folder, whole)]

@@ -14,6 +14,7 @@ import pytest
 from recurl.collectors import RayCollector
 from recurl.envs import GymEnv
 from recurl.errors import ArgumentError, MissingDependencyError
+from tests.programs import Programs
 
 pytestmark = pytest.mark.slow
 
@@ -57,8 +58,8 @@ def listening(pids: list[int]) -> set[str]:
     return {words[1].partition(":")[0] for words in lines if words[3] == "0A" and words[9] in sockets}
 
 
-def test_a_ray_of_its_own_listens_on_loopback_and_ends_with_the_program() -> None:
-    program = subprocess.Popen([sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, text=True)
+def test_a_ray_of_its_own_listens_on_loopback_and_ends_with_the_program(programs: Programs) -> None:
+    program = programs.Popen([sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, text=True)
     try:
         found = json.loads(program.stdout.readline())
         assert found["frames"] == 40

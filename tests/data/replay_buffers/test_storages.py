@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 import warnings
 
@@ -155,9 +154,9 @@ os.kill(os.getpid(), signal.{})
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_a_killed_process_leaves_no_files(tmp_path, name):
+def test_a_killed_process_leaves_no_files(tmp_path, programs, name):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", KILLED.format(name)], env=environment, check=False)
+    ended = programs.run([sys.executable, "-c", KILLED.format(name)], env=environment)
     assert ended.returncode == -signal.Signals[name]
     assert not list(tmp_path.iterdir())
 

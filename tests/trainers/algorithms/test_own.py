@@ -1,6 +1,5 @@
 """An algorithm of one's own, ``examples/reinforce.py``, through the table and the command line."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -97,10 +96,10 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_new_process_finds_it(tmp_path):
+def test_a_new_process_finds_it(tmp_path, programs):
     assert train(tmp_path / "run", "--total-steps", "64") == 0
     command = [sys.executable, "-m", "recurl", "evaluate", str(tmp_path / "run"), "--episodes", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = programs.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "over 2 episodes" in done.stdout
 

@@ -314,8 +314,8 @@ def test_the_example_runs_without_recurl(tmp_path):
     assert float(end.stdout.removeprefix("return ")) >= 8
 
 
-def test_the_example_runs_on_a_task_of_recurl(lstm, tmp_path):
+def test_the_example_runs_on_a_task_of_recurl(lstm, tmp_path, programs):
     path = export_run(lstm, "onnx", tmp_path / "policy.onnx")
     example = Path(__file__).parents[3] / "examples" / "onnx_inference.py"
-    end = subprocess.run([sys.executable, example, path], capture_output=True, text=True, check=True)
+    end = programs.run([sys.executable, example, path], capture_output=True, text=True, check=True)
     assert end.stdout.startswith("return ")

@@ -24,10 +24,10 @@ with lock.hold():
 """
 
 
-def holder(folder, more=""):
+def holder(programs, folder, more=""):
     """A process that holds the folder."""
     words = [sys.executable, "-c", HOLD.format(more=more), str(folder)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    process = programs.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     return process
 
@@ -63,8 +63,8 @@ CHILDREN = """
 
 
 @pytest.mark.parametrize("more", ["", CHILDREN], ids=["alone", "with children"])
-def test_death_frees_it_at_once_and_children_do_not_inherit_it(tmp_path, more):
-    process = holder(tmp_path, more)
+def test_death_frees_it_at_once_and_children_do_not_inherit_it(tmp_path, programs, more):
+    process = holder(programs, tmp_path, more)
     with pytest.raises(LockedError, match=rf"pid {process.pid} on"), FolderLock(tmp_path, print).hold():
         pass
     process.kill()
@@ -73,13 +73,13 @@ def test_death_frees_it_at_once_and_children_do_not_inherit_it(tmp_path, more):
     process.stdout.close()
 
 
-def test_a_child_that_ends_the_block_leaves_the_lock_to_its_parent(tmp_path):
+def test_a_child_that_ends_the_block_leaves_the_lock_to_its_parent(tmp_path, programs):
     more = """
     if os.fork() == 0:
         raise SystemExit  # through the end of the block
     os.wait()
     """
-    process = holder(tmp_path, "import os" + more)
+    process = holder(programs, tmp_path, "import os" + more)
     assert not is_free(tmp_path)
     process.kill()
     process.wait()
@@ -218,8 +218,6 @@ for _ in range(5):
 """
 
 
-def test_of_many_at_once_one_gets_it(tmp_path):
-    said = subprocess.run(
-        [sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True
-    ).stdout
+def test_of_many_at_once_one_gets_it(tmp_path, programs):
+    said = programs.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True).stdout
     assert said.splitlines() == [str([0, *[1] * 19])] * 5

@@ -4,8 +4,8 @@ from tests.distributed.ranks import Ranks
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory):
+def ranks(tmp_path_factory, programs):
     """Three processes."""
-    pool = Ranks(3, tmp_path_factory.mktemp("ranks"))
+    pool = Ranks(3, tmp_path_factory.mktemp("ranks"), programs)
     yield pool
     pool.close()

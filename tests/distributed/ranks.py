@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import traceback
 from datetime import timedelta
+from multiprocessing import Pipe, current_process
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
-import torch.multiprocessing as mp
 from torch import distributed
 
 _SECONDS = 100
@@ -16,16 +20,16 @@ _SECONDS = 100
 class Ranks:
     """Up to ``most`` processes; ``run(2, function, *arguments)`` returns what the function returns on each of two."""
 
-    def __init__(self, most, folder):
-        context = mp.get_context("spawn")
+    def __init__(self, most, folder, programs):
         self._pipes, self._processes = [], []
         self._folder, self._numbers = folder, itertools.count()
         for number in range(most):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, number), daemon=True)
-            process.start()
+            ours, theirs = Pipe()
+            command = [sys.executable, "-c", f"from tests.distributed.ranks import serve; serve({number})"]
+            with theirs:
+                self._processes.append(programs.Popen(command, stdin=theirs.fileno(), cwd=Path(__file__).parents[2]))
+            ours.send_bytes(current_process().authkey)
             self._pipes.append(ours)
-            self._processes.append(process)
 
     def run(self, world, function, *arguments, **options):
         store = str(self._folder / f"store{next(self._numbers)}")
@@ -43,11 +47,13 @@ class Ranks:
         for pipe in self._pipes:
             pipe.send(None)
         for process in self._processes:
-            process.join(10)
-            process.kill()
+            process.wait(10)
 
 
-def _serve(pipe, rank):
+def serve(rank):
+    """Do what is asked for at the standard input."""
+    pipe = Connection(os.dup(0))
+    current_process().authkey = pipe.recv_bytes()  # with which tensors are shared
     torch.set_num_threads(1)
     while (work := pipe.recv()) is not None:
         world, store, function, arguments, options = work

@@ -7,6 +7,7 @@ import io
 import itertools
 import runpy
 import sys
+from unittest import mock
 
 import torch
 from rich.console import Console
@@ -167,10 +168,11 @@ def estimate_as_on_a_gpu(algorithm, options):
     try:
         kind, config = KINDS[algorithm]
         small = {"env": "recurl/MaskedCartPole-v1", "num_envs": 2, "rollout_steps": 16, "hidden_size": 8}
-        learner = kind(config(**small, **options, total_steps=4096))
-        is_program = learner._estimate is not learner.estimator
-        learner.close()
-        return is_program, learn(algorithm, options)
+        with graphs_only():
+            learner = kind(config(**small, **options, total_steps=4096))
+            is_program = learner._estimate is not learner.estimator
+            learner.close()
+            return is_program, learn(algorithm, options)
     finally:
         sequences._GATHERED_ON = gathered
 
@@ -187,8 +189,9 @@ def replay_weights(compiled):
     }
     options = {"gradient_steps": 2, "total_steps": 4096, "drawn_on": "device", "compile": compiled}
     learner = make_algorithm(R2D2Config(env="recurl/MaskedCartPole-v1", **sizes, **options))
-    for _ in range(4):
-        learner.learn(learner.collect())
+    with graphs_only():
+        for _ in range(4):
+            learner.learn(learner.collect())
     weights = {name: value.detach().clone() for name, value in learner.agent.named_parameters()}
     learner.close()
     return weights
@@ -232,3 +235,10 @@ def ddp_gradients(in_ddp):
         losses = module(own)
     sum(losses[name] for name in ("loss_objective", "loss_critic", "loss_entropy")).backward()
     return {name: value.grad for name, value in loss.named_parameters()}
+
+
+@contextlib.contextmanager
+def graphs_only():
+    """Programs run as the graphs of which Inductor would make kernels. That takes each rank many seconds."""
+    with mock.patch("recurl.traced.inductor_program", lambda graph, columns: graph):
+        yield

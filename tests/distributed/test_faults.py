@@ -222,7 +222,7 @@ def test_torchrun_goes_on_after_a_kill(tmp_path):
     """The whole way: torchrun, a killed rank, a restart from the newest checkpoint, the end."""
     folder = RunFolder(tmp_path / "run")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "1", "-m", "recurl", "train", "ppo", *TASK, "--total-steps", "1600"]
+    command += ["--max-restarts", "1", "-m", "recurl", "train", "ppo", *TASK, "--total-steps", "640"]
     command += ["--checkpoint-every", "1", "--callback", "tests.distributed.slow:KillOnce", "--run-dir", folder.path]
     done = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -230,5 +230,5 @@ def test_torchrun_goes_on_after_a_kill(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "rank 1 ends, as rank 0 has died" in done.stderr
     lines = folder.metrics.read_text().splitlines()
-    assert [line.split(",")[0] for line in lines[1:]] == [str(number) for number in range(1, 51)]
-    assert lines[-1].split(",")[1] == "1600"
+    assert [line.split(",")[0] for line in lines[1:]] == [str(number) for number in range(1, 21)]
+    assert lines[-1].split(",")[1] == "640"

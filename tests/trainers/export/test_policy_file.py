@@ -1,4 +1,6 @@
+import functools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +79,22 @@ def lstm(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("lstm"), PPOConfig, MEMORY, {"cell": "lstm"})
 
 
+@pytest.fixture(scope="module")
+def files(lstm, tmp_path_factory):
+    """The run's policy as files, by kind; the folders of one of them are made with it."""
+    folder = tmp_path_factory.mktemp("files")
+    return {
+        "torch": export_run(lstm, "torch", folder / "deep" / "er" / "mine.pt2"),
+        "onnx": export_run(lstm, "onnx", folder / "policy.onnx"),
+    }
+
+
+@pytest.fixture
+def briefly(monkeypatch):
+    """Verify by fewer steps, as a thousand take seconds."""
+    monkeypatch.setattr("recurl.trainers.export.policy_file.verify", functools.partial(verify, steps=100))
+
+
 def about(path):
     return json.loads(path.with_name(path.name + ".json").read_text())
 
@@ -90,6 +108,7 @@ def arguments(description, rows):
     }
 
 
+@pytest.mark.usefixtures("briefly")
 @pytest.mark.parametrize(
     ("case", "kind"), [*((case, "onnx") for case in CASES), ("ppo-gru-continuous", "torch"), ("dqn-none", "torch")]
 )
@@ -97,7 +116,6 @@ def test_exported_policies_fit_their_description(tmp_path, case, kind):
     path = export_run(trained(tmp_path, *CASES[case]), kind)
     description = about(path)
     assert path.suffix == {"torch": ".pt2", "onnx": ".onnx"}[kind]
-    assert description["verified_steps"] == 1000
     assert set(description["states"]) <= {part["name"] for part in description["inputs"]}
     for rows in (1, 2, 7):
         inputs = arguments(description, rows)
@@ -116,6 +134,7 @@ def test_exported_policies_fit_their_description(tmp_path, case, kind):
 
 def test_the_description_names_what_a_user_needs(tmp_path):
     description = about(export_run(trained(tmp_path, PPOConfig, "recurl-test/Picture-v0", {"cell": "gru"}), "onnx"))
+    assert description["verified_steps"] == 1000
     assert [(part["name"], part["shape"], part["dtype"]) for part in description["inputs"]] == [
         ("image", ["batch", 4, 5, 1], "uint8"),
         ("parts.place", ["batch", 2], "float32"),
@@ -132,13 +151,12 @@ def test_the_description_names_what_a_user_needs(tmp_path):
     )
 
 
-def test_a_torch_program_needs_torch_only(lstm, tmp_path):
-    path = export_run(lstm, "torch", tmp_path / "deep" / "er" / "mine.pt2")
+def test_a_torch_program_needs_torch_only(files):
     code = f"""
 import sys
 sys.modules.update(recurl=None, tensordict=None)
 import torch
-function = torch.export.load({str(path)!r}).module()
+function = torch.export.load({str(files["torch"])!r}).module()
 action, *states = function(torch.rand(3, 4), torch.ones(3, dtype=torch.bool), *torch.rand(2, 3, 1, 8))
 print(action.shape[0], len(states))
 """
@@ -258,9 +276,9 @@ def test_mistakes(lstm, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["torch", "onnx"])
-def test_a_damaged_file_is_refused(lstm, tmp_path, kind, monkeypatch):
-    monkeypatch.setattr("recurl.trainers.export.policy_file.verify", lambda *_: None)
-    path = export_run(lstm, kind, tmp_path / f"policy{'.pt2' if kind == 'torch' else '.onnx'}")
+def test_a_damaged_file_is_refused(files, tmp_path, kind):
+    shutil.copytree(files[kind].parent, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / files[kind].name
     assert check_export(path) == about(path)
     data, draw = path.read_bytes(), np.random.default_rng(0)
     for bit in draw.integers(0, len(data) * 8, 100):
@@ -302,6 +320,7 @@ def test_a_policy_that_is_not_finite_is_refused(tmp_path):
         export_run(folder, "torch")
 
 
+@pytest.mark.usefixtures("briefly")
 def test_the_example_runs_without_recurl(tmp_path):
     folder = trained(tmp_path, PPOConfig, "CartPole-v1", {"cell": "lstm"})
     path = export_run(folder, "onnx")
@@ -314,8 +333,7 @@ def test_the_example_runs_without_recurl(tmp_path):
     assert float(end.stdout.removeprefix("return ")) >= 8
 
 
-def test_the_example_runs_on_a_task_of_recurl(lstm, tmp_path, programs):
-    path = export_run(lstm, "onnx", tmp_path / "policy.onnx")
+def test_the_example_runs_on_a_task_of_recurl(files, programs):
     example = Path(__file__).parents[3] / "examples" / "onnx_inference.py"
-    end = programs.run([sys.executable, example, path], capture_output=True, text=True, check=True)
+    end = programs.run([sys.executable, example, files["onnx"]], capture_output=True, text=True, check=True)
     assert end.stdout.startswith("return ")

@@ -1,3 +1,5 @@
+"""What all tests share, those of docstrings included."""
+
 from __future__ import annotations
 
 import gc
@@ -10,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.programs import Programs
 
 from recurl.envs.workers_process import Interpreter
 from recurl.trainers.files.durable import write_whole
 from recurl.trainers.report import plots
-from tests.programs import Programs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -92,6 +94,12 @@ def lasting_interpreter(_lasting: _Lasting, monkeypatch: pytest.MonkeyPatch) -> 
     For tests of what workers do. Those of how they begin and end do without.
     """
     monkeypatch.setattr("recurl.envs.workers.Interpreter", _lasting.begin)
+
+
+@pytest.fixture(autouse=True)
+def _doctests_share(request: pytest.FixtureRequest) -> None:
+    if isinstance(request.node, pytest.DoctestItem):
+        request.getfixturevalue("lasting_interpreter")
 
 
 @pytest.fixture(scope="session")

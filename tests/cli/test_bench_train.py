@@ -1,4 +1,5 @@
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ def test_shows_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["bench", "train", "ppo", *SMALL.split(), "--csv", str(path)]) == 0
     said = capsys.readouterr().out
     assert "ppo with lstm 8 on recurl/RepeatPrevious-v0, 4 environments x 16 steps" in said
-    assert "100.0%" in said
+    assert re.search(r"all .* (9[5-9]|10[0-5])\.\d%", said)
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     parts = [row["part"] for row in rows]

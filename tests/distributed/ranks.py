@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-_SECONDS = 100
+_SECONDS = 300
 
 
 class Ranks:

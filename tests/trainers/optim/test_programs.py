@@ -4,6 +4,8 @@ import torch
 from torch import nn
 
 from recurl.lowering import Entries
+from recurl.objectives import sequences
+from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.optim.programs import GradientProgram
 
 
@@ -33,3 +35,18 @@ def test_gradients_are_those_of_autograd_with_the_strides_of_the_parameters():
     assert net.weight.grad.stride() == net.weight.stride()
     assert net.unused.grad is None
     assert set(found) == {"loss", "mean"}
+
+
+def test_an_estimate_as_a_program_is_the_estimate(monkeypatch):
+    """As on a GPU, where the ends of sequences can't be counted without waiting."""
+    monkeypatch.setattr(sequences, "_GATHERED_ON", ())
+    sizes = {"env": "recurl/MaskedCartPole-v1", "num_envs": 2, "rollout_steps": 16, "hidden_size": 8}
+    learner = PPO(PPOConfig(**sizes, total_steps=4096, minibatches=1, compile=True))
+    assert learner._estimate is not learner.estimator
+    batch = learner.collect()
+    plain = batch.clone()
+    learner._estimate(batch)
+    learner.estimator(plain)
+    learner.close()
+    for key in ("advantage", "value_target"):
+        torch.testing.assert_close(batch[key], plain[key])

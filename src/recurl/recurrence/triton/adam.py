@@ -22,9 +22,9 @@ _SUMS = 256  # programs that sum squares, at most
 class FlatAdam:
     """Parameters, and what Adam keeps of them in two tensors, one parameter behind the other.
 
-    Results equal those of ``torch.optim.Adam`` behind ``clip_grad_norm_`` to rounding; torch rounds betas to float32 on a
-    GPU, so second moments differ by 1.3e-5 where beta is 0.999. torch's kernels walk through 65,536 numbers with one
-    block of threads each, so that small networks keep three of a chip's processors busy.
+    Results equal those of ``torch.optim.Adam`` behind ``clip_grad_norm_`` to rounding; on a GPU torch rounds betas to
+    float32, so second moments differ by 1.3e-5 where beta is 0.999. torch's kernels walk through 65,536 numbers with
+    one block of threads each, so that small networks keep three of a chip's processors busy.
 
     Args:
         parameters: what is learnt: float32, without gaps, on one GPU; see :meth:`fits`.

@@ -269,6 +269,48 @@ def test_states_that_change_places():
     assert_same(collected(cuda_graph=True), collected())
 
 
+class Turned(Shifting):
+    """A wide state and wide observations whose rows lie next to each other in memory, or not."""
+
+    def __init__(self):
+        Dynamics.__init__(self, observation_space=Box(-9, 9, (12,), np.float32), actions=2, step_limit=3)
+
+    def begin(self, xp, draw):
+        return {"turned": xp.stack([draw.uniform(0, 1) for _ in range(12)], axis=1).T, "not": draw.uniform(0, 1, (12,))}
+
+    def advance(self, xp, state, steps, actions):
+        return {"turned": state["not"] + actions, "not": state["turned"]}, state["not"][0] * 1, steps < 0
+
+    def observe(self, xp, state, steps):
+        return xp.stack([xp.astype(state["turned"][i], xp.float32) for i in range(12)], axis=0).T
+
+
+def test_a_compiled_step_of_tensors_whose_memory_is_turned():
+    def collected(**options):
+        env = TensorEnv(Turned(), 5, device="cpu", categorical_action_encoding=True)
+        env.set_seed(0)
+        torch.manual_seed(1)
+        return batches(Collector(env, frames_per_batch=20, **options), 5)
+
+    expected = collected()
+    for graph in (False, True):
+        assert_same(collected(compile_step=True, cuda_graph=graph), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"compile_step": True}])
+def test_a_restored_state_may_have_another_order(options):
+    def collected(turn, **graph):
+        torch.manual_seed(1)
+        collector = make(TMaze(2), **graph)
+        found = batches(collector, 3)
+        state = collector.state_dict()
+        state["env"]["tensors"] = dict(turn(state["env"]["tensors"].items()))
+        collector.load_state_dict(state)
+        return found + batches(collector, 2)
+
+    assert_same(collected(reversed, cuda_graph=True, **options), collected(list, **options))
+
+
 @pytest.mark.parametrize("lowered", [True, False])
 def test_a_compiled_step(lowered, recorded):
     torch.manual_seed(1)

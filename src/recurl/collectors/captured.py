@@ -127,10 +127,11 @@ class CapturedSteps:
         """
         goes_on = root is self._after and self._holds(setting)
         root = root if goes_on else read(root)
-        keys, names = [key for key, _ in leaves(root)], list(self._env.running)
-        given = [*(value for _, value in leaves(root)), *self._env.running.values()]
+        keys, running = [key for key, _ in leaves(root)], self._env.running
+        names = sorted(running)  # a state that was restored may have another order
+        given = [*(value for _, value in leaves(root)), *(running[name] for name in names)]
         if self._compiled:
-            given += self._trajectories.ahead(self._count)
+            given = [*(tensor.contiguous() for tensor in given), *self._trajectories.ahead(self._count)]
         program = self._program if goes_on else self._prepare(root, keys, names, given, setting)
         assert program is not None
         if self._warm < _WARM_UP or not self._graph:
@@ -186,22 +187,16 @@ class CapturedSteps:
                 state = self._env.running
             finally:
                 self._env.running = running
-            found = dict(leaves(written))
-            numbered: list[Tensor] = []
-            if self._compiled:
+            found, following = dict(leaves(written)), dict(leaves(after))
+            current = [*(following[key] for key in keys), *(state[name] for name in names)]
+            if self._compiled:  # a program takes tensors with the strides of those that it was made of
                 before = tensors[-_NUMBERED:]
                 found[TRAJ_IDS], found[TRAJ_STEPS], _ = before
                 numbered = followed(before, found[NEXT, DONE].squeeze(-1))
+                current = [*(tensor.contiguous() for tensor in current), *numbered]
             states = {} if self._starts is None else self._starts.take(found)
             self._written, self._states = list(found), list(states)
-            following = dict(leaves(after))
-            return (
-                *found.values(),
-                *states.values(),
-                *(following[key] for key in keys),
-                *(state[name] for name in names),
-                *numbered,
-            )
+            return *found.values(), *states.values(), *current
 
         rows = root.batch_size[0] if root.ndim else None
         program = _Program(run, [None] * len(given), None)

@@ -153,6 +153,15 @@ def test_has_hooks(register):
     assert not _torch.has_hooks(module)
 
 
+def test_hooks_of():
+    module = nn.Linear(1, 1)
+    assert _torch.hooks_of(module) == []
+    handles = [module.register_forward_pre_hook(print), module.register_forward_hook(repr)]
+    assert [hook for _, hook in _torch.hooks_of(module)] == [print, repr]
+    handles[0].remove()
+    assert [hook for _, hook in _torch.hooks_of(module)] == [repr]
+
+
 def test_has_global_hooks():
     assert not _torch.has_global_hooks()
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)

@@ -36,6 +36,7 @@ __all__ = [
     "fused_adam_",
     "has_global_hooks",
     "has_hooks",
+    "hooks_of",
     "inductor_program",
     "is_exporting",
     "is_forward_mode",
@@ -132,6 +133,12 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(
         own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
     )
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Return the forward hooks of ``module`` itself. Without the names: see :func:`has_hooks`."""
+    own: dict[str, Any] = vars(module)
+    return [*own["_forward_pre_hooks"].items(), *own["_forward_hooks"].items()]
 
 
 def has_global_hooks() -> bool:

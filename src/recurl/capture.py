@@ -6,13 +6,16 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
+from types import FunctionType, MethodType
 
 import torch
 from torch import Tensor, nn
 
-from recurl._torch import has_hooks, tensors_of
+from recurl._torch import hooks_of, tensors_of
 
 __all__ = ["KeptTensors", "recording", "without_garbage_collection"]
+
+_SETTINGS = (bool, int, float, str, type, FunctionType, MethodType)
 
 
 class KeptTensors:
@@ -20,7 +23,8 @@ class KeptTensors:
 
     Args:
         module: whose.
-        modes: whether modules are in training mode, and whether they have hooks, counts too.
+        modes: count how modules work too: their hooks, and their public attributes that are numbers, strings, types or
+            functions (``training``, ``p``, a ``forward`` of their own).
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -37,7 +41,7 @@ class KeptTensors:
         self._kept = _held(module, modes)
 
     def replaced(self) -> str | None:
-        """Return the name of what was replaced, added or removed since, or set to another mode; or None."""
+        """Return the name of what was replaced, added or removed since, or works in another way; or None."""
         now = _held(self._module, self._modes)
         for name, (kept, state) in self._kept.items():
             found, after = now.pop(name, (None, None))
@@ -47,15 +51,21 @@ class KeptTensors:
 
 
 def _held(module: nn.Module, modes: bool) -> dict[str, tuple[nn.Module | Tensor, object]]:
-    """Return what ``module`` holds, by name, where the memory of tensors is, and the modes of modules."""
+    """Return what ``module`` holds, by name, how tensors lie in memory, and the modes of modules."""
     held: dict[str, tuple[nn.Module | Tensor, object]] = {}
     for path, part in module.named_modules():
-        held[path] = part, (part.training, has_hooks(part)) if modes else None
+        held[path] = part, _mode(part) if modes else None
         for owned in tensors_of(part):
             for name, tensor in owned.items():
                 if tensor is not None:
-                    held[f"{path}.{name}" if path else name] = tensor, tensor.data_ptr()
+                    held[f"{path}.{name}" if path else name] = tensor, (tensor.data_ptr(), tensor.stride())
     return held
+
+
+def _mode(module: nn.Module) -> object:
+    """Return what the operations of a module depend on besides modules and tensors, as far as it can be compared."""
+    own = {name: value for name, value in vars(module).items() if name[0] != "_" and isinstance(value, _SETTINGS)}
+    return own, hooks_of(module)
 
 
 @contextmanager

@@ -151,6 +151,80 @@ def test_hooks_and_modes_between_batches_count(recorded):
     assert recorded == [1, 1, 1, 1]
 
 
+def forward_of_its_own(policy):
+    def forward(tensordict):
+        return type(head).forward(head, tensordict).update({"logits": -tensordict["features"][..., :2]})
+
+    head = policy[1][0]
+    head.forward = forward
+
+
+def another_hook(policy):
+    policy.handle.remove()
+    policy.handle = policy[1][0].module.register_forward_hook(lambda module, given, result: result * -3)
+
+
+def attribute(policy):
+    policy[1][0].module.scale = -3.0
+
+
+def turned_memory(policy):
+    policy[0].module.weight.data = policy[0].module.weight.data.t()
+
+
+@pytest.mark.parametrize("edit", [forward_of_its_own, another_hook, attribute, turned_memory])
+def test_a_policy_that_works_in_another_way_is_compiled_anew(edit):
+    """What is compiled goes on with what was there when it was traced."""
+
+    class Scaled(nn.Linear):
+        scale: float
+
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    def collected(**options):
+        env = TensorEnv(MaskedCartPole(12), 5, device="cpu")
+        env.set_seed(0)
+        torch.manual_seed(0)
+        head = Scaled(2, env.action_spec.shape[-1])
+        head.scale = 2.0
+        actor = ProbabilisticActor(
+            TensorDictModule(head, ["features"], ["logits"]), in_keys=["logits"], distribution_class=Categorical
+        )
+        width = env.observation_spec["observation"].shape[-1]
+        policy = TensorDictSequential(TensorDictModule(nn.Linear(width, 2), ["observation"], ["features"]), actor)
+        policy.handle = head.register_forward_hook(lambda module, given, result: result * 2)
+        collector = Collector(env, policy, frames_per_batch=20, **options)
+        found = batches(collector, 3)
+        edit(policy)
+        return found + batches(collector, 2)
+
+    expected = collected()
+    for one, other in zip(expected, collected(compile_step=True), strict=True):
+        for key in ("logits", "action", "observation"):
+            torch.testing.assert_close(other[key], one[key], rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_that_counts_its_calls_is_recorded_once(monkeypatch):
+    class Counting(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x)
+
+    def record(steps, generator):
+        count.append(1)
+        return lambda: None, steps()
+
+    count = []
+    monkeypatch.setattr(captured, "record", record)
+    collector = make(TMaze(2), cuda_graph=True)
+    collector.policy[1][0].module = Counting(8, 3)
+    batches(collector, 5)
+    assert count == [1]
+
+
 def test_what_happens_between_batches_of_vectors(recorded, monkeypatch):
     """Compiled by columns, as on a GPU: recorded and not, the same bits; trajectories go on as without."""
     monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))

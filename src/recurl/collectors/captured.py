@@ -64,7 +64,8 @@ class CapturedSteps:
     numbers that launching the kernels one by one would have drawn, and gives the same bits. The root and the states of
     the environment are in memory that every replay reads and overwrites; where somebody replaced them in between, by a
     reset or a restored state, they are copied there first. Where a module, parameter or buffer of the policy was
-    replaced, the program is made anew.
+    replaced, or a module set to work in another way (see :class:`~recurl.capture.KeptTensors`), the program is made
+    anew; other edits, and those of the environment, are not seen.
 
     Args:
         env: the environment, a :class:`~recurl.envs.TensorEnv` with any transforms.
@@ -204,9 +205,12 @@ class CapturedSteps:
             traced = Traced(run, given, [self._env.generator], rows)
             program = _Program(traced, traced.entering, traced.leaving)
         self._program, self._setting, self._root = program, (setting, has_global_hooks()), (type(root), keys)
-        self._weights = None if self._policy is None else KeptTensors(self._policy, modes=True)
+        self._weights = self._kept()
         self._recording = None
         return program
+
+    def _kept(self) -> KeptTensors | None:
+        return None if self._policy is None else KeptTensors(self._policy, modes=True)
 
     def _steps(self, program: _Program, given: _Tensors, time_dim: int) -> _Batch:
         """Make the steps from what enters the first, which stays as it is; what comes next enters in the same way."""
@@ -227,6 +231,7 @@ class CapturedSteps:
         recording = self._recording
         if recording is None:
             recording = self._recording = self._record(program, given)
+            self._weights = self._kept()  # a module may count its calls, of which there are no more
         memory = {kept.untyped_storage().data_ptr() for kept in recording.memory}
         replaced = [(kept, new) for kept, new in zip(recording.memory, given, strict=True) if kept is not new]
         # All are read before the first is written: what was replaced may lie in memory that is overwritten here.

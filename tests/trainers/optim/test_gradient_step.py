@@ -177,3 +177,21 @@ def test_a_loss_without_a_gradient_moves_nothing() -> None:
     with pytest.raises(RuntimeError, match="does not require grad"):
         step(torch.tensor(1.0))
     assert torch.equal(weight, before)
+
+
+def test_a_state_is_restored_twice():
+    """Steps after the first time don't change what was given."""
+    weight = nn.Parameter(torch.zeros(2))
+    step = GradientStep([weight], learning_rate=0.1, max_norm=1.0)
+    for scale in (1.0, 2.0):
+        step((weight * torch.tensor([3.0, 4.0])).sum() * scale)
+    begun, saved = weight.detach().clone(), copy.deepcopy(step.state_dict())
+    ends = []
+    for _ in range(2):
+        with torch.no_grad():
+            weight.copy_(begun)
+        step.load_state_dict(saved)
+        for scale in (-1.0, 0.5, 3.0):
+            step((weight * torch.tensor([0.3, -0.4])).sum() * scale)
+        ends.append(weight.detach().clone())
+    assert torch.equal(*ends)

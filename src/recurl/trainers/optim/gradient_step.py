@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
@@ -193,12 +194,12 @@ class GradientStep:
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore a copy of what :meth:`state_dict` returned.
 
         Raises:
             ArgumentError: it is of other parameters.
         """
-        self.optimizer.load_state_dict(state)
+        self.optimizer.load_state_dict(copy.deepcopy(state))  # Adam's own takes the tensors, and changes them
         for parameter, saved in self.optimizer.state.items():
             shapes = {saved[name].shape for name in ("exp_avg", "exp_avg_sq")}
             if shapes != {parameter.shape}:

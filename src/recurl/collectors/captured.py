@@ -132,12 +132,12 @@ class CapturedSteps:
         names = sorted(running)  # a state that was restored may have another order
         given = [*(value for _, value in leaves(root)), *(running[name] for name in names)]
         if self._compiled:
-            given = [*(tensor.contiguous() for tensor in given), *self._trajectories.ahead(self._count)]
+            given += self._trajectories.ahead(self._count)
         program = self._program if goes_on else self._prepare(root, keys, names, given, setting)
         assert program is not None
         if self._warm < _WARM_UP or not self._graph:
             self._warm += 1
-            found, states, current = self._steps(program, take_apart(program.entering, given), root.ndim)
+            found, states, current = self._steps(program, self._entering(program, given), root.ndim)
             written: _Tensors = [tensor.contiguous() for tensor in found]
             after: _Tensors = [tensor[0] for tensor in put_together(program.entering, [current], 0)]
         else:
@@ -202,7 +202,7 @@ class CapturedSteps:
         rows = root.batch_size[0] if root.ndim else None
         program = _Program(run, [None] * len(given), None)
         if self._compiled:
-            traced = Traced(run, given, [self._env.generator], rows)
+            traced = Traced(run, [tensor.contiguous() for tensor in given], [self._env.generator], rows)
             program = _Program(traced, traced.entering, traced.leaving)
         self._program, self._setting, self._root = program, (setting, has_global_hooks()), (type(root), keys)
         self._weights = self._kept()
@@ -211,6 +211,11 @@ class CapturedSteps:
 
     def _kept(self) -> KeptTensors | None:
         return None if self._policy is None else KeptTensors(self._policy, modes=True)
+
+    def _entering(self, program: _Program, given: _Tensors) -> _Tensors:
+        """Return what enters the first step, with the strides of what a compiled one was made of."""
+        entering = take_apart(program.entering, given)
+        return [tensor.contiguous() for tensor in entering] if self._compiled else entering
 
     def _steps(self, program: _Program, given: _Tensors, time_dim: int) -> _Batch:
         """Make the steps from what enters the first, which stays as it is; what comes next enters in the same way."""
@@ -247,7 +252,7 @@ class CapturedSteps:
     def _record(self, program: _Program, given: _Tensors) -> _Recording:
         forms = program.entering
         memory = [tensor[0] for tensor in put_together(forms, [take_apart(forms, given)], 0)]
-        entering = take_apart(forms, memory)  # in the same memory
+        entering = self._entering(program, memory)  # in the same memory
 
         def steps() -> list[_Tensors]:
             written, states, after = self._steps(program, entering, 0)

@@ -85,6 +85,7 @@ class FlatAdam:
         """Return whether a step can be made: of float32, while parameters and settings are what they were."""
         plain = all(x.dtype == torch.float32 and x.device == self._device for x in (*gradients, loss))
         same = self._addresses == [x.data_ptr() for x in (*self._parameters, *self._steps)]
+        same = same and all(parameter.is_contiguous() for parameter in self._parameters)
         return plain and same and self._fixed == (tuple(betas), eps)
 
     def step(self, gradients: Tensor, loss: Tensor, rate: Tensor) -> Tensor:

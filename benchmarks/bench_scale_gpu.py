@@ -51,7 +51,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--unchecked", action="store_true", help="leave the comparison out, which was made before")
     parser.add_argument("--csv", type=Path, help="where results go")
     parser.add_argument("--part", choices=("collect", "learn", "measure"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -65,8 +64,7 @@ def main() -> None:
     options.csv = options.csv or RESULTS / f"scale_{'gpu' if options.device == 'cuda' else 'cpu'}.csv"
     show_machine(options.device)
     several = options.ranks or [torch.cuda.device_count() if options.device == "cuda" else 2]
-    if not options.unchecked:
-        check(max(several))
+    check(max(several))
     alone = measure(1)
     for ranks in several:
         show(options, ranks, alone, measure(ranks))

@@ -25,14 +25,14 @@ SHAPES = {
 }
 
 
-def flat(parameters, means, squares, steps, betas, eps, max_norm):
-    assert adam.FlatAdam.takes(parameters, steps)
-    return adam.FlatAdam(parameters, means, squares, steps, betas=betas, eps=eps, max_norm=max_norm)
+def flat(parameters, *kept, **options):
+    assert adam.FlatAdam.takes(parameters, kept[-1])
+    return adam.FlatAdam(parameters, *kept, **options)
 
 
 def train(shapes, max_norm: float, *, by_kernels: bool, monkeypatch) -> list[torch.Tensor]:
     """Parameters, moments and norms after steps of which one has no finite loss."""
-    monkeypatch.setattr(gradient_step, "_flat_adam", flat if by_kernels else lambda *_: None)
+    monkeypatch.setattr(gradient_step, "_flat_adam", flat if by_kernels else lambda *_, **__: None)
     generator = torch.Generator().manual_seed(0)
     parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
     step = GradientStep(parameters, learning_rate=0.01, max_norm=max_norm, capturable=False)

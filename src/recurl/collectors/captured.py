@@ -151,9 +151,7 @@ class CapturedSteps:
         if self._compiled:
             self._trajectories.caught_up(after[-_NUMBERED:])
         else:
-            numbered = self._trajectories.advance(batch.get((NEXT, DONE)).squeeze(-1))
-            for key, value in zip((TRAJ_IDS, TRAJ_STEPS), numbered, strict=True):
-                batch.set(key, value)
+            self._trajectories.number(batch, batch.get((NEXT, DONE)).squeeze(-1))
         batch.refine_names(..., "time")
         after_root = self._after = _like(root, keys, after)
         return batch, after_root

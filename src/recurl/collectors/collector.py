@@ -29,7 +29,7 @@ from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentTypeError, UnsupportedError, UsageError
-from recurl.keys import NEXT, TRAJ_IDS, TRAJ_STEPS
+from recurl.keys import NEXT
 from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType
 from recurl.modules.actors import explain_missing_scale
@@ -169,7 +169,7 @@ class Collector(CollectorBase):
 
     def _program(self) -> CapturedSteps | list[CapturedPolicy]:
         """Return what runs steps as a program, or policies: of each group, or none where operations are launched."""
-        env, policy, programs = self.env, self.policy, self._programs
+        env, policy, programs, steps = self.env, self.policy, self._programs, self.steps_per_batch
         if not any(programs.values()):
             return []
         reason = why_not_captured(env, policy, init_random_frames=self.init_random_frames, **programs)
@@ -179,9 +179,7 @@ class Collector(CollectorBase):
             raise UnsupportedError(f"Steps can't be {what}: {reason}. Collect without {option}.")
         if tensor_env(env) is None:
             return [CapturedPolicy(policy, generator_of(env.device)) for _ in self._groups.envs]
-        return CapturedSteps(
-            env, policy, self._step, self._trajectories, self.steps_per_batch, self._starts, **programs
-        )
+        return CapturedSteps(env, policy, self._step, self._trajectories, steps, self._starts, **programs)
 
     def _collect(self) -> TensorDict:
         pending, self._pending_weights = self._pending_weights, None
@@ -203,15 +201,12 @@ class Collector(CollectorBase):
             try:
                 if isinstance(self._captured, list):
                     batch, done, self._roots = self._steps(self._roots, self.storing_device)
-                    numbered = self._trajectories.advance(done)
-                    for key, value in zip((TRAJ_IDS, TRAJ_STEPS), numbered, strict=True):
-                        batch.set(key, value.to(self.storing_device or "cpu"))
+                    self._trajectories.number(batch, done)
                 else:
                     with span(COLLECTION_GRAPH):
-                        batch, root = self._captured(
+                        batch, *self._roots = self._captured(
                             self._roots[0], self.exploration_type, lambda root: self._acting(root)[1]
                         )
-                    self._roots = [root]
                     batch = batch if self.storing_device == self.env.device else batch.to(self.storing_device)
             except BaseException as error:
                 # The environment has advanced past the old roots, and these steps are lost.

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
+
+from recurl.keys import TRAJ_IDS, TRAJ_STEPS
 
 __all__ = ["TRAJECTORY_IDS", "Trajectories", "TrajectoryIds", "followed", "step_numbers"]
 
@@ -123,6 +126,11 @@ class Trajectories:
         ids = torch.cat((self.ids.unsqueeze(-1), new[..., :-1]), -1).gather(-1, began.clamp(min=0))
         self.ids = torch.where(done[..., -1], new[..., -1], ids[..., -1])
         return ids, numbers
+
+    def number(self, batch: TensorDictBase, done: Tensor) -> None:
+        """Go on by a batch of steps, and set ids and numbers in it, on its device; see :meth:`advance`."""
+        for key, value in zip((TRAJ_IDS, TRAJ_STEPS), self.advance(done), strict=True):
+            batch.set(key, value.to(batch.device or "cpu"))
 
     def ahead(self, count: int) -> list[Tensor]:
         """Return the trajectories as :func:`followed` counts them on, for so many steps."""

@@ -135,9 +135,8 @@ class GradientStep:
             names = "exp_avg", "exp_avg_sq", "step"
             means, squares, steps = ([cast(Any, state)[name] for state in states] for name in names)
             group = self.optimizer.param_groups[0]
-            self._flat = _flat_adam(
-                self._parameters, means, squares, steps, group["betas"], group["eps"], self._max_norm
-            )
+            options = {"betas": group["betas"], "eps": group["eps"], "max_norm": self._max_norm}
+            self._flat = _flat_adam(self._parameters, means, squares, steps, **options)
             if self._flat is not None:  # the optimiser goes on with parts of what that keeps
                 means, squares = self._flat.means, self._flat.squares
                 for state, mean, square in zip(states, means, squares, strict=True):
@@ -212,22 +211,12 @@ class GradientStep:
         self._state = None
 
 
-def _flat_adam(
-    parameters: Sequence[Tensor],
-    means: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    betas: tuple[float, float],
-    eps: float,
-    max_norm: float,
-) -> Any:
-    """Return what makes steps on a GPU, None where it can't, or Triton isn't installed."""
+def _flat_adam(parameters: Sequence[Tensor], *kept: Sequence[Tensor], **options: Any) -> Any:
+    """Return what makes steps on a GPU, of the arguments of ``FlatAdam``; None where it can't, or without Triton."""
     if parameters[0].device.type != "cuda" or find_spec("triton") is None:
         return None
     flat_adam = importlib.import_module("recurl.recurrence.triton.adam").FlatAdam
-    if not flat_adam.takes(parameters, steps):
-        return None
-    return flat_adam(parameters, means, squares, steps, betas=betas, eps=eps, max_norm=max_norm)
+    return flat_adam(parameters, *kept, **options) if flat_adam.takes(parameters, kept[-1]) else None
 
 
 def _finite(norm: Tensor, loss: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ from recurl.collectors import Collector
 from recurl.collectors.worker import _WorkerCollector
 from recurl.compiled import Compilation, Signal, StepsInMemory
 from recurl.envs import EnvBase, GroupedEnv, GymEnv, GymWrapper, TransformedEnv
+from recurl.envs.workers_env import EnvInfo, Plan, Server, layout
+from recurl.envs.workers_memory import SharedTensors
 from recurl.errors import ArgumentError
 from recurl.keys import TRAJ_IDS
 from recurl.modules import (
@@ -416,3 +418,37 @@ def test_a_policy_that_writes_over_what_it_reads_makes_tensors() -> None:
     assert "observation" in str(collector.why_not_in_place())
     going_on = ~batch["next", "done"][:, :-1, 0]
     assert not torch.equal(batch["next", "observation"][:, :-1][going_on], batch["observation"][:, 1:][going_on])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_worker_writes_the_same_bits_without_tensors(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that reset what is done, in memory shared with the parent."""
+    found = []
+    for apart in (False, True):
+        env = CASES[case][0]()
+        if apart:
+            monkeypatch.setattr(env, "in_place", lambda: "")
+        env.set_seed(3)
+        parts = [
+            {key: value[0] for key, value in SharedTensors(entries).tensors.items()}
+            for entries in layout(EnvInfo.of(env), 1)
+        ]
+        given, result, fresh = parts
+        server = Server(env, given, result, fresh)
+        assert (server._make is None) == apart
+        server.run(Plan(0, "reset", (), None))
+        torch.manual_seed(4)
+        seen = []
+        for _ in range(60):
+            action = env.action_spec.rand()
+            data = action.reshape(-1).view(torch.uint8)
+            given["action"][: len(data)] = data
+            server.run(Plan(0, "advance", (), (action.dtype, tuple(action.shape))))
+            done = result["done"].reshape(env.batch_size or [1])
+            seen.append({key: value.clone() for key, value in result.items()})
+            roots = {key: value if env.batch_size else value[None] for key, value in fresh.items()}
+            seen.append({("root", key): value[done] for key, value in roots.items()})
+        found.append(seen)
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from recurl.envs.gym_observations import ObservationReader
 from recurl.keys import DONE, DONE_KEYS, REWARD, TERMINATED, TRUNCATED, NestedKey
@@ -74,7 +75,7 @@ class InPlace:
         constants = [path for path, constant in self.constants.items() if constant.after_step is not None]
         return [*self._observed, (REWARD,), *constants]
 
-    def begin(self, actions: _Array, after: Mapping[Path, _Array]) -> None:
+    def begin(self, actions: _Array | Tensor, after: Mapping[Path, _Array]) -> None:
         """Take the memory of a batch, ``[T, *B, ...]`` each.
 
         Args:

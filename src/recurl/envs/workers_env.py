@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from recurl.envs.base import EnvBase
+from recurl.envs.in_place import InPlace, path_of
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_memory import Entry
 from recurl.envs.workers_rounds import RoundServer
@@ -191,9 +192,19 @@ class Server:
         self._fresh = fresh
         self._root_keys, self._step_keys = written_keys(EnvInfo.of(env))
         self._lowered = env.why_not_lowered() is None
+        make = env.in_place()
+        self._make = make if isinstance(make, InPlace) and {*make.constants} == {(key,) for key in DONE_KEYS} else None
+        if self._make is not None:
+            self._after = {path_of(key): value.numpy()[None] for key, value in result.items()}
+            self._roots = {path_of(key): value.numpy() for key, value in fresh.items()}
 
     def run(self, plan: Plan) -> None:
         """Run one reset or step."""
+        if self._make is not None and plan.kind == "advance" and plan.action is not None and not plan.keys:
+            self._make.begin(self._action(*plan.action)[None], self._after)
+            if self._make.step(0):
+                self._make.reset(0, self._roots)
+            return
         td = self._read(plan)
         if plan.kind == "reset":
             self._write(self._env._root(td if plan.keys else None), self._root_keys, self._fresh)  # pyright: ignore[reportPrivateUsage] - the parent's reset checked the mask
@@ -210,15 +221,17 @@ class Server:
         # Cloned, as the environment may keep references to its inputs.
         entries = {key: self._given[key].clone() for key in plan.keys if key != ACTION}
         if plan.action is not None:
-            dtype, shape = plan.action
-            used = dtype.itemsize * torch.Size(shape).numel()
-            entries[ACTION] = self._given[ACTION][:used].clone().view(dtype).view(shape)
+            entries[ACTION] = self._action(*plan.action)
         if not self._lowered:
             return TensorDict(entries, self._env.batch_size, device=self._env.device)
         lowered = Entries({}, self._env.batch_size, self._env.device)
         for key, value in entries.items():
             lowered.set(key, value)
         return lowered
+
+    def _action(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        used = dtype.itemsize * torch.Size(shape).numel()
+        return self._given[ACTION][:used].clone().view(dtype).view(shape)
 
     def _write(self, td: Step, keys: list[NestedKey], slots: dict[NestedKey, Tensor]) -> None:
         for key in keys:

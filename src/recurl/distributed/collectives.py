@@ -78,6 +78,27 @@ def all_sum_(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def all_gather(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor ``[...]`` of all ranks, ``[ranks, ...]``.
+
+    Raises:
+        RankError: a rank has gone.
+    """
+    found = tensor.new_empty(world_size(), *tensor.shape)
+    with _saying_who():
+        distributed.all_gather_into_tensor(found.view(-1), tensor.view(-1))
+    return found
+
+
+def _average_(tensor: Tensor) -> Tensor:
+    """Replace a contiguous tensor by its mean over all ranks, and return it."""
+    if tensor.is_cuda and "nccl" in distributed.get_backend_config():  # others can't divide
+        with _saying_who():
+            distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
+        return tensor
+    return all_sum_(tensor).div_(world_size())
+
+
 def average_(tensors: Sequence[Tensor]) -> None:
     """Replace tensors by their means over all ranks: one flat all-reduce for those of one dtype and device.
 
@@ -99,10 +120,9 @@ def average_(tensors: Sequence[Tensor]) -> None:
     for kind in kinds:
         same = [tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind]
         if len(same) == 1 and same[0].is_contiguous():
-            all_sum_(same[0]).div_(world_size())
+            _average_(same[0])
             continue
-        flat = torch.cat([tensor.reshape(-1) for tensor in same])
-        all_sum_(flat).div_(world_size())
+        flat = _average_(torch.cat([tensor.reshape(-1) for tensor in same]))
         parts = flat.split([tensor.numel() for tensor in same])
         foreach_copy_(same, [part.view(tensor.shape) for part, tensor in zip(parts, same, strict=True)])
 

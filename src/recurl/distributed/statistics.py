@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from recurl.distributed.collectives import all_sum_, rank, world_size
+from recurl.distributed.collectives import all_gather, world_size
 from recurl.errors import UnsupportedError
 
 __all__ = ["global_statistics", "is_global", "merge_max", "merge_moments"]
@@ -57,17 +57,10 @@ def is_global() -> bool:
     return _SETTING.on and world_size() > 1
 
 
-def gathered(values: Tensor) -> Tensor:
-    """Return ``values`` ``[...]`` of all ranks, ``[ranks, ...]``, in a way that a CUDA graph can record."""
-    slots = values.new_zeros(world_size(), *values.shape)
-    slots[rank()].copy_(values)
-    return all_sum_(slots)
-
-
 def merge_moments(count: int | Tensor, mean: Tensor, var: Tensor) -> tuple[int | Tensor, Tensor, Tensor]:
     """Return count, mean and biased variance of the data of all ranks; what is given outside ``global_statistics``.
 
-    There is one all-reduce, in float64, and no wait for the device.
+    There is one exchange, in float64, and no wait for the device.
 
     Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
 
@@ -90,19 +83,18 @@ def merge_moments(count: int | Tensor, mean: Tensor, var: Tensor) -> tuple[int |
         raise UnsupportedError(
             "Statistics over several ranks have no gradients: detach what they are taken of (differentiable=False)."
         )
-    own = mean.new_zeros(2 * mean.numel() + 1, dtype=torch.float64)
-    own[0].fill_(count)
-    own[1:].copy_(torch.cat([mean.reshape(-1), var.reshape(-1)]))
-    table = gathered(own)
+    number = count if isinstance(count, Tensor) else mean.new_full((), count, dtype=torch.float64)
+    own = torch.cat([number.reshape(1).double(), mean.reshape(-1).double(), var.reshape(-1).double()])
+    table = all_gather(own)
     counts, means, variances = table[:, :1], *table[:, 1:].chunk(2, 1)
     total = counts.sum(0)
     weights = counts / total.clamp_min(1)
     merged = (weights * means).sum(0)
-    spread = (weights * (variances + (means - merged).square())).sum(0)
+    spread = (weights * torch.addcmul(variances, means - merged, means - merged)).sum(0)
     merged, spread = (value.to(mean.dtype).view(mean.shape) for value in (merged, spread))
     return total[0].to(torch.int64), merged, spread
 
 
 def merge_max(values: Tensor) -> Tensor:
     """Return the largest values over all ranks; what is given outside ``global_statistics``."""
-    return gathered(values).amax(0) if is_global() else values
+    return all_gather(values.contiguous()).amax(0) if is_global() else values

@@ -46,6 +46,7 @@ def compiled(direction: str, name: str, constant: bool, width: int, capability: 
         "ROWS": chunk.rows,
         "COLUMNS": chunk.columns,
         "GROUP": chunk.group,
+        "KEEP": chunk.keep,
     }
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     numbers = dict.fromkeys(("groups_at", "tokens", "states_row"), "i32")

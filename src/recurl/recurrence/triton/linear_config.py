@@ -16,6 +16,7 @@ class Chunk:
         rows: such pieces of a chunk.
         columns: channels of a program.
         registers: per thread at most, or None for as many as the compiler likes.
+        keep: whether a forward pass keeps its chunk in registers between its walks, or reads it again.
         group: chunks that compose what they do before they wait for the chunks before them.
     """
 
@@ -23,6 +24,7 @@ class Chunk:
     rows: int
     columns: int
     registers: int | None = None
+    keep: bool = True
     group: int = 16
 
 
@@ -31,9 +33,9 @@ def chunk_for(direction: str, width: int, dtype: torch.dtype) -> Chunk:
 
     A row of a chunk is 64 bytes wide, in numbers of at least four bytes: so each of 128 threads has two registers of a
     number of a token, and publishes words of its own, without exchanging them first. What a pass keeps of a piece fits
-    into its registers, as many programs as possible share a multiprocessor's 65,536: five of forward passes over 8
-    tokens, four over 16 of narrow numbers, three of backward passes, which keep more. The best of a sweep on an H200
-    (``bench_linear_recurrence.py --sweep``) but for forward passes of complex numbers with constant a.
+    into its registers, as many programs as possible share a multiprocessor's 65,536: eight of forward passes, which
+    walk 8 tokens and keep none of them; four over 16 narrow numbers; three of backward passes, which read more. The
+    best of a sweep on an H200 (``bench_linear_recurrence.py --sweep``).
 
     Args:
         direction: ``"forward"`` or ``"backward"``.
@@ -43,5 +45,6 @@ def chunk_for(direction: str, width: int, dtype: torch.dtype) -> Chunk:
     columns = 64 // max(4, dtype.itemsize)
     size = 16 * columns
     columns = min(columns, max(4, 1 << (width - 1).bit_length()))
-    steps, registers = (16, 168) if direction == "backward" else (16, 128) if dtype.itemsize < 4 else (8, 96)
-    return Chunk(steps, size // columns, columns, registers)
+    if direction == "forward" and dtype.itemsize >= 4:
+        return Chunk(8, size // columns, columns, registers=64, keep=False)
+    return Chunk(16, size // columns, columns, registers=168 if direction == "backward" else 128)

@@ -6,7 +6,8 @@
 
 A chunk is ROWS pieces of STEPS tokens, COLUMNS channels wide; a thread walks a piece, in the channels that it loads:
 first from nothing, which says what the piece does to the state before it, then from that state. In between the chunk
-stays in registers, with all that the second walk reads.
+stays in registers, with all that the second walk reads; but in forward passes that don't keep it, which need half as
+many registers: they read it again, from the caches.
 
 A piece is short, and walked in the dtype of its numbers (float32 for narrower ones). Products of its factors and states
 between pieces are in ACC: only they err the more the longer the sequence.
@@ -51,6 +52,7 @@ def forward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
+    KEEP: tl.constexpr,
 ):
     """Write h. ``board`` holds EMPTY words."""
     chunk = tl.program_id(0) // BLOCKS
@@ -83,7 +85,7 @@ def forward_kernel(
             factor, factor_imag = load(a, at + s * WIDTH, mask, KIND)
             factors = factors + (factor,)
             factors_imag = factors_imag + (factor_imag,)
-    values = ()  # at the first token of a segment the state after it, elsewhere b
+    values = ()  # what is kept: at the first token of a segment the state after it, elsewhere b
     values_imag = ()
     for s in tl.static_range(STEPS):
         if s % 4 == 0:
@@ -103,22 +105,44 @@ def forward_kernel(
         q = tl.where(first, found[s % 4], q)
         q_imag = tl.where(first, found_imag[s % 4], q_imag)
         q, q_imag = times_plus(factor, factor_imag, q, q_imag, xs[s], xs_imag[s], KIND)
-        values = values + (tl.where(first, q, xs[s]),)
-        values_imag = values_imag + (tl.where(first, q_imag, xs_imag[s]),)
+        if KEEP:
+            values = values + (tl.where(first, q, xs[s]),)
+            values_imag = values_imag + (tl.where(first, q_imag, xs_imag[s]),)
     p = tl.where(firsts != 0, float("nan"), p)
     fresh = tl.load(starts + begin)
     state, state_imag = states_before_rows(
         p, p_imag, q, q_imag, fresh, chunk, board, groups_at, d, inside, WIDTH, KIND, ACC, ROWS, COLUMNS, GROUP
     )
+    if not KEEP:
+        xs = ()
+        xs_imag = ()
+        factors = ()
+        factors_imag = ()
+        for s in tl.static_range(STEPS):
+            mask = (piece + s < left)[:, None] & inside[None, :]
+            x, x_imag = load(b, at + s * WIDTH, mask, KIND)
+            xs = xs + (x,)
+            xs_imag = xs_imag + (x_imag,)
+            if not CONSTANT:
+                factor, factor_imag = load(a, at + s * WIDTH, mask, KIND)
+                factors = factors + (factor,)
+                factors_imag = factors_imag + (factor_imag,)
     for s in tl.static_range(STEPS):
         mask = (piece + s < left)[:, None] & inside[None, :]
         if not CONSTANT:
             factor = factors[s]
             factor_imag = factors_imag[s]
         first = is_set(firsts, s)
-        on, on_imag = times_plus(factor, factor_imag, state, state_imag, values[s], values_imag[s], KIND)
-        state = tl.where(first, values[s], on)
-        state_imag = tl.where(first, values_imag[s], on_imag)
+        if KEEP:
+            on, on_imag = times_plus(factor, factor_imag, state, state_imag, values[s], values_imag[s], KIND)
+            state = tl.where(first, values[s], on)
+            state_imag = tl.where(first, values_imag[s], on_imag)
+        else:
+            if s % 4 == 0:
+                found, found_imag = stored_states(states, stored_at, states_row, firsts, s, inside, KIND)
+            state = tl.where(first, found[s % 4], state)
+            state_imag = tl.where(first, found_imag[s % 4], state_imag)
+            state, state_imag = times_plus(factor, factor_imag, state, state_imag, xs[s], xs_imag[s], KIND)
         store(h, at + s * WIDTH, state, state_imag, mask, KIND)
 
 

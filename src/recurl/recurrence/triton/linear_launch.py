@@ -28,7 +28,7 @@ def run_forward(inputs: Inputs, chunk: Chunk) -> Tensor:
         start(forward_kernel, grid.programs)(
             *(_raw(a.contiguous()), _raw(b.contiguous()), *_rows(states)),
             *(_flags(boundaries), _raw(h), *grid.arguments),
-            **{"CONSTANT": a.ndim == 1, **grid.constants},
+            **{"CONSTANT": a.ndim == 1, "KEEP": chunk.keep, **grid.constants},
         )
     return h
 

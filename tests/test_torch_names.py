@@ -98,6 +98,17 @@ def test_foreach_copy_():
     assert to[1].tolist() == [2.0] * 3
 
 
+def test_foreach_copy_on_a_gpu_takes_tensors_of_one_kind():
+    to = [torch.zeros(2), torch.zeros(3, dtype=torch.bool), torch.zeros(2, 3).t(), torch.zeros(4)]
+    of = [torch.ones(2), torch.ones(3, dtype=torch.bool), torch.ones(3, 2), torch.ones(4, dtype=torch.int64)]
+    kinds = list(_torch._of_one_kind(to, of))
+    assert [len(targets) for targets, _ in kinds] == [1, 1, 1, 1]
+    assert [len(targets) for targets, _ in _torch._of_one_kind([to[0], to[1], to[3]], [of[0], of[1], of[2]])] == [2, 1]
+    for targets, sources in kinds:
+        _torch._foreach_copy_(targets, sources)
+    assert all(bool((target == 1).all()) for target in to)
+
+
 def test_scan():
     def add(carry, x):
         return carry + x, (carry + x).clone()

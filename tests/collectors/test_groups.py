@@ -11,7 +11,17 @@ from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
 from recurl.collectors import Collector
-from recurl.envs import EnvBase, ExplorationType, GroupedEnv, GymEnv, ParallelEnv, parallel_groups
+from recurl.collectors import batch as batch_module
+from recurl.envs import (
+    EnvBase,
+    ExplorationType,
+    GroupedEnv,
+    GymEnv,
+    ParallelEnv,
+    StepCounter,
+    TransformedEnv,
+    parallel_groups,
+)
 from recurl.errors import UsageError
 from recurl.keys import TRAJ_IDS
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
@@ -62,6 +72,37 @@ def test_a_group_beside_another_gives_what_it_gives_alone() -> None:
         assert (both[:2] == first).all()
         assert (both[2:] == second).all()
     assert sum(int(batch["next", "done"].sum()) for batch in batches["both"]) > 4
+
+
+class Image(Mod):
+    """Adds an entry with rows of more bytes than are gathered before they get to the batch."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda x: x.sum(-1, keepdim=True).expand(-1, 1100).contiguous(), ["observation"], ["image"])
+
+
+@pytest.mark.parametrize("length", [None, 5])
+@pytest.mark.parametrize("make", [create, grouped])
+def test_steps_that_are_gathered_first_give_the_same_batch(
+    make, length: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where rows that lie apart are copied one by one."""
+    batches = []
+    for devices in ((), ("cpu",)):
+        monkeypatch.setattr(batch_module, "_STAGED_ON", devices)
+        policy = Seq(make_policy(), Image())
+        env = TransformedEnv(make(), StepCounter(max_steps=7), policy=policy)
+        env.set_seed(3)
+        torch.manual_seed(1)
+        collector = Collector(env, policy, frames_per_batch=20 * env.batch_size.numel(), sequence_length=length)
+        batches.append(collected(collector))
+    assert batches[0][0]["next", "done"].any()
+    for plain, staged in zip(*batches, strict=True):
+        assert set(plain.keys(True, True)) == set(staged.keys(True, True))
+        assert (plain == staged).all()
+        assert {k: v.stride() for k, v in plain.items(True, True)} == {
+            k: v.stride() for k, v in staged.items(True, True)
+        }
 
 
 @pytest.mark.parametrize("lowered", [True, False])

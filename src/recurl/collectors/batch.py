@@ -17,6 +17,8 @@ from recurl.lowering import Entries, Step, leaves, leaves_by_path
 from recurl.recurrence.cpu.memory import StepMemory, rows_are_whole
 
 _Key = tuple[str, ...]
+_STAGED_ON = ("cuda",)
+_STAGED_BYTES = 4096  # of a row: larger ones, such as images, would take as much memory again
 
 
 class BatchWriter:
@@ -49,6 +51,7 @@ class BatchWriter:
         self._carried: list[_Carried] = []
         self._memory: StepMemory | None = None
         self._entries: dict[_Key, Tensor] = {}  # [T, *B, ...]
+        self._staged: list[tuple[_Key, Tensor]] = []  # entries that come into the batch at the end, and their places
 
     def write(self, step: int, tensordict: Step) -> None:
         """Copy the entries of a step into the batch.
@@ -117,6 +120,10 @@ class BatchWriter:
             key: (value if self._rows is ... else value[self._rows]).movedim(self._time, 0)
             for key, value in whole.items()
         }
+        self._staged = [(key, view) for key, view in memory.items() if _is_staged(view, self._time)]
+        memory.update(
+            {key: torch.empty_like(view, memory_format=torch.contiguous_format) for key, view in self._staged}
+        )
         self._entries = memory
         repeats = [key for key, value in found.items() if _is_like(found.get((NEXT, *key)), value)]
         for key in [key for key in repeats if not rows_are_whole(memory[key], self._time)]:
@@ -168,8 +175,19 @@ class BatchWriter:
         """Complete the rows of the batch."""
         for carried in self._carried:
             carried.finish()
+        for key, view in self._staged:
+            view.copy_(self._entries[key])
         if self._states is not None:
             self._states.finish(self._batch)
+
+
+def _is_staged(memory: Tensor, time: int) -> bool:
+    """Return whether the steps of an entry, ``[T, *B, ...]``, are gathered in one piece before they get to a batch.
+
+    On a GPU rows that lie apart are copied entry by entry, and rows in one piece all at once.
+    """
+    row = memory.shape[1 + time :].numel() * memory.itemsize
+    return memory.device.type in _STAGED_ON and row <= _STAGED_BYTES and not memory[0].is_contiguous()
 
 
 def _is_like(after: Tensor | None, value: Tensor) -> bool:

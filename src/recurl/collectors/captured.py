@@ -262,15 +262,14 @@ class CapturedSteps:
 
 
 def _copy(targets: _Tensors, sources: _Tensors) -> None:
-    """Copy tensors into others of the same shapes and dtypes, the vectors of one dtype in one launch."""
-    several: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
-    for target, source in zip(targets, sources, strict=True):
-        if target.ndim == 1:
-            several.setdefault(target.dtype, []).append((target, source))
-        else:
+    """Copy tensors into others of the same shapes and dtypes, the vectors in one launch for each dtype."""
+    pairs = list(zip(targets, sources, strict=True))
+    vectors = [pair for pair in pairs if pair[0].ndim == 1]
+    for target, source in pairs:
+        if target.ndim != 1:
             target.copy_(source)
-    for pairs in several.values():
-        foreach_copy_(*map(list, zip(*pairs, strict=True)))
+    if vectors:
+        foreach_copy_(*map(list, zip(*vectors, strict=True)))
 
 
 def recorded(

@@ -21,11 +21,21 @@ _WARM_UP = 2  # calls before the one that is recorded: kernels are compiled and 
 _Key = tuple[str, ...]
 
 
+class _Written(NamedTuple):
+    """Entries of one dtype."""
+
+    numbers: Tensor
+    """All of them, in one piece."""
+    keys: list[_Key]
+    shapes: list[torch.Size]
+    sizes: list[int]
+
+
 class _Recording(NamedTuple):
     replay: Callable[[], None]
     memory: dict[_Key, Tensor]
     passed: list[tuple[_Key, _Key]]  # entries of the result that are entries of the root
-    written: list[tuple[_Key, Tensor]]
+    written: list[_Written]
 
 
 class CapturedPolicy:
@@ -85,8 +95,9 @@ class CapturedPolicy:
         result = _empty(root)
         for key, source in recording.passed:
             result.set(key, given[source])
-        for key, tensor in recording.written:
-            result.set(key, tensor.clone())
+        for numbers, keys, shapes, sizes in recording.written:
+            for key, shape, values in zip(keys, shapes, numbers.clone().split(sizes), strict=True):
+                result.set(key, values.view(shape))
         return result
 
     def _record(self, root: Step, given: dict[_Key, Tensor]) -> _Recording:
@@ -98,13 +109,23 @@ class CapturedPolicy:
             for key, tensor in memory.items():
                 inputs.set(key, tensor)
             found.update(leaves(self._act(inputs)))
-            return [[tensor for tensor in found.values() if id(tensor) not in sources]]
+            for key, tensor in found.items():
+                if id(tensor) not in sources:
+                    made.setdefault(tensor.dtype, {})[key] = tensor
+            return [[torch.cat([tensor.reshape(-1) for tensor in kind.values()]) for kind in made.values()]]
 
         sources = {id(tensor): key for key, tensor in memory.items()}
+        made: dict[torch.dtype, dict[_Key, Tensor]] = {}  # copied in one launch for each dtype
         replay, (written,) = recorded("policy", steps, self._generator)
-        keys = [key for key, tensor in found.items() if id(tensor) not in sources]
         passed = [(key, sources[id(tensor)]) for key, tensor in found.items() if id(tensor) in sources]
-        return _Recording(replay, memory, passed, list(zip(keys, written, strict=True)))
+        return _Recording(
+            replay, memory, passed, [_written(*kind) for kind in zip(written, made.values(), strict=True)]
+        )
+
+
+def _written(numbers: Tensor, tensors: dict[_Key, Tensor]) -> _Written:
+    shapes = [tensor.shape for tensor in tensors.values()]
+    return _Written(numbers, list(tensors), shapes, [shape.numel() for shape in shapes])
 
 
 def _empty(root: Step) -> Any:

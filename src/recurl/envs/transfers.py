@@ -31,27 +31,36 @@ class Upload:
     def __init__(
         self, shared: SharedTensors, shapes: Mapping[NestedKey, torch.Size], device: torch.device | None
     ) -> None:
-        self._shared = shared
-        self._shapes = shapes
+        self._block = shared.block
         self._device = device if device is not None and device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
-        self._copies: dict[NestedKey, Callable[[], Tensor]] = {
-            key: _copy_of(tensor, shapes[key]) for key, tensor in shared.tensors.items()
-        }
+        tensors = {key: tensor.view(shapes[key]) for key, tensor in shared.tensors.items()}
+        self._copies = {key: _copy_of(tensor) for key, tensor in tensors.items()}
+        self._places = {key: (t.dtype, t.shape, t.stride(), t.storage_offset()) for key, t in tensors.items()}
         if self._device is not None:
-            _lock_pages(shared.block, self._device)
+            _lock_pages(self._block, self._device)
 
     def __call__(self, keys: Iterable[NestedKey]) -> dict[NestedKey, Tensor]:
         """Return copies of these entries."""
         if self._device is None:
             return {key: self._copies[key]() for key in keys}
         with span(TRANSFERS):
-            block = torch.empty_like(self._shared.block, device=self._device)
-            block.copy_(self._shared.block, non_blocking=True)
+            block = torch.empty_like(self._block, device=self._device)
+            block.copy_(self._block, non_blocking=True)
             self._copied = torch.cuda.Event()
             self._copied.record(torch.cuda.current_stream(self._device))
-        found = self._shared.tensors_in(block)
-        return {key: found[key].view(self._shapes[key]) for key in keys}
+        return self._tensors_in(block, keys)
+
+    def _tensors_in(self, block: Tensor, keys: Iterable[NestedKey]) -> dict[NestedKey, Tensor]:
+        """Return entries in a copy of the memory: one operation for each, and for each dtype."""
+        found: dict[NestedKey, Tensor] = {}
+        of_dtype: dict[torch.dtype, Tensor] = {}
+        for key in keys:
+            dtype, shape, stride, offset = self._places[key]
+            if dtype not in of_dtype:
+                of_dtype[dtype] = block.view(dtype)
+            found[key] = of_dtype[dtype].as_strided(shape, stride, offset)
+        return found
 
     def wait(self) -> None:
         """Wait until the copies are made."""
@@ -60,13 +69,12 @@ class Upload:
             self._copied = None
 
 
-def _copy_of(tensor: Tensor, shape: torch.Size) -> Callable[[], Tensor]:
-    """Return a function that copies a tensor, in another shape; by NumPy, where it has the dtype, in half the time."""
-    view = tensor.view(shape)
+def _copy_of(tensor: Tensor) -> Callable[[], Tensor]:
+    """Return a function that copies a tensor; by NumPy, where it has the dtype, in half the time."""
     try:
-        values = view.numpy()
+        values = tensor.numpy()
     except TypeError:  # bfloat16
-        return view.clone
+        return tensor.clone
     return lambda: torch.from_numpy(values.copy())
 
 

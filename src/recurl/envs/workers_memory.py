@@ -66,24 +66,16 @@ class SharedTensors:
     def __init__(self, entries: Sequence[Entry], file: int | None = None) -> None:
         check_posix()
         self.entries = tuple(entries)
-        self._offsets = [0]
+        offsets = [0]
         for entry in self.entries:
-            self._offsets.append(-(-(self._offsets[-1] + entry.size) // _ALIGNMENT) * _ALIGNMENT)
-        size = max(self._offsets[-1], _ALIGNMENT)
+            offsets.append(-(-(offsets[-1] + entry.size) // _ALIGNMENT) * _ALIGNMENT)
+        size = max(offsets[-1], _ALIGNMENT)
         self._file: int | None = anonymous_file(size) if file is None else file
         self.block = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
-        self.tensors = self.tensors_in(self.block)
-
-    def tensors_in(self, block: Tensor) -> dict[NestedKey, Tensor]:
-        """Return the tensors, by key, in a copy of the memory.
-
-        Args:
-            block: the copy, uint8, on any device.
-        """
-        found: dict[NestedKey, Tensor] = {}
-        for entry, offset in zip(self.entries, self._offsets, strict=False):
-            found[entry.key] = block[offset : offset + entry.size].view(entry.dtype).view(entry.shape)
-        return found
+        self.tensors: dict[NestedKey, Tensor] = {}
+        for entry, offset in zip(self.entries, offsets, strict=False):
+            values = self.block[offset : offset + entry.size].view(entry.dtype)
+            self.tensors[entry.key] = values.view(entry.shape)
 
     def send(self, connection: Connection) -> None:
         """Send the memory to the process at the other end of ``connection``, which calls :meth:`receive`."""

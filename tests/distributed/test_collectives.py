@@ -52,22 +52,6 @@ def test_collectives(ranks):
     assert [result["any"] for result in (first, second, third)] == [(True, False)] * 3
 
 
-def averaging():
-    number, seen = torch.tensor([float(rank())]), []
-    average_([number], lambda: seen.append("once"))
-    both = [torch.full((2,), float(rank())), torch.tensor(rank(), dtype=torch.float64), torch.ones(3)]
-    average_(both, lambda: seen.append("for each dtype"))
-    with pytest.raises(ZeroDivisionError):  # the numbers are waited for
-        average_([torch.ones(2)], lambda: 1 / 0)
-    return [number.item(), *(value.mean().item() for value in both), on_any_rank(False)], seen
-
-
-def test_what_is_done_while_numbers_are_on_their_way(ranks):
-    for found, seen in ranks.run(3, averaging):
-        assert found == [1.0, 1.0, 1.0, 1.0, False]
-        assert seen == ["once", "for each dtype", "for each dtype"]
-
-
 def statistics():
     torch.manual_seed(rank())
     own = 100 + torch.randn(rank() + 2, 3, dtype=torch.float64)

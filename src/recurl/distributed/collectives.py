@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, TypeVar
@@ -90,27 +90,20 @@ def all_gather(tensor: Tensor) -> Tensor:
     return found
 
 
-def _average_(tensor: Tensor, meanwhile: Callable[[], object] | None) -> Tensor:
+def _average_(tensor: Tensor) -> Tensor:
     """Replace a contiguous tensor by its mean over all ranks, and return it."""
-    divides = tensor.is_cuda and "nccl" in distributed.get_backend_config()  # others can't
-    kind = distributed.ReduceOp.AVG if divides else distributed.ReduceOp.SUM
-    with _saying_who():
-        work: Any = distributed.all_reduce(tensor, kind, async_op=meanwhile is not None)
-    if meanwhile is not None:
-        try:
-            meanwhile()
-        finally:
-            with _saying_who():
-                work.wait()
-    return tensor if divides else tensor.div_(world_size())
+    if tensor.is_cuda and "nccl" in distributed.get_backend_config():  # others can't divide
+        with _saying_who():
+            distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
+        return tensor
+    return all_sum_(tensor).div_(world_size())
 
 
-def average_(tensors: Sequence[Tensor], meanwhile: Callable[[], object] | None = None) -> None:
+def average_(tensors: Sequence[Tensor]) -> None:
     """Replace tensors by their means over all ranks: one flat all-reduce for those of one dtype and device.
 
     Args:
         tensors: the same number, shapes and dtypes on every rank.
-        meanwhile: called while numbers are on their way, as often as some are exchanged; it must not exchange any.
 
     Raises:
         RankError: a rank has gone.
@@ -127,9 +120,9 @@ def average_(tensors: Sequence[Tensor], meanwhile: Callable[[], object] | None =
     for kind in kinds:
         same = [tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind]
         if len(same) == 1 and same[0].is_contiguous():
-            _average_(same[0], meanwhile)
+            _average_(same[0])
             continue
-        flat = _average_(torch.cat([tensor.reshape(-1) for tensor in same]), meanwhile)
+        flat = _average_(torch.cat([tensor.reshape(-1) for tensor in same]))
         parts = flat.split([tensor.numel() for tensor in same])
         foreach_copy_(same, [part.view(tensor.shape) for part, tensor in zip(parts, same, strict=True)])
 

@@ -83,16 +83,14 @@ def merge_moments(count: int | Tensor, mean: Tensor, var: Tensor) -> tuple[int |
         raise UnsupportedError(
             "Statistics over several ranks have no gradients: detach what they are taken of (differentiable=False)."
         )
-    own = mean.new_empty(2 * mean.numel() + 1, dtype=torch.float64)
-    own[0].fill_(count)
-    own[1:].copy_(torch.cat([mean.reshape(-1), var.reshape(-1)]))
+    number = count if isinstance(count, Tensor) else mean.new_full((), count, dtype=torch.float64)
+    own = torch.cat([number.reshape(1).double(), mean.reshape(-1).double(), var.reshape(-1).double()])
     table = all_gather(own)
     counts, means, variances = table[:, :1], *table[:, 1:].chunk(2, 1)
     total = counts.sum(0)
     weights = counts / total.clamp_min(1)
     merged = (weights * means).sum(0)
-    apart = means - merged
-    spread = (weights * torch.addcmul(variances, apart, apart)).sum(0)
+    spread = (weights * torch.addcmul(variances, means - merged, means - merged)).sum(0)
     merged, spread = (value.to(mean.dtype).view(mean.shape) for value in (merged, spread))
     return total[0].to(torch.int64), merged, spread
 

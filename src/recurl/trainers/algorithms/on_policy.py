@@ -28,7 +28,6 @@ from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.algorithms.seeding import GeneratorState
 from recurl.trainers.networks.actor_critic import ActorCritic
-from recurl.trainers.optim.ahead import Ahead
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.optim.programs import GradientProgram, estimate
@@ -226,10 +225,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             ):
                 # a program always does the same
                 self.loss.metrics = epoch == self.passes.epochs or self.config.compile
-                minibatches = Ahead(dealt)
-                self.optimizer.meanwhile = minibatches.fetch  # they don't depend on the gradients
-                reports.append([self._descend(minibatch) for minibatch in minibatches])
-        self.optimizer.meanwhile = None
+                reports.append([self._descend(minibatch) for minibatch in dealt])
         checked = _means([checked for epoch in reports for checked, _ in epoch])
         diagnostics = _means([diagnostics for _, diagnostics in reports[-1]])
         return torch.cat([checked, *(value.reshape(1) for value in (*self.measured(batch), *diagnostics, explained))])

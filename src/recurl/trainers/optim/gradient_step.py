@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -37,9 +37,6 @@ class GradientStep:
         capturable: keep every number that changes on the device, so that the step can be captured in a CUDA graph.
         programmed: a program sets the gradients before a call, whose loss isn't connected to the parameters.
 
-    Attributes:
-        meanwhile: called while ranks exchange gradients, for work that doesn't need them.
-
     Example:
         >>> weight = nn.Parameter(torch.zeros(2))
         >>> step = GradientStep([weight], learning_rate=0.1, max_norm=1.0)
@@ -60,7 +57,6 @@ class GradientStep:
         capturable: bool = False,
         programmed: bool = False,
     ) -> None:
-        self.meanwhile: Callable[[], object] | None = None
         self._parameters = list(parameters)
         self._max_norm = max_norm
         self._programmed = programmed
@@ -102,7 +98,7 @@ class GradientStep:
         if known and self._flat is not None and self._flat.fits(grads, loss, group["betas"], group["eps"]):
             return self._step_flat(self._flat, grads, loss.detach(), group["lr"])
         total = loss.detach() if world_size() == 1 else loss.detach().clone()
-        average_([*grads, total], self.meanwhile)
+        average_([*grads, total])
         if known:
             return self._step(grads, total, in_library=in_library)
         norm = get_total_norm(grads)
@@ -152,7 +148,7 @@ class GradientStep:
     def _step_flat(self, flat: Any, grads: list[Tensor], loss: Tensor, rate: float | Tensor) -> Tensor:
         """Make the same step on a GPU by kernels of recurl's own."""
         numbers = torch.cat([*(grad.reshape(-1) for grad in grads), loss.reshape(1)])
-        average_([numbers], self.meanwhile)
+        average_([numbers])
         rate = rate if isinstance(rate, Tensor) else torch.full((), rate, device=numbers.device)
         return flat.step(numbers, numbers[-1], rate)
 

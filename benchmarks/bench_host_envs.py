@@ -29,7 +29,7 @@ from recurl import __version__
 from recurl.collectors import Collector
 from recurl.collectors.threaded import ThreadedCollector
 from recurl.diagnostics.gpu_time import gpu_seconds
-from recurl.envs import ExplorationType, GymEnv, ParallelEnv, parallel_groups
+from recurl.envs import ExplorationType, GymEnv, parallel_groups
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.networks.agent import collecting
 from results_file import append, commit
@@ -71,60 +71,56 @@ def main() -> None:
             measure(variant, alone, name, options)
 
 
-def spinning(num_envs: int, microseconds: float = 0.0) -> GymEnv:
+def spinning(num_envs: int, microseconds: float = 0.0, device: str = "cpu") -> GymEnv:
     """Return environments as those of the runs, but as slow as is wanted."""
     return GymEnv(
         ENV, num_envs, vectorization_mode="sync", wrappers=[partial(Spin, microseconds=microseconds)],
-        categorical_action_encoding=True, device="cpu",
+        categorical_action_encoding=True, device=device,
     )  # fmt: skip
 
 
 def check(options: argparse.Namespace) -> None:
-    """Replay collected actions in this process, and compare two groups with each alone."""
+    """Replay collected actions in this process, and compare two groups with each alone.
+
+    All checks step the same workers, which take seconds to begin.
+    """
     rows, steps, device = 8, 64, options.device
     learner = PPO(config_of(options, "workers", num_envs=rows, env_workers=0, device="cpu"))
     policy = collecting(learner.agent.policy).to(device)
     learner.close()
-    make = partial(spinning, rows // 4)
 
-    def collected(env: Any, kind: ExplorationType, seed: int) -> list[Any]:
+    def collected(env: Any, kind: ExplorationType, seed: int, count: int = 3, **more: Any) -> list[Any]:
         env.set_seed(seed)
+        torch.manual_seed(4)
         frames = env.batch_size.numel() * steps
-        with Collector(env, policy, frames_per_batch=frames, device=device, exploration_type=kind) as collector:
-            return [collector.collect().exclude(("collector", "traj_ids")).cpu() for _ in range(3)]
+        collector = Collector(env, policy, frames_per_batch=frames, device=device, exploration_type=kind, **more)
+        return [collector.collect().exclude(("collector", "traj_ids")) for _ in range(count)]
 
-    random = collected(parallel_groups(2, 2, make, timeout=60, device=device), ExplorationType.RANDOM, 5)
-    replay(random, rows)
-    kind = ExplorationType.DETERMINISTIC
-    both = collected(parallel_groups(2, 2, make, timeout=60, device=device), kind, 5)
-    for first in (0, rows // 2):
-        alone = collected(ParallelEnv(2, make, timeout=60, concatenate=True, device=device), kind, 5 + first)
-        for one, whole in zip(alone, both, strict=True):
-            if not bool((one == whole[first : first + rows // 2]).all()):
-                sys.exit("A group collected beside another differs from the same group collected alone.")
-    groups = partial(parallel_groups, 2, 2, make, timeout=60, device=device)
-    check_thread(groups, policy, rows * steps, device)
+    groups = parallel_groups(2, 2, partial(spinning, rows // 4), timeout=60, device=device)
+    random = collected(groups, ExplorationType.RANDOM, 5)
+    replay([batch.cpu() for batch in random], rows)
     if device == "cuda":
-        check_graph(groups, policy, rows * steps)
+        graph = collected(groups, ExplorationType.RANDOM, 5, cuda_graph=True)
+        same("A batch of the captured policy differs from the same batch without a CUDA graph.", random, graph)
+    kind = ExplorationType.DETERMINISTIC
+    both = collected(groups, kind, 5)
+    for first in (0, rows // 2):
+        alone = collected(spinning(rows // 2, device=device), kind, 5 + first)
+        ours = [batch[first : first + rows // 2] for batch in both]
+        same("A group collected beside another differs from the same rows in one process.", ours, alone)
+    check_thread(groups, policy, rows * steps, device)
     print("batches hold: actions replayed in one process; groups alone and in turn; a thread; a captured policy (CUDA)")
 
 
-def check_graph(make: Any, policy: Any, frames: int) -> None:
-    """Compare batches of a policy that is a CUDA graph with those of one whose kernels are launched one by one."""
-    batches: list[list[Any]] = []
-    for graph in (False, True):
-        env = make()
-        env.set_seed(3)
-        torch.manual_seed(4)
-        with Collector(env, policy, frames_per_batch=frames, device="cuda", cuda_graph=graph) as collector:
-            batches.append([collector.collect().exclude(("collector", "traj_ids")) for _ in range(3)])
+def same(problem: str, *batches: list[Any]) -> None:
+    """Exit where two lists of batches differ."""
     for wanted, got in zip(*batches, strict=True):
         if not bool((wanted == got).all()):
-            sys.exit("A batch of the captured policy differs from the same batch without a CUDA graph.")
+            sys.exit(problem)
 
 
-def check_thread(make: Any, policy: Any, frames: int, device: str) -> None:
-    """Compare batches of a thread, one update old, with those of this thread."""
+def check_thread(env: Any, policy: Any, frames: int, device: str) -> None:
+    """Compare batches of a thread, one update old, with those of this thread; then close the environments."""
 
     def change(update: int) -> None:
         with torch.no_grad():
@@ -135,7 +131,6 @@ def check_thread(make: Any, policy: Any, frames: int, device: str) -> None:
     weights = {name: value.clone() for name, value in policy.state_dict().items()}
     for threaded in (False, True):
         policy.load_state_dict(weights)
-        env = make()
         env.set_seed(3)
         torch.manual_seed(4)
         kind = ThreadedCollector if threaded else Collector
@@ -144,11 +139,9 @@ def check_thread(make: Any, policy: Any, frames: int, device: str) -> None:
         for update in range(4):
             found.append(collector.collect())
             change(update)
-        collector.shutdown()
         batches.append([batch.exclude(("collector", "traj_ids")) for batch in found[:4]])
-    for wanted, got in zip(*batches, strict=True):
-        if not bool((wanted == got).all()):
-            sys.exit("A batch of the thread differs from the same batch of this one.")
+    collector.shutdown()
+    same("A batch of the thread differs from the same batch of this one.", *batches)
 
 
 def replay(batches: list[Any], rows: int) -> None:

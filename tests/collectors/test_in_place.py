@@ -420,6 +420,21 @@ def test_a_policy_that_writes_over_what_it_reads_makes_tensors() -> None:
     assert not torch.equal(batch["next", "observation"][:, :-1][going_on], batch["observation"][:, 1:][going_on])
 
 
+def test_a_worker_calls_the_hooks_of_an_instance() -> None:
+    env = cartpole()
+    step = env._step
+    env._step = lambda tensordict: step(tensordict).set("reward", torch.full((3, 1), 7.0))
+    given, result, fresh = (
+        {key: value[0] for key, value in SharedTensors(entries).tensors.items()}
+        for entries in layout(EnvInfo.of(env), 1)
+    )
+    server = Server(env, given, result, fresh)
+    server.run(Plan(0, "reset", (), None))
+    given["action"].zero_()
+    server.run(Plan(0, "advance", (), (torch.int64, (3,))))
+    assert result["reward"].tolist() == [[7.0]] * 3
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_worker_writes_the_same_bits_without_tensors(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that reset what is done, in memory shared with the parent."""

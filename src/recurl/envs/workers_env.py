@@ -192,7 +192,7 @@ class Server:
         self._fresh = fresh
         self._root_keys, self._step_keys = written_keys(EnvInfo.of(env))
         self._lowered = env.why_not_lowered() is None
-        make = env.in_place()
+        make = env.in_place() if self._lowered else None  # else its own hooks are called
         self._make = make if isinstance(make, InPlace) and {*make.constants} == {(key,) for key in DONE_KEYS} else None
         if self._make is not None:
             self._after = {path_of(key): value.numpy()[None] for key, value in result.items()}

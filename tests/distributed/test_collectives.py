@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,8 @@ from recurl.distributed import (
     rank,
     world_size,
 )
-from recurl.errors import RankError, UnsupportedError
+from recurl.errors import ArgumentError, RankError, UnsupportedError
+from recurl.modules import ImageScale, ObservationNorm, RewardScaler
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +35,14 @@ def collectives():
     net(torch.full((4, 2), float(me))).sum().backward()
     net[0].weight.grad.fill_(me)
     average_gradients(net.parameters())
+    parameter = nn.Parameter(torch.full((2,), float(me)))
+    average_([parameter])
+    whole = torch.tensor([me])
+    with pytest.raises(ArgumentError, match=r"got a tensor of torch\.int64"):
+        average_([torch.zeros(1), whole])
+    assert whole == me
     return {
+        "parameter": parameter.tolist(),
         "mixed": [value.mean().item() for value in mixed],
         "weights": net[0].weight.detach().clone(),
         "gradient": net[0].weight.grad.clone(),
@@ -44,6 +54,7 @@ def collectives():
 def test_collectives(ranks):
     first, second, third = ranks.run(3, collectives)
     assert first["mixed"] == [1.0, 1.0, 10.0]
+    assert first["parameter"] == third["parameter"] == [1.0, 1.0]
     torch.manual_seed(0)
     assert torch.equal(first["weights"], second["weights"])
     assert torch.equal(second["gradient"], torch.ones(3, 2))
@@ -57,7 +68,7 @@ def statistics():
     own = 100 + torch.randn(rank() + 2, 3, dtype=torch.float64)
     outside = merge_moments(len(own), own.mean(0), own.var(0, correction=0))
     assert outside[0] == len(own), "only inside global_statistics"
-    with global_statistics():
+    with global_statistics(), warnings.catch_warnings(action="error"):
         merged = merge_moments(len(own), own.mean(0), own.var(0, correction=0))
         with pytest.raises(UnsupportedError, match="no gradients"):
             merge_moments(1, own[0].requires_grad_(), own[1])
@@ -72,6 +83,23 @@ def test_moments_are_those_of_all_data(ranks):
         torch.testing.assert_close(mean, data.mean(0), rtol=1e-13, atol=0)
         torch.testing.assert_close(var, data.var(0, correction=0), rtol=1e-12, atol=0)
         assert largest == data.max()
+
+
+def samples_on_the_last_rank_alone():
+    norm, scaler, scale = ObservationNorm((2,)), RewardScaler(0.9, (1,)), ImageScale()
+    with global_statistics():
+        for number in (0, 3 if rank() == world_size() - 1 else 0):  # at first on none
+            norm.update(torch.arange(2.0 * number).view(number, 2))
+            scaler.update(torch.ones(1, number, 1), torch.zeros(1, number, 1, dtype=torch.bool))
+            scale.update(torch.full((number,), 9, dtype=torch.uint8))
+    return {**norm.state_dict(), "scale": scale.factor, "returns": scaler.moments.state_dict()}
+
+
+def test_ranks_without_samples(ranks):
+    whole = samples_on_the_last_rank_alone()
+    for found in ranks.run(2, samples_on_the_last_rank_alone):
+        assert found["moments.count"] == found["returns"]["count"] == 3
+        torch.testing.assert_close(found, whole, rtol=1e-6, atol=0)
 
 
 def test_one_process_needs_no_group():

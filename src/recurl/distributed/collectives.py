@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 
 from recurl._torch import foreach_copy_
 from recurl.distributed.watch import Watch
-from recurl.errors import RankError
+from recurl.errors import ArgumentError, RankError
 
 __all__ = [
     "all_sum_",
@@ -85,8 +85,10 @@ def all_gather(tensor: Tensor) -> Tensor:
         RankError: a rank has gone.
     """
     found = tensor.new_empty(world_size(), *tensor.shape)
+    # From torch 2.13 on the first is its name, and it warns of the second.
+    name = "all_gather_single" if hasattr(distributed, "all_gather_single") else "all_gather_into_tensor"
     with _saying_who():
-        distributed.all_gather_into_tensor(found.view(-1), tensor.view(-1))
+        getattr(distributed, name)(found.view(-1), tensor.view(-1))
     return found
 
 
@@ -103,9 +105,10 @@ def average_(tensors: Sequence[Tensor]) -> None:
     """Replace tensors by their means over all ranks: one flat all-reduce for those of one dtype and device.
 
     Args:
-        tensors: the same number, shapes and dtypes on every rank.
+        tensors: the same number, shapes and dtypes on every rank, real or complex; parameters too.
 
     Raises:
+        ArgumentError: one holds integers or bools, which have no means of their dtype.
         RankError: a rank has gone.
 
     Example:
@@ -117,8 +120,11 @@ def average_(tensors: Sequence[Tensor]) -> None:
     if world_size() == 1:
         return
     kinds = dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors)
+    for dtype, _ in kinds:
+        if not (dtype.is_floating_point or dtype.is_complex):
+            raise ArgumentError(f"Means need real or complex numbers, got a tensor of {dtype}: convert it first.")
     for kind in kinds:
-        same = [tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind]
+        same = [tensor.detach() for tensor in tensors if (tensor.dtype, tensor.device) == kind]
         if len(same) == 1 and same[0].is_contiguous():
             _average_(same[0])
             continue

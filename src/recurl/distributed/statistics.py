@@ -65,9 +65,9 @@ def merge_moments(count: int | Tensor, mean: Tensor, var: Tensor) -> tuple[int |
     Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
 
     Args:
-        count: number of this rank's samples.
-        mean: their means ``[...]``.
-        var: their biased variances ``[...]``.
+        count: number of this rank's samples, a tensor ``[]`` on any device. Where it is 0, the others alone count.
+        mean: their means ``[...]``, any finite numbers where there are no samples.
+        var: their biased variances ``[...]``, likewise.
 
     Raises:
         RankError: a rank has gone.

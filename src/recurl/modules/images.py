@@ -78,10 +78,9 @@ class ImageScale(nn.Module):
     @torch.no_grad()
     def update(self, images: Tensor) -> None:
         """Take images, uint8 of any shape, into account."""
-        if images.numel():
-            largest = merge_max(images.amax().to(self.largest.dtype))
-            self.largest.copy_(torch.maximum(self.largest, largest))
-            self.factor.copy_(torch.where(self.largest > 0, 1 / self.largest.clamp_min(1), self.factor))
+        own = images.amax().to(self.largest.dtype) if images.numel() else self.largest  # other ranks may have some
+        self.largest.copy_(torch.maximum(self.largest, merge_max(own)))
+        self.factor.copy_(torch.where(self.largest > 0, 1 / self.largest.clamp_min(1), self.factor))
 
 
 class ImageEncoder(nn.Module):

@@ -30,11 +30,11 @@ class _RunningMoments(nn.Module):
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
         """Merge ``samples``, ``[n, *shape]`` (biased variance, as in Gymnasium)."""
-        if samples.shape[0] == 0:
-            return
-        samples = samples.to(self.mean.dtype)
-        count, mean, var = merge_moments(samples.shape[0], samples.mean(0), samples.var(0, correction=0))
-        weight = count / (self.count + count).to(self.mean.dtype)
+        own, samples = samples.shape[0], samples.to(self.mean.dtype)
+        if own == 0:  # other ranks may have some
+            samples = torch.zeros_like(self.mean).unsqueeze(0)
+        count, mean, var = merge_moments(own, samples.mean(0), samples.var(0, correction=0))
+        weight = count / (self.count + count).clamp_min(1).to(self.mean.dtype)
         delta = mean - self.mean
         var = torch.lerp(self.var, var, weight) + delta.square() * weight * (1 - weight)
         self.mean.add_(delta * weight)
@@ -154,11 +154,10 @@ class RewardScaler(nn.Module):
         if reward.ndim != len(expected) + 2 or reward.shape[:-2] != expected or reward.shape[-1] != 1:
             raise ArgumentError(f"The reward must have the shape {(*expected, 'T', 1)}, got {tuple(reward.shape)}.")
         value, done = reward.squeeze(-1).to(self.returns.dtype), done.squeeze(-1)
-        if value.numel() == 0:
-            return
-        value = torch.cat([(value[..., 0] + self.returns).unsqueeze(-1), value[..., 1:]], -1)
-        keep = torch.full_like(value, self.gamma).masked_fill(done, 0.0)
-        value = reverse_linear_recurrence(value.flip(-1), keep.roll(1, -1).flip(-1)).flip(-1)
-        last = keep[..., -1]
-        self.returns.copy_((last * value[..., -1]).masked_fill(last == 0, 0.0))
+        if value.numel():
+            value = torch.cat([(value[..., 0] + self.returns).unsqueeze(-1), value[..., 1:]], -1)
+            keep = torch.full_like(value, self.gamma).masked_fill(done, 0.0)
+            value = reverse_linear_recurrence(value.flip(-1), keep.roll(1, -1).flip(-1)).flip(-1)
+            last = keep[..., -1]
+            self.returns.copy_((last * value[..., -1]).masked_fill(last == 0, 0.0))
         self.moments.update(value.reshape(-1))

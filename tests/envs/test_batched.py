@@ -152,6 +152,17 @@ def test_actions_in_any_encoding(env):
     assert torch.equal(results[0], results[2])
 
 
+def test_one_hot_actions_where_the_spec_holds_integers():
+    def create() -> EnvBase:
+        return GymEnv("recurl/RepeatPrevious-v0", num_envs=2, categorical_action_encoding=True)
+
+    action = torch.tensor([[2, 3]])
+    with ParallelEnv(1, create) as env:
+        roots = [env.reset(seed=0).set("action", given) for given in (action, nn.functional.one_hot(action, 4))]
+        first, second = (env.step(root)["next", "reward"] for root in roots)
+    assert torch.equal(first, second)
+
+
 def test_state_continues_exactly(env):
     policy = make_policy()
     assert env.can_save_state

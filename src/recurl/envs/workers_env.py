@@ -18,7 +18,7 @@ from recurl.envs.workers_rounds import RoundServer
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
 from recurl.keys import ACTION, DONE, DONE_KEYS, RESET, REWARD, NestedKey, next_key
 from recurl.lowering import Entries, Step
-from recurl.specs import Composite, TensorSpec
+from recurl.specs import Composite, TensorSpec, choice_counts
 
 __all__ = [
     "Announcement",
@@ -32,6 +32,8 @@ __all__ = [
     "serve_envs",
     "written_keys",
 ]
+
+_ONE_HOT_MOST = 2**20  # choices of a one-hot action where the spec holds an integer
 
 
 class EnvInfo(NamedTuple):
@@ -142,8 +144,8 @@ class Layout(NamedTuple):
 def layout(info: EnvInfo, num_workers: int) -> Layout:
     """Return the entries of the memory shared with ``num_workers`` environments.
 
-    The action is one row of bytes per worker, large enough for any encoding: 8 bytes per number. Those of several parts
-    are entries as their specs say.
+    The action is one row of bytes per worker, large enough for any encoding, one-hot where the spec holds integers too:
+    8 bytes per number. What isn't written takes no memory. Actions of several parts are entries as their specs say.
     """
     specs: dict[NestedKey, TensorSpec] = {}
     for composite in (info.observation_spec, info.state_spec, info.done_spec):
@@ -162,8 +164,8 @@ def layout(info: EnvInfo, num_workers: int) -> Layout:
         parts = Composite({ACTION: action.expand(info.batch_size)}, shape=info.batch_size)
         given += [entry(key, spec) for key, spec in parts.items(True, True)]
     else:
-        numbers = info.batch_size.numel() * max(action.shape.numel(), 1)
-        given.append(Entry(ACTION, (num_workers, 8 * numbers), torch.uint8))
+        numbers = max(action.shape.numel(), min(sum(choice_counts(action)), _ONE_HOT_MOST), 1)
+        given.append(Entry(ACTION, (num_workers, 8 * numbers * info.batch_size.numel()), torch.uint8))
     states = [(key, spec) for key, spec in specs.items() if key not in DONE_KEYS]
     result = [entry(key, spec) for key, spec in (*states, (REWARD, info.reward_spec), *flags)]
     return Layout(given, result, [entry(key, spec) for key, spec in states])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +50,9 @@ def _drawn_once() -> Generator:
         yield
 
 
+_MOST_IDLE = 2
+
+
 class _Turn:
     """A lasting interpreter, as a group of workers has it to itself."""
 
@@ -73,10 +78,15 @@ class _Lasting:
     def begin(self, modules: Collection[str]) -> _Turn:
         variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
         outputs = [os.fstat(number).st_ino for number in (1, 2)]
-        given = repr((sorted(modules), sys.path, os.getcwd(), variables, outputs))
-        if given not in self.interpreters or self.interpreters[given].returncode is not None:
-            self.interpreters[given] = Interpreter(modules)
-        return _Turn(self.interpreters[given], self.turns)
+        given = repr((sorted(modules), sys.path, variables, outputs))
+        interpreter = self.interpreters.pop(given, None)
+        if interpreter is None or interpreter.returncode is not None:
+            interpreter = Interpreter(modules)
+        self.interpreters[given] = interpreter  # the last of them
+        taken = {turn.pid for turn in self.turns}
+        for old in [key for key, each in self.interpreters.items() if each.pid not in taken][:-_MOST_IDLE]:
+            self.interpreters.pop(old).end()
+        return _Turn(interpreter, self.turns)
 
 
 @pytest.fixture(scope="session")
@@ -87,19 +97,18 @@ def _lasting() -> Generator[_Lasting]:
         interpreter.end()
 
 
-@pytest.fixture
-def lasting_interpreter(_lasting: _Lasting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let groups of workers that would start the same interpreter fork from one, as its imports take seconds.
-
-    For tests of what workers do. Those of how they begin and end do without.
-    """
-    monkeypatch.setattr("recurl.envs.workers.Interpreter", _lasting.begin)
-
-
 @pytest.fixture(autouse=True)
-def _doctests_share(request: pytest.FixtureRequest) -> None:
-    if isinstance(request.node, pytest.DoctestItem):
-        request.getfixturevalue("lasting_interpreter")
+def _lasting_interpreters(request: pytest.FixtureRequest, _lasting: _Lasting) -> Generator:
+    """Let groups of workers that would start the same interpreter fork from one, as its imports take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "new_interpreters" not in request.fixturenames:
+            patch.setattr("recurl.envs.workers.Interpreter", _lasting.begin)
+        yield
+
+
+@pytest.fixture
+def new_interpreters() -> None:
+    """Start an interpreter for each group of workers. For tests of how workers begin and end."""
 
 
 @pytest.fixture(scope="session")
@@ -119,6 +128,13 @@ def programs() -> Generator[Programs]:
     programs = Programs()
     yield programs
     programs.end()
+
+
+@pytest.fixture
+def jobs_are_forks(monkeypatch: pytest.MonkeyPatch, programs: Programs) -> None:
+    """Sweeps of this process begin their runs at once; those that are commands start interpreters."""
+    names = SimpleNamespace(Popen=programs.Popen, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr("recurl.trainers.study.sweep.subprocess", names)
 
 
 @pytest.fixture(scope="module")

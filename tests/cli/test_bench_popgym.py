@@ -88,7 +88,6 @@ def scores(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("lasting_interpreter")
 def test_several_jobs_give_the_same_rows(tmp_path, capsys):
     arguments = [*SMALL, "--cells", "gru", "none", "--tasks", "MineSweeperEasy", "RepeatFirstEasy"]
     assert main([*arguments, "--out", str(tmp_path / "one"), "--jobs", "1"]) == 0
@@ -116,7 +115,6 @@ class Trouble:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("lasting_interpreter")
 def test_a_job_that_dies_or_fails_is_named_and_the_others_go_on(tmp_path, capsys):
     arguments = [*SMALL, TROUBLE, "--cells", "none", "--out", str(tmp_path), "--jobs", "2", "--tasks"]
     assert main([*arguments, "MineSweeper", "RepeatFirstEasy"]) == 1
@@ -152,6 +150,7 @@ def test_an_unforeseen_error_leaves_its_traceback(tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_signal_stops_all_jobs_and_keeps_what_is_finished(tmp_path, capsys, monkeypatch):
     arguments = [*SMALL, "--cells", "none", "--tasks", "MineSweeper", "--out", str(tmp_path), "--jobs", "2"]
     usual = Results.add

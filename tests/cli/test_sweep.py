@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,13 +22,6 @@ SMALL = (  # noqa: SIM905 - reads as it is typed
 
 def sweep(folder, *more, steps=256):
     return main(["sweep", "ppo", "--run-dir", str(folder), *SMALL, "--total-steps", str(steps), *more])
-
-
-@pytest.fixture
-def jobs_are_forks(monkeypatch, programs):
-    """Sweeps of this process begin their runs at once; those that are commands start interpreters."""
-    names = SimpleNamespace(Popen=programs.Popen, DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr("recurl.trainers.study.sweep.subprocess", names)
 
 
 def results(folder):

@@ -23,7 +23,7 @@ from recurl.envs import GymWrapper
 from recurl.errors import UsageError, WorkerError
 from recurl.modules import GRUModule, set_recurrent_mode
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lasting_interpreter")]
+pytestmark = pytest.mark.slow
 
 # Workers can't import the tests: what is defined here goes to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -26,8 +26,6 @@ from recurl.errors import UsageError
 from recurl.keys import TRAJ_IDS
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
 
-pytestmark = pytest.mark.usefixtures("lasting_interpreter")
-
 # Workers can't import the tests: what is defined here goes to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -20,7 +20,7 @@ from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, Uns
 from recurl.modules import GRUModule, set_recurrent_mode
 from tests.collectors.test_background import Buffer, add, replays
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lasting_interpreter")]
+pytestmark = pytest.mark.slow
 
 # Workers can't import the tests: what is defined here goes to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

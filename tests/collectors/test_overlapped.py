@@ -16,7 +16,7 @@ from recurl.errors import UsageError, WorkerError
 from recurl.keys import TRAJ_IDS
 from recurl.modules import Categorical, LSTMModule, ProbabilisticActor
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lasting_interpreter")]
+pytestmark = pytest.mark.slow
 
 # Workers can't import the tests: what is defined here goes to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

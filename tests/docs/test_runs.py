@@ -11,7 +11,7 @@ import pytest
 from recurl.cli import main
 from recurl.trainers import RunFolder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("jobs_are_forks")]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

@@ -277,7 +277,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.usefixtures("lasting_interpreter")
 @pytest.mark.parametrize("action", FAULTS)
 def test_a_fault_is_reported_and_everything_cleaned_up(action, descriptors):
     before = descriptors()
@@ -326,7 +325,6 @@ class Liar(EnvBase):
         pass
 
 
-@pytest.mark.usefixtures("lasting_interpreter")
 def test_errors_of_recurl_keep_their_type_and_name_the_worker():
     """The second of two workers fails; the first, which did well, is stopped too."""
     env = ParallelEnv(2, [lambda: Liar("nothing"), lambda: Liar("missing")])
@@ -346,7 +344,6 @@ def test_a_shape_that_was_not_declared():
         server.run(Plan(0, "reset", (), None))
 
 
-@pytest.mark.usefixtures("lasting_interpreter")
 def test_a_failure_at_the_start(descriptors):
     before = descriptors()
     with pytest.raises(ArgumentTypeError, match=r"^Worker 0 .* must return an environment of recurl, got 3"):
@@ -401,6 +398,7 @@ def test_a_hundred_starts_and_stops_leak_nothing(descriptors):
     assert wait_until_gone(workers, 1)
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_dropping_the_environment_stops_the_workers(descriptors):
     before = descriptors()
     env = ParallelEnv(1, lambda: GymEnv("CartPole-v1"))
@@ -412,7 +410,6 @@ def test_dropping_the_environment_stops_the_workers(descriptors):
     assert descriptors() == before
 
 
-@pytest.mark.usefixtures("lasting_interpreter")
 def test_rows_of_workers_in_one_dimension():
     """They are those of a batch of workers, flattened, and those of one environment with as many rows."""
 
@@ -443,7 +440,6 @@ def test_bounds_of_flattened_specs():
     assert Composite({"a": spec}, shape=[2, 2]).flatten(2)["a"].shape == (4,)
 
 
-@pytest.mark.usefixtures("lasting_interpreter")
 def test_actions_of_several_numbers_and_rows_reach_their_rows():
     def make() -> EnvBase:
         return GymEnv("Pendulum-v1", num_envs=3, wrappers=[ThreeTorques])

@@ -20,7 +20,7 @@ from recurl.envs import (
 from recurl.errors import ArgumentError, UsageError
 from recurl.specs import Unbounded
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lasting_interpreter")]
+pytestmark = pytest.mark.slow
 
 # Workers can't import the tests: what is defined here goes to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -37,7 +37,6 @@ def test_parts_reach_the_environment_by_name():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("lasting_interpreter")
 def test_batches_of_workers():
     played = []
     for kind in (SerialEnv, ParallelEnv):

@@ -19,7 +19,7 @@ from recurl.specs import Categorical, Composite, Unbounded
 from recurl.transforms import Transform, makes_memory
 from tests.envs.small import RowsEnv
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lasting_interpreter")]
+pytestmark = pytest.mark.slow
 
 # Workers can't import the tests: what is defined here goes to them by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

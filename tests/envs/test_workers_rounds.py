@@ -67,7 +67,7 @@ def started(timeout, descriptors):
 
 
 @pytest.fixture
-def requests(descriptors, lasting_interpreter):
+def requests(descriptors):
     yield from started(3.0, descriptors)
 
 

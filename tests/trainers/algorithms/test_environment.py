@@ -142,7 +142,6 @@ def test_ways_to_step_together():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("lasting_interpreter")
 def test_workers_give_what_one_process_gives():
     options = {"env": "recurl/TMaze-v0", "num_envs": 4, "previous_action": True, "previous_reward": True}
     batches, weights = [], None

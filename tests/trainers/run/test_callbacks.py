@@ -80,7 +80,8 @@ def test_all_of_it_in_order(tmp_path):
     ],
 )
 def test_the_run_with_everything_on_is_the_run_without(tmp_path, monkeypatch, logger, options):
-    monkeypatch.setenv("WANDB_MODE", "offline")
+    if logger == "wandb":
+        monkeypatch.setenv("WANDB_MODE", "offline")
     run(config(logger="none", **options), tmp_path / "without")
     evaluated = {"eval_every": 64, "eval_episodes": 3, "keep_best": True, "stop_eval_return": 1e9}
     path, recorder = tmp_path / "with", Recorder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -17,6 +18,8 @@ import torch
 from tests.programs import Programs
 
 from recurl.envs.workers_process import Interpreter
+from recurl.trainers.export import policy_file
+from recurl.trainers.export.verification import verify
 from recurl.trainers.files.durable import write_whole
 from recurl.trainers.report import plots
 
@@ -51,6 +54,14 @@ def _drawn_once() -> Generator:
 
 
 _MOST_IDLE = 2
+
+
+@pytest.fixture(autouse=True)
+def _verified_briefly() -> Generator:
+    """Verify exported policies by 100 steps, as a thousand take seconds; modules' own fixtures come before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy_file, "verify", functools.partial(verify, steps=100))
+        yield
 
 
 class _Turn:

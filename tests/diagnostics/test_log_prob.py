@@ -17,6 +17,7 @@ from recurl.mode import ExplorationType, exploration_type, recurrent_mode
 from recurl.modules import EGreedyModule, NormalParamExtractor, OneHotCategorical
 from recurl.specs import Categorical
 from tests.diagnostics.policies import CELLS, RealActions, actor_of, failures, linear, make_env, memory, refused, wired
+from tests.pairs import paired
 
 pytestmark = pytest.mark.slow
 
@@ -28,8 +29,7 @@ def behind(actor: nn.Module, keys: list[str], change: object) -> Seq:
     return Seq(actor, Mod(change, keys, keys[:1]))
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize(("cell", "rows"), paired(CELLS, [None, 3]))
 def test_another_action(cell: str, rows: int | None) -> None:
     policy = behind(actor_of(memory(cell), linear()), ["action"], torch.ones_like)
     result = refused(policy, wired(policy, rows), "log_prob")

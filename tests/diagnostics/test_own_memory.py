@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.diagnostics import own_memory as own
 from tests.diagnostics.policies import actor_of, failures, linear, refused, zero
+from tests.pairs import paired
 
 pytestmark = pytest.mark.slow
 
@@ -16,9 +17,11 @@ def policy_with(memory: own.OwnMemory, head: nn.Module | None = None) -> nn.Modu
     return actor_of(memory, linear(8) if head is None else head)
 
 
-@pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize(
-    "kind", [own.OwnMemory, own.Frames, own.StoredFrames, own.Attending, own.Counting, own.Seen, own.Choosing]
+    ("kind", "rows"),
+    paired(
+        [own.OwnMemory, own.Frames, own.StoredFrames, own.Attending, own.Counting, own.Seen, own.Choosing], [None, 3]
+    ),
 )
 def test_sound(kind: type[own.OwnMemory], rows: int | None) -> None:
     torch.manual_seed(0)
@@ -26,8 +29,7 @@ def test_sound(kind: type[own.OwnMemory], rows: int | None) -> None:
     assert failures(policy_with(memory), memory.env(rows)) == []
 
 
-@pytest.mark.parametrize("rows", [None, 3])
-@pytest.mark.parametrize("kind", [own.FromZero, own.FramesFromZero, own.TorchGRUFromZero])
+@pytest.mark.parametrize(("kind", "rows"), paired([own.FromZero, own.FramesFromZero, own.TorchGRUFromZero], [None, 3]))
 @pytest.mark.parametrize("zeros", [False, True], ids=["head", "zero head"])
 def test_sequences_that_start_from_zero(kind: type[own.OwnMemory], zeros: bool, rows: int | None) -> None:
     memory, head = kind(), linear(8)

@@ -27,6 +27,7 @@ from tests.diagnostics.policies import (
     refused,
     wired,
 )
+from tests.pairs import paired
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +38,7 @@ def encoded(layer: Any, cell: str = "gru") -> nn.Module:
     return actor_of(Mod(layer, ["observation"], ["x"]), memory(cell, "x"), linear())
 
 
-@pytest.mark.parametrize("rows", [None, 1, 3])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("cell", "rows"), paired(CELLS, [None, 1, 3]))
 def test_dropout_in_the_encoder(cell: str, rows: int | None) -> None:
     policy = encoded(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3)), cell)
     result = refused(policy, wired(policy, rows), "repeat")

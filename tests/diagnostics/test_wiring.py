@@ -24,13 +24,14 @@ from recurl.modules import GRUModule, LSTMModule, OneHotCategorical, Probabilist
 from recurl.specs import Unbounded
 from tests.diagnostics.failing import by_name, failing
 from tests.diagnostics.policies import CELLS, SERVED, make_env, make_policy, policy_of, tracked, wired
+from tests.pairs import paired
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("rows", [None, 1, 3])
-@pytest.mark.parametrize(("cell", "backend"), SERVED)
-def test_healthy_policies_pass(cell: str, rows: int | None, backend: str) -> None:
+@pytest.mark.parametrize(("served", "rows"), paired(SERVED, [None, 1, 3]))
+def test_healthy_policies_pass(served: tuple[str, str], rows: int | None) -> None:
+    cell, backend = served
     policy = make_policy(cell, num_layers=2, recurrent_backend=backend)
     results = check_wiring(policy, wired(policy, rows))
     assert [str(result) for result in results if not result.passed] == []
@@ -107,8 +108,7 @@ def test_masked_cartpole_vectorised() -> None:
 # -- wrong wirings: the check that must name them, what it must say, what it must advise
 
 
-@pytest.mark.parametrize("rows", [None, 3])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("cell", "rows"), paired(CELLS, [None, 3]))
 def test_no_primer(cell: str, rows: int | None) -> None:
     failed = failing(make_policy(cell), tracked(rows))
     assert {"primers", "feedback", "replay"} <= set(failed)

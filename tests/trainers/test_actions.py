@@ -36,6 +36,7 @@ from recurl.trainers import (
 )
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from tests.envs.masked import ACTION_SPACES
+from tests.pairs import paired
 
 ANY, MASKED = "RecurlTest/AnyAction-v0", "RecurlTest/Masked-v0"
 SMALL = {"num_envs": 3, "rollout_steps": 16, "hidden_size": 8, "eval_episodes": 6, "checkpoint_every": 1}
@@ -151,8 +152,10 @@ MASKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [PPOConfig, A2CConfig, ImpalaConfig, DQNConfig, SACConfig])
-@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize(
+    ("kind", "masks"),
+    [*paired([PPOConfig, A2CConfig, ImpalaConfig], [*MASKS]), *paired([DQNConfig, SACConfig], [*MASKS])],
+)
 def test_masked_runs(tmp_path, kind, masks):
     """The environment refuses forbidden actions, so a run shows that neither training nor evaluation takes any."""
     config = options(kind, env=MASKED, **MASKS[masks])

@@ -1,4 +1,4 @@
-import functools
+import inspect
 import json
 import shutil
 import subprocess
@@ -81,18 +81,12 @@ def lstm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def files(lstm, tmp_path_factory):
-    """The run's policy as files, by kind; the folders of one of them are made with it."""
+    """The run's policy as files, by kind, verified in full; the folders of one of them are made with it."""
     folder = tmp_path_factory.mktemp("files")
     return {
         "torch": export_run(lstm, "torch", folder / "deep" / "er" / "mine.pt2"),
         "onnx": export_run(lstm, "onnx", folder / "policy.onnx"),
     }
-
-
-@pytest.fixture
-def briefly(monkeypatch):
-    """Verify by fewer steps, as a thousand take seconds."""
-    monkeypatch.setattr("recurl.trainers.export.policy_file.verify", functools.partial(verify, steps=100))
 
 
 def about(path):
@@ -108,7 +102,6 @@ def arguments(description, rows):
     }
 
 
-@pytest.mark.usefixtures("briefly")
 @pytest.mark.parametrize(
     ("case", "kind"), [*((case, "onnx") for case in CASES), ("ppo-gru-continuous", "torch"), ("dqn-none", "torch")]
 )
@@ -134,7 +127,7 @@ def test_exported_policies_fit_their_description(tmp_path, case, kind):
 
 def test_the_description_names_what_a_user_needs(tmp_path):
     description = about(export_run(trained(tmp_path, PPOConfig, "recurl-test/Picture-v0", {"cell": "gru"}), "onnx"))
-    assert description["verified_steps"] == 1000
+    assert description["verified_steps"] == inspect.signature(verify).parameters["steps"].default == 1000
     assert [(part["name"], part["shape"], part["dtype"]) for part in description["inputs"]] == [
         ("image", ["batch", 4, 5, 1], "uint8"),
         ("parts.place", ["batch", 2], "float32"),
@@ -320,7 +313,6 @@ def test_a_policy_that_is_not_finite_is_refused(tmp_path):
         export_run(folder, "torch")
 
 
-@pytest.mark.usefixtures("briefly")
 def test_the_example_runs_without_recurl(tmp_path):
     folder = trained(tmp_path, PPOConfig, "CartPole-v1", {"cell": "lstm"})
     path = export_run(folder, "onnx")

@@ -218,15 +218,13 @@ def test_nobody_answers(server, tmp_path):
     assert "recurl: Nobody answers at 127.0.0.1:" in text
 
 
-def test_torchrun_goes_on_after_a_kill(tmp_path):
+def test_torchrun_goes_on_after_a_kill(tmp_path, programs):
     """The whole way: torchrun, a killed rank, a restart from the newest checkpoint, the end."""
     folder = RunFolder(tmp_path / "run")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "1", "-m", "recurl", "train", "ppo", *TASK, "--total-steps", "640"]
     command += ["--checkpoint-every", "1", "--callback", "tests.distributed.slow:KillOnce", "--run-dir", folder.path]
-    done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    done = programs.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "rank 1 ends, as rank 0 has died" in done.stderr
     lines = folder.metrics.read_text().splitlines()

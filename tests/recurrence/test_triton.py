@@ -3,7 +3,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from recurl.recurrence import GRU, LSTM, Boundaries, LayerCall, LayerWeights, Op
 from recurl.recurrence.triton import TritonKernels
 from recurl.recurrence.triton import backend as backend_module
 from recurl.recurrence.triton.config import Resident, Single, Wide, chosen_for, tile_for
+from tests.programs import Programs
 
 pytestmark = pytest.mark.slow
 
@@ -87,11 +90,13 @@ COMPILED = {
 SPILLED = {name: 48 for name in [*GROUPS, *PRODUCT] if "ieee" in name}  # bytes, elsewhere none
 
 
-def run(module: str, *arguments: str, **environment: str) -> dict[str, list[str]]:
+def run(
+    module: str, *arguments: str, start: Callable[..., Any] = subprocess.run, **environment: str
+) -> dict[str, list[str]]:
     """The lines that a module prints, by all words but the last few numbers."""
     command = [sys.executable, "-m", f"tests.recurrence.{module}", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    done = start(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     return {line.split(":")[0]: line.split(":")[1].split() for line in done.stdout.splitlines()}
 
@@ -103,15 +108,15 @@ def test_interpreted_kernels_agree_with_the_reference() -> None:
     assert {name: float(found[name][0]) for name, limit in CHECKS.items() if not float(found[name][0]) <= limit} == {}
 
 
-def test_prepared_launches_start_what_triton_starts() -> None:
-    found = run("triton_prepared", TRITON_INTERPRET="0")
+def test_prepared_launches_start_what_triton_starts(programs: Programs) -> None:
+    found = run("triton_prepared", start=programs.run, TRITON_INTERPRET="0")
     assert found == {"launches": ["0"], "streams": ["0"]}
 
 
 @pytest.mark.parametrize("capability", COMPILED)
-def test_compiled_kernels_hardly_spill_and_fit(capability: str) -> None:
+def test_compiled_kernels_hardly_spill_and_fit(capability: str, programs: Programs) -> None:
     cases, limit = COMPILED[capability]
-    found = run("triton_offline", capability, *cases, TRITON_INTERPRET="0")
+    found = run("triton_offline", capability, *cases, start=programs.run, TRITON_INTERPRET="0")
     assert found.keys() == set(cases)
     for name, (_, spilled, shared) in found.items():
         assert int(spilled) <= SPILLED.get(name, 0), name
@@ -214,8 +219,3 @@ def test_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'recurl[triton]'" in (backend.missing() or "")
     assert "pip install 'recurl[triton]'" in (backend.unsupported(Support(LSTM, torch.device("cuda", 0))) or "")
     backend_module._missing_package.cache_clear()
-
-
-def test_importing_recurl_loads_no_kernels() -> None:
-    code = "import sys, recurl.recurrence.triton; sys.exit('recurl.recurrence.triton.launch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.programs import Programs
+
 from .test_triton import run
 
 pytestmark = pytest.mark.slow
@@ -16,7 +18,7 @@ def test_interpreted_steps_are_those_of_torch() -> None:
 
 
 @pytest.mark.parametrize("capability", ["80", "90"])
-def test_compiled_kernels_do_not_spill(capability: str) -> None:
-    found = run("triton_adam_offline", capability, TRITON_INTERPRET="0")
+def test_compiled_kernels_do_not_spill(capability: str, programs: Programs) -> None:
+    found = run("triton_adam_offline", capability, start=programs.run, TRITON_INTERPRET="0")
     assert found.keys() == {"squares_kernel", "decide_kernel", "adam_kernel"}
     assert all(spilled == "0" for spilled, _ in found.values())

@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from recurl.recurrence import GRU, LSTM, LayerWeights, Options, step_stack
 from recurl.recurrence.triton import step as step_module
 from recurl.recurrence.triton.step_config import pays, tile_for_step
+from tests.programs import Programs
 
 from .test_triton import run
 
@@ -52,9 +53,9 @@ def test_interpreted_steps_agree_with_the_reference() -> None:
 
 
 @pytest.mark.parametrize("capability", COMPILED)
-def test_compiled_steps_hardly_spill_and_fit(capability: str) -> None:
+def test_compiled_steps_hardly_spill_and_fit(capability: str, programs: Programs) -> None:
     cases, limit = COMPILED[capability]
-    found = run("triton_offline", capability, *cases, TRITON_INTERPRET="0")
+    found = run("triton_offline", capability, *cases, start=programs.run, TRITON_INTERPRET="0")
     assert found.keys() == set(cases)
     for name, (_, spilled, shared) in found.items():
         assert int(spilled) <= SPILLED, name

@@ -24,9 +24,10 @@ from recurl.recurrence.triton import step_launch
 from recurl.recurrence.triton.step_config import StepTile
 
 from .contract import Case, relative_error
-from .interpreter import allow_bfloat16_products, allow_bounds
+from .interpreter import allow_bfloat16_products, allow_bounds, patch_once
 
 allow_bounds()
+patch_once()
 allow_bfloat16_products()
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 OPTIONS = [

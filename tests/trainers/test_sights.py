@@ -163,8 +163,8 @@ def test_the_command_line_shows_the_network_and_trains_nothing(tmp_path, capsys)
 @pytest.mark.slow
 def test_an_image_seen_once_is_remembered():
     """The cue is in the first image alone: chance is 0.5."""
-    sizes = {"num_envs": 16, "rollout_steps": 40, "sequence_length": 40, "minibatches": 8, "hidden_size": 32}
-    ppo = PPO(config(total_steps=80 * 16 * 40, **sizes))
+    sizes = {"num_envs": 8, "rollout_steps": 20, "sequence_length": 20, "minibatches": 8, "hidden_size": 32}
+    ppo = PPO(config(total_steps=80 * 8 * 20, learning_rate=3e-3, gamma=0.9, **sizes))
     for _ in range(80):
         batch = ppo.collect()
         reward = batch["next", "reward"][batch["next", "done"]].mean().item()  # of whole episodes

@@ -48,7 +48,7 @@ def train(folder, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("cell", ["lstm", "none"])
 def test_trains_resumes_evaluates_and_exports(tmp_path, capsys, cell):
     folder = RunFolder(tmp_path / "run")
     assert train(folder.path, "--cell", cell, "--total-steps", "256") == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -139,6 +140,13 @@ def programs() -> Generator[Programs]:
     programs = Programs()
     yield programs
     programs.end()
+
+
+@pytest.fixture
+def forked_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Gymnasium's processes begin at once, as forks of one that lasts. That they are spawned is seen elsewhere."""
+    multiprocessing.set_forkserver_preload(["recurl.envs"])
+    monkeypatch.setattr("recurl.envs.gym_vector._CONTEXT", "forkserver")
 
 
 @pytest.fixture

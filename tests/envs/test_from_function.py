@@ -30,6 +30,7 @@ def test_as_many_rows_as_asked_for(make):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_environments")
 def test_arguments_modes_and_wrappers():
     with env_from_function(single, 2, vectorization_mode="async", wrappers=[gym.wrappers.FlattenObservation]) as env:
         assert env.reset().batch_size == (2,)

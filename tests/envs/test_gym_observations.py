@@ -90,6 +90,7 @@ def test_nested_spaces_in_gymnasium_environments(registered, options):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_environments")
 def test_nested_spaces_in_processes(registered):
     env = GymEnv(registered, num_envs=2, vectorization_mode="async", drop_observations=DROPPED)
     check_parts(env)

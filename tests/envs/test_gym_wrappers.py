@@ -16,6 +16,7 @@ def test_the_first_wrapper_is_innermost():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_environments")
 @pytest.mark.parametrize("mode", [None, "sync", "async"])
 def test_rows_of_vectors_are_wrapped(mode):
     with GymEnv("CartPole-v1", 2, vectorization_mode=mode, wrappers=[limit]) as env:

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -37,11 +36,11 @@ print("good")
 
 
 @pytest.mark.slow
-def test_those_of_the_main_script_reach_workers(tmp_path):
+def test_those_of_the_main_script_reach_workers(tmp_path, programs):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+    done = programs.run([sys.executable, script], capture_output=True, text=True, env=environment)
     assert (done.stdout, done.returncode) == ("good\n", 0), done.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.func import functional_call, stack_module_state
 
 from recurl.errors import UnsupportedError
 from tests.lowering.live import KINDS, Call, assert_same, subject
+from tests.pairs import paired
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,11 +61,12 @@ def objective(out: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["reference", "loop", "scan", "cpu"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_an_ensemble_under_vmap(kind: str, cell: str, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "memory"), paired(KINDS, list(product(["lstm", "gru"], ["reference", "loop", "scan", "cpu"])))
+)
+def test_an_ensemble_under_vmap(kind: str, memory: tuple[str, str]) -> None:
     """torch.func's idiom: members' parameters stacked, a copy without memory of its own called under vmap."""
+    cell, backend = memory
     members, call, batch = ensemble(kind, cell, backend)
     base = _Called(copy.deepcopy(members[0]).to("meta"), call)
     params, buffers = stack_module_state([_Called(member, call) for member in members])

@@ -28,10 +28,13 @@ from recurl.trainers.networks.agent import collecting
 from tests.lowering.live import CASES, KINDS, assert_same, pickled, plain, prepared, saved, subject, total
 from tests.objectives.simulate import ACTIONS, OBS, recurrent
 
+DUPLICATES = {"lstm": pickled, "gru": saved, "none": pickled}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled, saved])
-@pytest.mark.parametrize(("kind", "cell"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "cell", "duplicate"), [(*case, way) for case in CASES for way in (copy.deepcopy, DUPLICATES[case[1]])]
+)
 def test_a_copy_computes_with_its_own_weights(
     kind: str, cell: str, duplicate: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,6 @@ def test_advantages_are_constants_forwards_too() -> None:
 
 @contextmanager
 def no_collection() -> Generator[None]:
-    gc.collect()
     gc.disable()
     gc.freeze()  # what is there already isn't looked at
     try:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.recurrence import BACKENDS, LSTM, Boundaries, Options, Support, run_stack
+from tests.pairs import paired
 
 from .contract import KNOWN, PATTERNS, Case, assert_agree
 
@@ -35,7 +36,7 @@ OPTIONS = [
     {"layers": 2, "directions": 2, "dropout": 0.3},
 ]
 QUICK = [OPTIONS[0], OPTIONS[-1]]
-WHOLE = [pytest.param(options, marks=pytest.mark.slow) for options in OPTIONS[1:-1]]
+WHOLE = [pytest.param(*case, marks=pytest.mark.slow) for case in paired(OPTIONS[1:-1], PATTERNS)]
 PROJECTED = [{"projection": 4}, {"projection": 3, "layers": 2, "directions": 2}]
 SHAPES = [(1,), (17,), (1, 1), (5, 1), (4, 9), (2, 3, 6)]
 
@@ -46,13 +47,12 @@ def exact(cell: str, **problem: object) -> dict[str, Tensor]:
     return Case(cell, **problem).outputs_and_gradients("reference")
 
 
-def option_id(options: dict[str, object]) -> str:
-    return ",".join(f"{name}={value}" for name, value in options.items()) or "plain"
+def option_id(options: dict[str, object] | str) -> str:
+    return options if isinstance(options, str) else ",".join(f"{k}={v}" for k, v in options.items()) or "plain"
 
 
 @pytest.mark.parametrize(("backend", "cell"), SERVED)  # the backends of a problem one after the other
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("options", [*QUICK, *WHOLE], ids=option_id)
+@pytest.mark.parametrize(("options", "pattern"), [*itertools.product(QUICK, PATTERNS), *WHOLE], ids=option_id)
 def test_agrees_with_reference(backend: str, cell: str, options: dict, pattern: str) -> None:
     case = Case(cell, pattern=pattern, **options)
     assert_agree(case.outputs_and_gradients(backend), exact(cell, pattern=pattern, **options), 1e-12)

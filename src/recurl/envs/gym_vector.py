@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _MODES = (None, "sync", "async", "vector_entry_point")
+_CONTEXT = "spawn"  # how processes of Gymnasium begin
 
 
 def make(name: str, wrappers: Sequence[Wrap], /, **kwargs: Any) -> gym.Env[Any, Any]:
@@ -108,7 +109,7 @@ def _make_vector(
 
 def _settings(mode: str, shared_memory: bool = True) -> dict[str, Any]:
     settings: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-    return {**settings, "context": "spawn", "shared_memory": shared_memory} if mode == "async" else settings
+    return {**settings, "context": _CONTEXT, "shared_memory": shared_memory} if mode == "async" else settings
 
 
 def vector_of(

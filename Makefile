@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+unexport PYTHONDONTWRITEBYTECODE # tests start many interpreters, whose imports take seconds more without bytecode
 QUICK  := -n 2 -m "not slow and not learning" --timeout 20
 
 .PHONY: setup train quick test check practice bench docs wheel matrix clean

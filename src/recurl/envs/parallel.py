@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -54,7 +53,6 @@ class _RowsInWorkers(BatchedEnv):
         infos: properties of the environments.
         concatenate: see :class:`ParallelEnv`.
         device: see :class:`ParallelEnv`.
-        takes_turns: whether the workers step other rows while actions of these are computed.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class _RowsInWorkers(BatchedEnv):
         *,
         concatenate: bool,
         device: torch.device | str | None,
-        takes_turns: bool = False,
     ) -> None:
         super().__init__(infos, concatenate=concatenate, device=device)
         self._workers, self._place, self._group = workers, place, workers.group
@@ -84,7 +81,7 @@ class _RowsInWorkers(BatchedEnv):
             Upload(shared, {key: self._in_batch(value).shape for key, value in shared.tensors.items()}, self.device)
             for shared in (result, fresh)
         )
-        self._download = Download(self.device, sleeps=takes_turns)
+        self._download = Download(self.device)
         self._read_keys = self._carried if infos[0].reads_root else list(infos[0].state_spec.keys(True, True))
         self._pending: Any = None  # the action of a step that was begun
         self._advanced = False  # whether rows that are done were reset already
@@ -340,8 +337,10 @@ def parallel_groups(
     workers = _started(num_workers, create_env_fn, timeout, num_groups)
     try:
         greetings: list[list[EnvInfo]] = workers.group.greetings
-        rows = partial(_RowsInWorkers, workers, concatenate=True, device=device, takes_turns=num_groups > 1)
-        groups: list[EnvBase] = [rows(place, [found[place] for found in greetings]) for place in range(num_groups)]
+        groups: list[EnvBase] = [
+            _RowsInWorkers(workers, place, [found[place] for found in greetings], concatenate=True, device=device)
+            for place in range(num_groups)
+        ]
         return GroupedEnv(groups)
     except BaseException:
         workers.group.close()

@@ -83,13 +83,10 @@ class Download:
 
     Args:
         device: where they come from.
-        sleeps: whether the thread sleeps until they are there, and leaves its core to others; it goes on some 30 us
-            later than one that waits busily.
     """
 
-    def __init__(self, device: torch.device | None, *, sleeps: bool = False) -> None:
+    def __init__(self, device: torch.device | None) -> None:
         self._from_gpu = device is not None and device.type == "cuda"
-        self._copied = torch.cuda.Event(blocking=True) if self._from_gpu and sleeps else None
         self._memory: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
 
     def __call__(self, tensor: Tensor) -> Tensor:
@@ -102,12 +99,7 @@ class Download:
             if memory is None:
                 memory = self._memory[kind] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             memory.copy_(tensor, non_blocking=True)
-            stream = torch.cuda.current_stream(tensor.device)
-            if self._copied is None:
-                stream.synchronize()
-            else:
-                self._copied.record(stream)
-                self._copied.synchronize()
+            torch.cuda.current_stream(tensor.device).synchronize()
         return memory
 
 

@@ -4,8 +4,8 @@ Frames per second of whole updates (acting and learning included) with workers, 
 (``--env-groups 2``), with the policy of a step and updates as CUDA graphs or learning beside collection
 (``--overlap``), against one process that steps the same environments one after another with random actions. Before
 anything is timed, collected actions are replayed in that process: observations must be the same bits; two groups must
-give what each gives alone, and a thread and a captured policy what this thread gives without. Appends to
-results/host_envs.csv. Usage::
+give what each gives alone, and a thread and a captured policy what this thread gives without. SB3-Contrib's
+RecurrentPPO stands beside, where it is installed. Appends to results/host_envs.csv. Usage::
 
     python benchmarks/bench_host_envs.py                                                   # 16 cores and a GPU
     python benchmarks/bench_host_envs.py --device cpu --workers 2 --num-envs 8 --steps 32  # a dry run
@@ -14,6 +14,7 @@ results/host_envs.csv. Usage::
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import statistics
 import sys
@@ -38,6 +39,7 @@ from spinning import Spin
 RESULTS = Path(__file__).parent / "results" / "host_envs.csv"
 ENV = "CartPole-v1"
 SPIN = "spinning:Spin"
+SB3 = "sb3"
 VARIANTS: dict[str, dict[str, Any]] = {
     "groups, graph": {"env_groups": 2, "cuda_graph": True},
     "workers, graph": {"cuda_graph": True},
@@ -56,7 +58,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--updates", type=int, default=10, help="updates that are timed")
-    parser.add_argument("--only", nargs="*", help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--only", nargs="*", help=f"of {', '.join(VARIANTS)} and {SB3}")
     parser.add_argument("--csv", type=Path, default=RESULTS)
     options = parser.parse_args()
     name = torch.cuda.get_device_name() if options.device == "cuda" else options.device
@@ -66,8 +68,13 @@ def main() -> None:
     check(options)
     alone = one_process()
     print(f"one process, random actions: {alone:,.0f} frames/s")
-    for variant in options.only or VARIANTS:
-        if options.device == "cuda" or not {"cuda_graph", "overlap"} & VARIANTS[variant].keys():
+    for variant in options.only or [*VARIANTS, SB3]:
+        if variant == SB3:
+            if importlib.util.find_spec("sb3_contrib"):
+                measure_sb3(alone, name, options)
+            else:
+                print("SB3-Contrib: not installed (sb3-contrib)")
+        elif options.device == "cuda" or not {"cuda_graph", "overlap"} & VARIANTS[variant].keys():
             measure(variant, alone, name, options)
 
 
@@ -221,7 +228,57 @@ def measure(variant: str, alone: float, name: str, options: argparse.Namespace) 
     busy = gpu_seconds(lambda: [update() for _ in range(2)]) / 2 if on_gpu else 0.0
     learner.close()
     seconds = total / options.updates
-    rate = options.num_envs * options.steps / seconds
+    collect_s, learn_s = (statistics.median(times) for times in parts.values())
+    show(variant, options.num_envs, alone, seconds, name, options, collect_s=collect_s, learn_s=learn_s, busy_s=busy)
+
+
+def one_spinning() -> Spin:
+    return Spin(gym.make(ENV))
+
+
+def measure_sb3(alone: float, name: str, options: argparse.Namespace) -> None:
+    """Time SB3-Contrib's RecurrentPPO, which has a process for each environment, so as many environments as workers."""
+    recurrent_ppo = importlib.import_module("sb3_contrib").RecurrentPPO
+    processes = importlib.import_module("stable_baselines3.common.vec_env").SubprocVecEnv
+    frames = options.workers * options.steps
+    model = recurrent_ppo(
+        "MlpLstmPolicy", processes([one_spinning] * options.workers), n_steps=options.steps, batch_size=frames // 4,
+        n_epochs=4, device=options.device,
+        policy_kwargs={"lstm_hidden_size": options.hidden, "shared_lstm": True, "enable_critic_lstm": False},
+    )  # fmt: skip
+    model.learn(2 * frames)
+    start = time.perf_counter()
+    model.learn(options.updates * frames, reset_num_timesteps=False)
+    seconds = (time.perf_counter() - start) / options.updates
+    model.get_env().close()
+    show(
+        f"SB3-Contrib {importlib.import_module('sb3_contrib').__version__}",
+        options.workers,
+        alone,
+        seconds,
+        name,
+        options,
+    )
+
+
+def show(
+    variant: str,
+    num_envs: int,
+    alone: float,
+    seconds: float,
+    name: str,
+    options: argparse.Namespace,
+    *,
+    collect_s: float | None = None,
+    learn_s: float | None = None,
+    busy_s: float = 0.0,
+) -> None:
+    """Write a row, and print it."""
+
+    def ms(value: float | None) -> float | str:
+        return "" if value is None else round(value * 1e3, 1)
+
+    rate = num_envs * options.steps / seconds
     row = {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
@@ -231,17 +288,17 @@ def measure(variant: str, alone: float, name: str, options: argparse.Namespace) 
         "torch": torch.__version__,
         "variant": variant,
         "workers": options.workers,
-        "num_envs": options.num_envs,
+        "num_envs": num_envs,
         "steps": options.steps,
         "hidden": options.hidden,
         "epochs_x_minibatches": "4 x 4",
         "one_process_frames_per_s": round(alone),
         "frames_per_s": round(rate),
         "ratio": round(rate / alone, 2),
-        "update_ms": round(seconds * 1e3, 1),
-        "collect_ms": round(statistics.median(parts["collect"]) * 1e3, 1),
-        "learn_ms": round(statistics.median(parts["learn"]) * 1e3, 1),
-        "gpu_idle": round(1 - busy / seconds, 3) if on_gpu else "",
+        "update_ms": ms(seconds),
+        "collect_ms": ms(collect_s),
+        "learn_ms": ms(learn_s),
+        "gpu_idle": round(1 - busy_s / seconds, 3) if busy_s else "",
     }
     append(options.csv, row)
     print(

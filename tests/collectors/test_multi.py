@@ -172,9 +172,9 @@ def test_async_collection_and_the_buffer() -> None:
     add(policy, 0.2)
     collector.update_policy_weights_()
     end = time.monotonic() + 20
-    while not replays(buffer.batches[-1], policy) and time.monotonic() < end:
+    while not (is_new := replays(buffer.batches[-1], policy)) and time.monotonic() < end:
         time.sleep(0.01)
-    assert replays(buffer.batches[-1], policy)
+    assert is_new  # the next one may be the other worker's, begun with the old weights
     assert not replays(buffer.batches[0], policy)
     collector.async_shutdown()
     for call in (collector.collect, collector.update_policy_weights_, collector.start):

@@ -1,13 +1,13 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915, RUF005
+# ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915, RUF005
 # Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
 # however long, with all its arguments; its tuples grow by +, without unpacking.
 """Linear recurrences in one pass over memory.
 
 A chunk is ROWS pieces of STEPS tokens, COLUMNS channels wide; a thread walks a piece, in the channels that it loads:
 first from nothing, which says what the piece does to the state before it, then from that state. In between the chunk
-stays in registers, with all that the second walk reads; but in forward passes that don't keep it, which need half as
-many registers: they read it again, from the caches.
+stays in registers, with all that the second walk reads; but in forward passes that don't keep it, which need fewer
+registers: they read it again, from the caches.
 
 A piece is short, and walked in the dtype of its numbers (float32 for narrower ones). Products of its factors and states
 between pieces are in ACC: only they err the more the longer the sequence.
@@ -30,6 +30,27 @@ from recurl.recurrence.triton.linear_parts import (
     times,
     times_plus,
 )
+
+
+@triton.jit
+def _fetched(
+    a, b, at, piece, left, inside, WIDTH: tl.constexpr, CONSTANT: tl.constexpr, KIND: tl.constexpr, STEPS: tl.constexpr
+):
+    """Return what a piece reads: b, and a where it varies, of each token."""
+    xs = ()
+    xs_imag = ()
+    factors = ()
+    factors_imag = ()
+    for s in tl.static_range(STEPS):
+        mask = (piece + s < left)[:, None] & inside[None, :]
+        x, x_imag = load(b, at + s * WIDTH, mask, KIND)
+        xs = xs + (x,)
+        xs_imag = xs_imag + (x_imag,)
+        if not CONSTANT:
+            factor, factor_imag = load(a, at + s * WIDTH, mask, KIND)
+            factors = factors + (factor,)
+            factors_imag = factors_imag + (factor_imag,)
+    return xs, xs_imag, factors, factors_imag
 
 
 @triton.jit
@@ -72,19 +93,7 @@ def forward_kernel(
         factor = tl.broadcast_to(factor[None, :], [ROWS, COLUMNS])
         factor_imag = tl.broadcast_to(factor_imag[None, :], [ROWS, COLUMNS])
         p, p_imag = power(factor.to(ACC), factor_imag.to(ACC), STEPS, KIND)
-    xs = ()
-    xs_imag = ()
-    factors = ()
-    factors_imag = ()
-    for s in tl.static_range(STEPS):
-        mask = (piece + s < left)[:, None] & inside[None, :]
-        x, x_imag = load(b, at + s * WIDTH, mask, KIND)
-        xs = xs + (x,)
-        xs_imag = xs_imag + (x_imag,)
-        if not CONSTANT:
-            factor, factor_imag = load(a, at + s * WIDTH, mask, KIND)
-            factors = factors + (factor,)
-            factors_imag = factors_imag + (factor_imag,)
+    xs, xs_imag, factors, factors_imag = _fetched(a, b, at, piece, left, inside, WIDTH, CONSTANT, KIND, STEPS)
     values = ()  # what is kept: at the first token of a segment the state after it, elsewhere b
     values_imag = ()
     for s in tl.static_range(STEPS):
@@ -114,19 +123,7 @@ def forward_kernel(
         p, p_imag, q, q_imag, fresh, chunk, board, groups_at, d, inside, WIDTH, KIND, ACC, ROWS, COLUMNS, GROUP
     )
     if not KEEP:
-        xs = ()
-        xs_imag = ()
-        factors = ()
-        factors_imag = ()
-        for s in tl.static_range(STEPS):
-            mask = (piece + s < left)[:, None] & inside[None, :]
-            x, x_imag = load(b, at + s * WIDTH, mask, KIND)
-            xs = xs + (x,)
-            xs_imag = xs_imag + (x_imag,)
-            if not CONSTANT:
-                factor, factor_imag = load(a, at + s * WIDTH, mask, KIND)
-                factors = factors + (factor,)
-                factors_imag = factors_imag + (factor_imag,)
+        xs, xs_imag, factors, factors_imag = _fetched(a, b, at, piece, left, inside, WIDTH, CONSTANT, KIND, STEPS)
     for s in tl.static_range(STEPS):
         mask = (piece + s < left)[:, None] & inside[None, :]
         if not CONSTANT:

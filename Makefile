@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/recurl/recurren
 train: setup  ## train a memory policy on masked CartPole and show the result
 	$(BIN)/recurl train ppo --env recurl/MaskedCartPole-v1 --cell lstm --run-dir runs/masked-cartpole --stop-return 495 --overwrite
 
-quick: setup  ## the core of the tests, in less than a minute: a test that needs 20 s belongs to the others
+quick: setup  ## the core of the tests, in a few minutes: a test that needs 20 s belongs to the others
 	$(BIN)/pytest $(QUICK) tests
 
 test: setup  ## all tests, doctests included

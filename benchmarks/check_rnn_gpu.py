@@ -169,10 +169,12 @@ def checks() -> list[Callable[[], object]]:
             found += [partial(agrees, Problem(cell, hidden, 1100, 4, 0.05), "tf32")]
         for hidden in (80, 160, 224, 320, 448):
             found += [partial(agrees, Problem(cell, hidden, 9, 31, 0.05), precision) for precision in ("tf32", "bf16")]
-        for precision in ("tf32", "ieee"):
+        for precision in ("tf32", "ieee", "bf16"):
             for hidden, rows, length in (
                 (160, 300, 7),
                 (256, 300, 7),
+                (320, 700, 5),
+                (480, 300, 7),
                 (512, 300, 7),
                 (1024, 64, 12),
                 (1024, 520, 3),
@@ -191,6 +193,8 @@ def checks() -> list[Callable[[], object]]:
                 partial(agrees, Problem(cell, hidden, 16, 33, 0.05, scale=30.0), "ieee"),
                 partial(permutes, Problem(cell, hidden, 300, 9, 0.05), "ieee"),
             ]
+        for check in (permutes, captures, isolates):  # two groups in a program
+            found += [partial(check, Problem(cell, 512, 300, 9, 0.05), "tf32")]
         for hidden, precision in (
             (64, "ieee"),
             (256, "ieee"),
@@ -224,7 +228,7 @@ def main() -> None:
     chosen = checks()[first::step]
     if arguments.small:
         sizes = ((64, 5, "tf32"), (80, 600, "tf32"), (96, 5, "ieee"), (256, 5, "tf32"), (256, 5, "ieee"))
-        sizes += ((256, 300, "tf32"), (320, 5, "ieee"))
+        sizes += ((256, 300, "tf32"), (320, 5, "ieee"), (512, 300, "tf32"))
         chosen = [
             partial(agrees, Problem(cell, h, b, 3, 0.2), precision)
             for cell in ("lstm", "gru")

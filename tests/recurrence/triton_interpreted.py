@@ -122,8 +122,9 @@ def packed_differs() -> int:
         if direction == "backward":
             expected = padded.permute(2, 0, 1)
         else:
-            pairs = padded[: gates // 2 * 2].view(-1, 2, 16, 8, 128).transpose(1, 2)
-            expected = torch.cat([pairs.flatten(), padded[gates // 2 * 2 :].flatten()])
+            mixed = gates // 2 * 2
+            turns = padded[:mixed].view(mixed, 16, 8, 128).transpose(0, 1)
+            expected = torch.cat([turns.flatten(), padded[mixed:].flatten()])
         wrong += not torch.equal(weights.packed(direction, w, layout, torch.float32), expected.flatten())
         fine = torch.randn(gates * 100, 100)
         rounded = ((fine.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)

@@ -141,9 +141,9 @@ def pack_kernel(
 ):
     """Write the recurrent weights ``[GATES * HIDDEN, HIDDEN]`` as the wide kernels read them, padded and rounded.
 
-    Forward: ``[GATES * WIDTH, WIDTH]``, gates 0 and 1 (and, of four, 2 and 3) mixed by eight rows of either. Backward:
-    transposed, ``[WIDTH, GATES * WIDTH]``. With SPLIT, rows have twice the columns: the second half holds what rounding
-    left. Program (gate, row block, column block).
+    Forward: ``[GATES * WIDTH, WIDTH]``, eight rows of each of four gates in turn, or of two and then the third.
+    Backward: transposed, ``[WIDTH, GATES * WIDTH]``. With SPLIT, rows have twice the columns: the second half holds
+    what rounding left. Program (gate, row block, column block).
     """
     gate = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
@@ -152,8 +152,9 @@ def pack_kernel(
     exact = tl.load(w_hh + (gate * HIDDEN + row) * HIDDEN + column, mask=inside, other=0.0)
     value = operand(exact, PRECISION)
     if FORWARD:
-        mixed = (gate // 2) * (2 * WIDTH) + (row // 8) * 16 + (gate % 2) * 8 + row % 8
-        line = tl.where(gate // 2 < GATES // 2, mixed, gate * WIDTH + row)
+        MIXED: tl.constexpr = GATES // 2 * 2
+        mixed = (row // 8) * (8 * MIXED) + gate * 8 + row % 8
+        line = tl.where(gate < MIXED, mixed, gate * WIDTH + row)
         at = column
         LENGTH: tl.constexpr = WIDTH
     else:

@@ -85,6 +85,7 @@ class Resident:
     units: int = 0
     rows: int = 8
     across: int = 1
+    walks: ClassVar[int] = 1
 
     def members_for(self, width: int) -> int:
         """Programs of a group."""
@@ -96,27 +97,46 @@ class Wide:
     """How the Gluon kernels with a product per step are cut.
 
     Attributes:
-        rows: slots that a group walks together; one warp for 16 of them.
+        rows: slots that a group walks together.
         units: hidden units of one program.
         stages: blocks of operands on their way or in use.
+        shares: programs that share the columns of a product, at most (backward).
+        walks: groups that a program walks with, each by warps of its own; for weights that stay in shared memory.
+        across: warps that share 16 slots.
     """
 
     rows: int
     units: int
     stages: int
+    shares: int = 1
+    walks: int = 1
+    across: int = 1
     programs: ClassVar[int] = 1
+
+    @property
+    def warps(self) -> int:
+        """Per group that a program walks with."""
+        return self.rows // 16 * self.across
 
     def members_for(self, width: int) -> int:
         """Programs of a group."""
         return width // self.units
+
+    def shares_for(self, width: int, blocks: int) -> int:
+        """How many programs share the ``blocks`` of columns of a product: shares, or as many as come out even."""
+        return math.gcd(self.shares, self.members_for(width), blocks)
 
     def pages_for(self, columns: int, weights: int, parts: int) -> int:
         """How many pages the weights get: one for each of ``columns`` blocks (of ``weights`` rows), if they fit.
 
         Each is of ``parts`` parts, as are the pages of the rows.
         """
-        held = 128 * parts * (self.stages * self.rows + columns * weights)
+        held = 128 * parts * (self.walks * self.stages * self.rows + columns * weights)
         return columns if held <= _SHARED_BYTES else self.stages
+
+    def taken_for(self, pages: int, blocks: int) -> int:
+        """How many blocks are multiplied at a time: a third of those there, or one where the weights stream too."""
+        return math.gcd(self.stages // 3, blocks) if pages == blocks else 1
 
 
 @dataclass(frozen=True)
@@ -135,6 +155,7 @@ class Single:
     held: int
     programs: int
     rows: ClassVar[int] = 1
+    walks: ClassVar[int] = 1
     ring: ClassVar[int] = 8
 
     def members_for(self, width: int) -> int:
@@ -247,7 +268,7 @@ def chosen_for(
     table = _WIDE_EXACT if precision in _EXACT else _WIDE
     tiles = next(tiles for largest, tiles in table.items() if width <= largest)
     fitting = [pair for pair in tiles if pair[0].members_for(width) <= processors]
-    enough = [pair for pair in fitting if batch_rows <= processors // pair[0].members_for(width) * pair[0].rows]
+    enough = [pair for pair in fitting if batch_rows <= _slots(pair[0], width, processors)]
     best = (enough or fitting[-1:])[:1]
     return Chosen(width, *best[0]) if best else None
 
@@ -265,14 +286,25 @@ def _resident_for(cell: str, hidden: int, precision: str) -> tuple[int, Resident
     return width, found
 
 
+def _slots(wide: Wide, width: int, processors: int) -> int:
+    """How many rows are walked at once."""
+    return processors // wide.members_for(width) * wide.rows * wide.walks
+
+
 # Forward and backward, by the largest W: the first that walks all rows of the batch at once, else the last.
 _WIDE = {
-    256: ((Wide(64, 16, 8), Wide(64, 16, 8)),),
-    512: ((Wide(64, 16, 8), Wide(64, 16, 8)), (Wide(64, 32, 8), Wide(64, 32, 8))),
-    math.inf: ((Wide(64, 16, 8), Wide(64, 16, 8)), (Wide(128, 32, 6), Wide(128, 32, 8))),
+    256: ((Wide(64, 16, 8), Wide(64, 16, 8, shares=4)),),
+    512: (
+        (Wide(64, 16, 12), Wide(64, 16, 12, shares=4)),
+        (Wide(64, 16, 6, walks=2), Wide(64, 16, 6, shares=4, walks=2)),
+    ),
+    math.inf: ((Wide(64, 16, 8), Wide(64, 16, 8, shares=4)), (Wide(128, 32, 6), Wide(128, 32, 6, shares=4))),
 }
 # Accurate to float32, with pages of two parts.
 _WIDE_EXACT = {
-    256: ((Wide(64, 16, 6), Wide(64, 16, 6)),),
-    math.inf: ((Wide(64, 16, 6), Wide(64, 16, 6)), (Wide(64, 32, 4), Wide(64, 32, 6))),
+    256: ((Wide(64, 16, 6), Wide(64, 16, 6, shares=4)),),
+    math.inf: (
+        (Wide(64, 16, 6), Wide(64, 16, 6, shares=4)),
+        (Wide(64, 32, 4, across=2), Wide(64, 32, 4, shares=4, across=2)),
+    ),
 }

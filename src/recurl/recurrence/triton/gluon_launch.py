@@ -97,7 +97,12 @@ class Grid:
             return like, like  # neither read nor written
         parts = 2 if isinstance(self.config, Wide) and form.kept_dtype == torch.float32 else 1
         mail = like.new_empty(self.groups, turns, self.config.rows, parts * self.layout.width)
-        return mail, torch.zeros(self.groups, dtype=torch.int32, device=like.device)
+        if not isinstance(self.config, Wide) or self.direction == "forward":
+            return mail, torch.zeros(self.groups, dtype=torch.int32, device=like.device)
+        shares = self._wide(form.dtype, parts == 2)["SHARES"]
+        flags = torch.zeros(self.groups * (1 + self.members // shares), dtype=torch.int32, device=like.device)
+        sums = (self.groups, self.layout.width, self.config.rows, shares if shares > 1 else 0)
+        return mail, flags, torch.empty(sums, dtype=torch.float32, device=like.device)
 
     def constants(self, dtype: torch.dtype, kept: torch.dtype) -> dict[str, Any]:
         """Compile-time arguments and launch options, for operands and kept gates of these dtypes.
@@ -127,12 +132,15 @@ class Grid:
         return {**found, "SHARED_GATES": shared, "WARPS": units // 16 * config.across}
 
     def _wide(self, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
-        config, gates = cast(Wide, self.config), self.layout.num_gates
-        deep, wide = (1, gates) if self.direction == "forward" else (gates, 1)
-        blocks = deep * self.layout.width * dtype.itemsize // 128
-        pages = config.pages_for(blocks, wide * config.units, 2 if exact else 1)
+        config, width, gates = cast(Wide, self.config), self.layout.width, self.layout.num_gates
         found = {"BITS": 8 * dtype.itemsize, "ROWS": config.rows, "UNITS": config.units, "STAGES": config.stages}
-        return {**found, "PAGES": pages, "WARPS": config.rows // 16}
+        blocks, weights = width * dtype.itemsize // 128, gates * config.units
+        if self.direction == "backward":
+            found["SHARES"] = shares = config.shares_for(width, gates * blocks)
+            blocks, weights = gates * blocks // shares, shares * config.units
+        pages = config.pages_for(blocks, weights, 2 if exact else 1)
+        taken = 1 if exact else config.taken_for(pages, blocks)
+        return {**found, "TAKEN": taken, "PAGES": pages, "WALKS": config.walks, "WARPS": config.warps}
 
 
 @lru_cache(maxsize=1024)
@@ -142,7 +150,7 @@ def _walk(form: Form, direction: str, processors: int, tokens: int, flag: bool) 
     grid = grid_for(direction, config, form.layout, processors, tokens)
     asked = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
     constants = grid.constants(form.dtype, form.kept_dtype)
-    programs = grid.groups * grid.members
+    programs = grid.groups * grid.members // config.walks
     return grid, prepared(grid.kernel, programs, LSTM=form.layout.lstm, **{asked: flag}, **constants)
 
 
@@ -150,7 +158,7 @@ def grid_for(direction: str, config: Walk, layout: Layout, processors: int, toke
     """The launch of a walk over ``tokens`` tokens on a GPU of ``processors`` multiprocessors."""
     members = config.members_for(layout.width)
     kernel = _KERNELS[type(config)][direction]
-    groups = groups_for(members, config.rows, processors, tokens) * config.programs
+    groups = groups_for(members, config.rows, processors, tokens) * config.programs * config.walks
     return Grid(kernel, direction, config, layout, groups, members)
 
 

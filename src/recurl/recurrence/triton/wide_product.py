@@ -1,6 +1,6 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
-# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913
+# ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915
 # Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
 # however long, with all its arguments.
 """The product of one step of the wide kernels: both operands stream from the second-level cache."""
@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from recurl.recurrence.triton.registers import collect, operand, publish, rounded, split
+from recurl.recurrence.triton.registers import barrier, collect, operand, publish, rounded, split
 
 
 @gluon.jit
@@ -39,26 +39,33 @@ def bring_weights(weights, other, pages, other_pages, block, page, COLUMNS, STRI
 
 
 @gluon.jit
-def bring_first(
-    weights,
-    other,
-    pages,
-    other_pages,
-    COLUMNS: gl.constexpr,
-    STRIDE: gl.constexpr,
-    STAGES: gl.constexpr,
-    WARPS: gl.constexpr,
-    EXACT: gl.constexpr,
-    AGAIN: gl.constexpr,
-):
-    """Start to copy the blocks that :func:`multiply` begins with; all of them, and once, where the pages hold them."""
-    if pages.shape[0] * COLUMNS == STRIDE:
-        if not AGAIN:
-            for block in range(STRIDE // COLUMNS // (2 if EXACT else 1)):
-                bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
-    else:
-        for block in gl.static_range(STAGES - 2):
-            bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
+def hold(weights, other, pages, other_pages, COLUMNS, STRIDE, WARPS, EXACT: gl.constexpr):
+    """Bring all blocks of a program's weights, where each has a page, and wait for them."""
+    for block in range(pages.shape[0] // (2 if EXACT else 1)):
+        bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    fence_async_shared()
+    barrier()
+
+
+@gluon.jit
+def bring_first(weights, other, pages, other_pages, COLUMNS, STRIDE, STAGES, TAKEN, WARPS, EXACT):
+    """Start to copy the blocks of the weights that :func:`multiply` begins with, where they aren't held."""
+    for block in gl.static_range(ahead_of(STAGES, TAKEN) * TAKEN):
+        bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
+
+
+@gluon.constexpr_function
+def behind_of(STAGES, TAKEN):
+    """How many products may still read their pages when the next begins to: the last one, if there are pages enough."""
+    return 2 if STAGES // TAKEN > 3 else 1
+
+
+@gluon.constexpr_function
+def ahead_of(STAGES, TAKEN):
+    """How many products' blocks are brought before they are needed."""
+    return STAGES // TAKEN - behind_of(STAGES, TAKEN)
 
 
 @gluon.jit
@@ -83,51 +90,63 @@ def multiply(
     other_acc,
     COLUMNS: gl.constexpr,
     STRIDE: gl.constexpr,
+    LENGTH: gl.constexpr,
+    TAKEN: gl.constexpr,
     WARPS: gl.constexpr,
     EXACT: gl.constexpr,
 ):
-    """Return ``acc + rows @ weights.T`` and the same with ``other``, over STRIDE columns, COLUMNS at a time.
+    """Return ``acc + rows @ weights.T`` and the same with ``other``, over LENGTH columns.
 
-    The first blocks of the weights must be on their way (:func:`bring_first`). EXACT: the first half of the columns are
-    operands rounded to tf32, the second what the rounding left.
+    TAKEN blocks of COLUMNS make one product. The weights must be there (:func:`hold`) or their first blocks on their
+    way (:func:`bring_first`). Operands have rows of STRIDE columns; EXACT: the first half of these are rounded to tf32,
+    the second half is what the rounding left.
     """
     PARTS: gl.constexpr = 2 if EXACT else 1
     STAGES: gl.constexpr = row_pages.shape[0] // PARTS
     PAGES: gl.constexpr = pages.shape[0] // PARTS
     PRODUCTS: gl.constexpr = 1 if other_pages is None else 2
-    BLOCKS: gl.constexpr = STRIDE // COLUMNS // PARTS
-    for block in gl.static_range(STAGES - 2):
+    BLOCKS: gl.constexpr = LENGTH // COLUMNS
+    TURNS: gl.constexpr = BLOCKS // TAKEN
+    SLOTS: gl.constexpr = STAGES // TAKEN
+    AHEAD: gl.constexpr = min(ahead_of(STAGES, TAKEN), TURNS)
+    UNDER_WAY: gl.constexpr = (behind_of(STAGES, TAKEN) - 1) * PRODUCTS * TAKEN
+    for block in gl.static_range(AHEAD * TAKEN):
         bring(rows, row_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
-        async_copy.commit_group()
+        if block % TAKEN == TAKEN - 1:
+            async_copy.commit_group()
     if not EXACT:
         acc = warpgroup_mma_init(acc)
         other_acc = warpgroup_mma_init(other_acc)
-    for block in range(BLOCKS):
+    for turn in range(TURNS):
         if not EXACT:
-            acc, other_acc = warpgroup_mma_wait(PRODUCTS, deps=(acc, other_acc))
-        async_copy.wait_group(STAGES - 3)
+            acc, other_acc = warpgroup_mma_wait(UNDER_WAY, deps=(acc, other_acc))
+        async_copy.wait_group(AHEAD - 1)
         fence_async_shared()
-        page = block % PAGES
         if EXACT:
-            part = three(row_pages, block % STAGES, pages, page, gl.zeros_like(acc))
+            page = turn % PAGES
+            part = three(row_pages, turn % STAGES, pages, page, gl.zeros_like(acc))
             if PRODUCTS == 2:
-                other_part = three(row_pages, block % STAGES, other_pages, page, gl.zeros_like(other_acc))
+                other_part = three(row_pages, turn % STAGES, other_pages, page, gl.zeros_like(other_acc))
             else:
                 other_part = part
         else:
-            a = row_pages.index(block % STAGES)
-            acc = warpgroup_mma(a, pages.index(page).permute((1, 0)), acc, is_async=True)
-            if PRODUCTS == 2:
-                other_acc = warpgroup_mma(a, other_pages.index(page).permute((1, 0)), other_acc, is_async=True)
-            else:
+            for k in gl.static_range(TAKEN):
+                page = (turn * TAKEN + k) % PAGES
+                a = row_pages.index(turn % SLOTS * TAKEN + k)
+                acc = warpgroup_mma(a, pages.index(page).permute((1, 0)), acc, is_async=True)
+                if PRODUCTS == 2:
+                    other_acc = warpgroup_mma(a, other_pages.index(page).permute((1, 0)), other_acc, is_async=True)
+            if PRODUCTS == 1:
                 other_acc = warpgroup_mma_init(other_acc)
-        later = block + STAGES - 2
-        if later < BLOCKS:
-            bring(rows, row_pages, later, later % STAGES, COLUMNS, STRIDE, WARPS, EXACT)
-            if PAGES < BLOCKS:
-                bring_weights(
-                    *(weights, other, pages, other_pages, later, later % STAGES, COLUMNS, STRIDE, WARPS, EXACT)
-                )
+        later = turn + AHEAD
+        if later < TURNS:
+            for k in gl.static_range(TAKEN):
+                to = later % SLOTS * TAKEN + k
+                bring(rows, row_pages, later * TAKEN + k, to, COLUMNS, STRIDE, WARPS, EXACT)
+                if PAGES < BLOCKS:
+                    bring_weights(
+                        *(weights, other, pages, other_pages, later * TAKEN + k, to, COLUMNS, STRIDE, WARPS, EXACT)
+                    )
         async_copy.commit_group()
         if EXACT:  # tensor cores cut their sums off: no long ones
             part, other_part = warpgroup_mma_wait(0, deps=(part, other_part))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -154,11 +155,11 @@ def test_gluon_kernels_serve_what_was_measured() -> None:
     assert kinds("lstm", 512, "tf32", 1) == (Wide, Wide)
     assert kinds("lstm", 512, "ieee", 1) == (Wide, Wide)
     assert kinds("gru", 1000, "bf16", 1) == (Wide, Wide)
-    for rows, units in ((64, 16), (512, 32)):
+    for rows, walks in ((64, 1), (512, 2)):
         chosen = chosen_for((9, 0), 132, "lstm", 512, "tf32", rows)
         assert chosen is not None
         assert isinstance(chosen.forward, Wide)
-        assert chosen.forward.units == units
+        assert chosen.forward.walks == walks
     assert kinds("gru", 256, "tf32", 1, processors=3) is None
     assert kinds("gru", 1024, "tf32", 1, processors=16) is None
     assert chosen_for((8, 0), 108, "lstm", 64, "tf32", 64) is None
@@ -170,6 +171,29 @@ def test_sizes_between_powers_of_two_are_hardly_padded() -> None:
         chosen = chosen_for((9, 0), 132, "lstm", hidden, "tf32", rows)
         assert chosen is not None
         assert chosen.width == width
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "ieee"])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_wide_kernels_fit_and_come_out_even(cell: str, precision: str) -> None:
+    gates, size, parts = 4 if cell == "lstm" else 3, 2 if precision == "bf16" else 4, 2 if precision == "ieee" else 1
+    for hidden, rows in itertools.product(range(132, 1100, 11), (1, 300, 600, 5000)):
+        chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows)
+        assert chosen is not None
+        if isinstance(chosen.forward, Wide) and isinstance(chosen.backward, Wide):
+            columns = chosen.width * size // 128
+            shares = chosen.backward.shares_for(chosen.width, gates * columns)
+            deep = gates * columns // shares
+            assert deep * shares == gates * columns
+            assert chosen.width % (shares * chosen.backward.units) == 0
+            for wide, blocks, weights in (
+                (chosen.forward, columns, gates * chosen.forward.units),
+                (chosen.backward, deep, shares * chosen.backward.units),
+            ):
+                pages = wide.pages_for(blocks, weights, parts)
+                assert pages == blocks or (wide.walks == 1 and pages == wide.stages < blocks)
+                assert blocks % wide.taken_for(pages, blocks) == 0
+                assert 128 * parts * (wide.walks * wide.stages * wide.rows + pages * weights) <= 224 * 1024
 
 
 def test_a_row_is_alone_on_a_multiprocessor_where_there_are_enough() -> None:

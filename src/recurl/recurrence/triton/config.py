@@ -298,7 +298,11 @@ _WIDE = {
         (Wide(64, 16, 12), Wide(64, 16, 12, shares=4)),
         (Wide(64, 16, 6, walks=2), Wide(64, 16, 6, shares=4, walks=2)),
     ),
-    math.inf: ((Wide(64, 16, 8), Wide(64, 16, 8, shares=4)), (Wide(128, 32, 6), Wide(128, 32, 6, shares=4))),
+    math.inf: (
+        (Wide(64, 16, 8), Wide(64, 16, 8, shares=4)),
+        (Wide(64, 32, 8), Wide(64, 32, 8, shares=4, across=2)),
+        (Wide(128, 32, 6), Wide(128, 32, 6, shares=4)),
+    ),
 }
 # Accurate to float32, with pages of two parts.
 _WIDE_EXACT = {

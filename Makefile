@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE # tests start many interpreters, whose imports take seconds more without bytecode
 QUICK  := -n 2 -m "not slow and not learning" --timeout 20
 
-.PHONY: setup train quick test check practice bench docs wheel matrix clean
+.PHONY: setup train quick test check practice bench docs wheel matrix tritons clean
 
 setup: $(STAMP)
 
@@ -56,6 +56,9 @@ wheel: setup  ## the source archive and both wheels, each tried in an environmen
 
 matrix: setup  ## the core of the tests with every Python, tensordict and set of dependencies; says what it skipped
 	$(BIN)/python tools/matrix.py $(MATRIX) -- $(QUICK)
+
+tritons: setup  ## the kernels for GPUs compiled with every Triton that a supported torch brings; no GPU needed
+	$(BIN)/python tools/tritons.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -171,11 +171,14 @@ def four_of(packed):
     asm: gl.constexpr = """{ .reg .b16 a, b, c, d;
         mov.b64 {a, b, c, d}, $4;
         cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; cvt.f32.f16 $2, c; cvt.f32.f16 $3, d; }"""
-    kind: gl.constexpr = (gl.float32, gl.float32, gl.float32, gl.float32)
-    return gl.inline_asm_elementwise(asm, "=f,=f,=f,=f,l", [packed], kind, is_pure=True, pack=1)
+    return gl.inline_asm_elementwise(
+        asm, "=f,=f,=f,=f,l", [packed], (gl.float32, gl.float32, gl.float32, gl.float32), is_pure=True, pack=1
+    )
 
 
-barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed between Triton 3.6 and 3.9
+# Renamed between Triton 3.6 and 3.9.
+barrier = getattr(gl, "thread_barrier", None) or gl.barrier
+copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.jit
@@ -209,7 +212,7 @@ def collect(source, page, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STRIDE: gl.
     WIDE: gl.constexpr = gl.BlockedLayout([1, VECTOR], [32 // ACROSS, ACROSS], [WARPS, 1], [1, 0])
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))[:, None]
     column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, WIDE))[None, :]
-    async_copy.async_copy_global_to_shared(page, source + row * STRIDE + column, cache_modifier=".cg")
+    copy_async(page, source + row * STRIDE + column, cache_modifier=".cg")
 
 
 @gluon.jit

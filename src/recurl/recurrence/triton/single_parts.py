@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from recurl.recurrence.triton.registers import copy_async
 
 CHUNK = gl.constexpr(16)  # columns of the recurrent weights that neighbouring threads share
 
@@ -29,7 +30,7 @@ def page_of(UNITS: gl.constexpr):
 @gluon.jit
 def bring(ring, slot, pointer, inside):
     """Start to copy one step's values."""
-    async_copy.async_copy_global_to_shared(ring.index(slot), pointer, mask=inside)
+    copy_async(ring.index(slot), pointer, mask=inside)
 
 
 @gluon.jit

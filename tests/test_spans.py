@@ -4,7 +4,7 @@ import time
 import pytest
 import torch
 
-from recurl.spans import ACTING, BACKWARD, OPTIMIZER, PARTS, REST, Spans, span
+from recurl.spans import ACTING, BACKWARD, OPTIMIZER, PARTS, REST, Spans, measured, span
 
 CPU = torch.device("cpu")
 
@@ -51,3 +51,14 @@ def test_other_threads_are_not_measured() -> None:
 
 def test_nothing_is_measured_unless_asked_for() -> None:
     assert span(ACTING) is span(BACKWARD)
+
+
+def test_a_function_is_measured_only_where_somebody_measures() -> None:
+    def wait(seconds: float) -> str:
+        time.sleep(seconds)
+        return "done"
+
+    assert measured(ACTING, wait) is wait
+    with Spans(CPU) as spans:
+        assert measured(ACTING, wait)(0.01) == "done"
+    assert spans.seconds()[ACTING] >= 0.01

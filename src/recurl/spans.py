@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,6 +33,7 @@ __all__ = [
     "TRANSFERS",
     "WAITING",
     "Spans",
+    "measured",
     "span",
 ]
 
@@ -61,6 +62,8 @@ PARTS = (
 )
 """Names of all spans, in the order of an update."""
 
+_A = TypeVar("_A")
+_R = TypeVar("_R")
 _NOTHING = nullcontext()
 _active: Spans | None = None
 
@@ -131,6 +134,18 @@ class Spans:
 def span(name: str) -> AbstractContextManager[None]:
     """Return a block that is measured as ``name``, if somebody measures."""
     return _NOTHING if _active is None or not _active.counts else _active.open(name)
+
+
+def measured(name: str, function: Callable[[_A], _R]) -> Callable[[_A], _R]:
+    """Return ``function`` as it is, or, if somebody measures, with its calls measured as ``name``."""
+    if _active is None or not _active.counts:
+        return function
+
+    def call(argument: _A) -> _R:
+        with span(name):
+            return function(argument)
+
+    return call
 
 
 def _event() -> torch.cuda.Event:

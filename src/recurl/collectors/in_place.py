@@ -17,7 +17,7 @@ from recurl.envs.rollout import Write
 from recurl.keys import ACTION, DONE, NEXT, normalize_key
 from recurl.lowering import Entries, Step, leaves_by_path
 from recurl.mode import set_recurrent_mode
-from recurl.spans import ACTING, ENVIRONMENT, span
+from recurl.spans import ACTING, ENVIRONMENT, measured
 
 __all__ = ["interact_and_write"]
 
@@ -126,25 +126,27 @@ class _StepsInPlace:
 
     def run(self, write: Write, stepped: Callable[[int], None]) -> Entries:
         """Make the steps and return the next root; see :func:`interact_and_write`."""
-        rows, before_last = self._env.batch_size.numel(), self._steps - 1
-        act, advance, carried = self._act, self._make.step, self._carried
+        rows = self._env.batch_size.numel()
+        act, advance = measured(ACTING, self._act), measured(ENVIRONMENT, self._advance)
         for step in range(1, self._steps):
-            with span(ACTING):
-                acted = act(step)
-            if not acted:
+            if act(step):
+                advance(step)
+                stepped(rows)
+            else:
                 self._step_apart(step, write)
-                continue
-            with span(ENVIRONMENT):
-                any_done = advance(step)
-                for roots, last, after in carried:
-                    if step < before_last:
-                        roots[step + 1] = after[step]
-                    else:
-                        last[...] = after[step]
-                if any_done:
-                    self._make.reset(step, self._root_at(step + 1))
-            stepped(rows)
         return self._entries(self._last)
+
+    def _advance(self, step: int) -> None:
+        """Make a step of the environment, and the root after it."""
+        any_done, following = self._make.step(step), step + 1
+        if following < self._steps:
+            for roots, _, after in self._carried:
+                roots[following] = after[step]
+        else:
+            for _, last, after in self._carried:
+                last[...] = after[step]
+        if any_done:
+            self._make.reset(step, self._root_at(following))
 
     def _root_at(self, step: int) -> dict[_Path, Any]:
         """Return where the root of a step lies: after the last step, not in the batch."""

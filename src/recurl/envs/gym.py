@@ -129,7 +129,7 @@ class GymWrapper(EnvBase):
             self._observations.spec.set(ACTION_MASK, self._mask.spec)
         self._rows_shape = tuple(batch_size)
         self._closed_rows = self._open_rows = np.zeros((*batch_size, 1), dtype=np.bool_)
-        self._any_closed = False
+        self._any_closed, self._all_open = False, self._open_rows.tobytes()
         self._ended: tuple[torch.Tensor | None, bool] = None, False  # flags of the last step, and whether one is set
         self._seed: int | None = None
         super().__init__(
@@ -238,10 +238,13 @@ class GymWrapper(EnvBase):
             )
         self._begun = None
         outcome = self._call("step", self._actions.read(action))
-        observation, reward, *flags, info = _parts(outcome, "step", _STEP)
-        terminated[...] = self._one_per_row("terminated", flags[0])
-        truncated[...] = self._one_per_row("truncated", flags[1])
-        self._close_rows(np.logical_or(terminated, truncated, out=done))
+        observation, reward, ended, cut, info = _parts(outcome, "step", _STEP)
+        terminated[...] = ended = self._one_per_row("terminated", ended)
+        truncated[...] = cut = self._one_per_row("truncated", cut)
+        if ended.tobytes() == cut.tobytes() == self._all_open:  # less than a sum, or any()
+            done[...] = False
+        else:
+            self._close_rows(np.logical_or(terminated, truncated, out=done))
         return observation, reward, info, self._any_closed
 
     def in_place(self) -> InPlace | str:

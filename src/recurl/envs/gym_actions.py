@@ -19,6 +19,7 @@ __all__ = ["ActionReader"]
 
 spaces = gym.spaces
 _FEW = 32
+_INT64 = np.dtype(np.int64)
 
 
 class ActionReader:
@@ -113,11 +114,11 @@ class ActionReader:
         self.read = read
 
     def _discrete(self, action: Any) -> Any:
-        values = self._numpy(action)
+        values = action if type(action) is np.ndarray else self._numpy(action)
         if values.shape == self._batch and values.dtype.kind in "iu":
             index = values
             if values.size < _FEW:
-                listed = sorted((values if values.ndim == 1 else values.ravel()).tolist())  # faster than numpy
+                listed = sorted(values.tolist()) if self._batch else [values.item()]  # faster than numpy
                 valid = listed[0] >= 0 and listed[-1] < self._n
             else:
                 valid = bool(values.min() >= 0 and values.max() < self._n)
@@ -134,7 +135,7 @@ class ActionReader:
             )
         if not self._batch:
             return int(index) + self._start
-        chosen = index.astype(np.int64)
+        chosen = index.copy() if index.dtype is _INT64 else index.astype(np.int64)
         if self._start:
             chosen += self._start
         return chosen

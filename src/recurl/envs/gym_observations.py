@@ -29,7 +29,6 @@ class _Leaf(NamedTuple):
     path: _Path
     shape: tuple[int, ...]  # of the tensor that is read, batch dimensions included
     read: Callable[[Any], torch.Tensor]
-    same: np.dtype[Any] | None  # dtype of values that are read by copying them; None where there are none
 
 
 class ObservationReader:
@@ -64,13 +63,16 @@ class ObservationReader:
         self._owner = owner
         self._drop = list(map(dotted, drop))
         self._leaves: list[_Leaf] = []
+        self._copied: tuple[object, object] = None, None  # dtype and shape of arrays that are read by copying them
         self.spec = Composite()
         for path, leaf in _kept(space, drop):
             key = normalize_key(tuple(map(str, path))) if path else OBSERVATION
             spec = _spec(leaf, key)
             self.spec.set(key, spec)
-            same = numpy_dtype(leaf) if isinstance(leaf, spaces.Box | spaces.MultiBinary) else None
-            self._leaves.append(_Leaf(key, path, (*batch_size, *spec.shape), _reader(leaf, len(batch_size)), same))
+            shape = (*batch_size, *spec.shape)
+            self._leaves.append(_Leaf(key, path, shape, _reader(leaf, len(batch_size))))
+            if not path and isinstance(leaf, spaces.Box | spaces.MultiBinary):
+                self._copied = numpy_dtype(leaf), shape
 
     def rebatched(self, batch_size: Sequence[int]) -> ObservationReader:
         """Return the same reader for another batch size."""
@@ -99,13 +101,15 @@ class ObservationReader:
         Raises:
             ArgumentError: ``observation`` is not in the space.
         """
+        dtype, shape = self._copied
+        if type(observation) is np.ndarray and observation.dtype is dtype and observation.shape == shape:
+            memory[0][step] = observation
+            return
         for leaf, array in zip(self._leaves, memory, strict=True):
-            plain = not leaf.path and type(observation) is np.ndarray and observation.dtype is leaf.same
-            fits = plain and observation.shape == leaf.shape
-            array[step] = observation if fits else self._read(leaf, observation).numpy()
+            array[step] = self._read(leaf, observation).numpy()
 
     def _read(self, leaf: _Leaf, observation: Any) -> torch.Tensor:
-        key, path, shape, read, _ = leaf
+        key, path, shape, read = leaf
         value = observation
         try:
             for name in path:

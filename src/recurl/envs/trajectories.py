@@ -115,17 +115,17 @@ class Trajectories:
         Returns:
             The trajectory id of each step, and its number in the trajectory, both int64 ``[*B, T]``.
         """
-        begins = torch.zeros_like(done)
-        begins[..., 1:] = done[..., :-1]
-        began = _begun(begins)
-        numbers = _numbers(began, self._steps)
-        self._steps = (numbers[..., -1] + 1).masked_fill(done[..., -1], 0)
-
-        count = done.shape[-1]  # a trajectory that begins after a step has the id there
-        new = TRAJECTORY_IDS.take(torch.Size([count, *self._batch_size]), self._device).movedim(0, -1)
-        ids = torch.cat((self.ids.unsqueeze(-1), new[..., :-1]), -1).gather(-1, began.clamp(min=0))
-        self.ids = torch.where(done[..., -1], new[..., -1], ids[..., -1])
-        return ids, numbers
+        time = torch.arange(1, done.shape[-1] + 1, device=done.device)
+        began = torch.where(done, time, -self._steps.unsqueeze(-1)).cummax(-1).values  # that of the step after each
+        # One that begins after a step has the id of that step and row.
+        before = TRAJECTORY_IDS.claim(done.numel()) - self.ids.numel()
+        rows = torch.arange(before, before + self.ids.numel(), device=self._device).reshape(*self._batch_size, 1)
+        ids = torch.where(began > 0, torch.add(rows, began, alpha=rows.numel()), self.ids.unsqueeze(-1))
+        now = self.ids.unsqueeze(-1), self._steps.unsqueeze(-1)
+        following = ids, time - began
+        self.ids, self._steps = (values[..., -1].clone() for values in following)
+        first, second = (torch.cat((a, b[..., :-1]), -1) for a, b in zip(now, following, strict=True))
+        return first, second
 
     def number(self, batch: TensorDictBase, done: Tensor) -> None:
         """Go on by a batch of steps, and set ids and numbers in it, on its device; see :meth:`advance`."""
@@ -184,15 +184,5 @@ def step_numbers(begins: Tensor, first: Tensor) -> Tensor:
         >>> step_numbers(torch.tensor([[False, False, True, False, False]]), torch.tensor([4]))
         tensor([[4, 5, 0, 1, 2]])
     """
-    return _numbers(_begun(begins), first)
-
-
-def _begun(begins: Tensor) -> Tensor:
-    """Return the step at which the trajectory of each step began, -1 before the first that began, ``[*B, T]``."""
     time = torch.arange(begins.shape[-1], device=begins.device)
-    return torch.where(begins, time, -1).cummax(-1).values
-
-
-def _numbers(began: Tensor, first: Tensor) -> Tensor:
-    time = torch.arange(began.shape[-1], device=began.device)
-    return time - torch.where(began < 0, -first.unsqueeze(-1), began)
+    return time - torch.where(begins, time, -first.unsqueeze(-1)).cummax(-1).values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +15,7 @@ from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 
-from recurl.collectors import Collector
+from recurl.collectors import Collector, in_place
 from recurl.collectors.worker import _WorkerCollector
 from recurl.compiled import Compilation, Signal, StepsInMemory
 from recurl.envs import EnvBase, GroupedEnv, GymEnv, GymWrapper, TransformedEnv
@@ -42,6 +42,11 @@ from recurl.transforms import Compose, InitTracker, RewardSum, TensorDictPrimer,
 from .random_ends import random_ends
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there was no compiler when recurl was installed")
+
+
+class Double(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.double()
 
 
 class Apart(TransformedEnv):
@@ -265,6 +270,47 @@ def test_one_step_of_a_batch() -> None:
     for ours, theirs in zip(*batches, strict=True):
         check_equal(ours, theirs)
     assert collectors[0].why_not_in_place() is None
+
+
+def test_only_the_first_batch_begins_with_a_step_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart: list[int] = []
+    make_steps = in_place.interact_in_turn
+
+    def noted(*args: Any, **options: Any) -> list[Any]:
+        apart.append(args[3])
+        return make_steps(*args, **options)
+
+    monkeypatch.setattr(in_place, "interact_in_turn", noted)
+    collector = collector_of("lstm", TransformedEnv, [])
+    order = [list(collector._collect().keys(True, True)) for _ in range(3)]
+    assert apart == [1]
+    assert order[0] == order[1] == order[2]
+
+
+@pytest.mark.parametrize("change", ["names", "doubles", "uncompiled"])
+def test_a_policy_that_changes_between_batches_writes_what_it_then_writes(change: str) -> None:
+    def other(env: EnvBase) -> nn.Module:
+        dtype = torch.float64 if change == "doubles" else torch.float32
+        first = nn.Linear(2, 8, dtype=dtype)
+        layers = {"names": [first], "doubles": [Double(), first], "uncompiled": [first, nn.Softsign()]}[change]
+        memory = Mod(nn.Sequential(*layers), ["observation"], ["seen" if change == "names" else "features"])
+        head = Mod(nn.Linear(8, 2, dtype=dtype), memory.out_keys, ["logits"])
+        return ProbabilisticActor(Seq(memory, head), ["logits"], distribution_class=OneHotCategorical)
+
+    found = []
+    for cls in (TransformedEnv, Apart):
+        collector = collector_of("no memory", cls, [])
+        batches = [collector._collect()]
+        torch.manual_seed(2)
+        collector.policy, policy = other(collector.env), collector.policy
+        batches += [collector._collect() for _ in range(2)]
+        assert (collector.why_not_in_place() is None) == (change == "names" and cls is TransformedEnv)
+        collector.policy = policy
+        batches += [collector._collect() for _ in range(2)]
+        assert (collector.why_not_in_place() is None) == (cls is TransformedEnv)
+        found.append(batches)
+    for ours, theirs in zip(*found, strict=True):
+        check_equal(ours, theirs)
 
 
 def test_a_step_that_is_no_call_of_the_library_is_made_by_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ class BatchWriter:
         self._keys: list[_Key] = []  # copied at every step
         self._places: list[tuple[bool, str]] = []  # where these are: whether in ``next``, and the name
         self._counts = 0, 0  # of names in root and next, where none of them is nested
+        self._repeats: list[_Key] = []  # whose values at a step are those of ``next`` at the last one, as a rule
         self._carried: list[_Carried] = []
         self._memory: StepMemory | None = None
         self._entries: dict[_Key, Tensor] = {}  # [T, *B, ...]
@@ -69,7 +70,7 @@ class BatchWriter:
         found = leaves_by_path(tensordict)
         if self._states is not None:
             self._states.take(step, self._rows, found)
-        memory = self._allocate(found, tensordict) if memory is None else memory
+        memory = self._step_memory(found) if memory is None else memory
         if len(found) != len(self._shapes):
             self._refuse(step, found)
         if not memory.write(step, [found.get(key) for key in self._keys]):
@@ -99,7 +100,15 @@ class BatchWriter:
         get = dict[Any, Any].get
         return [get(after if is_next else step, name) for is_next, name in self._places]
 
-    def _allocate(self, found: dict[_Key, Tensor], step: Step) -> StepMemory:
+    def _step_memory(self, found: dict[_Key, Tensor]) -> StepMemory:
+        """Return what is written at every step, allocated for steps like ``found`` unless it is."""
+        if not self._entries:
+            self._allocate(found)
+        repeated = [self._keys.index((NEXT, *key)) for key in self._repeats]
+        self._memory = StepMemory([self._entries[key] for key in self._keys], self._time, repeated)
+        return self._memory
+
+    def _allocate(self, found: dict[_Key, Tensor]) -> None:
         first = not len(self._batch.keys())
         whole: dict[_Key, Tensor] = {}
         for key, value in found.items():
@@ -131,17 +140,16 @@ class BatchWriter:
             self._carried.append(_Carried(key, memory[key], memory[(NEXT, *key)]))
         late = {*repeats, *(carried.key for carried in self._carried)}
         self._keys = [*(key for key in found if key not in late), *repeats]
-        self._plan(found, step)
-        repeated = [self._keys.index((NEXT, *key)) for key in repeats]
-        self._memory = StepMemory([memory[key] for key in self._keys], self._time, repeated)
-        return self._memory
+        self._repeats = repeats
+        self._plan()
 
-    def _plan(self, found: dict[_Key, Tensor], step: Step) -> None:
+    def _plan(self) -> None:
         """Note where entries are, if none is nested, and all are copied at every step."""
-        flat = all(len(key) == 1 or (len(key) == 2 and key[0] == NEXT) for key in found)
-        if flat and not self._carried and self._states is None and NEXT in step:
+        after = [key for key in self._keys if key[0] == NEXT]
+        flat = all(len(key) == 1 + (key[0] == NEXT) for key in self._keys)
+        if flat and after and not self._carried and self._states is None:
             self._places = [(len(key) == 2, key[-1]) for key in self._keys]
-            self._counts = len(step.keys()), len(step.get(NEXT).keys())
+            self._counts = len(self._keys) - len(after) + 1, len(after)
 
     def _check_alike(self, found: dict[_Key, Tensor]) -> None:
         """Refuse entries that differ from those of the rows of another writer."""
@@ -163,13 +171,23 @@ class BatchWriter:
         )
 
     def memory(self) -> dict[_Key, Tensor] | None:
-        """Return the entries, ``[T, *B, ...]``, if steps may be written there too; only after the first :meth:`write`.
+        """Return the entries, ``[T, *B, ...]``, once they are allocated, if steps may be written there too.
 
         The root of a step then counts, also where it repeats the ``next`` of the previous step.
         """
-        if self._rows is not ... or self._carried or self._states is not None or self._memory is None:
+        if self._rows is not ... or self._carried or self._states is not None or not self._entries:
             return None
         return self._entries
+
+    def allocated(self, step: dict[_Key, Tensor]) -> dict[_Key, Tensor] | None:
+        """Allocate the batch for steps with such entries, ``[*B, ...]`` each, and return :meth:`memory`."""
+        self._allocate(step)
+        return self.memory()
+
+    def clear(self) -> None:
+        """Forget what was allocated."""
+        self._batch.clear()
+        self._memory, self._entries, self._carried, self._shapes = None, {}, [], {}
 
     def finish(self) -> None:
         """Complete the rows of the batch."""

@@ -165,6 +165,7 @@ class Collector(CollectorBase):
         self._starts = start_states(policy, sequence_length, self.steps_per_batch)
         self._programs = {"graph": cuda_graph, "compiled": compile_step}
         self._captured = self._program()
+        self._example: dict[tuple[str, ...], Tensor] = {}  # entries of a step that lay in a batch
         self._why_not_in_place: str | None = "there was no batch yet"
 
     def _program(self) -> CapturedSteps | list[CapturedPolicy]:
@@ -234,7 +235,7 @@ class Collector(CollectorBase):
         writers = [BatchWriter(batch, rows, group.batch_size, states) for group, rows in parts]
         done: list[list[Tensor]] = [[] for _ in writers]
         policies = self._policies(network, done)
-        found = interact_and_write(groups.envs, policies, roots, writers, done, self._stepped)
+        found = interact_and_write(groups.envs, policies, roots, writers, done, self._stepped, self._example)
         ended, after, self._why_not_in_place = found
         batch.refine_names(..., "time")
         return batch, ended, after

@@ -31,11 +31,12 @@ def interact_and_write(
     writers: Sequence[BatchWriter],
     done: Sequence[list[Tensor]],
     stepped: Callable[[int], None],
+    example: dict[_Path, Tensor],
 ) -> tuple[Tensor, list[Step], str | None]:
     """Make the steps of a batch and write it, in place if that can be, with the same bits as otherwise.
 
-    The first step is always made as :func:`interact_in_turn` does: it allocates the batch, and so tells what its
-    entries are.
+    Of the first batch, and where something has changed since, the first step is made as :func:`interact_in_turn` does:
+    it allocates the batch, and so tells what its entries are.
 
     Args:
         envs: groups of environments.
@@ -44,6 +45,7 @@ def interact_and_write(
         writers: of each one, of the batch.
         done: of each one, an empty list, which grows with every step that isn't made in place.
         stepped: called with the number of rows after every step.
+        example: entries of the first step of an earlier batch, by which the next ones are allocated; empty at first.
 
     Returns:
         Whether a trajectory ended with the step, bool ``[*B, T]``; the next roots, their done rows reset; and why the
@@ -60,10 +62,18 @@ def interact_and_write(
         reason = "the environment steps in groups" if others else "the policy isn't one call of the C++ library"
         roots = interact_in_turn(envs, policies, roots, steps, write=write)
     else:
+        if example:
+            with set_recurrent_mode(False), torch.no_grad():
+                whole = _steps_in_place(envs[0], policy, roots[0], writers[0].allocated(example))
+                if not isinstance(whole, str):
+                    return whole.done, [whole.run(write, stepped)], None
+            writers[0].clear()
+            example.clear()
         roots = interact_in_turn(envs, policies, roots, 1, write=write)
         with set_recurrent_mode(False), torch.no_grad():
-            rest = _steps_in_place(envs[0], policy, roots[0], writers[0])
+            rest = _steps_in_place(envs[0], policy, roots[0], writers[0].memory(), first=1)
             if not isinstance(rest, str):
+                example.update((path, value[0].clone()) for path, value in rest.memory.items())
                 return rest.done, [rest.run(write, stepped)], None
         roots, reason = interact_in_turn(envs, policies, roots, steps - 1, write=write, first=1), rest
     for writer in writers:
@@ -72,14 +82,16 @@ def interact_and_write(
     return ended[0] if len(ended) == 1 else torch.cat(ended), roots, reason
 
 
-def _steps_in_place(env: EnvBase, policy: CompiledNetwork, root: Any, writer: BatchWriter) -> _StepsInPlace | str:
-    """Return what makes the steps from the second one on, or the reason why nothing does."""
-    make, memory = env.in_place(), writer.memory()
+def _steps_in_place(
+    env: EnvBase, policy: CompiledNetwork, root: Any, memory: dict[_Path, Tensor] | None, first: int = 0
+) -> _StepsInPlace | str:
+    """Return what makes the steps of a batch from the first or second one on, or the reason why nothing does."""
+    make = env.in_place()
     if isinstance(make, str):
         return make
     if memory is None:
         return "the batch isn't written in one piece on the host"
-    act = policy.in_memory(env.batch_size, {normalize_key(path): value for path, value in memory.items()})
+    act = policy.in_memory(root, {normalize_key(path): value for path, value in memory.items()})
     if isinstance(act, str):
         return act
     roots, reads, writes = list(leaves_by_path(root)), map(path_of, act.reads), map(path_of, act.writes)
@@ -88,28 +100,33 @@ def _steps_in_place(env: EnvBase, policy: CompiledNetwork, root: Any, writer: Ba
     strange += sorted({*make.roots}.symmetric_difference(roots) | set(reads).difference(roots))
     if strange or (ACTION,) not in memory:
         return f"the policy or the environment writes more, or something else, than it should as {strange or ACTION}"
-    return _StepsInPlace(env, act, make, memory, root)
+    for path, value in leaves_by_path(root).items():
+        if value.shape != memory[path].shape[1:] or value.dtype is not memory[path].dtype:
+            return f"{path} isn't as in the batch before"
+    return _StepsInPlace(env, act, make, memory, root, first)
 
 
 class _StepsInPlace:
-    """The steps of a batch after the first one.
+    """The steps of a batch, from the first or second one on.
 
     Args:
         env: the environment.
         act: computes actions and states of a step.
         make: makes steps of the environment.
         memory: entries of the batch, ``[T, *B, ...]``.
-        root: root of the second step.
+        root: root of the first of these steps.
+        first: its index.
 
     Attributes:
+        memory: see above.
         done: whether a trajectory ended with a step, bool ``[*B, T]``, once it was made.
     """
 
     def __init__(
-        self, env: EnvBase, act: StepsInMemory, make: InPlace, memory: dict[_Path, Tensor], root: Entries
+        self, env: EnvBase, act: StepsInMemory, make: InPlace, memory: dict[_Path, Tensor], root: Entries, first: int
     ) -> None:
-        self._env, self._act, self._make, self._memory = env, act, make, memory
-        self._steps = len(memory[ACTION,])
+        self._env, self._act, self._make, self.memory = env, act, make, memory
+        self._first, self._steps = first, len(memory[ACTION,])
         self.done = memory[NEXT, DONE].squeeze(-1).movedim(0, -1)
         self._last = {path: torch.empty_like(value) for path, value in leaves_by_path(root).items()}
         after = {path: memory[NEXT, *path].numpy() for path in {*self._last, *make.after}}
@@ -120,15 +137,15 @@ class _StepsInPlace:
             if constant is None or constant.after_step is None:
                 self._carried.append((roots, last, after[path]))
             else:  # the flags that an environment writes are set again at every step
-                roots[1:] = after[path][1:] = last[...] = constant.after_step
+                roots[first:] = after[path][first:] = last[...] = constant.after_step
         make.begin(memory[ACTION,].numpy(), after)
-        self._set_root(1, root)
+        self._set_root(first, root)
 
     def run(self, write: Write, stepped: Callable[[int], None]) -> Entries:
         """Make the steps and return the next root; see :func:`interact_and_write`."""
         rows = self._env.batch_size.numel()
         act, advance = measured(ACTING, self._act), measured(ENVIRONMENT, self._advance)
-        for step in range(1, self._steps):
+        for step in range(self._first, self._steps):
             if act(step):
                 advance(step)
                 stepped(rows)
@@ -164,7 +181,7 @@ class _StepsInPlace:
             self._act.run_modules(root)
             return root
 
-        root = self._entries({path: self._memory[path][step].clone() for path in self._roots})
+        root = self._entries({path: self.memory[path][step].clone() for path in self._roots})
         (root,) = interact_in_turn([self._env], [act], [root], 1, write=write, first=step)
         self._set_root(step + 1, root)
 

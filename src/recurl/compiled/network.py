@@ -81,14 +81,19 @@ class CompiledNetwork:
             self._select(inside, entries)
         return entries
 
-    def in_memory(self, batch_size: torch.Size, memory: Mapping[NestedKey, Tensor]) -> StepsInMemory | str:
+    def in_memory(self, entries: Entries, memory: Mapping[NestedKey, Tensor]) -> StepsInMemory | str:
         """Return the network as a function of the step of a batch, or the reason why it is none.
 
         Args:
-            batch_size: ``[*B]``, of steps that were computed before.
+            entries: what a step is computed on.
             memory: entries that steps are read from and written to, ``[T, *B, ...]``.
         """
-        first, *others = self._parts.get(batch_size, [self._whole])
+        parts = self._parts.get(entries.batch_size)
+        if parts is None and can_step():
+            program, reason = self._compiled(self._leaves, entries, [])
+            if program is not None and reason is None:
+                parts = self._parts[entries.batch_size] = [cast(Link, program)]
+        first, *others = parts or [self._whole]
         if not can_step() or others or not isinstance(first, _Program):
             return "a step of the policy is more than one call of the C++ library"
         return first.in_memory(memory)

@@ -24,6 +24,12 @@ def test_a_copy_is_the_same():
     assert contents["('a', 'tuple')/nested/0/x"].startswith("float, ")
 
 
+def test_a_tensor_of_one_number_may_have_any_stride():
+    strange = torch.arange(9).view(1, 9)[:, 4]
+    assert strange.stride() == (9,)
+    assert contents_of({"number": strange}) == contents_of({"number": torch.tensor([4])})
+
+
 @pytest.mark.parametrize(
     ("edit", "said"),
     [

@@ -64,6 +64,8 @@ def _kind(value: Any) -> str:
 
 def _checksum(value: Any) -> int:
     if isinstance(value, torch.Tensor):
-        data: Any = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        # A tensor of one number counts as contiguous whatever its stride, which a view of bytes doesn't take.
+        data: Any = flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy()
         return zlib.crc32(data)
     return zlib.crc32(repr(value).encode())

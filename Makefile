@@ -57,7 +57,7 @@ wheel: setup  ## the source archive and both wheels, each tried in an environmen
 matrix: setup  ## the core of the tests with every Python, tensordict and set of dependencies; says what it skipped
 	$(BIN)/python tools/matrix.py $(MATRIX) -- $(QUICK)
 
-tritons: setup  ## the kernels for GPUs compiled with every Triton that a supported torch brings; no GPU needed
+tritons: setup  ## the kernels for GPUs compiled with Triton 3.6 to 3.9; no GPU needed
 	$(BIN)/python tools/tritons.py
 
 clean:

@@ -1,4 +1,4 @@
-"""Compile the kernels for GPUs with every Triton that supported versions of torch bring, without a GPU.
+"""Compile the kernels for GPUs with several versions of Triton, without a GPU.
 
 Each Triton lies in a folder of its own in build/tritons, over the environment of the development. Registers that spill
 are printed, not judged: the table of tiles is made for the first of these versions.

@@ -99,7 +99,7 @@ class Grid:
         mail = like.new_empty(self.groups, turns, self.config.rows, parts * self.layout.width)
         if not isinstance(self.config, Wide) or self.direction == "forward":
             return mail, torch.zeros(self.groups, dtype=torch.int32, device=like.device)
-        shares = self._wide(form.dtype, parts == 2)["SHARES"]
+        shares = self._shares(self.config, form.dtype)
         flags = torch.zeros(self.groups * (1 + self.members // shares), dtype=torch.int32, device=like.device)
         sums = (self.groups, self.layout.width, self.config.rows, shares if shares > 1 else 0)
         return mail, flags, torch.empty(sums, dtype=torch.float32, device=like.device)
@@ -131,12 +131,16 @@ class Grid:
         shared = getattr(config, f"{self.direction}_shared")
         return {**found, "SHARED_GATES": shared, "WARPS": units // 16 * config.across}
 
+    def _shares(self, config: Wide, dtype: torch.dtype) -> int:
+        """How many programs share a product of the backward walk."""
+        return config.shares_for(self.layout.width, self.layout.num_gates * self.layout.width * dtype.itemsize // 128)
+
     def _wide(self, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
         config, width, gates = cast(Wide, self.config), self.layout.width, self.layout.num_gates
         found = {"BITS": 8 * dtype.itemsize, "ROWS": config.rows, "UNITS": config.units, "STAGES": config.stages}
         blocks, weights = width * dtype.itemsize // 128, gates * config.units
         if self.direction == "backward":
-            found["SHARES"] = shares = config.shares_for(width, gates * blocks)
+            found["SHARES"] = shares = self._shares(config, dtype)
             blocks, weights = gates * blocks // shares, shares * config.units
         pages = config.pages_for(blocks, weights, 2 if exact else 1)
         taken = 1 if exact else config.taken_for(pages, blocks)

@@ -20,7 +20,7 @@ from recurl.recurrence.triton.registers import (
     store_gradients,
     wait,
 )
-from recurl.recurrence.triton.wide_product import bring_first, hold, multiply, publish_operand
+from recurl.recurrence.triton.wide_product import REGISTERS, bring_first, hold, multiply, publish_operand
 
 
 @gluon.jit
@@ -237,6 +237,7 @@ def wide_backward_kernel(
         )
     else:
         more_pages = gl.allocate_shared_memory(KIND, [PARTS * STAGES, ROWS, COLUMNS], PAGE)
+        # Spelt out twice: constants in a tuple with a name are constants no more (Triton 3.6) or not taken (3.8).
         gl.warp_specialize(
             [
                 (
@@ -289,5 +290,5 @@ def wide_backward_kernel(
                 ),
             ],
             [WARPS],
-            [240],
+            [REGISTERS],
         )

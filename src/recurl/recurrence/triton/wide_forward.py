@@ -20,7 +20,7 @@ from recurl.recurrence.triton.registers import (
     two_of,
     wait,
 )
-from recurl.recurrence.triton.wide_product import bring_first, hold, multiply, publish_operand
+from recurl.recurrence.triton.wide_product import REGISTERS, bring_first, hold, multiply, publish_operand
 
 
 @gluon.jit
@@ -218,6 +218,7 @@ def wide_forward_kernel(
         )
     else:
         more_pages = gl.allocate_shared_memory(KIND, [PARTS * STAGES, ROWS, COLUMNS], PAGE)
+        # Spelt out twice: constants in a tuple with a name are constants no more (Triton 3.6) or not taken (3.8).
         gl.warp_specialize(
             [
                 (
@@ -268,5 +269,5 @@ def wide_forward_kernel(
                 ),
             ],
             [WARPS],
-            [240],
+            [REGISTERS],
         )

@@ -19,6 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from recurl.recurrence.triton.registers import barrier, collect, operand, publish, rounded, split
 
+REGISTERS = gl.constexpr(240)  # of a thread, where two groups' 256 threads share 65,536
+
 
 @gluon.jit
 def bring(source, pages, block, page, COLUMNS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr, EXACT):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from recurl.recurrence import BACKENDS, Boundaries, LayerCall, LayerWeights, Options, Support
 from recurl.recurrence.ops import arguments_of
+from recurl.recurrence.triton.products import over_tokens
 from rnn_gpu_layer import DEVICE, Layer, Problem, guarded, options_of
 
 GATES = {"ieee": 2e-6, "tf32x3": 5e-6, "tf32": 2e-3, "bf16": 1.5e-2}
@@ -55,6 +56,47 @@ def agrees(problem: Problem, precision: str, recompute: bool = False) -> bool:
     what += f" of {gates[worst]:.1e}, bias {bias:.0e}, same twice {same}"
     print("ok  " if passed else "FAIL", what, flush=True)
     return passed
+
+
+def large(problem: Problem, recompute: bool = False) -> bool:
+    """The same in tf32 with large products in tf32 as well, some of them by a kernel of their own."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return agrees(problem, "tf32", recompute)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def multiplies(tokens: int, rows: int, columns: int) -> bool:
+    """A product over tokens of some columns of a matrix, and their sums; a NaN spoils its row alone."""
+    grad, x = torch.randn(tokens, rows + 64, device=DEVICE), torch.randn(tokens, 2 * columns, device=DEVICE)[:, ::2]
+    a = grad[:, 32:-32]
+    exact, sums = a.double().t() @ x.double(), a.double().sum(0)
+    (found, parts), (again, _) = (over_tokens(a, x, None) for _ in range(2))
+    errors = ((found - exact).norm() / exact.norm()).item(), (parts.sum(0) - sums).abs().max().item()
+    a[tokens // 2, rows // 3] = float("nan")
+    spoilt, _ = over_tokens(a, x, None)
+    alone = spoilt[rows // 3].isnan().all() and spoilt.isnan().sum() == columns
+    passed = errors[0] < 5e-4 and errors[1] < 1e-2 and torch.equal(found, again) and bool(alone)
+    what = f"over {tokens} tokens, {rows} x {columns}: {errors[0]:.1e}, sums {errors[1]:.1e}, NaN alone {bool(alone)}"
+    print("ok  " if passed else "FAIL", what, flush=True)
+    return passed
+
+
+def clamps(problem: Problem) -> bool:
+    """Stored states beyond the largest float16 enter a product of float16 as that, and NaN as NaN."""
+    layer = Layer(problem)
+    after = []
+    for most in (1e6, 65504.0):
+        for state in layer.states:
+            state.copy_(state.sign() * most)
+        layer.states[0][0, 0] = float("nan")
+        after.append(layer.step("triton", options_of("tf32"))["y"])
+    plain = layer.step("loop", Options())["y"]
+    near = (after[0] - plain)[problem.length :].norm() < 1e-3 * plain[problem.length :].norm()
+    passed = torch.equal(after[0][problem.length :], after[1][problem.length :]) and after[0][0].isnan().all() and near
+    print("ok  " if passed else "FAIL", f"large states: {problem}", flush=True)
+    return bool(passed)
 
 
 def permutes(problem: Problem, precision: str) -> bool:
@@ -215,7 +257,15 @@ def checks() -> list[Callable[[], object]]:
             partial(compiles, Problem(cell, 64, 7, 31, 0.05), "tf32"),
             partial(compiles, Problem(cell, 300, 7, 31, 0.05), "bf16"),
         ]
+        found += [
+            partial(large, Problem(cell, 512, 512, 64, 0.05)),
+            partial(large, Problem(cell, 384, 300, 97, 0.05), recompute=True),
+        ]
     found += [partial(agrees, Problem("lstm", hidden, 9, 31, 0.05, projection=24), "tf32") for hidden in (64, 300)]
+    found += [partial(large, Problem("lstm", 512, 512, 70, 0.05, projection=136))]
+    sizes = ((1, 640, 96), (33, 96, 40), (2000, 1024, 256), (4097, 864, 300), (777, 3072, 1000), (32768, 2048, 512))
+    found += [partial(multiplies, *size) for size in sizes]
+    found += [partial(clamps, Problem("lstm", hidden, 300, 5)) for hidden in (256, 512, 1024)]
     return found
 
 
@@ -234,7 +284,8 @@ def main() -> None:
             partial(agrees, Problem(cell, h, b, 3, 0.2), precision)
             for cell in ("lstm", "gru")
             for h, b, precision in sizes
-        ][first::step]
+        ]
+        chosen = [*chosen, partial(multiplies, 777, 200, 300)][first::step]
     results = [guarded(check) for check in chosen]
     print(f"{sum(map(bool, results))} of {len(results)} checks passed", flush=True)
     sys.exit(not all(results))

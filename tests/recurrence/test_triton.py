@@ -14,9 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from recurl.recurrence import GRU, LSTM, Boundaries, LayerCall, LayerWeights, Options, Support
-from recurl.recurrence.triton import TritonKernels
+from recurl.recurrence.triton import TritonKernels, products
 from recurl.recurrence.triton import backend as backend_module
 from recurl.recurrence.triton.config import Resident, Single, Wide, chosen_for, tile_for
+from recurl.recurrence.triton.gluon_launch import grid_for
+from recurl.recurrence.triton.layout import Layout
 from tests.programs import Programs
 
 pytestmark = pytest.mark.slow
@@ -37,6 +39,7 @@ CHECKS = {f"{cell} {name}": limit for cell in ("lstm", "gru") for name, limit in
     "arranged": 1e-6,
     "packed": 0,
     "product": 1e-6,
+    "turned": 0,
     "lstm projection": 2e-6,
     "lstm projection recompute": 2e-6,
     "lstm projection saved": 0,
@@ -54,6 +57,7 @@ PLAIN = [
     "pointwise,previous,lstm,60,ieee",
     "pointwise,gates,gru,60,tf32",
     "pointwise,sums,gru,60,tf32",
+    "pointwise,turn,gru,60,tf32",
     "pointwise,arrange,gru,60,tf32",
     "pointwise,restore,lstm,60,tf32",
     "pointwise,pack,gru,300,tf32",
@@ -79,6 +83,8 @@ GROUPS = [
 WIDE = [
     "wide,forward,lstm,512,tf32",
     "wide,forward,gru,300,bf16",
+    "wide,forward,gru,352,tf32",
+    "wide,forward,lstm,1024,tf32",
     "wide,backward,lstm,512,tf32",
     "wide,backward,gru,480,tf32",
     "wide,backward,lstm,512,bf16",
@@ -86,9 +92,10 @@ WIDE = [
     "wide,forward,gru,160,ieee",
     "wide,backward,lstm,512,ieee",
 ]
+OVER_TOKENS = ["over_tokens,128", "over_tokens,256"]
 COMPILED = {
     "80": (PLAIN, 163 * 1024),
-    "90": ([*PLAIN, *PRODUCT, *SINGLE, *RESIDENT, *GROUPS, *WIDE], 227 * 1024),
+    "90": ([*PLAIN, *PRODUCT, *SINGLE, *RESIDENT, *GROUPS, *WIDE, *OVER_TOKENS], 227 * 1024),
 }
 # Bytes, elsewhere none. 128 slots of 32 units: what the next step needs is fetched early, and a part of it waits there.
 SPILLED = {name: 48 for name in [*GROUPS, *PRODUCT] if "ieee" in name} | {"wide,backward,gru,1024,tf32": 120}
@@ -182,18 +189,41 @@ def test_wide_kernels_fit_and_come_out_even(cell: str, precision: str) -> None:
         assert chosen is not None
         if isinstance(chosen.forward, Wide) and isinstance(chosen.backward, Wide):
             columns = chosen.width * size // 128
+            half = precision == "tf32" and chosen.width % 64 == 0  # float16 operands
             shares = chosen.backward.shares_for(chosen.width, gates * columns)
             deep = gates * columns // shares
             assert deep * shares == gates * columns
             assert chosen.width % (shares * chosen.backward.units) == 0
             for wide, blocks, weights in (
-                (chosen.forward, columns, gates * chosen.forward.units),
+                (chosen.forward, columns // 2 if half else columns, gates * chosen.forward.units),
                 (chosen.backward, deep, shares * chosen.backward.units),
             ):
                 pages = wide.pages_for(blocks, weights, parts)
                 assert pages == blocks or (wide.walks == 1 and pages == wide.stages < blocks)
                 assert blocks % wide.taken_for(pages, blocks) == 0
                 assert 128 * parts * (wide.walks * wide.stages * wide.rows + pages * weights) <= 224 * 1024
+
+
+def test_products_over_tokens_are_cut_into_whole_rounds() -> None:
+    assert products.cut_for(32768, 4096, 1024, 132) == (1, 256)
+    assert products.cut_for(32768, 2048, 512, 132) == (4, 256)
+    assert products.cut_for(32768, 1280, 320, 132) == (4, 128)
+    for tokens, rows, columns in itertools.product((1, 31, 4096, 10**6), (96, 640, 4096), (40, 300, 1024)):
+        shares, tile = products.cut_for(tokens, rows, columns, 132)
+        assert 1 <= shares <= max(1, tokens // 1024)
+        assert tile in (128, 256)
+
+
+def test_operands_of_tf32_are_half_as_wide_in_wide_forward_walks() -> None:
+    for hidden, expected in ((512, torch.float16), (352, torch.float32)):
+        chosen = chosen_for((9, 0), 132, "lstm", hidden, "tf32", 512)
+        assert chosen is not None
+        layout = Layout(True, hidden, chosen.width, True)
+        grids = {name: grid_for(name, getattr(chosen, name), layout, 132, 32768) for name in ("forward", "backward")}
+        assert grids["forward"].operands(torch.float32, torch.float16) == expected
+        assert grids["forward"].operands(torch.float32, torch.float32) == torch.float32  # accurate to float32
+        assert grids["forward"].operands(torch.bfloat16, torch.float16) == torch.bfloat16
+        assert grids["backward"].operands(torch.float32, torch.float16) == torch.float32
 
 
 def test_a_row_is_alone_on_a_multiprocessor_where_there_are_enough() -> None:

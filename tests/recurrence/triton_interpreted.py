@@ -127,6 +127,11 @@ def packed_differs() -> int:
             expected = torch.cat([turns.flatten(), padded[mixed:].flatten()])
         wrong += not torch.equal(weights.packed(direction, w, layout, torch.float32), expected.flatten())
         fine = torch.randn(gates * 100, 100)
+        fine[0, :3] = torch.tensor([1e6, -1e6, float("nan")])
+        half = weights.packed(direction, fine, layout, torch.float16)
+        whole = weights.packed(direction, fine.clamp(-65504, 65504).half().float(), layout, torch.float32)
+        wrong += not torch.equal(half.float().nan_to_num(7.0), whole.nan_to_num(7.0)) or int(half.isnan().sum()) != 1
+        fine[0, 2] = 1.0
         rounded = ((fine.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
         both = weights.packed(direction, fine, layout, torch.float32, exact=True)
         halves = both.view(-1, 2, 128 if direction == "forward" else gates * 128).unbind(1)
@@ -147,6 +152,23 @@ def product_error() -> float:
         for left, right in product((a, a.t().contiguous().t()), (b, b.t().contiguous().t())):
             worst = max(worst, relative_error(products.split_product(left, right, bias if biased else None), exact))
     return worst
+
+
+def turned_differs() -> int:
+    """Operands of products over tokens in blocks of 32 of these, as they lie in memory or of states before tokens."""
+    wrong = 0
+    for tokens, columns in ((1, 3), (32, 128), (70, 130)):
+        values, stored = torch.randn(tokens, 2 * columns)[:, ::2], torch.randn(tokens, columns)
+        starts = torch.rand(tokens) < 0.3
+        starts[0] = True
+        before = torch.where(starts[:, None], stored, values.roll(1, 0))
+        for exact, given in ((values, None), (before, (stored, Boundaries(starts, (tokens,))))):
+            found = products.turned(values, given, -(-columns // 128) * 128)
+            rounded = ((exact.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+            expected = torch.zeros(found.shape[0] * 32, found.shape[1])
+            expected[:tokens, :columns] = rounded
+            wrong += not torch.equal(found, expected.view(-1, 32, found.shape[1]).transpose(1, 2))
+    return wrong
 
 
 def group_error(cell: str) -> float:
@@ -184,6 +206,7 @@ def main() -> None:
     print("arranged:", arranged_error())
     print("packed:", packed_differs())
     print("product:", product_error())
+    print("turned:", turned_differs())
     for cell in ("lstm", "gru"):
         print(f"{cell} ieee:", worst_error(cell, ieee, poison=True, shape=(2, 9)))
         print(f"{cell} recompute:", worst_error(cell, Options(recompute=True), bias=False, shape=(2, 9)))

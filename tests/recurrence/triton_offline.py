@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from recurl.recurrence.triton import accurate, arrange, backward, forward, step_kernel, walk
+from recurl.recurrence.triton import accurate, arrange, backward, forward, products, step_kernel, token_product, walk
 from recurl.recurrence.triton import gluon_launch as launches
 from recurl.recurrence.triton.config import Resident, Single, Walk, Wide, chosen_for, padded, tile_for
 from recurl.recurrence.triton.layout import Layout
@@ -91,8 +91,10 @@ def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     grid = launches.grid_for(direction, config, layout, processors=132, tokens=2**20)
     constants, types = walk_constants(direction, cell, hidden, precision)
-    options = grid.constants(dtype, {"*fp16": torch.float16, "*fp32": torch.float32}[types["gates"]])
-    types |= {"weights": types["buffer"]}
+    kept = {"*fp16": torch.float16, "*fp32": torch.float32}[types["gates"]]
+    options = grid.constants(dtype, kept)
+    operands = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}[grid.operands(dtype, kept)]
+    types |= {"weights": operands, "buffer": operands}
     constants |= {name: value for name, value in options.items() if name in grid.kernel.arg_names}
     types = signature(grid.kernel.arg_names, constants, types)
     aligned = [["tt.divisibility", 16]]
@@ -114,15 +116,29 @@ def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSou
         "BLOCK": block,
     }
     every |= {"ROWS": rows, "COLUMNS": 128, "GATES": 4 if cell == "lstm" else 3, "FORWARD": True, "SPLIT": True}
+    every |= {"BEFORE": True, "DEPTH": 32}
     every |= {"IN_BIAS": True, "HIDDEN_BIAS": True, "PRECISION": precision}
+    if name == "turn":
+        every["WIDTH"] = 256
     if name == "product":  # both operands by rows, as they are for the input gates
-        every |= {"ROWS": 128, "COLUMNS": 128, "DEPTH": 32, "ACROSS": 8, "BIAS": False, "a_column": 1, "b_row": 1}
+        every |= {"ROWS": 128, "COLUMNS": 128, "ACROSS": 8, "BIAS": False, "a_column": 1, "b_row": 1}
     constants = {key: value for key, value in every.items() if key in kernel.arg_names}
     numbers = {"rows": "i32", "depth": "i32"}
     types = signature(kernel.arg_names, constants, {"gates": "*fp16", "before": "*bf16", **numbers})
     aligned = [["tt.divisibility", 16]] if name == "product" else []
     attributes = {(kernel.arg_names.index(key),): aligned for key in ("a", "a_row", "b", "b_column") if aligned}
     return ASTSource(kernel, types, constants, attributes), {"num_warps": 8 if name == "product" else 4}
+
+
+def over_tokens(tile: int) -> tuple[GluonASTSource, dict[str, object]]:
+    """The product over tokens, in tiles of so many columns."""
+    kernel = token_product.token_product_kernel
+    constants = products.constants_for(tile)
+    types = signature(kernel.arg_names, constants, {"rows": "i32", "width": "i32"})
+    aligned = [["tt.divisibility", 16]]
+    names = ("a", "turned", "c", "sums", "a_row", "width", "rows", "share")
+    attributes = {(kernel.arg_names.index(name),): aligned for name in names}
+    return GluonASTSource(kernel, types, constants, attributes), {"num_warps": constants["WARPS"]}
 
 
 def step(cell: str, hidden: int, rows: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
@@ -144,6 +160,8 @@ def source_of(case: str) -> tuple[Any, dict[str, object]]:
     if kind == "step":
         cell, hidden, rows, precision = words
         return step(cell, int(hidden), int(rows), precision)
+    if kind == "over_tokens":
+        return over_tokens(int(words[0]))
     name, cell, hidden, precision = words
     make = {"plain": plain, "pointwise": pointwise}.get(kind) or partial(on_chip, kind)
     return make(name, cell, int(hidden), precision)

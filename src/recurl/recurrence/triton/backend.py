@@ -103,13 +103,13 @@ class TritonKernels:
 def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]) -> Gradients:
     w = layer.call.weights
     after = tuple(state.float() for state in after)
-    before = layer.before(after[0]) if needs.weights.w_hh or not saved else None
     if saved:
         gates, weight, *others = saved
+        h = after[0], True
     else:
         weight, bias = layer.arranged_input()
-        assert before is not None
-        gates, others = layer.gates_again(weight, bias, before), ()
+        before = layer.before(after[0])
+        gates, others, h = layer.gates_again(weight, bias, before), (), (before, False)
     unprojected = after[0]
     if w.w_hr is not None:
         unprojected = others[0] if others else layer.unprojected(gates, after[1])
@@ -118,7 +118,7 @@ def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: Sta
         (into_h, *grads[1:]), gates, (unprojected, *after[1:]), to_stored=needs.states[-1]
     )
     weight = weight if needs.x else None
-    return layer.gradients(grad_gates, grad_stored, weight, before, grads[0], unprojected, needs)
+    return layer.gradients(grad_gates, grad_stored, weight, h, grads[0], unprojected, needs)
 
 
 @cache

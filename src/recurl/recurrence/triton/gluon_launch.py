@@ -87,7 +87,8 @@ class Grid:
         """The recurrent weights as the kernel reads them."""
         if not isinstance(self.config, Wide):
             return w_hh
-        return packed(self.direction, w_hh, self.layout, form.dtype, form.kept_dtype == torch.float32)
+        dtype = self.operands(form.dtype, form.kept_dtype)
+        return packed(self.direction, w_hh, self.layout, dtype, form.kept_dtype == torch.float32)
 
     def mail(self, turns: int, like: Tensor, form: Form) -> tuple[Tensor, ...]:
         """Where the programs of a group leave values for each other, and their arrivals."""
@@ -96,7 +97,8 @@ class Grid:
         if self.members == 1:
             return like, like  # neither read nor written
         parts = 2 if isinstance(self.config, Wide) and form.kept_dtype == torch.float32 else 1
-        mail = like.new_empty(self.groups, turns, self.config.rows, parts * self.layout.width)
+        dtype = self.operands(form.dtype, form.kept_dtype)
+        mail = like.new_empty(self.groups, turns, self.config.rows, parts * self.layout.width, dtype=dtype)
         if not isinstance(self.config, Wide) or self.direction == "forward":
             return mail, torch.zeros(self.groups, dtype=torch.int32, device=like.device)
         shares = self._shares(self.config, form.dtype)
@@ -104,14 +106,23 @@ class Grid:
         sums = (self.groups, self.layout.width, self.config.rows, shares if shares > 1 else 0)
         return mail, flags, torch.empty(sums, dtype=torch.float32, device=like.device)
 
+    def operands(self, dtype: torch.dtype, kept: torch.dtype) -> torch.dtype:
+        """What the recurrent product multiplies, for operands of large products and kept gates of these dtypes.
+
+        Weights and h are no large numbers, of which float16 has all the bits of tf32 in half the bytes.
+        """
+        tf32 = dtype == torch.float32 and kept != torch.float32
+        half = tf32 and isinstance(self.config, Wide) and self.direction == "forward"
+        return torch.float16 if half and self.layout.width % 64 == 0 else dtype
+
     def constants(self, dtype: torch.dtype, kept: torch.dtype) -> dict[str, Any]:
         """Compile-time arguments and launch options, for operands and kept gates of these dtypes.
 
         Gates kept in float32 mean that all is accurate to float32.
         """
         specific = {Single: self._single, Resident: self._resident, Wide: self._wide}[type(self.config)]
-        exact = kept == torch.float32
-        found = {"HIDDEN": self.layout.hidden, "WIDTH": self.layout.width, "EXACT": exact, **specific(dtype, exact)}
+        exact, operands = kept == torch.float32, self.operands(dtype, kept)
+        found = {"HIDDEN": self.layout.hidden, "WIDTH": self.layout.width, "EXACT": exact, **specific(operands, exact)}
         # Programs of a group wait for each other: all of them must be on the chip at once.
         together = {"launch_cooperative_grid": True} if self.members > 1 else {}
         return {**found, "num_warps": found["WARPS"], **together}

@@ -18,6 +18,8 @@ from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
 from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.form import Form
 
+_LARGE = 2**33  # multiplications of a product from which an operand is turned
+
 
 @cache
 def module(name: str) -> Any:
@@ -120,12 +122,12 @@ class Layer:
         grad_gates: Tensor,
         grad_stored: Tensor,
         weight: Tensor | None,
-        before: Tensor | None,
+        h: tuple[Tensor, bool],
         grad_h: Tensor,
         unprojected: Tensor,
         needs: Inputs[bool],
     ) -> Gradients:
-        """All gradients, from those of the gates."""
+        """All gradients, from those of the gates; ``h`` is that before every token, or that after and True."""
         call, layout, wanted = self.call, self.form.layout, needs.weights
         to_input = to_hidden = grad_gates
         if not layout.lstm:
@@ -133,11 +135,15 @@ class Layer:
             to_input, to_hidden = grad_gates[:, :columns], grad_gates[:, -columns:]
         # W_hh times the gradient: the gradient of h before each token, wanted where the walk doesn't carry it.
         back = self._product(to_hidden, self._hidden_weight()) if wanted.w_hr or needs.states[0] else None
-        to_w_ih = self._product(to_input.t(), _cast(call.x, self.form.dtype)) if wanted.w_ih else None
-        to_w_hh = self._product(to_hidden.t(), before) if before is not None and wanted.w_hh else None
+        biases = wanted.b_ih or wanted.b_hh
+        to_w_ih, to_w_hh, sums = None, None, None
+        if wanted.w_ih:
+            to_w_ih, _ = self._over_tokens(to_input, _cast(call.x, self.form.dtype))
+        if wanted.w_hh:
+            to_w_hh, sums = self._over_tokens(to_hidden, *h)
         found = (
-            self._product(to_input, weight) if weight is not None else None,
-            *module("weights").restored(grad_gates, to_w_ih, to_w_hh, layout, wanted.b_ih or wanted.b_hh),
+            self._product(to_input, self._by_columns(weight)) if weight is not None else None,
+            *module("weights").restored(grad_gates, to_w_ih, to_w_hh, layout, biases, sums if layout.lstm else None),
             self._to_projection(back, grad_h, unprojected) if wanted.w_hr and back is not None else None,
             *self._to_states(back, grad_stored, needs),
         )
@@ -149,6 +155,25 @@ class Layer:
                 for value, at, need in each
             ],
         )
+
+    def _over_tokens(self, grad: Tensor, values: Tensor, before: bool = False) -> tuple[Tensor, Tensor | None]:
+        """``grad.t() @ values``, with ``before`` of the states before every token, values being those after.
+
+        And, where they cost nothing, parts of the sums of ``grad`` over all tokens.
+        """
+        if not self._large(grad.shape[1] * values.shape[1]):
+            return self._product(grad.t(), self.before(values) if before else values), None
+        states = (self.call.states[0], self.call.boundaries) if before else None
+        return module("products").over_tokens(grad, values, states)
+
+    def _by_columns(self, weight: Tensor) -> Tensor:
+        """``weight`` with its columns together in memory, where that saves the product more time than it takes."""
+        return weight.t().contiguous().t() if self._large(weight.numel()) else weight
+
+    def _large(self, numbers: int) -> bool:
+        """Whether turning an operand pays for a product of ``numbers`` multiplications a token, on tensor cores."""
+        tf32 = self.form.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+        return tf32 and self.form.chosen is not None and self.call.x.shape[0] * numbers >= _LARGE
 
     def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         """``a @ b + bias``: ATen's product; on tensor cores to float32's accuracy where ATen's does without them."""

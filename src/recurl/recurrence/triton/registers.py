@@ -49,6 +49,12 @@ def operand(x, BITS: gl.constexpr, EXACT: gl.constexpr):
 
 
 @gluon.jit
+def half(x):
+    """float32 rounded to float16, to the largest it has for more; a NaN stays one."""
+    return gl.where(x > 65504.0, 65504.0, gl.where(x < -65504.0, -65504.0, x)).to(gl.float16)
+
+
+@gluon.jit
 def rounded(x):
     """float32 rounded to tf32."""
     return gl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1)

@@ -1,5 +1,5 @@
 # pyright: basic, reportAssignmentType=false
-# ruff: noqa: ANN001, ANN201
+# ruff: noqa: ANN001, ANN201, PLR0913
 # Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
 # however long, with all its arguments.
 """How segments are shared out, and pointwise kernels over all tokens.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recurl.recurrence.triton.parts import sigmoid, tanh
+from recurl.recurrence.triton.parts import operand, sigmoid, tanh
 
 
 @triton.jit
@@ -45,6 +45,43 @@ def previous_kernel(
     earlier = tl.load(after + place - HIDDEN, mask=inside & (first == 0), other=0.0)
     value = tl.where(first, kept.to(tl.float32), earlier.to(tl.float32))
     tl.store(before + place, value.to(before.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def turn_kernel(
+    values,
+    values_row,
+    values_column,
+    stored,
+    stored_row,
+    stored_column,
+    starts,
+    turned,
+    tokens,
+    columns,
+    BEFORE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write DEPTH tokens of ``values`` ``[tokens, columns]`` turned and rounded to tf32: ``[WIDTH, DEPTH]`` a program.
+
+    Zeros follow the last token. BEFORE: instead of the states after every token, which values are, those before it, as
+    ``previous_kernel`` finds them.
+    """
+    token = tl.program_id(0).to(tl.int64) * DEPTH + tl.arange(0, DEPTH)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (token < tokens)[:, None] & (column < columns)[None, :]
+    if BEFORE:
+        first = (tl.load(starts + token, mask=token < tokens, other=1) != 0)[:, None]
+        kept = stored + token[:, None] * stored_row + column[None, :] * stored_column
+        later = values + (token[:, None] - 1) * values_row + column[None, :] * values_column
+        kept = tl.load(kept, mask=inside & first, other=0.0).to(tl.float32)
+        value = tl.where(first, kept, tl.load(later, mask=inside & (first == 0), other=0.0).to(tl.float32))
+    else:
+        value = tl.load(values + token[:, None] * values_row + column[None, :] * values_column, mask=inside, other=0.0)
+    at = turned + tl.program_id(0).to(tl.int64) * (WIDTH * DEPTH) + column[:, None] * DEPTH
+    tl.store(at + tl.arange(0, DEPTH)[None, :], tl.trans(operand(value, "tf32")), mask=(column < WIDTH)[:, None])
 
 
 @triton.jit

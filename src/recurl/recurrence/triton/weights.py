@@ -14,6 +14,7 @@ from recurl.recurrence.triton.prepared import Launch, prepared
 
 _ARRANGED_ROWS, _ARRANGED_COLUMNS, _RESTORED_COLUMNS = 8, 128, 256
 _PACKED = 32
+_PRECISIONS = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _SUMMED_ROWS, _SUMMED_COLUMNS, _SUMMING_PROGRAMS = 32, 128, 264
 
 
@@ -45,7 +46,12 @@ def _arranging(layout: Layout, in_bias: bool, hidden_bias: bool) -> Launch:
 
 
 def restored(
-    grad_gates: Tensor, to_w_ih: Tensor | None, to_w_hh: Tensor | None, layout: Layout, biases: bool
+    grad_gates: Tensor,
+    to_w_ih: Tensor | None,
+    to_w_hh: Tensor | None,
+    layout: Layout,
+    biases: bool,
+    sums: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of w_ih, w_hh, b_ih and b_hh in the order of torch.nn, float32, as far as they are asked for.
 
@@ -56,18 +62,18 @@ def restored(
         to_w_hh: the product ``[G * W, H]`` in the order of the hidden product, or None.
         layout: of them.
         biases: whether the gradients of the biases are wanted.
+        sums: parts of the sums of ``grad_gates``, where they are known, ``[parts, 4 * W]``.
     """
-    tokens, columns = grad_gates.shape
     rows, device = layout.num_gates * layout.hidden, grad_gates.device
-    share = max(_SUMMED_ROWS, -(-tokens // _SUMMING_PROGRAMS))
-    sums = torch.empty(-(-tokens // share) if biases else 0, columns, dtype=torch.float32, device=device)
+    if not biases:
+        sums = grad_gates[:0]
+    elif sums is None:
+        sums = _sums(grad_gates)
     found = tuple(
         None if value is None else torch.empty(rows, value.shape[1], dtype=torch.float32, device=device)
         for value in (to_w_ih, to_w_hh)
     )
     b_ih, b_hh = (torch.empty(rows if biases else 0, dtype=torch.float32, device=device) for _ in range(2))
-    if biases:
-        _summing(sums.shape[0], -(-columns // _SUMMED_COLUMNS))(grad_gates, sums, tokens, share, columns)
     _restoring(layout)(
         *(sums if value is None else value for value in (to_w_ih, to_w_hh, *found)),
         *(sums, b_ih, b_hh),
@@ -75,6 +81,15 @@ def restored(
         *(0 if value is None else value.shape[1] for value in found),
     )
     return *found, *((b_ih, b_hh) if biases else (None, None))
+
+
+def _sums(grad_gates: Tensor) -> Tensor:
+    """Parts of the sums over all tokens, float32."""
+    tokens, columns = grad_gates.shape
+    share = max(_SUMMED_ROWS, -(-tokens // _SUMMING_PROGRAMS))
+    sums = torch.empty(-(-tokens // share), columns, dtype=torch.float32, device=grad_gates.device)
+    _summing(sums.shape[0], -(-columns // _SUMMED_COLUMNS))(grad_gates, sums, tokens, share, columns)
+    return sums
 
 
 @lru_cache(maxsize=256)
@@ -98,7 +113,7 @@ def packed(direction: str, w_hh: Tensor, layout: Layout, dtype: torch.dtype, exa
         WIDTH=width,
         GATES=gates,
         FORWARD=direction == "forward",
-        PRECISION="tf32" if dtype == torch.float32 else "bf16",
+        PRECISION=_PRECISIONS[dtype],
         SPLIT=exact,
         BLOCK=_PACKED,
         num_warps=4,

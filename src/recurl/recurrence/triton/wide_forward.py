@@ -66,6 +66,7 @@ def _walk(
     # One group's slots, with the weights that are held or from here on stream.
     input_gates, b_hn, weights, other, stored_h, h_row, h_column, stored_c, c_row, c_column = tensors[:10]
     starts, bounds, after_h, after_c, gates, buffer, flags = tensors[10:]
+    GATE_BITS: gl.constexpr = input_gates.dtype.element_ty.primitive_bitwidth
     MEMBERS: gl.constexpr = WIDTH // UNITS
     COLUMNS: gl.constexpr = 1024 // BITS
     STRIDE: gl.constexpr = 2 * WIDTH if EXACT else WIDTH
@@ -95,7 +96,7 @@ def _walk(
     arrive(flags)
     if not HELD:
         bring_first(weights, other, pages, other_pages, COLUMNS, STRIDE, STAGES, TAKEN, WARPS, EXACT)
-    x0, x1 = fetch(input_gates, begin[:, None], unit, some, WIDTH, LSTM, BITS)
+    x0, x1 = fetch(input_gates, begin[:, None], unit, some, WIDTH, LSTM, GATE_BITS)
     wait(flags, MEMBERS)
     for step in range(steps):
         token = (begin + step)[:, None]
@@ -121,11 +122,11 @@ def _walk(
         )
         again = first[:, None] & real
         next_h = gl.load(stored_h + (token + 1) * h_row + unit * h_column, mask=again, other=0.0).to(gl.float32)
-        i0, i1 = two_of(x0, BITS)
+        i0, i1 = two_of(x0, GATE_BITS)
         if LSTM:
             next_c = gl.load(stored_c + (token + 1) * c_row + unit * c_column, mask=again, other=0.0).to(gl.float32)
             a0, a1, a2, a3 = _four_gates(mixed, ROWS, UNITS, L, LP)
-            i2, i3 = two_of(x1, BITS)
+            i2, i3 = two_of(x1, GATE_BITS)
             g0, g1, g2, g3, out_c, out_h = lstm_step(a0 + i0, a1 + i1, a2 + i2, a3 + i3, c, EXACT)
             c = gl.where(first[:, None], next_c, out_c)
         else:
@@ -143,7 +144,7 @@ def _walk(
         if KEEP:
             store_kept(gates, token * WIDTH + unit, active, g0, g1, g2, g3, EXACT)
         ahead = step + 1 < length
-        x0, x1 = fetch(input_gates, token + 1, unit, ahead[:, None], WIDTH, LSTM, BITS)
+        x0, x1 = fetch(input_gates, token + 1, unit, ahead[:, None], WIDTH, LSTM, GATE_BITS)
         first = (gl.load(starts + begin + step + 2, mask=step + 2 < length, other=0) != 0) & (step + 2 < length)
         wait(flags, (step + 2) * MEMBERS)
     async_copy.wait_group(0)
@@ -189,7 +190,7 @@ def wide_forward_kernel(
     weights have twice the columns, see ``wide_product.multiply``. With two WALKS the program walks with two groups, by
     warps of their own: while one waits the other computes.
     """
-    KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
+    KIND: gl.constexpr = buffer.dtype.element_ty
     MEMBERS: gl.constexpr = WIDTH // UNITS
     COLUMNS: gl.constexpr = 1024 // BITS
     PARTS: gl.constexpr = 2 if EXACT else 1

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from recurl.recurrence.triton.registers import barrier, collect, operand, publish, rounded, split
+from recurl.recurrence.triton.registers import barrier, collect, half, operand, publish, rounded, split
 
 REGISTERS = gl.constexpr(240)  # of a thread, where two groups' 256 threads share 65,536
 
@@ -167,5 +167,7 @@ def publish_operand(mail, slot, unit, STRIDE: gl.constexpr, value, BITS: gl.cons
         high, low = split(value, True)
         publish(mail, slot, unit, STRIDE, high)
         publish(mail, slot, unit + STRIDE // 2, STRIDE, rounded(low))
+    elif mail.dtype.element_ty == gl.float16:
+        publish(mail, slot, unit, STRIDE, half(value))
     else:
         publish(mail, slot, unit, STRIDE, operand(value, BITS, False))

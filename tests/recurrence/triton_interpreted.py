@@ -127,11 +127,13 @@ def packed_differs() -> int:
             expected = torch.cat([turns.flatten(), padded[mixed:].flatten()])
         wrong += not torch.equal(weights.packed(direction, w, layout, torch.float32), expected.flatten())
         fine = torch.randn(gates * 100, 100)
-        fine[0, :3] = torch.tensor([1e6, -1e6, float("nan")])
+        fine[0, :4] = torch.tensor([1e6, -1e6, float("nan"), float("inf")])
         half = weights.packed(direction, fine, layout, torch.float16)
-        whole = weights.packed(direction, fine.clamp(-65504, 65504).half().float(), layout, torch.float32)
-        wrong += not torch.equal(half.float().nan_to_num(7.0), whole.nan_to_num(7.0)) or int(half.isnan().sum()) != 1
-        fine[0, 2] = 1.0
+        finite = torch.where(fine.isinf(), fine, fine.clamp(-65504, 65504)).half().float()
+        whole = weights.packed(direction, finite, layout, torch.float32)
+        wrong += not torch.equal(half.float().nan_to_num(7.0), whole.nan_to_num(7.0))
+        wrong += (int(half.isnan().sum()), int(half.isinf().sum())) != (1, 1)
+        fine[0, 2:4] = 1.0
         rounded = ((fine.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
         both = weights.packed(direction, fine, layout, torch.float32, exact=True)
         halves = both.view(-1, 2, 128 if direction == "forward" else gates * 128).unbind(1)

@@ -28,14 +28,15 @@ def tanh(x):
 
 @triton.jit
 def operand(x, PRECISION: tl.constexpr):
-    """What enters a product: bfloat16, float16 (the largest it has for more), or float32 rounded to tf32.
+    """What enters a product: bfloat16, float16 (finite numbers as finite ones), or float32 rounded to tf32.
 
     The tensor core would cut the low bits off.
     """
     if PRECISION == "bf16":
         y = x.to(tl.bfloat16)
     elif PRECISION == "fp16":
-        y = tl.where(x > 65504.0, 65504.0, tl.where(x < -65504.0, -65504.0, x)).to(tl.float16)
+        finite = tl.where(x > 65504.0, 65504.0, tl.where(x < -65504.0, -65504.0, x))
+        y = tl.where(tl.abs(x) == float("inf"), x, finite).to(tl.float16)
     elif PRECISION == "tf32":
         rounded = ((x.to(tl.float32).to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
         y = tl.where(x == x, rounded, x)  # the carry of a NaN's mantissa could make it finite

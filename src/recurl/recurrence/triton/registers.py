@@ -50,8 +50,9 @@ def operand(x, BITS: gl.constexpr, EXACT: gl.constexpr):
 
 @gluon.jit
 def half(x):
-    """float32 rounded to float16, to the largest it has for more; a NaN stays one."""
-    return gl.where(x > 65504.0, 65504.0, gl.where(x < -65504.0, -65504.0, x)).to(gl.float16)
+    """float32 rounded to float16, finite numbers to finite ones; infinity and NaN stay what they are."""
+    finite = gl.where(x > 65504.0, 65504.0, gl.where(x < -65504.0, -65504.0, x))
+    return gl.where(gl.abs(x) == float("inf"), x, finite).to(gl.float16)
 
 
 @gluon.jit

@@ -98,6 +98,7 @@ def token_product_kernel(
         # Every warp comes here after its product before this one, whose pages are free then.
         async_copy.wait_group(STAGES - 3)
         fence_async_shared()
+        barrier()
         at = begin + (block + STAGES - 1) * DEPTH
         _bring(a, turned, a_pages, pages, at, end, a_row, rows - m, width, (block + STAGES - 1) % STAGES, WARPS)
         value = a_pages.index((block + 1) % STAGES).permute((1, 0)).load(LA)

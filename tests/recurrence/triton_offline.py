@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from recurl.recurrence.triton import accurate, arrange, backward, forward, products, step_kernel, token_product, walk
+from recurl.recurrence.triton import arrange, backward, forward, large_product, products, step_kernel, walk
 from recurl.recurrence.triton import gluon_launch as launches
 from recurl.recurrence.triton.config import Resident, Single, Walk, Wide, chosen_for, padded, tile_for
 from recurl.recurrence.triton.layout import Layout
@@ -105,7 +105,7 @@ def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -
 
 
 def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
-    module = {"arrange": arrange, "restore": arrange, "pack": arrange, "product": accurate}.get(name, walk)
+    module = {"arrange": arrange, "restore": arrange, "pack": arrange}.get(name, walk)
     kernel = getattr(module, f"{name}_kernel")
     block, rows = {"arrange": (128, 8), "pack": (64, 64), "restore": (256, 1)}.get(name, (1024, 32))
     every: dict[str, object] = {
@@ -120,24 +120,18 @@ def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSou
     every |= {"IN_BIAS": True, "HIDDEN_BIAS": True, "PRECISION": precision}
     if name == "turn":
         every["WIDTH"] = 256
-    if name == "product":  # both operands by rows, as they are for the input gates
-        every |= {"ROWS": 128, "COLUMNS": 128, "ACROSS": 8, "BIAS": False, "a_column": 1, "b_row": 1}
     constants = {key: value for key, value in every.items() if key in kernel.arg_names}
-    numbers = {"rows": "i32", "depth": "i32"}
-    types = signature(kernel.arg_names, constants, {"gates": "*fp16", "before": "*bf16", **numbers})
-    aligned = [["tt.divisibility", 16]] if name == "product" else []
-    attributes = {(kernel.arg_names.index(key),): aligned for key in ("a", "a_row", "b", "b_column") if aligned}
-    return ASTSource(kernel, types, constants, attributes), {"num_warps": 8 if name == "product" else 4}
+    types = signature(kernel.arg_names, constants, {"gates": "*fp16", "before": "*bf16"})
+    return ASTSource(kernel, types, constants, {}), {"num_warps": 4}
 
 
-def over_tokens(tile: int) -> tuple[GluonASTSource, dict[str, object]]:
-    """The product over tokens, in tiles of so many columns."""
-    kernel = token_product.token_product_kernel
-    constants = products.constants_for(tile)
-    types = signature(kernel.arg_names, constants, {"rows": "i32", "width": "i32"})
+def product(tile: str, what: str) -> tuple[GluonASTSource, dict[str, object]]:
+    """A large product in tiles of so many columns: over tokens in tf32 or exact, or over columns with a bias."""
+    kernel = large_product.large_product_kernel
+    constants = products.constants_for(int(tile), what != "biased", what != "tf32", what == "biased")
+    types = signature(kernel.arg_names, constants, dict.fromkeys(("rows", "width", "depth"), "i32"))
     aligned = [["tt.divisibility", 16]]
-    names = ("a", "turned", "c", "sums", "a_row", "width", "rows", "share")
-    attributes = {(kernel.arg_names.index(name),): aligned for name in names}
+    attributes = {(kernel.arg_names.index(name),): aligned for name in types if name not in (*constants, "columns")}
     return GluonASTSource(kernel, types, constants, attributes), {"num_warps": constants["WARPS"]}
 
 
@@ -160,8 +154,8 @@ def source_of(case: str) -> tuple[Any, dict[str, object]]:
     if kind == "step":
         cell, hidden, rows, precision = words
         return step(cell, int(hidden), int(rows), precision)
-    if kind == "over_tokens":
-        return over_tokens(int(words[0]))
+    if kind == "product":
+        return product(*words)
     name, cell, hidden, precision = words
     make = {"plain": plain, "pointwise": pointwise}.get(kind) or partial(on_chip, kind)
     return make(name, cell, int(hidden), precision)

@@ -18,7 +18,8 @@ from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
 from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.form import Form
 
-_LARGE = 2**33  # multiplications of a product from which an operand is turned
+# Multiplications from which our own products are quicker than ATen's.
+_LEAST_EXACT, _LEAST_TF32 = 2**31, 2**33
 
 
 @cache
@@ -142,7 +143,7 @@ class Layer:
         if wanted.w_hh:
             to_w_hh, sums = self._over_tokens(to_hidden, *h)
         found = (
-            self._product(to_input, self._by_columns(weight)) if weight is not None else None,
+            self._product(to_input, weight) if weight is not None else None,
             *module("weights").restored(grad_gates, to_w_ih, to_w_hh, layout, biases, sums if layout.lstm else None),
             self._to_projection(back, grad_h, unprojected) if wanted.w_hr and back is not None else None,
             *self._to_states(back, grad_stored, needs),
@@ -161,26 +162,26 @@ class Layer:
 
         And, where they cost nothing, parts of the sums of ``grad`` over all tokens.
         """
-        if not self._large(grad.shape[1] * values.shape[1]):
-            return self._product(grad.t(), self.before(values) if before else values), None
-        states = (self.call.states[0], self.call.boundaries) if before else None
-        return module("products").over_tokens(grad, values, states)
-
-    def _by_columns(self, weight: Tensor) -> Tensor:
-        """``weight`` with its columns together in memory, where that saves the product more time than it takes."""
-        return weight.t().contiguous().t() if self._large(weight.numel()) else weight
-
-    def _large(self, numbers: int) -> bool:
-        """Whether turning an operand pays for a product of ``numbers`` multiplications a token, on tensor cores."""
-        tf32 = self.form.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-        return tf32 and self.form.chosen is not None and self.call.x.shape[0] * numbers >= _LARGE
+        if self._own(grad.shape[1] * values.shape[1]):
+            states = (self.call.states[0], self.call.boundaries) if before else None
+            return module("products").over_tokens(grad, values, states, _exact())
+        return torch.mm(grad.t(), self.before(values) if before else values), None
 
     def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``a @ b + bias``: ATen's product; on tensor cores to float32's accuracy where ATen's does without them."""
-        accurate = self.form.kept_dtype == torch.float32 and self.form.chosen is not None
-        if accurate and torch.get_float32_matmul_precision() == "highest":
-            return module("products").product(a, b, bias)
+        """``a @ b + bias``."""
+        if self._own(b.numel()):
+            if _exact():
+                return module("products").product(a, b, bias)
+            if b.stride(0) != 1:  # in tf32 cuBLAS is quicker with columns that lie together
+                b = b.t().contiguous().t()
         return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+
+    def _own(self, numbers: int) -> bool:
+        """Whether a float32 product of ``numbers`` multiplications a token is worth a kernel of our own."""
+        if self.form.dtype != torch.float32 or self.form.chosen is None:
+            return False
+        least = _LEAST_EXACT if _exact() else _LEAST_TF32
+        return self.call.x.shape[0] * numbers >= least and (not _exact() or self.form.kept_dtype == torch.float32)
 
     def _hidden_weight(self) -> Tensor:
         """W_hh in the order of the hidden part of the gradients, padded: ``[G * W, P or H]``."""
@@ -207,3 +208,8 @@ class Layer:
 
 def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value if value.dtype == dtype else value.to(dtype)  # which takes a microsecond to find that out
+
+
+def _exact() -> bool:
+    """Whether torch's products of float32 are to be accurate to float32."""
+    return torch.get_float32_matmul_precision() == "highest"

@@ -60,6 +60,7 @@ def turn_kernel(
     tokens,
     columns,
     BEFORE: tl.constexpr,
+    SPLIT: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -67,7 +68,7 @@ def turn_kernel(
     """Write DEPTH tokens of ``values`` ``[tokens, columns]`` turned and rounded to tf32: ``[WIDTH, DEPTH]`` a program.
 
     Zeros follow the last token. BEFORE: instead of the states after every token, which values are, those before it, as
-    ``previous_kernel`` finds them.
+    ``previous_kernel`` finds them. SPLIT: what rounding left follows, ``[2, WIDTH, DEPTH]``.
     """
     token = tl.program_id(0).to(tl.int64) * DEPTH + tl.arange(0, DEPTH)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -79,9 +80,15 @@ def turn_kernel(
         kept = tl.load(kept, mask=inside & first, other=0.0).to(tl.float32)
         value = tl.where(first, kept, tl.load(later, mask=inside & (first == 0), other=0.0).to(tl.float32))
     else:
-        value = tl.load(values + token[:, None] * values_row + column[None, :] * values_column, mask=inside, other=0.0)
-    at = turned + tl.program_id(0).to(tl.int64) * (WIDTH * DEPTH) + column[:, None] * DEPTH
-    tl.store(at + tl.arange(0, DEPTH)[None, :], tl.trans(operand(value, "tf32")), mask=(column < WIDTH)[:, None])
+        at = values + token[:, None] * values_row + column[None, :] * values_column
+        value = tl.load(at, mask=inside, other=0.0)
+    PARTS: tl.constexpr = 2 if SPLIT else 1
+    high = operand(value, "tf32")
+    place = column[:, None] * DEPTH + tl.arange(0, DEPTH)[None, :]
+    to = turned + tl.program_id(0).to(tl.int64) * (PARTS * WIDTH * DEPTH) + place
+    tl.store(to, tl.trans(high), mask=(column < WIDTH)[:, None])
+    if SPLIT:
+        tl.store(to + WIDTH * DEPTH, tl.trans(value - high), mask=(column < WIDTH)[:, None])
 
 
 @triton.jit

@@ -250,8 +250,10 @@ def checks() -> list[Callable[[], object]]:
                 partial(agrees, Problem(cell, hidden, 16, 33, 0.05, scale=30.0), "ieee"),
                 partial(permutes, Problem(cell, hidden, 300, 9, 0.05), "ieee"),
             ]
-        for check in (permutes, captures, isolates):  # two groups in a program
-            found += [partial(check, Problem(cell, 512, 300, 9, 0.05), "tf32")]
+        # Two groups in a program; all clusters that there are.
+        for hidden, rows, precision in ((512, 300, "tf32"), (256, 200, "tf32"), (150, 200, "tf32"), (256, 200, "bf16")):
+            problem = Problem(cell, hidden, rows, 9, 0.05)
+            found += [partial(check, problem, precision) for check in (agrees, permutes, captures, isolates)]
         for hidden, precision in (
             (64, "ieee"),
             (256, "ieee"),

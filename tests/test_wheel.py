@@ -68,7 +68,7 @@ def test_the_source_archive_holds_what_is_built_from(archives: Path, source: Pat
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
     own = {str(file.relative_to(source)) for file in (source / "src/recurl").rglob("*") if file.is_file()}
-    assert {name for name in own if Path(name).suffix in (".py", ".cpp", ".h", ".inc", ".typed")} <= names
+    assert {name for name in own if Path(name).suffix in (".py", ".cpp", ".cu", ".h", ".inc", ".typed")} <= names
     assert {"README.md", "LICENSE", "pyproject.toml", "setup.py"} <= names
     assert not any(name.startswith("tests") or name.endswith(".so") for name in names)
 
@@ -80,7 +80,13 @@ def test_the_wheel_is_for_every_python_and_holds_the_library(wheel: Path, source
         names = set(files.namelist())
         (metadata,) = (files.read(name).decode() for name in names if name.endswith("/METADATA"))
     assert {"recurl/py.typed", "recurl/cli/main.py", LIBRARY} <= names
-    assert {Path(name).suffix for name in names if name.startswith("recurl/")} == {".py", ".toml", ".typed", ".so"}
+    assert {Path(name).suffix for name in names if name.startswith("recurl/")} == {
+        ".py",
+        ".toml",
+        ".typed",
+        ".so",
+        ".cu",
+    }
     fields = email.message_from_string(metadata)
     assert (fields["Name"], fields["Version"]) == ("recurl", recurl.__version__)
     assert (fields["License-Expression"], fields["License-File"]) == ("MIT", "LICENSE")

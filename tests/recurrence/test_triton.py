@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from recurl.recurrence import GRU, LSTM, Boundaries, LayerCall, LayerWeights, Options, Support
-from recurl.recurrence.triton import TritonKernels, products
+from recurl.recurrence.triton import TritonKernels, cuda_launch, nvrtc, products
 from recurl.recurrence.triton import backend as backend_module
-from recurl.recurrence.triton.config import Resident, Single, Wide, chosen_for, tile_for
-from recurl.recurrence.triton.gluon_launch import grid_for
+from recurl.recurrence.triton.config import Clustered, Resident, Single, Wide, chosen_for, tile_for
+from recurl.recurrence.triton.gluon_launch import Grid, grid_for
 from recurl.recurrence.triton.layout import Layout
 from tests.programs import Programs
 
@@ -132,6 +135,65 @@ def test_compiled_kernels_hardly_spill_and_fit(capability: str, programs: Progra
         assert int(shared) <= limit, name
 
 
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("hidden", [160, 200, 251, 256])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, hidden: int, precision: str) -> None:
+    config, dtype = Clustered(30), torch.bfloat16 if precision == "bf16" else torch.float32
+    layout = Layout(cell == "lstm", hidden, -(-hidden // 32) * 32, interleaved=True)
+    constants = Grid(None, direction, config, layout, 30, config.members).constants(dtype, torch.float16)
+    constants |= {"GRAD_H": "float", "GRAD_C": "u16"} if direction == "backward" else {}
+    flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
+    _, log = nvrtc.compiled("clustered.cu", {**constants, flag: True}, "--ptxas-options=-v")
+    spilled, shared = re.search(r"(\d+) bytes spill stores", log), re.search(r"(\d+) bytes smem", log)
+    assert spilled, log
+    assert int(spilled[1]) <= 48, log  # before the loop
+    assert shared, log
+    assert int(shared[1]) <= 48 * 1024
+    assert "warning" not in log
+
+
+def test_what_does_not_compile_is_said() -> None:
+    with pytest.raises(RuntimeError, match=r"NVRTC doesn't compile clustered.cu with {'WIDTH': 256}: (.|\n)*LSTM"):
+        nvrtc.compiled("clustered.cu", {"WIDTH": 256})
+
+
+def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a driver that starts nothing, for each kind of arguments its own program."""
+    started: list[tuple[Any, ...]] = []
+
+    def start(function: object, *rest: Any) -> int:
+        *grid, shared, stream, parameters, extra = rest
+        words = (ctypes.c_int64 * 3).from_address(parameters[0])
+        started.append((function, grid, shared, stream, list(words), extra))
+        return 0
+
+    class Driver:
+        """One GPU that isn't there."""
+
+        cuLaunchKernel = staticmethod(start)
+
+        @staticmethod
+        def get_current_stream(device: object) -> int:
+            return 7
+
+    monkeypatch.setattr(cuda_launch, "_driver", Driver)
+    monkeypatch.setattr(cuda_launch, "driver", SimpleNamespace(active=Driver))
+    monkeypatch.setattr(cuda_launch, "_function", lambda source, kernel, _, **constants: (kernel, constants))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    launch = cuda_launch.Launch("clustered.cu", "walk", 120, 256, {"WIDTH": 256}, {2: "GRAD_H"})
+    for dtype, name in ((torch.float32, "float"), (torch.bfloat16, "u16"), (torch.float32, "float")):
+        a, b = torch.empty(3), torch.empty(3, dtype=dtype)
+        launch(a, 2**40, b)
+        function, *rest = started.pop()
+        assert function == ("walk", {"WIDTH": 256, "GRAD_H": name})
+        assert rest == [[120, 1, 1, 256, 1, 1], 0, 7, [a.data_ptr(), 2**40, b.data_ptr()], None]
+    monkeypatch.setattr(Driver, "cuLaunchKernel", staticmethod(lambda *_: 719))
+    with pytest.raises(RuntimeError, match="cuLaunchKernel failed with CUDA's error 719"):
+        launch(a, 1, b)
+
+
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_group_holds_all_units(direction: str) -> None:
     for hidden in (1, 16, 17, 64, 100, 128, 300, 1024, 3000):
@@ -142,8 +204,10 @@ def test_a_group_holds_all_units(direction: str) -> None:
                 assert tile.block_k >= hidden or not tile.resident
 
 
-def kinds(cell: str, hidden: int, precision: str, rows: int, processors: int = 132) -> tuple[type, type] | None:
-    chosen = chosen_for((9, 0), processors, cell, hidden, precision, rows)
+def kinds(
+    cell: str, hidden: int, precision: str, rows: int, processors: int = 132, clusters: int = 0
+) -> tuple[type, type] | None:
+    chosen = chosen_for((9, 0), processors, cell, hidden, precision, rows, clusters)
     assert chosen is None or chosen.width >= hidden
     return None if chosen is None else (type(chosen.forward), type(chosen.backward))
 
@@ -168,6 +232,16 @@ def test_gluon_kernels_serve_what_was_measured() -> None:
     assert kinds("gru", 256, "tf32", 1, processors=3) is None
     assert kinds("gru", 1024, "tf32", 1, processors=16) is None
     assert chosen_for((8, 0), 108, "lstm", 64, "tf32", 64) is None
+
+
+def test_clusters_serve_few_rows_where_they_can_be_compiled() -> None:
+    for cell, hidden, precision in (("lstm", 256, "tf32"), ("gru", 129, "tf32"), ("lstm", 200, "bf16")):
+        assert kinds(cell, hidden, precision, 240, clusters=30) == (Clustered, Clustered)
+        assert kinds(cell, hidden, precision, 241, clusters=30) != (Clustered, Clustered)
+        assert kinds(cell, hidden, precision, 240) == (Resident, Resident)
+    assert kinds("lstm", 256, "ieee", 64, clusters=30) == (Resident, Resident)
+    assert kinds("lstm", 257, "tf32", 64, clusters=30) == (Wide, Wide)
+    assert kinds("lstm", 128, "tf32", 64, clusters=30) == (Single, Single)
 
 
 def test_sizes_between_powers_of_two_are_hardly_padded() -> None:
@@ -234,7 +308,7 @@ def test_a_row_is_alone_on_a_multiprocessor_where_there_are_enough() -> None:
 
 
 def test_operators_announce_shapes_for_symbolic_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132))
+    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132, 30))
     mode = FakeTensorMode(shape_env=ShapeEnv())
     sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
     tokens = mode.from_tensor(torch.empty(37), symbolic_context=sizes).shape[0]
@@ -257,9 +331,9 @@ def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "it needs an NVIDIA GPU, the tensors are on cpu" in (
         kernels.unsupported(Support(LSTM, torch.device("cpu"))) or ""
     )
-    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((7, 5), 40))
+    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((7, 5), 40, 0))
     assert "this GPU has 7.5" in (kernels.unsupported(Support(LSTM, cuda)) or "")
-    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132))
+    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132, 30))
     assert "got torch.float64" in (kernels.unsupported(Support(GRU, cuda, torch.float64)) or "")
     assert "hidden_size=16384 is too large" in (kernels.unsupported(Support(LSTM, cuda, hidden_size=16384)) or "")
     assert kernels.unsupported(Support(LSTM, cuda, hidden_size=1024, options=Options(True, "tf32"))) is None

@@ -14,7 +14,8 @@ from recurl.recurrence.backend import LayerCall, Support
 from recurl.recurrence.cells import States
 from recurl.recurrence.kernels import Gradients, Inputs
 from recurl.recurrence.ops import known_rows
-from recurl.recurrence.triton.config import Tile, tile_for
+from recurl.recurrence.triton import nvrtc
+from recurl.recurrence.triton.config import GLUON_CAPABILITY, Clustered, Tile, tile_for
 from recurl.recurrence.triton.form import form_for
 from recurl.recurrence.triton.layer import Layer, module
 
@@ -42,7 +43,7 @@ class TritonKernels:
         refusal = self.missing() or refused_device(support.device)
         if refusal is not None:
             return refusal
-        _, processors = _hardware(support.device)
+        _, processors, _ = _hardware(support.device)
         if support.dtype not in _DTYPES:
             return f"it computes in float32 and bfloat16, got {support.dtype}; use 'loop'"
         tile = self.tile_for("forward", support.hidden_size, _GATES[support.cell.name], "bf16")
@@ -122,9 +123,12 @@ def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: Sta
 
 
 @cache
-def _hardware(device: torch.device) -> tuple[tuple[int, int], int]:
+def _hardware(device: torch.device) -> tuple[tuple[int, int], int, int]:
     properties = torch.cuda.get_device_properties(device)
-    return (properties.major, properties.minor), properties.multi_processor_count
+    capability = properties.major, properties.minor
+    can = capability == GLUON_CAPABILITY and nvrtc.library() is not None
+    clusters = module("cuda_launch").clusters_on(device, Clustered.members) if can else 0
+    return capability, properties.multi_processor_count, clusters
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -135,7 +139,7 @@ def refused_device(device: torch.device) -> str | None:
     """Return why the kernels can't run on ``device``, or None."""
     if device.type != "cuda" or torch.version.hip is not None:
         return f"it needs an NVIDIA GPU, the tensors are on {device}; use 'loop' or 'auto'"
-    capability, _ = _hardware(device)
+    capability, *_ = _hardware(device)
     if capability < _OLDEST_CAPABILITY:
         return f"it needs compute capability 8.0 or newer, this GPU has {capability[0]}.{capability[1]}; use 'loop'"
     return None

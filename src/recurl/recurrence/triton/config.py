@@ -163,7 +163,26 @@ class Single:
         return 1
 
 
-Walk = Single | Resident | Wide
+@dataclass(frozen=True)
+class Clustered:
+    """How the CUDA C++ kernels with a cluster of programs are cut: a thread for each unit, weights in registers.
+
+    Attributes:
+        groups: clusters on the chip at once.
+    """
+
+    groups: int
+    rows: ClassVar[int] = 8
+    members: ClassVar[int] = 4
+    programs: ClassVar[int] = 1
+    walks: ClassVar[int] = 1
+
+    def members_for(self, width: int) -> int:
+        """Programs of a group."""
+        return self.members
+
+
+Walk = Single | Resident | Wide | Clustered
 _SHARED_BYTES = 224 * 1024  # of one program, less what a reduction needs
 
 # By cell, the largest W and precision: as many weights in registers as go in without spilling.
@@ -193,13 +212,14 @@ _RESIDENT = {
 _SMALL = Resident(0, 2, 0, 4)
 _RESIDENT_MULTIPLE = 32  # of which W is one in the resident kernels above 64
 _WIDE_MULTIPLE = {"bf16": 64}  # of which W is one in the wide kernels, else 32
-_GLUON_CAPABILITY = (9, 0)
+GLUON_CAPABILITY = (9, 0)
 _EXACT = ("ieee", "tf32x3")
+_CLUSTERED_UNITS = range(129, 257)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The Gluon kernels of one layer.
+    """The kernels of one layer on sm_90.
 
     Attributes:
         width: W, the padded number of units.
@@ -239,7 +259,13 @@ def _singly(hidden: int, precision: str, batch_rows: int, processors: int) -> bo
 
 @lru_cache(maxsize=256)
 def chosen_for(
-    capability: tuple[int, int], processors: int, cell: str, hidden: int, precision: str, batch_rows: int
+    capability: tuple[int, int],
+    processors: int,
+    cell: str,
+    hidden: int,
+    precision: str,
+    batch_rows: int,
+    clusters: int = 0,
 ) -> Chosen | None:
     """Return how the Gluon kernels run a layer, or None where the plain ones serve.
 
@@ -252,13 +278,17 @@ def chosen_for(
         hidden: H.
         precision: of the recurrent products.
         batch_rows: rows of the batch, each at least one segment.
+        clusters: of :class:`Clustered`, how many are on the chip at once; 0 where they can't be compiled.
     """
-    if capability != _GLUON_CAPABILITY:
+    if capability != GLUON_CAPABILITY:
         return None
     if _singly(hidden, precision, batch_rows, processors):
         single = single_for(cell, hidden, _STREAM <= batch_rows <= processors)
         return Chosen(-(-hidden // 16) * 16, single, single)
     width, resident = _resident_for(cell, hidden, precision)
+    clustered = Clustered(clusters)
+    if precision not in _EXACT and hidden in _CLUSTERED_UNITS and batch_rows <= clusters * clustered.rows:
+        return Chosen(-(-hidden // _RESIDENT_MULTIPLE) * _RESIDENT_MULTIPLE, clustered, clustered)
     if resident is not None:
         groups = processors // resident.members_for(width)
         if resident.units == 0 or batch_rows <= groups * resident.rows:
@@ -284,6 +314,11 @@ def _resident_for(cell: str, hidden: int, precision: str) -> tuple[int, Resident
     if found is not None and found.units:
         width = -(-hidden // found.units) * found.units
     return width, found
+
+
+def groups_on(processors: int, config: Walk, width: int) -> int:
+    """How many groups are on the chip at once."""
+    return config.groups if isinstance(config, Clustered) else processors // config.members_for(width)
 
 
 def _slots(wide: Wide, width: int, processors: int) -> int:

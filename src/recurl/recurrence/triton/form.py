@@ -32,17 +32,22 @@ class Form:
 
 
 @lru_cache(maxsize=256)
-def form_for(hardware: tuple[tuple[int, int], int] | None, cell: str, hidden: int, precision: str, rows: int) -> Form:
+def form_for(
+    hardware: tuple[tuple[int, int], int, int] | None, cell: str, hidden: int, precision: str, rows: int
+) -> Form:
     """Return how a layer runs.
 
     Args:
-        hardware: compute capability and multiprocessors of the GPU, or None without one.
+        hardware: compute capability of the GPU, its multiprocessors and clusters of four, or None without one.
         cell: its name.
         hidden: H.
         precision: of the recurrent products.
         rows: rows of the batch.
     """
-    chosen = chosen_for(*hardware, cell, hidden, precision, rows) if hardware else None
+    chosen = None
+    if hardware:
+        capability, processors, clusters = hardware
+        chosen = chosen_for(capability, processors, cell, hidden, precision, rows, clusters)
     layout = Layout(cell == "lstm", hidden, chosen.width if chosen else hidden, chosen is not None)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     kept_dtype = torch.float16 if precision in ("bf16", "tf32") else torch.float32

@@ -1,7 +1,8 @@
-"""Launches of the Gluon kernels: from tensors to tensors. Imported only where Triton is installed."""
+"""Launches of the kernels for sm_90: from tensors to tensors. Imported only where Triton is installed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
-from recurl.recurrence.triton.config import Resident, Single, Walk, Wide, padded
+from recurl.recurrence.triton import cuda_launch
+from recurl.recurrence.triton.config import Clustered, Resident, Single, Walk, Wide, groups_on, padded
 from recurl.recurrence.triton.form import Form
 from recurl.recurrence.triton.launch import flags_of, groups_for, processors_of, slot_bounds
 from recurl.recurrence.triton.layout import Layout
-from recurl.recurrence.triton.prepared import Launch, prepared
+from recurl.recurrence.triton.prepared import prepared
 from recurl.recurrence.triton.resident_backward import resident_backward_kernel
 from recurl.recurrence.triton.resident_forward import resident_forward_kernel
 from recurl.recurrence.triton.single_backward import single_backward_kernel
@@ -92,7 +94,7 @@ class Grid:
 
     def mail(self, turns: int, like: Tensor, form: Form) -> tuple[Tensor, ...]:
         """Where the programs of a group leave values for each other, and their arrivals."""
-        if isinstance(self.config, Single):
+        if isinstance(self.config, Single | Clustered):
             return ()
         if self.members == 1:
             return like, like  # neither read nor written
@@ -120,6 +122,10 @@ class Grid:
 
         Gates kept in float32 mean that all is accurate to float32.
         """
+        if isinstance(self.config, Clustered):
+            layout = self.layout
+            found = {"HIDDEN": layout.hidden, "WIDTH": layout.width, "LSTM": layout.lstm, "BITS": 8 * dtype.itemsize}
+            return {**found, "FORWARD": self.direction == "forward"}
         specific = {Single: self._single, Resident: self._resident, Wide: self._wide}[type(self.config)]
         exact, operands = kept == torch.float32, self.operands(dtype, kept)
         found = {"HIDDEN": self.layout.hidden, "WIDTH": self.layout.width, "EXACT": exact, **specific(operands, exact)}
@@ -159,13 +165,17 @@ class Grid:
 
 
 @lru_cache(maxsize=1024)
-def _walk(form: Form, direction: str, processors: int, tokens: int, flag: bool) -> tuple[Grid, Launch]:
+def _walk(form: Form, direction: str, processors: int, tokens: int, flag: bool) -> tuple[Grid, Callable[..., None]]:
     """A walk over ``tokens`` tokens; ``flag``: what it is asked for beside its first result."""
     config: Walk = getattr(form.chosen, direction)
     grid = grid_for(direction, config, form.layout, processors, tokens)
     asked = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
     constants = grid.constants(form.dtype, form.kept_dtype)
     programs = grid.groups * grid.members // config.walks
+    if isinstance(config, Clustered):
+        types = {} if direction == "forward" else {0: "GRAD_H", 3: "GRAD_C"}
+        threads, constants = form.layout.width, {**constants, asked: flag}
+        return grid, cuda_launch.Launch("clustered.cu", grid.kernel, programs, threads, constants, types)
     return grid, prepared(grid.kernel, programs, LSTM=form.layout.lstm, **{asked: flag}, **constants)
 
 
@@ -173,7 +183,8 @@ def grid_for(direction: str, config: Walk, layout: Layout, processors: int, toke
     """The launch of a walk over ``tokens`` tokens on a GPU of ``processors`` multiprocessors."""
     members = config.members_for(layout.width)
     kernel = _KERNELS[type(config)][direction]
-    groups = groups_for(members, config.rows, processors, tokens) * config.programs * config.walks
+    on_chip = groups_on(processors, config, layout.width)
+    groups = groups_for(on_chip, config.rows, tokens) * config.programs * config.walks
     return Grid(kernel, direction, config, layout, groups, members)
 
 
@@ -181,4 +192,5 @@ _KERNELS: dict[type, dict[str, Any]] = {
     Single: {"forward": single_forward_kernel, "backward": single_backward_kernel},
     Resident: {"forward": resident_forward_kernel, "backward": resident_backward_kernel},
     Wide: {"forward": wide_forward_kernel, "backward": wide_backward_kernel},
+    Clustered: {"forward": "clustered_forward_kernel", "backward": "clustered_backward_kernel"},
 }

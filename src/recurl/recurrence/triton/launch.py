@@ -31,9 +31,9 @@ def processors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def groups_for(members: int, rows: int, processors: int, tokens: int) -> int:
-    """How many groups of ``members`` programs are on the chip at once and of use for ``tokens`` tokens."""
-    return max(1, min(processors // members, -(-tokens // rows)))
+def groups_for(on_chip: int, rows: int, tokens: int) -> int:
+    """How many groups, of at most ``on_chip`` at once, are of use for ``tokens`` tokens."""
+    return max(1, min(on_chip, -(-tokens // rows)))
 
 
 def share_for(tokens: int, slots: int, length: int) -> int:
@@ -122,7 +122,7 @@ def run_forward(
     """The forward walk. Returns the states after every token and the gates, kept in dtype ``keep`` (None: not)."""
     tokens, hidden, lstm = input_gates.shape[0], w_hh.shape[1], len(stored) == 2
     device = input_gates.device
-    groups = groups_for(tile.members, tile.rows, processors_of(device), tokens)
+    groups = groups_for(processors_of(device) // tile.members, tile.rows, tokens)
     bounds = slot_bounds(boundaries, groups * tile.rows)
     after = tuple(torch.empty(tokens, hidden, dtype=torch.float32, device=device) for _ in stored)
     gates = torch.empty(tokens if keep else 0, 4 * hidden, dtype=keep or torch.float32, device=device)
@@ -154,7 +154,7 @@ def run_backward(
     """The backward walk. Returns the gradients of the gates and, with ``to_stored``, of the last stored state."""
     tokens, hidden, lstm = gates.shape[0], w_hh.shape[1], len(stored) == 2
     device = gates.device
-    groups = groups_for(tile.members, tile.rows, processors_of(device), tokens)
+    groups = groups_for(processors_of(device) // tile.members, tile.rows, tokens)
     bounds = slot_bounds(boundaries, groups * tile.rows)
     grad_gates = torch.empty(tokens, 4 * hidden, dtype=dtype, device=device)
     grad_stored = torch.zeros(tokens if to_stored else 0, hidden, dtype=torch.float32, device=device)

@@ -1,0 +1,116 @@
+"""Launches of programs in CUDA C++, by the driver. Imported only where Triton is installed."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from triton.runtime import driver
+
+from recurl.recurrence.triton.nvrtc import compiled
+
+
+class Launch:
+    """A kernel on a grid, with its constants; called with its other arguments in order.
+
+    All arguments are tensors, the first of them among them, or integers; the kernel has them in one structure of
+    words of 64 bits.
+
+    Args:
+        source: the name of a file here.
+        kernel: its name in that file.
+        programs: the grid.
+        threads: of a program.
+        constants: macros.
+        types: macros that name the type of an argument, by its place.
+    """
+
+    __slots__ = ("_constants", "_functions", "_kernel", "_programs", "_threads", "_types")
+
+    def __init__(
+        self, source: str, kernel: str, programs: int, threads: int, constants: dict[str, Any], types: dict[int, str]
+    ) -> None:
+        self._kernel, self._programs, self._threads = (source, kernel), programs, threads
+        self._constants, self._types = constants, types
+        self._functions: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, *arguments: Any) -> None:
+        """Start the kernel, on the current device and stream."""
+        device = arguments[0].device.index
+        key = (device, *(arguments[place].dtype for place in self._types))
+        function = self._functions.get(key)
+        if function is None:
+            function = self._functions[key] = self._load(key[1:])
+        words = [value if value.__class__ is int else value.data_ptr() for value in arguments]
+        structure = (ctypes.c_int64 * len(words))(*words)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(structure))
+        stream = _active().get_current_stream(device)
+        grid = self._programs, 1, 1, self._threads, 1, 1
+        _check("cuLaunchKernel", _driver().cuLaunchKernel(function, *grid, 0, stream, parameters, None))
+
+    def _load(self, dtypes: tuple[torch.dtype, ...]) -> ctypes.c_void_p:
+        names = {torch.float32: "float", torch.bfloat16: "u16"}
+        types = {name: names[dtype] for name, dtype in zip(self._types.values(), dtypes, strict=True)}
+        return _function(*self._kernel, torch.cuda.current_device(), **self._constants, **types)
+
+
+@cache
+def _function(source: str, kernel: str, device: int, **constants: Any) -> ctypes.c_void_p:
+    """The kernel, compiled, on the current device."""
+    code, _ = compiled(source, constants)
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _check("cuModuleLoadData", _driver().cuModuleLoadData(ctypes.byref(module), code))
+    _check("cuModuleGetFunction", _driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()))
+    return function
+
+
+_SHARED_BYTES = 120 * 1024  # more than half of a multiprocessor's
+_MOST_SHARED, _CLUSTER = 8, 4  # of CUDA's attributes of functions and of launches
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_int), ("", ctypes.c_int), ("size", ctypes.c_uint * 3), ("rest", ctypes.c_uint * 13))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        *(("grid", ctypes.c_uint * 3), ("threads", ctypes.c_uint * 3), ("shared", ctypes.c_uint)),
+        *(("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint)),
+    )
+
+
+@cache
+def clusters_on(device: torch.device, members: int) -> int:
+    """How many clusters of ``members`` programs a GPU holds at once, each program alone on a multiprocessor.
+
+    That is less than a part of all multiprocessors: those of a cluster are neighbours.
+    """
+    with torch.cuda.device(device):
+        torch.empty(1, device=device)  # the driver's functions need what torch makes when it is first used
+        function = _function("nothing.cu", "nothing_kernel", torch.cuda.current_device())
+        _check("cuFuncSetAttribute", _driver().cuFuncSetAttribute(function, _MOST_SHARED, _SHARED_BYTES))
+        attribute = _Attribute(_CLUSTER, 0, (members, 1, 1))
+        three = ctypes.c_uint * 3
+        config = _Config(three(members, 1, 1), three(256, 1, 1), _SHARED_BYTES, None, ctypes.pointer(attribute), 1)
+        found = ctypes.c_int()
+        status = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), function, ctypes.byref(config))
+        return 0 if status else found.value
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    found = ctypes.CDLL("libcuda.so.1")
+    numbers = [ctypes.c_uint] * 7
+    found.cuLaunchKernel.argtypes = [ctypes.c_void_p, *numbers, *[ctypes.c_void_p] * 3]
+    return found
+
+
+def _active() -> Any:
+    return driver.active
+
+
+def _check(name: str, status: int) -> None:
+    if status:
+        raise RuntimeError(f"{name} failed with CUDA's error {status}")

@@ -1,0 +1,62 @@
+"""CUDA C++ compiled at run time, by the library that torch's CUDA builds bring."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_OPTIONS = ("--gpu-architecture=sm_90", "--std=c++17", "--device-as-default-execution-space")
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """NVRTC of torch's version of CUDA (without CUDA: of any that is installed beside torch), or None."""
+    version = torch.version.cuda.split(".")[0] if torch.version.cuda else "*"
+    for folder in sorted(Path(torch.__file__).parents[1].glob("nvidia/*/lib")):
+        for path in folder.glob(f"libnvrtc.so.{version}"):
+            for needed in folder.glob("libnvrtc-builtins.so.*"):  # which it looks for by name, not here
+                ctypes.CDLL(str(needed))
+            return ctypes.CDLL(str(path))
+    try:
+        return ctypes.CDLL(f"libnvrtc.so.{version}")
+    except OSError:
+        return None
+
+
+def compiled(name: str, constants: dict[str, Any], *options: str) -> tuple[bytes, str]:
+    """Machine code of sm_90 and what the compiler said.
+
+    Args:
+        name: of a source here, in CUDA C++.
+        constants: macros.
+        options: of the compiler.
+
+    Raises:
+        RuntimeError: the source doesn't compile.
+    """
+    nvrtc = library()
+    assert nvrtc is not None
+    defined = (f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in constants.items())
+    words = [word.encode() for word in (*_OPTIONS, *options, *defined)]
+    source = b"".join(Path(__file__).with_name(part).read_bytes() for part in ("instructions.cu", name))
+    program = ctypes.c_void_p()
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None)
+    failed = nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
+    log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace").rstrip("\0")
+    if failed:
+        raise RuntimeError(f"NVRTC doesn't compile {name} with {constants}: {log}")
+    code = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return code, log
+
+
+def _text(size_of: Any, write: Any, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    size_of(program, ctypes.byref(size))
+    found = ctypes.create_string_buffer(size.value)
+    write(program, found)
+    return found.raw

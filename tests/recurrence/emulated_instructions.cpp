@@ -1,0 +1,286 @@
+// What instructions.cu is to a GPU, for a CPU: a program runs in a thread of its own, each of its threads as a fiber.
+// What programs send each other comes after a while, and in any order.
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+using std::max;
+using std::min;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+struct uint2 { u32 x, y; };
+struct uint4 { u32 x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+
+#define __shared__ static thread_local
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __global__
+#define __cluster_dims__(...)
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+constexpr int PROGRAMS = 4, LANES = 32;
+
+struct Meeting {
+    int arrived = 0, turn = 0;
+};
+
+struct Message {
+    u32 to, barrier, words[4];
+};
+
+struct Warp {
+    Meeting meeting;
+    u32 a[LANES][4], b[LANES][2], values[LANES];
+};
+
+struct Program {
+    int number = 0;
+    u32 block = 0;
+    int current = 0;
+    ucontext_t scheduler;
+    std::vector<ucontext_t> fibers = std::vector<ucontext_t>(WIDTH);
+    std::vector<char> done = std::vector<char>(WIDTH);
+    std::vector<std::unique_ptr<char[]>> stacks;
+    Warp warps[WIDTH / LANES];
+    Meeting all;
+    std::vector<Message> under_way;
+    std::mt19937 random;
+};
+
+struct Index {
+    u32 x;
+};
+
+thread_local Program* program;
+thread_local char anchor;  // of this program's shared memory
+char* anchors[PROGRAMS];
+std::atomic<int> met;
+std::recursive_mutex memory;
+#define threadIdx Index{(u32)program->current}
+#define blockIdx Index{program->block}
+
+inline void others() { swapcontext(&program->fibers[program->current], &program->scheduler); }
+
+inline void join(Meeting& meeting, int number) {
+    const int turn = meeting.turn;
+    if (++meeting.arrived == number) meeting.arrived = 0, ++meeting.turn;
+    while (meeting.turn == turn) others();
+}
+
+inline Warp& warp() { return program->warps[program->current / LANES]; }
+inline int lane() { return program->current % LANES; }
+inline void __syncwarp() { join(warp().meeting, LANES); }
+inline void __syncthreads() { join(program->all, WIDTH); }
+
+inline u32 __shfl_sync(u32, u32 value, int from) {
+    warp().values[lane()] = value;
+    __syncwarp();
+    const u32 found = warp().values[from];
+    __syncwarp();
+    return found;
+}
+
+template <class T>
+inline T __shfl_xor_sync(u32 all, T value, int far) {
+    u32 bits;
+    std::memcpy(&bits, &value, 4);
+    bits = __shfl_sync(all, bits, lane() ^ far);
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline u32 __float_as_uint(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }
+inline float __uint_as_float(u32 bits) { float x; std::memcpy(&x, &bits, 4); return x; }
+inline float __int_as_float(int bits) { return __uint_as_float((u32)bits); }
+inline void atomicMax(u32* at, u32 value) { *at = max(*at, value); }
+
+inline u32 __byte_perm(u32 low, u32 high, u32 which) {
+    const u64 bytes = (u64)high << 32 | low;
+    u32 found = 0;
+    for (int i = 0; i < 4; ++i) found |= (u32)(bytes >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+    return found;
+}
+
+constexpr u32 MIDDLE = 1 << 26;
+inline u32 shared_address(const void* at) { return (u32)((const char*)at - &anchor + MIDDLE); }
+inline u32 address_in(u32 address, u32 member) { return address | (member + 1) << 28; }
+
+inline char* place(u32 address) {
+    const u32 member = address >> 28;
+    return (member ? anchors[member - 1] : &anchor) + (int)(address & 0xfffffff) - (int)MIDDLE;
+}
+
+struct Barrier {  // in the eight bytes of one
+    int bytes : 24, arrivals : 8, phase;
+};
+
+inline void change(u32 address, int bytes, int arrivals) {
+    std::lock_guard<std::recursive_mutex> guard(memory);
+    Barrier* barrier = (Barrier*)place(address);
+    barrier->bytes += bytes, barrier->arrivals -= arrivals;
+    if (barrier->bytes == 0 && barrier->arrivals == 0) barrier->arrivals = 1, ++barrier->phase;
+}
+
+inline void make_barrier(u32 address) { *(Barrier*)place(address) = {0, 1, 0}; }
+inline void expect(u32 barrier, u32 bytes) { change(barrier, (int)bytes, 1); }
+
+inline void deliver(const Message& message) {
+    std::lock_guard<std::recursive_mutex> guard(memory);
+    std::memcpy(place(message.to), message.words, 16);
+    change(message.barrier, -16, 0);
+}
+
+inline void send(u32 to, u32 barrier, u32 a, u32 b, u32 c, u32 d) {
+    program->under_way.push_back({to, barrier, {a, b, c, d}});
+}
+
+inline void wait(u32 address, u32 parity) {
+    for (;;) {
+        {
+            std::lock_guard<std::recursive_mutex> guard(memory);
+            if (((Barrier*)place(address))->phase % 2 != (int)parity) return;
+        }
+        others();
+    }
+}
+
+inline void meet() {
+    __syncthreads();
+    if (program->current == 0) {
+        anchors[program->number] = &anchor;
+        const int turn = met++ / PROGRAMS;
+        while (met / PROGRAMS == turn) std::this_thread::yield();
+    }
+    __syncthreads();
+}
+
+inline void stop() { std::abort(); }
+
+typedef _Float16 half;
+inline float half_of(u32 pair, int which) {
+    half x;
+    const u16 bits = (u16)(pair >> 16 * which);
+    std::memcpy(&x, &bits, 2);
+    return (float)x;
+}
+
+inline void load_operands(u32 (&b)[4], u32 address) {
+    Warp& mine = warp();
+    mine.values[lane()] = address;
+    __syncwarp();
+    for (int block = 0; block < 4; ++block) {
+        b[block] = 0;
+        for (int i = 0; i < 2; ++i)
+            b[block] |= (u32)((u16*)place(mine.values[8 * block + lane() % 4 * 2 + i]))[lane() / 4] << 16 * i;
+    }
+    __syncwarp();
+}
+
+inline void multiply_columns(float (&c)[4], const u32* a, int registers, const u32* b, int columns) {
+    Warp& mine = warp();
+    std::memcpy(mine.a[lane()], a, 4 * registers), std::memcpy(mine.b[lane()], b, columns / 2);
+    __syncwarp();
+    for (int i = 0; i < 4; ++i)
+        for (int k = 0; k < columns; ++k) {
+            const int row = lane() / 4, column = lane() % 4 * 2 + i % 2, holder = k % 8 / 2;
+            const float left = half_of(mine.a[row * 4 + holder][k / 8 * 2 + i / 2], k % 2);
+            c[i] += left * half_of(mine.b[column * 4 + holder][k / 8], k % 2);
+        }
+    __syncwarp();
+}
+
+inline void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    const u32 b[2] = {b0, b1};
+    multiply_columns(c, a, 4, b, 16);
+}
+
+inline void multiply_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
+    const u32 a[2] = {a0, a1};
+    multiply_columns(c, a, 2, &b0, 8);
+}
+
+inline u32 halves(float low, float high) {
+    const half pair[2] = {(half)low, (half)high};
+    u32 bits;
+    std::memcpy(&bits, pair, 4);
+    return bits;
+}
+
+inline float2 of_halves(u32 pair) { return {half_of(pair, 0), half_of(pair, 1)}; }
+
+inline u32 bfloats(float low, float high) {
+    auto rounded = [](float x) { const u32 bits = __float_as_uint(x); return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; };
+    return rounded(low) | rounded(high) << 16;
+}
+
+inline float of_bfloat(u32 bits) { return __uint_as_float(bits << 16); }
+
+inline void store(bool wanted, float* at, float value) { if (wanted) *at = value; }
+inline void store(bool wanted, void* at, u32 a, u32 b) { if (wanted) ((u32*)at)[0] = a, ((u32*)at)[1] = b; }
+inline void store(bool wanted, void* at, u32 a) { if (wanted) *(u32*)at = a; }
+inline void store(bool wanted, u16* at, u16 a) { if (wanted) *at = a; }
+inline void store(bool wanted, float4* at, float4 a) { if (wanted) *at = a; }
+inline void settle(float&) {}
+template <class T> inline void keep(T*&) {}
+inline u32 byte_at(const u8* at) { return *at; }
+inline u32 is_set(u32 byte) { return byte != 0; }
+inline float limited(float x) { return std::isfinite(x) ? min(max(x, -65504.0f), 65504.0f) : x; }
+inline u32 largest_two(u32 a, u32 b) { return max(a & 0xffff, b & 0xffff) | max(a >> 16, b >> 16) << 16; }
+inline float tanh_of(float x) { return std::tanh(x); }
+
+// Called with what runs the kernel for one of its threads.
+template <class Body>
+void run_clusters(int clusters, Body body) {
+    static thread_local Body* of_fibers;
+    for (int cluster = 0; cluster < clusters; ++cluster) {
+        std::vector<std::thread> threads;
+        for (int number = 0; number < PROGRAMS; ++number)
+            threads.emplace_back([&, number] {
+                Program mine;
+                program = &mine;
+                of_fibers = &body;
+                mine.number = number, mine.block = cluster * PROGRAMS + number;
+                mine.random.seed(mine.block);
+                for (int i = 0; i < WIDTH; ++i) {
+                    mine.stacks.emplace_back(new char[1 << 17]);
+                    getcontext(&mine.fibers[i]);
+                    mine.fibers[i].uc_stack.ss_sp = mine.stacks[i].get();
+                    mine.fibers[i].uc_stack.ss_size = 1 << 17;
+                    mine.fibers[i].uc_link = &mine.scheduler;
+                    makecontext(&mine.fibers[i], +[] { (*of_fibers)(); program->done[program->current] = 1; }, 0);
+                }
+                for (int left = WIDTH; left || !mine.under_way.empty();) {
+                    for (int i = 0; i < WIDTH; ++i)
+                        if (!mine.done[mine.current = i]) {
+                            swapcontext(&mine.scheduler, &mine.fibers[i]);
+                            left -= mine.done[i];
+                        }
+                    std::shuffle(mine.under_way.begin(), mine.under_way.end(), mine.random);
+                    for (size_t n = (mine.under_way.size() + 1) / 2; n > 0; --n) {
+                        deliver(mine.under_way.back());
+                        mine.under_way.pop_back();
+                    }
+                }
+            });
+        for (std::thread& thread : threads) thread.join();
+    }
+}

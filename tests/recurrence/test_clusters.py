@@ -1,0 +1,166 @@
+"""The kernels of clustered.cu, run on a CPU by emulated instructions: every index, order and exchange of theirs."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import recurl.recurrence.triton
+
+pytestmark = pytest.mark.slow
+
+KERNELS = Path(recurl.recurrence.triton.__file__).with_name("clustered.cu")
+INSTRUCTIONS = Path(__file__).with_name("emulated_instructions.cpp")
+ENTRY = """
+extern "C" void run(const i64* words, int clusters) {
+    Arguments arguments;
+    std::memcpy(&arguments, words, sizeof arguments);
+    run_clusters(clusters, [arguments] { KERNEL_NAME(arguments); });
+}
+"""
+HIDDEN, WIDTH, CLUSTERS, SLOTS = 150, 160, 2, 16
+LIMIT = 2e-3  # of operands with 11 bits
+Run = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool, str], Run]:
+    """Return the function that runs a kernel, for a direction, a cell and the dtype of what goes in or comes back."""
+
+    def build(direction: str, lstm: bool, kind: str) -> Run:
+        folder = tmp_path_factory.mktemp(direction)
+        name = f"clustered_{direction}_kernel"
+        source = INSTRUCTIONS.read_text() + KERNELS.read_text() + ENTRY.replace("KERNEL_NAME", name)
+        (folder / "walk.cpp").write_text(source)
+        numbers = {"FORWARD": direction == "forward", "HIDDEN": HIDDEN, "WIDTH": WIDTH, "LSTM": lstm, "KEEP": 1}
+        numbers |= {"TO_STORED": 1, "BITS": 16 if kind == "bf16" else 32}
+        types = {"GRAD_H": "u16" if kind == "bf16" else "float", "GRAD_C": "float"}
+        defined = [f"-D{key}={int(value)}" for key, value in numbers.items()]
+        defined += [f"-D{key}={value}" for key, value in types.items()]
+        command = ["c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", *defined]
+        subprocess.run([*command, "walk.cpp", "-o", "walk.so"], cwd=folder, check=True)
+        library = ctypes.CDLL(str(folder / "walk.so"))
+
+        def run(*arguments: Any) -> None:
+            words = [value if isinstance(value, int) else value.data_ptr() for value in arguments]
+            library.run((ctypes.c_int64 * len(words))(*words), CLUSTERS)
+
+        return run
+
+    return build
+
+
+class Case:
+    """Random segments with what a layer keeps of them; float64 says what is right."""
+
+    def __init__(self, lstm: bool, kind: str) -> None:
+        torch.manual_seed(0)
+        self.lstm, self.gates = lstm, 4 if lstm else 3
+        self.dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+        self.tokens = 131
+        self.starts = (torch.rand(self.tokens) < 0.25).byte()
+        self.starts[0] = 1
+        self.starts[60:90] = 0  # where slots are empty
+        first = self.starts.nonzero()[:, 0]
+        share = -(-self.tokens // SLOTS)
+        first = torch.cat([first, torch.tensor([self.tokens])])
+        self.bounds = first[torch.searchsorted(first, torch.arange(SLOTS + 1) * share).clamp(max=len(first) - 1)]
+        self.w = torch.randn(self.gates * HIDDEN, HIDDEN) / HIDDEN**0.5
+        self.w[:, 3] *= 1e-7  # below what float16 holds of them, and far above what matters
+        self.b_hn = torch.randn(HIDDEN)
+        self.x = torch.randn(self.tokens, self.gates, HIDDEN).to(self.dtype)
+        wide = torch.randn(self.tokens, 3, HIDDEN)
+        self.stored = wide[:, 0], wide[:, 2]  # neighbouring rows aren't neighbours in memory
+        for state in self.stored:
+            state[self.starts == 0] = float("nan")  # not to be read
+        self.grads = torch.randn(self.tokens, HIDDEN).to(self.dtype), torch.randn(HIDDEN, self.tokens).t()
+        padded = torch.zeros(self.tokens, self.gates, WIDTH, dtype=self.dtype)
+        padded[..., :HIDDEN] = self.x
+        if lstm:
+            self.input_gates = padded.transpose(1, 2).contiguous()
+        else:
+            r_z = padded[:, :2].transpose(1, 2).flatten(1)
+            self.input_gates = torch.cat([padded[:, 2], r_z], 1)
+
+    def step(self, x: Tensor, w: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """h, c and what is kept of one token."""
+        hidden = (w @ h).view(self.gates, HIDDEN)
+        if self.lstm:
+            i, f, o = (torch.sigmoid(x[k] + hidden[k]) for k in (0, 1, 3))
+            g = torch.tanh(x[2] + hidden[2])
+            c = f * c + i * g
+            return o * c.tanh(), c, torch.stack([i, f, g, o], 1)
+        r, z = torch.sigmoid(x[0] + hidden[0]), torch.sigmoid(x[1] + hidden[1])
+        inner = hidden[2] + self.b_hn.double()
+        n = torch.tanh(x[2] + r * inner)
+        return n + z * (h - n), c, torch.stack([r, z, n, inner], 1)
+
+    def exact(self) -> dict[str, Tensor]:
+        """States, kept gates, gradients of the gates, in the kernels' layout, and of the last stored state."""
+        x = self.x.double().requires_grad_()
+        stored = [torch.where(self.starts.bool()[:, None], state, 0).double().requires_grad_() for state in self.stored]
+        found: list[tuple[Tensor, ...]] = []
+        for token in range(self.tokens):
+            h, c = (state[token] for state in stored) if self.starts[token] else found[-1][:2]
+            w = self.w.double()
+            found.append(self.step(x[token], w, h, c))
+        after_h, after_c, kept = (torch.stack(values) for values in zip(*found, strict=True))
+        loss = (after_h * self.grads[0].double()).sum()
+        loss = loss + (after_c * self.grads[1].double()).sum() if self.lstm else loss
+        to_x, *to_stored = torch.autograd.grad(loss, [x, *stored[: 1 + self.lstm]], retain_graph=True)
+        result = {"after_h": after_h, "gates": kept, "to_x": to_x}
+        if self.lstm:
+            return {**result, "after_c": after_c, "to_stored": to_stored[1]}
+        return {**result, "to_h": to_stored[0]}
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize("kind", ["float32", "bf16"])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_walks_agree_with_the_definition(program: Callable[[str, bool, str], Run], cell: str, kind: str) -> None:
+    case = Case(cell == "lstm", kind)
+    tokens, lstm, exact = case.tokens, case.lstm, case.exact()
+    after = [torch.full((tokens, HIDDEN), float("nan")) for _ in range(2)]
+    kept = torch.full((tokens, WIDTH, 4), float("nan"), dtype=torch.float16)
+    states = [part for state in case.stored for part in (state, *state.stride())]
+    sources = (case.starts, case.bounds)
+    program("forward", lstm, kind)(case.input_gates, case.b_hn, case.w, *states, *sources, *after, kept)
+    assert error(after[0], exact["after_h"]) < LIMIT
+    assert error(kept[:, :HIDDEN], exact["gates"]) < LIMIT
+    if lstm:
+        assert error(after[1], exact["after_c"]) < LIMIT
+
+    back = program("backward", lstm, kind)
+    grads = [part for grad in case.grads for part in (grad, *grad.stride())]
+    results = []
+    for _ in range(2):  # what is sent comes in another order, or not: the same bits
+        grad_gates = torch.full((tokens, 4 * WIDTH), float("nan"), dtype=case.dtype)
+        grad_stored = torch.zeros(tokens, HIDDEN)
+        rest = (states[3:] if lstm else states[:3], *sources)
+        back(*grads, kept, case.w, *rest[0], *after, *rest[1:], grad_gates, grad_stored)
+        results.append((grad_gates, grad_stored))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    grad_gates, grad_stored = results[0]
+    limit = 2e-2 if kind == "bf16" else LIMIT
+    if lstm:
+        to_x = grad_gates.view(tokens, WIDTH, 4)
+        assert not to_x[:, HIDDEN:].any()
+        assert error(to_x[:, :HIDDEN].transpose(1, 2), exact["to_x"]) < limit
+        assert error(grad_stored, exact["to_stored"]) < limit
+        return
+    n, r_z, inner = grad_gates.split([WIDTH, 2 * WIDTH, WIDTH], 1)
+    r_z = r_z.view(tokens, WIDTH, 2)
+    assert error(torch.stack([r_z[..., 0], r_z[..., 1], n], 1)[..., :HIDDEN], exact["to_x"]) < limit
+    to_hidden = torch.cat([r_z[:, :HIDDEN].transpose(1, 2).flatten(1), inner[:, :HIDDEN]], 1).double()
+    whole = torch.where(case.starts.bool()[:, None], to_hidden @ case.w.double() + grad_stored, 0)
+    assert error(whole, exact["to_h"]) < limit

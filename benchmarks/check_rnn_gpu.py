@@ -23,6 +23,7 @@ from rnn_gpu_layer import DEVICE, Layer, Problem, guarded, options_of
 
 GATES = {"ieee": 2e-6, "tf32x3": 5e-6, "tf32": 2e-3, "bf16": 1.5e-2}
 BIAS = 5e-5
+FLIPS = 5e-2  # sums of 65,504 times weights, of which rounding turns the sign of some
 COMPILED = 1e-5  # the pointwise operations around the operator may be rounded in another way
 
 
@@ -104,7 +105,7 @@ def clamps(problem: Problem) -> bool:
     spoilt = layer.step("triton", options_of("tf32"))["y"].view(problem.rows, problem.length, -1)
     near = ((found[0] - plain).norm() / plain.norm()).item()
     alone = bool(spoilt[0].isnan().all() and spoilt[1:].isfinite().all())
-    passed = torch.equal(*found) and near < GATES["tf32"] and alone
+    passed = torch.equal(*found) and near < FLIPS and alone
     print(
         "ok  " if passed else "FAIL",
         f"large h: {problem.cell} {problem.hidden}: {near:.1e}, NaN stays {alone}",

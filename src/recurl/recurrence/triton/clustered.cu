@@ -1,4 +1,4 @@
-// The recurrence of an LSTM or GRU of 160 to 256 units: a cluster of four programs walks eight slots together.
+// The recurrence of an LSTM or GRU of 129 to 256 units: a cluster of four programs walks eight slots together.
 //
 // Compiled at run time, either FORWARD or not, with these numbers: HIDDEN, WIDTH (a multiple of 32), LSTM, KEEP or
 // TO_STORED, BITS (of input gates and of the gates' gradients: 32 or 16, bfloat16), and types GRAD_H and GRAD_C (of

@@ -46,6 +46,13 @@ def operand(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def split(x):
+    """Return x rounded to as few bits as tensor cores read, and the rest, which keeps a NaN that rounding may lose."""
+    high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return high, x - high
+
+
+@triton.jit
 def product(a, b, acc, PRECISION: tl.constexpr):
     """``acc + a @ b`` of :func:`operand` values."""
     if PRECISION == "bf16":

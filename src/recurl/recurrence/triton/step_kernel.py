@@ -9,8 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recurl.recurrence.triton.accurate import split
-from recurl.recurrence.triton.parts import operand, product, sigmoid, tanh
+from recurl.recurrence.triton.parts import operand, product, sigmoid, split, tanh
 
 
 @triton.jit

@@ -159,6 +159,26 @@ def test_what_does_not_compile_is_said() -> None:
         nvrtc.compiled("clustered.cu", {"WIDTH": 256})
 
 
+def test_what_one_process_compiled_the_next_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compilations: list[dict[str, Any]] = []
+
+    def compiled(name: str, constants: dict[str, Any]) -> tuple[bytes, str]:
+        compilations.append(constants)
+        return compile_truly(name, constants)
+
+    compile_truly = nvrtc.compiled
+    monkeypatch.setattr(nvrtc, "compiled", compiled)
+    code = cuda_launch.machine_code("nothing.cu", {"WIDTH": 256})
+    assert code[:4] == b"\x7fELF"
+    assert cuda_launch.machine_code("nothing.cu", {"WIDTH": 256}) == code
+    assert compilations == [{"WIDTH": 256}]
+    cuda_launch.machine_code("nothing.cu", {"WIDTH": 128})
+    monkeypatch.setattr(nvrtc, "_source", lambda _: b'extern "C" __global__ void nothing_kernel() { __syncthreads(); }')
+    assert cuda_launch.machine_code("nothing.cu", {"WIDTH": 256}) != code
+    assert len(compilations) == 3
+
+
 def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a driver that starts nothing, for each kind of arguments its own program."""
     started: list[tuple[Any, ...]] = []

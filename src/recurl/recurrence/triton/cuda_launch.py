@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from triton.runtime import driver
+from triton.runtime.cache import get_cache_manager
 
-from recurl.recurrence.triton.nvrtc import compiled
+from recurl.recurrence.triton import nvrtc
 
 
 class Launch:
@@ -59,11 +61,22 @@ class Launch:
 @cache
 def _function(source: str, kernel: str, device: int, **constants: Any) -> ctypes.c_void_p:
     """The kernel, compiled, on the current device."""
-    code, _ = compiled(source, constants)
+    code = machine_code(source, constants)
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _check("cuModuleLoadData", _driver().cuModuleLoadData(ctypes.byref(module), code))
     _check("cuModuleGetFunction", _driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()))
     return function
+
+
+def machine_code(source: str, constants: dict[str, Any]) -> bytes:
+    """Of a file here; from Triton's cache on disk where an earlier process has compiled it."""
+    files, name = get_cache_manager(nvrtc.identity(source, constants)), f"{source}bin"
+    found = files.get_file(name)
+    if found is not None:
+        return Path(found).read_bytes()
+    code, _ = nvrtc.compiled(source, constants)
+    files.put(code, name)
+    return code
 
 
 _SHARED_BYTES = 120 * 1024  # more than half of a multiprocessor's

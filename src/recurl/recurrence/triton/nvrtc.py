@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,19 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def identity(name: str, constants: dict[str, Any]) -> str:
+    """All that the machine code of a kernel depends on, as one word."""
+    major, minor, nvrtc = ctypes.c_int(), ctypes.c_int(), library()
+    assert nvrtc is not None
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    parts = (major.value, minor.value, _OPTIONS, sorted(constants.items()), _source(name))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _source(name: str) -> bytes:
+    return b"".join(Path(__file__).with_name(part).read_bytes() for part in ("instructions.cu", name))
+
+
 def compiled(name: str, constants: dict[str, Any], *options: str) -> tuple[bytes, str]:
     """Machine code of sm_90 and what the compiler said.
 
@@ -42,9 +56,8 @@ def compiled(name: str, constants: dict[str, Any], *options: str) -> tuple[bytes
     assert nvrtc is not None
     defined = (f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in constants.items())
     words = [word.encode() for word in (*_OPTIONS, *options, *defined)]
-    source = b"".join(Path(__file__).with_name(part).read_bytes() for part in ("instructions.cu", name))
     program = ctypes.c_void_p()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None)
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), _source(name), name.encode(), 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
     log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace").rstrip("\0")
     if failed:

@@ -345,6 +345,24 @@ def test_operators_announce_shapes_for_symbolic_sizes(monkeypatch: pytest.Monkey
     assert weight.shape == (3 * 304, 8)
 
 
+def test_torch_compile_asks_the_driver_outside_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clusters_on(device: torch.device, members: int) -> int:
+        return ctypes.c_int(30).value  # which torch.compile can't trace
+
+    properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(cuda_launch, "clusters_on", clusters_on)
+    backend_module._asked_hardware.cache_clear()
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        _, processors, clusters = backend_module._hardware(x.device)
+        return x * processors + clusters
+
+    found = torch.compile(scaled, backend="eager", fullgraph=True)(torch.ones(2))
+    backend_module._asked_hardware.cache_clear()
+    assert found.tolist() == [162, 162]
+
+
 def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = TritonKernels()
     cuda = torch.device("cuda", 0)

@@ -122,8 +122,14 @@ def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: Sta
     return layer.gradients(grad_gates, grad_stored, weight, h, grads[0], unprojected, needs)
 
 
-@cache
+@torch.compiler.assume_constant_result
 def _hardware(device: torch.device) -> tuple[tuple[int, int], int, int]:
+    """Compute capability, multiprocessors and clusters of a GPU, by the driver, which torch.compile can't trace."""
+    return _asked_hardware(device)
+
+
+@cache
+def _asked_hardware(device: torch.device) -> tuple[tuple[int, int], int, int]:
     properties = torch.cuda.get_device_properties(device)
     capability = properties.major, properties.minor
     can = capability == GLUON_CAPABILITY and nvrtc.library() is not None

@@ -123,8 +123,7 @@ class Trajectories:
         ids = torch.where(began > 0, torch.add(rows, began, alpha=rows.numel()), self.ids.unsqueeze(-1))
         now = self.ids.unsqueeze(-1), self._steps.unsqueeze(-1)
         following = ids, time - began
-        last = (values[..., -1] for values in following)
-        self.ids, self._steps = (values.clone(memory_format=torch.contiguous_format) for values in last)
+        self.ids, self._steps = (values[..., -1].clone() for values in following)
         first, second = (torch.cat((a, b[..., :-1]), -1) for a, b in zip(now, following, strict=True))
         return first, second
 

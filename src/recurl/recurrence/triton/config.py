@@ -267,7 +267,7 @@ def chosen_for(
     batch_rows: int,
     clusters: int = 0,
 ) -> Chosen | None:
-    """Return how the Gluon kernels run a layer, or None where the plain ones serve.
+    """Return how the kernels for sm_90 run a layer, or None where the plain ones serve.
 
     Those of one slot per program are quickest per step, the resident ones walk more rows at once, the wide ones most.
 

@@ -18,7 +18,7 @@ from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
 from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.form import Form
 
-# Multiplications from which our own products are quicker than ATen's.
+# Multiplications of a product from which a kernel of our own, or in tf32 turning an operand for ATen's, pays.
 _LEAST_EXACT, _LEAST_TF32 = 2**31, 2**33
 
 
@@ -162,22 +162,22 @@ class Layer:
 
         And, where they cost nothing, parts of the sums of ``grad`` over all tokens.
         """
-        if self._own(grad.shape[1] * values.shape[1]):
+        if self._large(grad.shape[1] * values.shape[1]):
             states = (self.call.states[0], self.call.boundaries) if before else None
             return module("products").over_tokens(grad, values, states, _exact())
         return torch.mm(grad.t(), self.before(values) if before else values), None
 
     def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         """``a @ b + bias``."""
-        if self._own(b.numel()):
+        if self._large(b.numel()):
             if _exact():
                 return module("products").product(a, b, bias)
             if b.stride(0) != 1:  # in tf32 cuBLAS is quicker with columns that lie together
                 b = b.t().contiguous().t()
         return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
 
-    def _own(self, numbers: int) -> bool:
-        """Whether a float32 product of ``numbers`` multiplications a token is worth a kernel of our own."""
+    def _large(self, numbers: int) -> bool:
+        """Whether a float32 product of ``numbers`` multiplications a token is worth more than ATen's plain one."""
         if self.form.dtype != torch.float32 or self.form.chosen is None:
             return False
         least = _LEAST_EXACT if _exact() else _LEAST_TF32

@@ -1,5 +1,5 @@
 # pyright: basic, reportAssignmentType=false
-# ruff: noqa: ANN001, ANN201, PLR0913
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0913
 # Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
 # however long, with all its arguments.
 """How segments are shared out, and pointwise kernels over all tokens.
@@ -32,6 +32,13 @@ def bounds_kernel(starts, bounds, tokens, share, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _state_before(stored, earlier, first, inside):
+    # Of a token: the stored one at a segment's start, else that after the token before.
+    kept = tl.load(stored, mask=inside & first, other=0.0).to(tl.float32)
+    return tl.where(first, kept, tl.load(earlier, mask=inside & (first == 0), other=0.0).to(tl.float32))
+
+
+@triton.jit
 def previous_kernel(
     stored, stored_row, stored_column, after, starts, before, total, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -41,9 +48,7 @@ def previous_kernel(
     token = place // HIDDEN
     unit = place % HIDDEN
     first = tl.load(starts + token, mask=inside, other=1) != 0
-    kept = tl.load(stored + token * stored_row + unit * stored_column, mask=inside & first, other=0.0)
-    earlier = tl.load(after + place - HIDDEN, mask=inside & (first == 0), other=0.0)
-    value = tl.where(first, kept.to(tl.float32), earlier.to(tl.float32))
+    value = _state_before(stored + token * stored_row + unit * stored_column, after + place - HIDDEN, first, inside)
     tl.store(before + place, value.to(before.dtype.element_ty), mask=inside)
 
 
@@ -76,9 +81,8 @@ def turn_kernel(
     if BEFORE:
         first = (tl.load(starts + token, mask=token < tokens, other=1) != 0)[:, None]
         kept = stored + token[:, None] * stored_row + column[None, :] * stored_column
-        later = values + (token[:, None] - 1) * values_row + column[None, :] * values_column
-        kept = tl.load(kept, mask=inside & first, other=0.0).to(tl.float32)
-        value = tl.where(first, kept, tl.load(later, mask=inside & (first == 0), other=0.0).to(tl.float32))
+        earlier = values + (token[:, None] - 1) * values_row + column[None, :] * values_column
+        value = _state_before(kept, earlier, first, inside)
     else:
         at = values + token[:, None] * values_row + column[None, :] * values_column
         value = tl.load(at, mask=inside, other=0.0)

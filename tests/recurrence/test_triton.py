@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +158,21 @@ def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, hid
 def test_what_does_not_compile_is_said() -> None:
     with pytest.raises(RuntimeError, match=r"NVRTC doesn't compile clustered.cu with {'WIDTH': 256}: (.|\n)*LSTM"):
         nvrtc.compiled("clustered.cu", {"WIDTH": 256})
+
+
+def test_without_a_compiler_that_works_there_are_no_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("NVRTC doesn't compile nothing.cu")
+
+    monkeypatch.setattr(cuda_launch, "_function", broken)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    cuda_launch.clusters_on.cache_clear()
+    with pytest.warns(
+        UserWarning, match=r"129 to 256 units run slower kernels on cpu: NVRTC doesn't compile nothing.cu"
+    ):
+        assert cuda_launch.clusters_on(torch.device("cpu"), 4) == 0
+    cuda_launch.clusters_on.cache_clear()
 
 
 def test_what_one_process_compiled_the_next_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -98,11 +99,16 @@ class _Config(ctypes.Structure):
 def clusters_on(device: torch.device, members: int) -> int:
     """How many clusters of ``members`` programs a GPU holds at once, each program alone on a multiprocessor.
 
-    That is less than a part of all multiprocessors: those of a cluster are neighbours.
+    That is less than a part of all multiprocessors: those of a cluster are neighbours. Where even a program that does
+    nothing can't be compiled or loaded, there are none, and a warning says why.
     """
     with torch.cuda.device(device):
         torch.empty(1, device=device)  # the driver's functions need what torch makes when it is first used
-        function = _function("nothing.cu", "nothing_kernel", torch.cuda.current_device())
+        try:
+            function = _function("nothing.cu", "nothing_kernel", torch.cuda.current_device())
+        except RuntimeError as error:
+            warnings.warn(f"recurrent layers of 129 to 256 units run slower kernels on {device}: {error}", stacklevel=2)
+            return 0
         _check("cuFuncSetAttribute", _driver().cuFuncSetAttribute(function, _MOST_SHARED, _SHARED_BYTES))
         attribute = _Attribute(_CLUSTER, 0, (members, 1, 1))
         three = ctypes.c_uint * 3

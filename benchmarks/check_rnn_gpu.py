@@ -252,7 +252,10 @@ def checks() -> list[Callable[[], object]]:
                 partial(permutes, Problem(cell, hidden, 300, 9, 0.05), "ieee"),
             ]
         # Two groups in a program; all clusters that there are.
-        for hidden, rows, precision in ((512, 300, "tf32"), (256, 200, "tf32"), (150, 200, "tf32"), (256, 200, "bf16")):
+        for hidden, rows, precision in (
+            *((512, 300, "tf32"), (256, 200, "tf32"), (150, 200, "tf32"), (256, 200, "bf16")),
+            *((256, 200, "ieee"), (128, 500, "tf32"), (100, 400, "ieee"), (512, 110, "tf32"), (384, 110, "ieee")),
+        ):
             problem = Problem(cell, hidden, rows, 9, 0.05)
             found += [partial(check, problem, precision) for check in (agrees, permutes, captures, isolates)]
         for hidden, precision in (
@@ -296,7 +299,8 @@ def main() -> None:
     chosen = checks()[first::step]
     if arguments.small:
         sizes = ((64, 5, "tf32"), (80, 600, "tf32"), (96, 5, "ieee"), (256, 5, "tf32"), (256, 5, "ieee"))
-        sizes += ((256, 300, "tf32"), (320, 5, "ieee"), (512, 300, "tf32"))
+        sizes += ((256, 300, "tf32"), (320, 5, "ieee"), (512, 300, "tf32"), (128, 200, "tf32"), (512, 5, "tf32"))
+        sizes += ((520, 5, "ieee"),)
         chosen = [
             partial(agrees, Problem(cell, h, b, 3, 0.2), precision)
             for cell in ("lstm", "gru")

@@ -37,7 +37,7 @@ inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 #define __launch_bounds__(...)
 #define __grid_constant__
 
-constexpr int PROGRAMS = 4, LANES = 32;
+constexpr int PROGRAMS = MEMBERS, LANES = 32, FIBERS = WIDTH / MEMBERS * 4;
 
 struct Meeting {
     int arrived = 0, turn = 0;
@@ -57,10 +57,10 @@ struct Program {
     u32 block = 0;
     int current = 0;
     ucontext_t scheduler;
-    std::vector<ucontext_t> fibers = std::vector<ucontext_t>(WIDTH);
-    std::vector<char> done = std::vector<char>(WIDTH);
+    std::vector<ucontext_t> fibers = std::vector<ucontext_t>(FIBERS);
+    std::vector<char> done = std::vector<char>(FIBERS);
     std::vector<std::unique_ptr<char[]>> stacks;
-    Warp warps[WIDTH / LANES];
+    Warp warps[FIBERS / LANES];
     Meeting all;
     std::vector<Message> under_way;
     std::mt19937 random;
@@ -89,7 +89,7 @@ inline void join(Meeting& meeting, int number) {
 inline Warp& warp() { return program->warps[program->current / LANES]; }
 inline int lane() { return program->current % LANES; }
 inline void __syncwarp() { join(warp().meeting, LANES); }
-inline void __syncthreads() { join(program->all, WIDTH); }
+inline void __syncthreads() { join(program->all, FIBERS); }
 
 inline u32 __shfl_sync(u32, u32 value, int from) {
     warp().values[lane()] = value;
@@ -123,6 +123,11 @@ inline u32 __byte_perm(u32 low, u32 high, u32 which) {
 constexpr u32 MIDDLE = 1 << 26;
 inline u32 shared_address(const void* at) { return (u32)((const char*)at - &anchor + MIDDLE); }
 inline u32 address_in(u32 address, u32 member) { return address | (member + 1) << 28; }
+
+inline u8* dynamic_shared() {
+    static thread_local u8 found[200 << 10];
+    return found;
+}
 
 inline char* place(u32 address) {
     const u32 member = address >> 28;
@@ -195,6 +200,22 @@ inline void load_operands(u32 (&b)[4], u32 address) {
     __syncwarp();
 }
 
+inline u32 transposed(u32 pair) {
+    Warp& mine = warp();
+    mine.values[lane()] = pair;
+    __syncwarp();
+    u32 found = 0;
+    for (int i = 0; i < 2; ++i) {
+        const u32 there = mine.values[4 * (lane() % 4 * 2 + i) + lane() / 8];
+        found |= (there >> 16 * (lane() / 4 % 2) & 0xffff) << 16 * i;
+    }
+    __syncwarp();
+    return found;
+}
+
+inline void put_block(u32 address, const u32 (&a)[4]) { std::memcpy(place(address), a, 16); }
+inline void load_block(u32 (&a)[4], u32 address) { std::memcpy(a, place(address), 16); }
+
 inline void multiply_columns(float (&c)[4], const u32* a, int registers, const u32* b, int columns) {
     Warp& mine = warp();
     std::memcpy(mine.a[lane()], a, 4 * registers), std::memcpy(mine.b[lane()], b, columns / 2);
@@ -245,7 +266,9 @@ inline u32 byte_at(const u8* at) { return *at; }
 inline u32 is_set(u32 byte) { return byte != 0; }
 inline float limited(float x) { return std::isfinite(x) ? min(max(x, -65504.0f), 65504.0f) : x; }
 inline u32 largest_two(u32 a, u32 b) { return max(a & 0xffff, b & 0xffff) | max(a >> 16, b >> 16) << 16; }
-inline float tanh_of(float x) { return std::tanh(x); }
+inline float rough_tanh(float x) { return std::tanh(x); }
+inline float exponential(float x) { return std::exp(x); }
+inline float quotient(float x, float y) { return x / y; }
 
 // Called with what runs the kernel for one of its threads.
 template <class Body>
@@ -260,7 +283,7 @@ void run_clusters(int clusters, Body body) {
                 of_fibers = &body;
                 mine.number = number, mine.block = cluster * PROGRAMS + number;
                 mine.random.seed(mine.block);
-                for (int i = 0; i < WIDTH; ++i) {
+                for (int i = 0; i < FIBERS; ++i) {
                     mine.stacks.emplace_back(new char[1 << 17]);
                     getcontext(&mine.fibers[i]);
                     mine.fibers[i].uc_stack.ss_sp = mine.stacks[i].get();
@@ -268,8 +291,8 @@ void run_clusters(int clusters, Body body) {
                     mine.fibers[i].uc_link = &mine.scheduler;
                     makecontext(&mine.fibers[i], +[] { (*of_fibers)(); program->done[program->current] = 1; }, 0);
                 }
-                for (int left = WIDTH; left || !mine.under_way.empty();) {
-                    for (int i = 0; i < WIDTH; ++i)
+                for (int left = FIBERS; left || !mine.under_way.empty();) {
+                    for (int i = 0; i < FIBERS; ++i)
                         if (!mine.done[mine.current = i]) {
                             swapcontext(&mine.scheduler, &mine.fibers[i]);
                             left -= mine.done[i];

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +26,34 @@ extern "C" void run(const i64* words, int clusters) {
     run_clusters(clusters, [arguments] { KERNEL_NAME(arguments); });
 }
 """
-HIDDEN, WIDTH, CLUSTERS, SLOTS = 150, 160, 2, 16
-LIMIT = 2e-3  # of operands with 11 bits
+CLUSTERS, SLOTS = 2, 16
+LIMITS = {"tf32": 2e-3, "bf16": 2e-3, "ieee": 1e-6}  # operands of 11 bits, and of 22
 Run = Callable[..., None]
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool, str], Run]:
-    """Return the function that runs a kernel, for a direction, a cell and the dtype of what goes in or comes back."""
+@dataclass(frozen=True)
+class Size:
+    """A layer's units, and how its kernels are cut: see clustered.cu."""
 
-    def build(direction: str, lstm: bool, kind: str) -> Run:
+    hidden: int
+    width: int
+    members: int
+    held: int
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool, str, Size], Run]:
+    """Return the function that runs a kernel, for a direction, a cell, a precision and a size."""
+
+    def build(direction: str, lstm: bool, kind: str, size: Size) -> Run:
         folder = tmp_path_factory.mktemp(direction)
         name = f"clustered_{direction}_kernel"
         source = INSTRUCTIONS.read_text() + KERNELS.read_text() + ENTRY.replace("KERNEL_NAME", name)
         (folder / "walk.cpp").write_text(source)
-        numbers = {"FORWARD": direction == "forward", "HIDDEN": HIDDEN, "WIDTH": WIDTH, "LSTM": lstm, "KEEP": 1}
-        numbers |= {"TO_STORED": 1, "BITS": 16 if kind == "bf16" else 32}
-        types = {"GRAD_H": "u16" if kind == "bf16" else "float", "GRAD_C": "float"}
+        numbers = {"FORWARD": direction == "forward", "HIDDEN": size.hidden, "WIDTH": size.width}
+        numbers |= {"MEMBERS": size.members, "HELD": size.held, "LSTM": lstm, "EXACT": kind == "ieee"}
+        numbers |= {"KEEP": 1, "TO_STORED": 1, "BITS": 16 if kind == "bf16" else 32}
         defined = [f"-D{key}={int(value)}" for key, value in numbers.items()]
-        defined += [f"-D{key}={value}" for key, value in types.items()]
         command = ["c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", *defined]
         subprocess.run([*command, "walk.cpp", "-o", "walk.so"], cwd=folder, check=True)
         library = ctypes.CDLL(str(folder / "walk.so"))
@@ -60,8 +70,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool, st
 class Case:
     """Random segments with what a layer keeps of them; float64 says what is right."""
 
-    def __init__(self, lstm: bool, kind: str) -> None:
+    def __init__(self, lstm: bool, kind: str, size: Size) -> None:
         torch.manual_seed(0)
+        self.hidden, width = size.hidden, size.width
         self.lstm, self.gates = lstm, 4 if lstm else 3
         self.dtype = torch.bfloat16 if kind == "bf16" else torch.float32
         self.tokens = 131
@@ -72,17 +83,17 @@ class Case:
         share = -(-self.tokens // SLOTS)
         first = torch.cat([first, torch.tensor([self.tokens])])
         self.bounds = first[torch.searchsorted(first, torch.arange(SLOTS + 1) * share).clamp(max=len(first) - 1)]
-        self.w = torch.randn(self.gates * HIDDEN, HIDDEN) / HIDDEN**0.5
+        self.w = torch.randn(self.gates * size.hidden, size.hidden) / size.hidden**0.5
         self.w[:, 3] *= 1e-7  # below what float16 holds of them, and far above what matters
-        self.b_hn = torch.randn(HIDDEN)
-        self.x = torch.randn(self.tokens, self.gates, HIDDEN).to(self.dtype)
-        wide = torch.randn(self.tokens, 3, HIDDEN)
+        self.b_hn = torch.randn(size.hidden)
+        self.x = torch.randn(self.tokens, self.gates, size.hidden).to(self.dtype)
+        wide = torch.randn(self.tokens, 3, size.hidden)
         self.stored = wide[:, 0], wide[:, 2]  # neighbouring rows aren't neighbours in memory
         for state in self.stored:
             state[self.starts == 0] = float("nan")  # not to be read
-        self.grads = torch.randn(self.tokens, HIDDEN).to(self.dtype), torch.randn(HIDDEN, self.tokens).t()
-        padded = torch.zeros(self.tokens, self.gates, WIDTH, dtype=self.dtype)
-        padded[..., :HIDDEN] = self.x
+        self.grads = torch.randn(self.tokens, size.hidden), torch.randn(size.hidden, self.tokens).t()
+        padded = torch.zeros(self.tokens, self.gates, width, dtype=self.dtype)
+        padded[..., : size.hidden] = self.x
         if lstm:
             self.input_gates = padded.transpose(1, 2).contiguous()
         else:
@@ -91,7 +102,7 @@ class Case:
 
     def step(self, x: Tensor, w: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h, c and what is kept of one token."""
-        hidden = (w @ h).view(self.gates, HIDDEN)
+        hidden = (w @ h).view(self.gates, self.hidden)
         if self.lstm:
             i, f, o = (torch.sigmoid(x[k] + hidden[k]) for k in (0, 1, 3))
             g = torch.tanh(x[2] + hidden[2])
@@ -125,42 +136,51 @@ def error(found: Tensor, exact: Tensor) -> float:
     return ((found.double() - exact).norm() / exact.norm()).item()
 
 
-@pytest.mark.parametrize("kind", ["float32", "bf16"])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        *[("tf32", Size(150, 160, 4, 32)), ("bf16", Size(150, 160, 4, 32))],
+        *[("ieee", Size(96, 96, 2, 10)), ("tf32", Size(180, 192, 8, 14)), ("ieee", Size(100, 128, 8, 32))],
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_walks_agree_with_the_definition(program: Callable[[str, bool, str], Run], cell: str, kind: str) -> None:
-    case = Case(cell == "lstm", kind)
+def test_walks_agree_with_the_definition(
+    program: Callable[[str, bool, str, Size], Run], cell: str, kind: str, size: Size
+) -> None:
+    case, limit = Case(cell == "lstm", kind, size), LIMITS[kind]
     tokens, lstm, exact = case.tokens, case.lstm, case.exact()
-    after = [torch.full((tokens, HIDDEN), float("nan")) for _ in range(2)]
-    kept = torch.full((tokens, WIDTH, 4), float("nan"), dtype=torch.float16)
+    after = [torch.full((tokens, size.hidden), float("nan")) for _ in range(2)]
+    kept = torch.full((tokens, size.width, 4), float("nan"), dtype=torch.float32 if kind == "ieee" else torch.float16)
     states = [part for state in case.stored for part in (state, *state.stride())]
     sources = (case.starts, case.bounds)
-    program("forward", lstm, kind)(case.input_gates, case.b_hn, case.w, *states, *sources, *after, kept)
-    assert error(after[0], exact["after_h"]) < LIMIT
-    assert error(kept[:, :HIDDEN], exact["gates"]) < LIMIT
+    program("forward", lstm, kind, size)(case.input_gates, case.b_hn, case.w, *states, *sources, *after, kept)
+    assert error(after[0], exact["after_h"]) < limit
+    assert error(kept[:, : size.hidden], exact["gates"]) < limit
     if lstm:
-        assert error(after[1], exact["after_c"]) < LIMIT
+        assert error(after[1], exact["after_c"]) < limit
 
-    back = program("backward", lstm, kind)
+    back = program("backward", lstm, kind, size)
     grads = [part for grad in case.grads for part in (grad, *grad.stride())]
     results = []
     for _ in range(2):  # what is sent comes in another order, or not: the same bits
-        grad_gates = torch.full((tokens, 4 * WIDTH), float("nan"), dtype=case.dtype)
-        grad_stored = torch.zeros(tokens, HIDDEN)
+        grad_gates = torch.full((tokens, 4 * size.width), float("nan"), dtype=case.dtype)
+        grad_stored = torch.zeros(tokens, size.hidden)
         rest = (states[3:] if lstm else states[:3], *sources)
         back(*grads, kept, case.w, *rest[0], *after, *rest[1:], grad_gates, grad_stored)
         results.append((grad_gates, grad_stored))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     grad_gates, grad_stored = results[0]
-    limit = 2e-2 if kind == "bf16" else LIMIT
+    limit = 2e-2 if kind == "bf16" else limit
     if lstm:
-        to_x = grad_gates.view(tokens, WIDTH, 4)
-        assert not to_x[:, HIDDEN:].any()
-        assert error(to_x[:, :HIDDEN].transpose(1, 2), exact["to_x"]) < limit
+        to_x = grad_gates.view(tokens, size.width, 4)
+        assert not to_x[:, size.hidden :].any()
+        assert error(to_x[:, : size.hidden].transpose(1, 2), exact["to_x"]) < limit
         assert error(grad_stored, exact["to_stored"]) < limit
         return
-    n, r_z, inner = grad_gates.split([WIDTH, 2 * WIDTH, WIDTH], 1)
-    r_z = r_z.view(tokens, WIDTH, 2)
-    assert error(torch.stack([r_z[..., 0], r_z[..., 1], n], 1)[..., :HIDDEN], exact["to_x"]) < limit
-    to_hidden = torch.cat([r_z[:, :HIDDEN].transpose(1, 2).flatten(1), inner[:, :HIDDEN]], 1).double()
+    n, r_z, inner = grad_gates.split([size.width, 2 * size.width, size.width], 1)
+    r_z = r_z.view(tokens, size.width, 2)
+    assert error(torch.stack([r_z[..., 0], r_z[..., 1], n], 1)[..., : size.hidden], exact["to_x"]) < limit
+    to_hidden = torch.cat([r_z[:, : size.hidden].transpose(1, 2).flatten(1), inner[:, : size.hidden]], 1).double()
     whole = torch.where(case.starts.bool()[:, None], to_hidden @ case.w.double() + grad_stored, 0)
     assert error(whole, exact["to_h"]) < limit

@@ -136,22 +136,36 @@ def test_compiled_kernels_hardly_spill_and_fit(capability: str, programs: Progra
         assert int(shared) <= limit, name
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-@pytest.mark.parametrize("hidden", [160, 200, 251, 256])
+PRECISIONS = "tf32", "bf16", "ieee"
+CLUSTERED = 66, 30, 15  # clusters of two, four and eight programs on an H200
+
+
+@pytest.mark.parametrize(
+    ("hidden", "precision"),
+    [
+        *[(size, precision) for size in (160, 251, 320, 512) for precision in ("tf32", "bf16")],
+        *[(112, "tf32"), (128, "tf32"), *((size, "ieee") for size in (96, 128, 160, 256, 384))],
+    ],
+)
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, hidden: int, precision: str) -> None:
-    config, dtype = Clustered(30), torch.bfloat16 if precision == "bf16" else torch.float32
-    layout = Layout(cell == "lstm", hidden, -(-hidden // 32) * 32, interleaved=True)
-    constants = Grid(None, direction, config, layout, 30, config.members).constants(dtype, torch.float16)
-    constants |= {"GRAD_H": "float", "GRAD_C": "u16"} if direction == "backward" else {}
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    chosen = chosen_for((9, 0), 132, cell, hidden, precision, 200, CLUSTERED)
+    assert chosen is not None
+    config = chosen.forward
+    assert isinstance(config, Clustered)
+    layout = Layout(cell == "lstm", hidden, chosen.width, interleaved=True)
+    kept = torch.float32 if precision == "ieee" else torch.float16
+    constants = Grid(None, direction, config, layout, config.groups, config.members).constants(dtype, kept)
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
     _, log = nvrtc.compiled("clustered.cu", {**constants, flag: True}, "--ptxas-options=-v")
     spilled, shared = re.search(r"(\d+) bytes spill stores", log), re.search(r"(\d+) bytes smem", log)
     assert spilled, log
-    assert int(spilled[1]) <= 48, log  # before the loop
+    assert int(spilled[1]) <= (128 if precision == "ieee" else 48), log  # before the loop
     assert shared, log
     assert int(shared[1]) <= 48 * 1024
+    assert int(shared[1]) + config.shared_for(chosen.width, precision == "ieee") <= 227 * 1024
     assert "warning" not in log
 
 
@@ -169,9 +183,9 @@ def test_without_a_compiler_that_works_there_are_no_clusters(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     cuda_launch.clusters_on.cache_clear()
     with pytest.warns(
-        UserWarning, match=r"129 to 256 units run slower kernels on cpu: NVRTC doesn't compile nothing.cu"
+        UserWarning, match=r"65 to 512 units run slower kernels on cpu: NVRTC doesn't compile nothing.cu"
     ):
-        assert cuda_launch.clusters_on(torch.device("cpu"), 4) == 0
+        assert cuda_launch.clusters_on(torch.device("cpu"), (2, 4)) == ()
     cuda_launch.clusters_on.cache_clear()
 
 
@@ -196,8 +210,9 @@ def test_what_one_process_compiled_the_next_one_reads(tmp_path: Path, monkeypatc
 
 
 def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a driver that starts nothing, for each kind of arguments its own program."""
+    """On a driver that starts nothing."""
     started: list[tuple[Any, ...]] = []
+    allowed: list[tuple[Any, ...]] = []
 
     def start(function: object, *rest: Any) -> int:
         *grid, shared, stream, parameters, extra = rest
@@ -211,6 +226,11 @@ def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) 
         cuLaunchKernel = staticmethod(start)
 
         @staticmethod
+        def cuFuncSetAttribute(function: object, name: int, size: int) -> int:
+            allowed.append((function, name, size))
+            return 0
+
+        @staticmethod
         def get_current_stream(device: object) -> int:
             return 7
 
@@ -218,13 +238,14 @@ def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cuda_launch, "driver", SimpleNamespace(active=Driver))
     monkeypatch.setattr(cuda_launch, "_function", lambda source, kernel, _, **constants: (kernel, constants))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    launch = cuda_launch.Launch("clustered.cu", "walk", 120, 256, {"WIDTH": 256}, {2: "GRAD_H"})
-    for dtype, name in ((torch.float32, "float"), (torch.bfloat16, "u16"), (torch.float32, "float")):
-        a, b = torch.empty(3), torch.empty(3, dtype=dtype)
+    launch = cuda_launch.Launch("clustered.cu", "walk", 120, 256, 512, {"WIDTH": 256})
+    for _ in range(2):
+        a, b = torch.empty(3), torch.empty(3)
         launch(a, 2**40, b)
         function, *rest = started.pop()
-        assert function == ("walk", {"WIDTH": 256, "GRAD_H": name})
-        assert rest == [[120, 1, 1, 256, 1, 1], 0, 7, [a.data_ptr(), 2**40, b.data_ptr()], None]
+        assert function == ("walk", {"WIDTH": 256})
+        assert rest == [[120, 1, 1, 256, 1, 1], 512, 7, [a.data_ptr(), 2**40, b.data_ptr()], None]
+    assert [(name, size) for _, name, size in allowed] == [(8, 512)]  # once
     monkeypatch.setattr(Driver, "cuLaunchKernel", staticmethod(lambda *_: 719))
     with pytest.raises(RuntimeError, match="cuLaunchKernel failed with CUDA's error 719"):
         launch(a, 1, b)
@@ -241,7 +262,7 @@ def test_a_group_holds_all_units(direction: str) -> None:
 
 
 def kinds(
-    cell: str, hidden: int, precision: str, rows: int, processors: int = 132, clusters: int = 0
+    cell: str, hidden: int, precision: str, rows: int, processors: int = 132, clusters: tuple[int, ...] = ()
 ) -> tuple[type, type] | None:
     chosen = chosen_for((9, 0), processors, cell, hidden, precision, rows, clusters)
     assert chosen is None or chosen.width >= hidden
@@ -270,14 +291,42 @@ def test_gluon_kernels_serve_what_was_measured() -> None:
     assert chosen_for((8, 0), 108, "lstm", 64, "tf32", 64) is None
 
 
-def test_clusters_serve_few_rows_where_they_can_be_compiled() -> None:
-    for cell, hidden, precision in (("lstm", 256, "tf32"), ("gru", 129, "tf32"), ("lstm", 200, "bf16")):
-        assert kinds(cell, hidden, precision, 240, clusters=30) == (Clustered, Clustered)
-        assert kinds(cell, hidden, precision, 241, clusters=30) != (Clustered, Clustered)
-        assert kinds(cell, hidden, precision, 240) == (Resident, Resident)
-    assert kinds("lstm", 256, "ieee", 64, clusters=30) == (Resident, Resident)
-    assert kinds("lstm", 257, "tf32", 64, clusters=30) == (Wide, Wide)
-    assert kinds("lstm", 128, "tf32", 64, clusters=30) == (Single, Single)
+@pytest.mark.parametrize(
+    ("cell", "hidden", "precision", "least", "most"),
+    [
+        *[
+            (cell, hidden, precision, 1, None)
+            for cell in ("lstm", "gru")
+            for hidden in (129, 256)
+            for precision in PRECISIONS
+        ],
+        *[(cell, hidden, "ieee", 133, None) for cell in ("lstm", "gru") for hidden in (65, 128)],
+        *[(cell, hidden, "ieee", 1, None) for cell in ("lstm", "gru") for hidden in (257, 384)],
+        *[("gru", hidden, precision, 1, 240) for hidden in (257, 512) for precision in ("tf32", "bf16")],
+        *[("lstm", hidden, "tf32", 1, 528) for hidden in (96, 128)],
+        *[("lstm", 65, "tf32", 133, 528), ("gru", 97, "tf32", 133, 528)],
+    ],
+)
+def test_clusters_serve_what_was_measured(cell: str, hidden: int, precision: str, least: int, most: int | None) -> None:
+    serves = Clustered, Clustered
+    assert kinds(cell, hidden, precision, least, clusters=CLUSTERED) == serves
+    assert kinds(cell, hidden, precision, least) != serves
+    assert least == 1 or kinds(cell, hidden, precision, least - 1, clusters=CLUSTERED) != serves
+    assert kinds(cell, hidden, precision, most or 10**6, clusters=CLUSTERED) == serves
+    assert most is None or kinds(cell, hidden, precision, most + 1, clusters=CLUSTERED) != serves
+
+
+def test_clusters_serve_nothing_else() -> None:
+    others = (
+        ("lstm", 513, "tf32"),
+        ("lstm", 385, "ieee"),
+        ("lstm", 128, "bf16"),
+        ("gru", 96, "tf32"),
+        ("lstm", 64, "tf32"),
+    )
+    for case, rows in itertools.product(others, (1, 64, 200, 500, 5000)):
+        assert kinds(*case, rows, clusters=CLUSTERED) != (Clustered, Clustered)
+    assert kinds("lstm", 512, "tf32", 1, clusters=(66, 30, 0)) == (Wide, Wide)  # no cluster of eight fits
 
 
 def test_sizes_between_powers_of_two_are_hardly_padded() -> None:
@@ -344,7 +393,7 @@ def test_a_row_is_alone_on_a_multiprocessor_where_there_are_enough() -> None:
 
 
 def test_operators_announce_shapes_for_symbolic_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132, 30))
+    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132, CLUSTERED))
     mode = FakeTensorMode(shape_env=ShapeEnv())
     sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
     tokens = mode.from_tensor(torch.empty(37), symbolic_context=sizes).shape[0]
@@ -357,13 +406,13 @@ def test_operators_announce_shapes_for_symbolic_sizes(monkeypatch: pytest.Monkey
             GRU, LayerWeights(w_ih, w_hh, None, None, None), x, (h,), boundaries, Options(precision="tf32")
         )
         gates, weight = TritonKernels().saved_like(call)
-    assert gates.shape == (tokens, 4 * 304)
-    assert weight.shape == (3 * 304, 8)
+    assert gates.shape == (tokens, 4 * 320)
+    assert weight.shape == (3 * 320, 8)
 
 
 def test_torch_compile_asks_the_driver_outside_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    def clusters_on(device: torch.device, members: int) -> int:
-        return ctypes.c_int(30).value  # which torch.compile can't trace
+    def clusters_on(device: torch.device, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(ctypes.c_int(30).value for _ in sizes)  # which torch.compile can't trace
 
     properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
@@ -372,7 +421,7 @@ def test_torch_compile_asks_the_driver_outside_its_graph(monkeypatch: pytest.Mon
 
     def scaled(x: torch.Tensor) -> torch.Tensor:
         _, processors, clusters = backend_module._hardware(x.device)
-        return x * processors + clusters
+        return x * processors + clusters[1]
 
     found = torch.compile(scaled, backend="eager", fullgraph=True)(torch.ones(2))
     backend_module._asked_hardware.cache_clear()
@@ -385,9 +434,9 @@ def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "it needs an NVIDIA GPU, the tensors are on cpu" in (
         kernels.unsupported(Support(LSTM, torch.device("cpu"))) or ""
     )
-    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((7, 5), 40, 0))
+    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((7, 5), 40, ()))
     assert "this GPU has 7.5" in (kernels.unsupported(Support(LSTM, cuda)) or "")
-    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132, 30))
+    monkeypatch.setattr(backend_module, "_hardware", lambda _: ((9, 0), 132, CLUSTERED))
     assert "got torch.float64" in (kernels.unsupported(Support(GRU, cuda, torch.float64)) or "")
     assert "hidden_size=16384 is too large" in (kernels.unsupported(Support(LSTM, cuda, hidden_size=16384)) or "")
     assert kernels.unsupported(Support(LSTM, cuda, hidden_size=1024, options=Options(True, "tf32"))) is None

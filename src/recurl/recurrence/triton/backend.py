@@ -15,7 +15,7 @@ from recurl.recurrence.cells import States
 from recurl.recurrence.kernels import Gradients, Inputs
 from recurl.recurrence.ops import known_rows
 from recurl.recurrence.triton import nvrtc
-from recurl.recurrence.triton.config import GLUON_CAPABILITY, Clustered, Tile, tile_for
+from recurl.recurrence.triton.config import CLUSTERS, GLUON_CAPABILITY, Tile, tile_for
 from recurl.recurrence.triton.form import form_for
 from recurl.recurrence.triton.layer import Layer, module
 
@@ -123,17 +123,17 @@ def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: Sta
 
 
 @torch.compiler.assume_constant_result
-def _hardware(device: torch.device) -> tuple[tuple[int, int], int, int]:
+def _hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
     """Compute capability, multiprocessors and clusters of a GPU, by the driver, which torch.compile can't trace."""
     return _asked_hardware(device)
 
 
 @cache
-def _asked_hardware(device: torch.device) -> tuple[tuple[int, int], int, int]:
+def _asked_hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
     properties = torch.cuda.get_device_properties(device)
     capability = properties.major, properties.minor
     can = capability == GLUON_CAPABILITY and nvrtc.library() is not None
-    clusters = module("cuda_launch").clusters_on(device, Clustered.members) if can else 0
+    clusters = module("cuda_launch").clusters_on(device, CLUSTERS) if can else ()
     return capability, properties.multi_processor_count, clusters
 
 

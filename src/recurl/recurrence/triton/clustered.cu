@@ -1,32 +1,56 @@
-// The recurrence of an LSTM or GRU of 129 to 256 units: a cluster of four programs walks eight slots together.
+// The recurrence of an LSTM or GRU of 65 to 512 units: a cluster of programs walks eight slots together.
 //
-// Compiled at run time, either FORWARD or not, with these numbers: HIDDEN, WIDTH (a multiple of 32), LSTM, KEEP or
-// TO_STORED, BITS (of input gates and of the gates' gradients: 32 or 16, bfloat16), and types GRAD_H and GRAD_C (of
-// incoming gradients: float, or u16 for bfloat16). The arguments are those of resident_forward_kernel and
-// resident_backward_kernel, with their layouts, but for what goes by memory there.
+// Compiled at run time, either FORWARD or not, with these numbers: HIDDEN, WIDTH, MEMBERS (programs of a cluster: WIDTH
+// is a multiple of 32 and of eight times their number), HELD (blocks of weights in registers), LSTM, EXACT, KEEP or
+// TO_STORED, BITS (of input gates and of the gates' gradients: 32 or 16, bfloat16). The arguments are those of
+// resident_forward_kernel and resident_backward_kernel, with their layouts, but for what goes by memory there.
 //
-// A program owns a quarter of the units, a warp eight of them, a thread one unit of two slots. Recurrent weights are in
-// registers, as the left operands of products [16 x 16] by [16 x 8 slots].
+// A program owns its share of the units, a warp eight of them, a thread one unit of two slots. Recurrent weights are the
+// left operands of products [16 x 16] by [16 x 8 slots], in registers as far as these hold them, else in shared memory,
+// where each thread reads what it wrote.
 //
 // Operands are float16: it has tf32's bits of mantissa. Its range is no limit: weights are scaled by a power of two for
 // each program, gradients of gates for each program and slot, and h is at most 1, but for stored states, which enter
-// products cut at 65504.
+// products cut at 65504. EXACT, an operand is two of them: its first eleven bits, and 2^11 times the rest, of which all
+// products but that of both rests are added up.
 //
 // What programs tell each other goes straight into their shared memory (st.async), and the barrier of the page it goes
 // to counts its bytes. Two pages in turn are enough: see the loops. Threads wait in the scope of their program, as
 // CUTLASS does: a wait in that of the cluster would empty the first cache, and only shared memory is exchanged.
 
-constexpr int MEMBERS = 4;
 constexpr int SLOTS = 8;
 constexpr int UNITS = WIDTH / MEMBERS;
+constexpr int WARPS = UNITS / 8;
+constexpr int THREADS = 32 * WARPS;
 constexpr int GATES = LSTM ? 4 : 3;
+constexpr int PARTS = EXACT ? 2 : 1;  // float16 numbers of an operand
 constexpr u32 ALL = 0xffffffff;
+constexpr float REST = 2048.0f;  // times which the second part is kept
 
-inline float sigmoid_of(float x) { return 0.5f * tanh_of(0.5f * x) + 0.5f; }
+inline float sigmoid_of(float x) {
+    return EXACT ? quotient(1.0f, 1.0f + exponential(-x)) : 0.5f * rough_tanh(0.5f * x) + 0.5f;
+}
+
+inline float tanh_of(float x) {
+    if (!EXACT) return rough_tanh(x);
+    const float square = x * x, decay = exponential(-2.0f * fabsf(x)), far = quotient(1.0f - decay, 1.0f + decay);
+    const float third = 2.0f / 15 + square * (-17.0f / 315 + square * (62.0f / 2835));  // where the quotient would cancel
+    return square < 0.0625f ? x + x * square * (-1.0f / 3 + square * third) : copysignf(far, x);
+}
 
 // What brings numbers of this biased exponent, or less, to 2^14 at least and below 2^15; and what takes it back.
 inline float scale_up(u32 exponent) { return __uint_as_float((268 - max(exponent, 15u)) << 23); }
 inline float scale_back(u32 exponent) { return __uint_as_float((max(exponent, 15u) - 14) << 23); }
+
+// Two operands as halves of words: their first parts, and their second ones.
+inline void parts_of(u32 (&words)[PARTS], float low, float high) {
+    words[0] = halves(low, high);
+    if (EXACT) {
+        const float2 first = of_halves(words[0]);
+        const float a = (low - first.x) * REST, b = (high - first.y) * REST;
+        words[PARTS - 1] = halves(a == a ? a : 0.0f, b == b ? b : 0.0f);  // infinity has no rest
+    }
+}
 
 // Inputs of a unit, as they are in memory until they are used.
 
@@ -67,6 +91,24 @@ inline void unpack(float (&x)[4], const Raw& raw) {
 #endif
 }
 
+// Gates, as the backward walk reads them again.
+#if EXACT
+typedef float4 Kept;
+inline void store_kept(bool wanted, Kept* at, const float (&g)[4]) {
+    store(wanted, at, make_float4(g[0], g[1], g[2], g[3]));
+}
+inline void take_kept(float (&g)[4], const Kept& kept) { g[0] = kept.x, g[1] = kept.y, g[2] = kept.z, g[3] = kept.w; }
+#else
+typedef uint2 Kept;
+inline void store_kept(bool wanted, Kept* at, const float (&g)[4]) {
+    store(wanted, at, halves(g[0], g[1]), halves(g[2], g[3]));
+}
+inline void take_kept(float (&g)[4], const Kept& kept) {
+    const float2 low = of_halves(kept.x), high = of_halves(kept.y);
+    g[0] = low.x, g[1] = low.y, g[2] = high.x, g[3] = high.y;
+}
+#endif
+
 inline float weight(const float* w_hh, int gate, int unit, int column) {
     return gate < GATES && unit < HIDDEN && column < HIDDEN ? w_hh[(gate * HIDDEN + unit) * HIDDEN + column] : 0.0f;
 }
@@ -81,7 +123,7 @@ inline u32 largest(const float* w_hh, int own) {
     for (int gate = 0; gate < GATES; ++gate) {
         const float* weights = w_hh + (gate * HIDDEN + own) * HIDDEN;
 #pragma unroll 32
-        for (int i = threadIdx.x; i < numbers; i += WIDTH) {
+        for (int i = threadIdx.x; i < numbers; i += THREADS) {
             const float size = fabsf(weights[i]);
             most = size < __int_as_float(0x7f800000) ? fmaxf(most, size) : most;
         }
@@ -91,18 +133,53 @@ inline u32 largest(const float* w_hh, int own) {
     return found >> 23;
 }
 
-// The weights at(tile, block, register, which of two), scaled.
-template <int BLOCKS, class At>
-inline void hold(u32 (&held)[2][BLOCKS][4], float scale, At at) {
+// The weights of a warp's TILES x BLOCKS products, four registers a thread each, those of first parts before the others:
+// HELD blocks of them in registers, the others in shared memory.
+template <int TILES, int BLOCKS>
+struct Weights {
+    static constexpr int NUMBER = PARTS * BLOCKS * TILES, HERE = NUMBER < HELD ? NUMBER : HELD;
+    u32 held[HERE][4], rest;
+
+    // at(tile, block, register, which of two), each times scale; shared memory from an address on.
+    template <class At>
+    Weights(u32 address, float scale, At at) {
+        auto block_of = [&](u32 (&block)[4], int number) {
+            const int place = number % (BLOCKS * TILES);
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile)
+            for (int i = 0; i < 4; ++i) {
+                const int tile = place % TILES;
+                u32 words[PARTS];
+                parts_of(words, at(tile, place / TILES, i, 0) * scale, at(tile, place / TILES, i, 1) * scale);
+                block[i] = words[number / (BLOCKS * TILES)];
+            }
+        };
 #pragma unroll
-        for (int block = 0; block < BLOCKS; ++block) {
-#pragma unroll
-            for (int part = 0; part < 4; ++part)
-                held[tile][block][part] = halves(at(tile, block, part, 0) * scale, at(tile, block, part, 1) * scale);
-            if (block % 4 == 3) __syncwarp();  // no more of them at a time: registers are few
+        for (int number = 0; number < HERE; ++number) {
+            block_of(held[number], number);
+            if (number % 8 == 7) __syncwarp();  // no more of them at a time: registers are few
         }
+        rest = address + (NUMBER - HERE) * (threadIdx.x / 32) * 512 + threadIdx.x % 32 * 16;
+#pragma unroll 1
+        for (int number = HERE; number < NUMBER; ++number) {
+            u32 block[4];
+            block_of(block, number);
+            put_block(rest + (number - HERE) * 512, block);
+        }
+    }
+
+    // One of them, of numbers that are known when this is compiled.
+    void take(u32 (&block)[4], int part, int tile, int place) const {
+        const int number = (part * BLOCKS + place) * TILES + tile;
+        if (number >= HERE) return load_block(block, rest + (number - HERE) * 512);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) block[i] = held[number][i];
+    }
+};
+
+// So many times so many bytes further.
+template <class T>
+inline T* moved(T* at, int times, int bytes) {
+    return (T*)((char*)at + (i64)times * bytes);
 }
 
 struct Place {
@@ -139,7 +216,40 @@ inline u32 barriers(u64 (&full)[2], u32 bytes) {
     return address;
 }
 
-#define KERNEL extern "C" __global__ void __cluster_dims__(MEMBERS, 1, 1) __launch_bounds__(WIDTH, 1)
+// Sums of products by tile: of first parts and, EXACT, of a first and a second one. In as many chains as give the hardware
+// four things to do at once.
+template <int TILES>
+struct Sums {
+    static constexpr int CHAINS = TILES < 4 ? 4 / TILES : 1;
+    float of[PARTS][CHAINS][TILES][4] = {};
+
+    template <int BLOCKS>
+    void add(const Weights<TILES, BLOCKS>& weights, int tile, int place, const u32 (&b)[PARTS][4], int half,
+             bool narrow) {
+        u32 a[PARTS][4];
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) weights.take(a[part], part, tile, place);
+        auto multiply_into = [&](float (&sum)[4], const u32 (&left)[4], const u32 (&right)[4]) {
+            if (narrow) multiply_half(sum, left[0], left[1], right[2 * half]);
+            else multiply(sum, left, right[2 * half], right[2 * half + 1]);
+        };
+        multiply_into(of[0][place % CHAINS][tile], a[0], b[0]);
+        if (EXACT) {
+            multiply_into(of[PARTS - 1][2 * place % CHAINS][tile], a[0], b[PARTS - 1]);
+            multiply_into(of[PARTS - 1][(2 * place + 1) % CHAINS][tile], a[PARTS - 1], b[0]);
+        }
+    }
+
+    float operator()(int tile, int i) const {
+        auto all = [&](int part) {
+            auto two = [&](int chain) { return of[part][chain][tile][i] + of[part][(chain + 1) % CHAINS][tile][i]; };
+            return CHAINS == 4 ? two(0) + two(2 % CHAINS) : CHAINS == 2 ? two(0) : of[part][0][tile][i];
+        };
+        return EXACT ? all(0) + all(PARTS - 1) * (1.0f / REST) : all(0);
+    }
+};
+
+#define KERNEL extern "C" __global__ void __cluster_dims__(MEMBERS, 1, 1) __launch_bounds__(THREADS, 1)
 
 #if FORWARD
 
@@ -158,7 +268,7 @@ struct Arguments {
     const u8* starts;
     const i64* bounds;
     float *after_h, *after_c;
-    uint2* gates;
+    Kept* gates;
 };
 
 // A warp writes h of step s + 1 to all programs when it has read all of h of step s, which came when every warp of
@@ -166,15 +276,21 @@ struct Arguments {
 // nothing is under way to it.
 KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
     constexpr int BLOCKS = WIDTH / 16;
-    constexpr u32 PAGE = WIDTH * SLOTS * 2;
-    __shared__ __align__(128) u8 pages[2][PAGE];  // [WIDTH, SLOTS]
+    constexpr u32 PART = WIDTH * SLOTS * 2, PAGE = PARTS * PART;
+    __shared__ __align__(128) u8 pages[2][PAGE];  // [PARTS, WIDTH, SLOTS] float16
     __shared__ u64 full[2];
     const Place my;
     const float bias = LSTM || !my.real ? 0.0f : a.b_hn[my.unit];
     const u32 page0 = shared_address(pages), full0 = barriers(full, PAGE);
-    // Each lane sends a row, that of its number modulo 8, to one program.
-    const u32 to = address_in(page0 + (my.unit - my.row + my.lane % 8) * (SLOTS * 2), my.lane / 8);
-    const u32 to_full = address_in(full0, my.lane / 8);
+    // A warp has eight rows of each part for each program. A lane sends that of its number modulo 8, to one or more.
+    constexpr int ROWS = 8 * MEMBERS * PARTS, SENDS = (ROWS + 31) / 32;
+    u32 to[SENDS], to_full[SENDS];
+#pragma unroll
+    for (int i = 0; i < SENDS; ++i) {
+        const int row = my.lane + 32 * i, member = row / 8 % MEMBERS, part = row / (8 * MEMBERS) % PARTS;
+        to[i] = address_in(page0 + part * PART + (my.unit - my.row + my.lane % 8) * (SLOTS * 2), member);
+        to_full[i] = address_in(full0, member);
+    }
     const u32 rows = page0 + my.lane * (SLOTS * 2);
     int steps = longest(a.bounds, my.lane);
     steps += steps % 2;
@@ -183,7 +299,7 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
     const Number* input_gates[2];
     const u8* starts[2];
     float *after_h[2], *after_c[2], h[2] = {}, c[2] = {};
-    uint2* gates[2];
+    Kept* gates[2];
     // By turns, each for two steps on when it has served: inputs, whether the token after this one is a first one, its
     // stored states, and the flag for the step after the next.
     Raw x[2][2];
@@ -197,11 +313,21 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
         if (LSTM) to_c = my.real ? a.stored_c[token * a.c_row + my.unit * a.c_column] : 0.0f;
     };
     auto send_h = [&](int page) {
-        const u32 pair = halves(limited(h[0]), limited(h[1]));
-        u32 word[4];
+        u32 pair[PARTS], word[PARTS][4];
+        parts_of(pair, limited(h[0]), limited(h[1]));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) word[i] = __shfl_sync(ALL, pair, 4 * (my.lane % 8) + i);
-        send(to + page * PAGE, to_full + 8 * page, word[0], word[1], word[2], word[3]);
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) word[part][i] = __shfl_sync(ALL, pair[part], 4 * (my.lane % 8) + i);
+#pragma unroll
+        for (int i = 0; i < SENDS; ++i) {
+            const int row = my.lane + 32 * i;
+            const bool second = row / (8 * MEMBERS) % 2;
+            u32 sent[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) sent[k] = second ? word[PARTS - 1][k] : word[0][k];
+            if (row < ROWS) send(to[i] + page * PAGE, to_full[i] + 8 * page, sent[0], sent[1], sent[2], sent[3]);
+        }
     };
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -223,27 +349,28 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
             flag[turn][e] = byte_at(starts[e] + min(turn + 3, last[e]));
         }
     }
-    u32 held[2][BLOCKS][4];
     const u32 exponent = largest(a.w_hh, my.member * UNITS);
     const float back = scale_back(exponent);
-    hold<BLOCKS>(held, scale_up(exponent), [&](int tile, int block, int part, int which) {
-        return weight(a.w_hh, 2 * tile + part % 2, my.unit, 16 * block + 8 * (part / 2) + 2 * my.pair + which);
-    });
+    auto weight_at = [&](int tile, int block, int i, int which) {
+        return weight(a.w_hh, 2 * tile + i % 2, my.unit, 16 * block + 8 * (i / 2) + 2 * my.pair + which);
+    };
+    const Weights<2, BLOCKS> weights(shared_address(dynamic_shared()), scale_up(exponent), weight_at);
     send_h(0);
     auto take = [&](auto turn, int step) {
         constexpr int page = decltype(turn)::number;
         wait(full0 + 8 * page, step / 2 % 2);
         if (threadIdx.x == 0) expect(full0 + 8 * page, PAGE);
-        float sums[2][2][4] = {};
+        Sums<2> sums;
 #pragma unroll
         for (int two = 0; two < BLOCKS / 2; ++two) {
-            u32 b[4];
-            load_operands(b, rows + page * PAGE + two * (32 * SLOTS * 2));
+            u32 b[PARTS][4];
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+                load_operands(b[part], rows + page * PAGE + part * PART + two * (32 * SLOTS * 2));
 #pragma unroll
             for (int one = 0; one < 2; ++one)
 #pragma unroll
-                for (int tile = 0; tile < 2; ++tile)
-                    multiply(sums[one][tile], held[tile][2 * two + one], b[2 * one], b[2 * one + 1]);
+                for (int tile = 0; tile < 2; ++tile) sums.add(weights, tile, 2 * two + one, b, one, false);
         }
         float kept[2][4], out_h[2], out_c[2];
 #pragma unroll
@@ -251,8 +378,7 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
             float given[4], hidden[4];
             unpack(given, x[page][e]);
 #pragma unroll
-            for (int gate = 0; gate < 4; ++gate)
-                hidden[gate] = sums[0][gate / 2][gate % 2 * 2 + e] + sums[1][gate / 2][gate % 2 * 2 + e];
+            for (int gate = 0; gate < 4; ++gate) hidden[gate] = sums(gate / 2, gate % 2 * 2 + e);
             const float g0 = sigmoid_of(hidden[0] * back + given[0]), g1 = sigmoid_of(hidden[1] * back + given[1]);
             float g2, g3;
             if (LSTM) {
@@ -263,7 +389,7 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
             } else {
                 g3 = hidden[2] * back + bias;
                 g2 = tanh_of(given[2] + g0 * g3);
-                g3 = fminf(fmaxf(g3, -65504.0f), 65504.0f);  // the one kept value that has no bound
+                if (!EXACT) g3 = fminf(fmaxf(g3, -65504.0f), 65504.0f);  // the one kept value that has no bound
                 h[e] = g2 + g1 * (h[e] - g2);
             }
             kept[e][0] = g0, kept[e][1] = g1, kept[e][2] = g2, kept[e][3] = g3;
@@ -275,23 +401,18 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
         // While that is under way.
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            read_inputs(x[page][e], input_gates[e] + (i64)min(step + 2, last[e]) * (GATES * WIDTH), my.unit);
+            constexpr int ROW = GATES * WIDTH * (int)sizeof(Number);
+            read_inputs(x[page][e], moved(input_gates[e], min(step + 2, last[e]), ROW), my.unit);
             first[page][e] = flag[page][e];
-            flag[page][e] = byte_at(starts[e] + min(step + 5, last[e]));
+            flag[page][e] = byte_at(moved(starts[e], min(step + 5, last[e]), 1));
             if (first[page][e]) stored_states(stored_h[page][e], stored_c[page][e], e, step + 3);
         }
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            if (step < length[e]) {
-                const i64 at = (i64)step * HIDDEN;
-                if (my.real) {
-                    after_h[e][at] = out_h[e];
-                    if (LSTM) after_c[e][at] = out_c[e];
-                }
-                if (KEEP)
-                    gates[e][(i64)step * WIDTH] =
-                        make_uint2(halves(kept[e][0], kept[e][1]), halves(kept[e][2], kept[e][3]));
-            }
+            const bool there = step < length[e];
+            store(there && my.real, moved(after_h[e], step, HIDDEN * 4), out_h[e]);
+            if (LSTM) store(there && my.real, moved(after_c[e], step, HIDDEN * 4), out_c[e]);
+            if (KEEP) store_kept(there, moved(gates[e], step, WIDTH * (int)sizeof(Kept)), kept[e]);
         }
     };
 #pragma unroll 1
@@ -305,11 +426,11 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
 #else
 
 struct Arguments {
-    const GRAD_H* grad_h;
+    const float* grad_h;
     i64 gh_row, gh_column;
-    const GRAD_C* grad_c;
+    const float* grad_c;
     i64 gc_row, gc_column;
-    const uint2* gates;
+    const Kept* gates;
     const float *w_hh, *stored;
     i64 stored_row, stored_column;
     const float *after_h, *after_c;
@@ -319,16 +440,21 @@ struct Arguments {
     float* grad_stored;
 };
 
-inline float of_grad(float x) { return x; }
-inline float of_grad(u16 x) { return of_bfloat(x); }
-
 // What a step reads.
 struct Step {
-    uint2 gates;
-    GRAD_H dh;
-    GRAD_C dc;
-    float state, before;  // after the token, of an LSTM, and before it
+    Kept gates;
+    float dh, dc, state, before;  // state: after the token, of an LSTM; before: before it
 };
+
+// The same, but not before a zero is known.
+inline float behind(float x, u32 zero) { return __uint_as_float(__float_as_uint(x) | zero); }
+inline uint2 behind(uint2 x, u32 zero) { return make_uint2(x.x | zero, x.y | zero); }
+inline float4 behind(float4 x, u32 zero) {
+    return make_float4(behind(x.x, zero), behind(x.y, zero), behind(x.z, zero), behind(x.w, zero));
+}
+inline Step behind(const Step& read, u32 zero) {
+    return {behind(read.gates, zero), read.dh, read.dc, behind(read.state, zero), behind(read.before, zero)};
+}
 
 // What the gradients of the gates are to those of h and c.
 struct Factors {
@@ -336,8 +462,9 @@ struct Factors {
 };
 
 inline Factors factors_of(const Step& read) {
-    const float2 low = of_halves(read.gates.x), high = of_halves(read.gates.y);
-    const float g0 = low.x, g1 = low.y, g2 = high.x, g3 = high.y;
+    float g[4];
+    take_kept(g, read.gates);
+    const float g0 = g[0], g1 = g[1], g2 = g[2], g3 = g[3];
     Factors f;
     if (LSTM) {
         const float tanh_c = tanh_of(read.state);
@@ -386,37 +513,39 @@ inline void store_gradients(bool wanted, Number* row, int unit, const float (&d)
 // s behind the second of its program in step s + 2, so after parts of s + 1 had come from the receiver, whose warps send
 // them behind barriers which none of them reaches before it has read the parts of s. Who leaves has got the last parts.
 KERNEL clustered_backward_kernel(const __grid_constant__ Arguments a) {
-    constexpr int WARPS = WIDTH / 32;
+    constexpr int TILES = MEMBERS / 2, BLOCKS = 2 * WARPS;
     constexpr u32 PAGE = MEMBERS * UNITS * SLOTS * 4;
     __shared__ __align__(128) u8 parts[2][PAGE];  // [MEMBERS, UNITS, SLOTS]
-    __shared__ __align__(128) u32 operands[WARPS][4][32];  // [gates, 8 units, SLOTS] float16 for each warp
-    __shared__ __align__(16) u32 exponents[SLOTS / 2][8];  // the largest of each warp, for two slots
+    __shared__ __align__(128) u32 operands[WARPS][PARTS][4][32];  // [gates, 8 units, SLOTS] float16
+    __shared__ __align__(16) u16 exponents[SLOTS][8];  // the largest of each warp
     __shared__ u64 full[2];
-    if ((a.gh_row | a.gc_row | a.stored_row) >> 32) stop();  // no tensor has rows that far apart
+    if ((a.gh_row | a.gc_row | a.stored_row) >> 29) stop();  // no tensor has rows that far apart
     const Place my;
     const u32 rows = shared_address(operands) + my.lane * 16, full0 = barriers(full, PAGE);
+    const u32 zero = (u32)(a.gh_row >> 40);  // which the compiler doesn't know
     // Of each two blocks of eight units, which are all of one program, a lane sends four slots of one.
     const bool odd = my.pair % 2;
-    u32 to[2], to_full[2];
+    u32 to[TILES], to_full[TILES];
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-        const int eight = my.warp * 4 + 2 * tile + odd;
+    for (int tile = 0; tile < TILES; ++tile) {
+        const int eight = my.warp * MEMBERS + 2 * tile + odd;
         const u32 at = ((my.member * UNITS + eight % WARPS * 8 + my.row) * SLOTS + my.pair / 2 * 4) * 4;
         to[tile] = address_in(shared_address(parts) + at, eight / WARPS);
         to_full[tile] = address_in(full0, eight / WARPS);
     }
-    for (int i = threadIdx.x; i < SLOTS / 2 * 8; i += WIDTH) exponents[i / 8][i % 8] = 0;  // of warps there aren't
+    for (int i = threadIdx.x; i < SLOTS * 8; i += THREADS) exponents[i / 8][i % 8] = 0;  // of warps there aren't
     const int steps = longest(a.bounds, my.lane);
     const int real_unit = min(my.unit, HIDDEN - 1);  // what the others read; their gradients are zero
     int length[2], last[2] = {};
     const u8* starts[2] = {};
-    const uint2* gates[2] = {};
-    const GRAD_H* grad_h[2] = {};
-    const GRAD_C* grad_c[2] = {};
+    const Kept* gates[2] = {};
+    const float *grad_h[2] = {}, *grad_c[2] = {};
     const float *after[2] = {}, *stored[2] = {};
     Number* grad_gates[2];
     float* grad_stored[2];
-    const u32 gh_row = a.gh_row, gc_row = a.gc_row, stored_row = a.stored_row;
+    // Bytes from a row to the one before it: 32 bits of them make an address in one instruction.
+    const int gh_back = -(int)a.gh_row * 4, gc_back = -(int)a.gc_row * 4, stored_back = -(int)a.stored_row * 4;
+    constexpr int KEPT_BACK = -WIDTH * (int)sizeof(Kept), STATE_BACK = -HIDDEN * 4;
     Step read[2];              // by the next step
     bool first[2], second[2];  // this token, and that of the next step
     u32 flag[2];               // of the step after that
@@ -424,16 +553,15 @@ KERNEL clustered_backward_kernel(const __grid_constant__ Arguments a) {
     float total[2], carried[2];  // gradients of h and c; of a GRU's h, in carried, what doesn't come through products
 
     auto read_step = [&](int e, int step, bool is_first) {
-        const int at = min(step, last[e]);
-        const u64 tokens = at;
-        const float* before = after[e] - (i64)min(step + 1, last[e]) * HIDDEN;
-        read[e].gates = gates[e][-(i64)at * WIDTH];
-        read[e].dh = *(grad_h[e] - tokens * gh_row);
-        if (LSTM) read[e].dc = *(grad_c[e] - tokens * gc_row);
-        if (LSTM) read[e].state = after[e][-(i64)at * HIDDEN];
-        read[e].before = *(is_first ? stored[e] - tokens * stored_row : before);
+        const int at = min(step, last[e]), one_more = min(step + 1, last[e]);
+        read[e].gates = *moved(gates[e], at, KEPT_BACK);
+        read[e].dh = *moved(grad_h[e], at, gh_back);
+        if (LSTM) read[e].dc = *moved(grad_c[e], at, gc_back);
+        if (LSTM) read[e].state = *moved(after[e], at, STATE_BACK);
+        const float* before = is_first ? stored[e] : after[e];
+        read[e].before = *moved(before, is_first ? at : one_more, is_first ? stored_back : STATE_BACK);
     };
-    auto flag_of = [&](int e, int step) -> u32 { return byte_at(starts[e] - min(step, last[e])); };
+    auto flag_of = [&](int e, int step) -> u32 { return byte_at(moved(starts[e], min(step, last[e]), -1)); };
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
         const int slot = blockIdx.x / MEMBERS * SLOTS + 2 * my.pair + e;
@@ -456,18 +584,18 @@ KERNEL clustered_backward_kernel(const __grid_constant__ Arguments a) {
         flag[e] = flag_of(e, 2);
         read_step(e, 0, first[e]);
         factors[e] = factors_of(read[e]);
-        total[e] = my.real ? of_grad(read[e].dh) : 0.0f;
-        carried[e] = LSTM && my.real ? of_grad(read[e].dc) : 0.0f;
+        total[e] = my.real ? read[e].dh : 0.0f;
+        carried[e] = LSTM && my.real ? read[e].dc : 0.0f;
         read_step(e, 1, second[e]);
     }
     const int own = my.member * UNITS;
-    u32 held[2][2 * WARPS][4];
     const u32 exponent = largest(a.w_hh, own);
     const float back = scale_back(exponent);
-    hold<2 * WARPS>(held, scale_up(exponent), [&](int tile, int block, int part, int which) {
-        const int to = (my.warp * 4 + 2 * tile + part % 2) * 8 + my.row, gate = 2 * (block % 2) + part / 2;
+    auto weight_at = [&](int tile, int block, int i, int which) {
+        const int to = (my.warp * MEMBERS + 2 * tile + i % 2) * 8 + my.row, gate = 2 * (block % 2) + i / 2;
         return weight(a.w_hh, gate, own + block / 2 * 8 + 2 * my.pair + which, to);
-    });
+    };
+    const Weights<TILES, BLOCKS> weights(shared_address(dynamic_shared()), scale_up(exponent), weight_at);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
         const int page = step % 2;
@@ -483,63 +611,72 @@ KERNEL clustered_backward_kernel(const __grid_constant__ Arguments a) {
             most[e] = __float_as_uint(fmaxf(fmaxf(fabsf(d[e][0]), fabsf(d[e][1])),
                                             LSTM ? fmaxf(fabsf(d[e][2]), fabsf(d[e][3])) : fabsf(d[e][2])));
         }
-        // The largest of the warp's eight units, for two slots at once by the upper halves of their bits.
-        u32 both = __byte_perm(most[0], most[1], 0x7632);
+        // The largest of the warp's eight units, by the upper halves of their bits: turned, a lane has two units of one slot.
+        // That a matrix is turned by whole warps also tells the compiler that their threads are together again, behind the
+        // loop that waits: else it would have the exchanges between them wait for all loads.
+        const u32 turned = transposed(__byte_perm(most[0], most[1], 0x7632));
+        u32 largest_own = max(turned & 0xffff, turned >> 16);
 #pragma unroll
-        for (int far = 4; far < 32; far *= 2) {
-            const u32 other = __shfl_xor_sync(ALL, both, far);
-            both = largest_two(both, other);
-        }
-        if (my.row == 0) exponents[my.pair][my.warp] = both;
+        for (int far = 1; far < 4; far *= 2) largest_own = max(largest_own, __shfl_xor_sync(ALL, largest_own, far));
+        if (my.pair == 0) exponents[my.row][my.warp] = (u16)largest_own;
         __syncthreads();
-        const uint4 low = *(const uint4*)exponents[my.pair], high = *(const uint4*)(exponents[my.pair] + 4);
-        both = largest_two(largest_two(largest_two(low.x, low.y), largest_two(low.z, low.w)),
-                           largest_two(largest_two(high.x, high.y), largest_two(high.z, high.w)));
-        const u32 each[2] = {both >> 7 & 255, both >> 23};
+        u32 each[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const uint4 all = *(const uint4*)exponents[2 * my.pair + e];
+            const u32 two = largest_two(largest_two(all.x, all.y), largest_two(all.z, all.w));
+            each[e] = max(two & 0xffff, two >> 16) >> 7;
+        }
         const float up[2] = {scale_up(each[0]), scale_up(each[1])};
         const float down[2] = {scale_back(each[0]) * back, scale_back(each[1]) * back};
 #pragma unroll
-        for (int gate = 0; gate < GATES; ++gate)
-            operands[my.warp][gate][my.lane] = halves(d[0][gate] * up[0], d[1][gate] * up[1]);
+        for (int gate = 0; gate < GATES; ++gate) {
+            u32 pair[PARTS];
+            parts_of(pair, d[0][gate] * up[0], d[1][gate] * up[1]);
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) operands[my.warp][part][gate][my.lane] = pair[part];
+        }
         __syncthreads();
-        float sums[2][2][4] = {};
+        Sums<TILES> sums;
+        u32 late = 0;
 #pragma unroll
         for (int from = 0; from < WARPS; ++from) {
-            u32 b[4];
-            load_operands(b, rows + from * 512);
+            u32 b[PARTS][4];
 #pragma unroll
-            for (int tile = 0; tile < 2; ++tile) {
-                multiply(sums[0][tile], held[tile][2 * from], b[0], b[1]);
-                if (LSTM) multiply(sums[1][tile], held[tile][2 * from + 1], b[2], b[3]);
-                else multiply_half(sums[1][tile], held[tile][2 * from + 1][0], held[tile][2 * from + 1][1], b[2]);
-            }
+            for (int part = 0; part < PARTS; ++part) load_operands(b[part], rows + (from * PARTS + part) * 512);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int tile = 0; tile < TILES; ++tile)
+                    sums.add(weights, tile, 2 * from + half, b, half, !LSTM && half == 1);
         }
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
+        for (int tile = 0; tile < TILES; ++tile) {
             u32 word[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                word[i] = __float_as_uint((sums[0][tile][i] + sums[1][tile][i]) * down[i % 2]);
+            for (int i = 0; i < 4; ++i) word[i] = __float_as_uint(sums(tile, i) * down[i % 2]);
             const u32 low = __shfl_xor_sync(ALL, odd ? word[0] : word[2], 1);
             const u32 high = __shfl_xor_sync(ALL, odd ? word[1] : word[3], 1);
             send(to[tile] + page * PAGE, to_full[tile] + 8 * page, odd ? low : word[0], odd ? high : word[1],
                  odd ? word[2] : low, odd ? word[3] : high);
+            late = low & zero;
         }
-        // While that is under way; what was fetched is used before more is, since the hardware waits for both together.
+        // While that is under way. What was fetched is used before more is: the hardware waits for both together; and not
+        // before the send, of which it is made to depend.
         __syncwarp();
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const bool active = step < length[e];
-            factors[e] = factors_of(read[e]);
-            dh[e] = my.real ? of_grad(read[e].dh) : 0.0f;
-            if (LSTM) dc[e] = my.real ? of_grad(read[e].dc) : 0.0f;
+            factors[e] = factors_of(behind(read[e], late));
+            dh[e] = my.real ? behind(read[e].dh, late) : 0.0f;
+            if (LSTM) dc[e] = my.real ? behind(read[e].dc, late) : 0.0f;
             Factors& f = factors[e];
             settle(f.c), settle(f.d0), settle(f.d1), settle(f.d2), settle(f.d3), settle(f.pass);
             settle(dh[e]), settle(dc[e]);
-            store_gradients(active, grad_gates[e] - (i64)step * (4 * WIDTH), my.unit, d[e]);
-            if (TO_STORED) store(active && first[e] && my.real, grad_stored[e] - (i64)step * HIDDEN, carried[e]);
+            store_gradients(active, moved(grad_gates[e], step, -4 * WIDTH * (int)sizeof(Number)), my.unit, d[e]);
+            if (TO_STORED) store(active && first[e] && my.real, moved(grad_stored[e], step, STATE_BACK), carried[e]);
             linked[e] = active && !first[e];  // a segment's first token passes nothing on to the token before it
-            first[e] = second[e], second[e] = is_set(flag[e]);
+            first[e] = second[e], second[e] = is_set(flag[e] | late);
         }
         if (step + 2 < steps) {
 #pragma unroll
@@ -554,8 +691,11 @@ KERNEL clustered_backward_kernel(const __grid_constant__ Arguments a) {
 #pragma unroll
         for (int i = 0; i < MEMBERS; ++i)
             from[i] = *(const float2*)(parts[page] + (((i * UNITS + my.warp * 8 + my.row) * SLOTS + 2 * my.pair) * 4));
-        const float sum[2] = {(from[0].x + from[1].x) + (from[2].x + from[3].x),
-                              (from[0].y + from[1].y) + (from[2].y + from[3].y)};
+#pragma unroll
+        for (int far = 1; far < MEMBERS; far *= 2)
+#pragma unroll
+            for (int i = 0; i < MEMBERS; i += 2 * far) from[i].x += from[i + far].x, from[i].y += from[i + far].y;
+        const float sum[2] = {from[0].x, from[0].y};
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const float through = linked[e] ? carried[e] : 0.0f;

@@ -165,15 +165,17 @@ class Single:
 
 @dataclass(frozen=True)
 class Clustered:
-    """How the CUDA C++ kernels with a cluster of programs are cut: a thread for each unit, weights in registers.
+    """How the CUDA C++ kernels with a cluster of programs are cut: a warp for eight units.
 
     Attributes:
+        members: programs of a cluster.
         groups: clusters on the chip at once.
     """
 
+    members: int
     groups: int
     rows: ClassVar[int] = 8
-    members: ClassVar[int] = 4
+    held: ClassVar[int] = 32  # blocks of 16 x 16 weights that a warp has in registers
     programs: ClassVar[int] = 1
     walks: ClassVar[int] = 1
 
@@ -181,9 +183,25 @@ class Clustered:
         """Programs of a group."""
         return self.members
 
+    def threads_for(self, width: int) -> int:
+        """Of a program."""
+        return 4 * width // self.members
 
+    def shared_for(self, width: int, exact: bool) -> int:
+        """Bytes of shared memory for the weights that registers don't hold."""
+        blocks = width // 8 * (2 if exact else 1)
+        return 16 * self.threads_for(width) * max(blocks - self.held, 0)
+
+    def fits(self, width: int, exact: bool) -> bool:
+        """Whether they, and what the backward walk exchanges, go into shared memory."""
+        exchanged = 64 * width + self.threads_for(width) * (32 if exact else 16) + 1024
+        return self.shared_for(width, exact) + exchanged <= _MOST_SHARED
+
+
+CLUSTERS = 2, 4, 8  # programs, of a cluster
 Walk = Single | Resident | Wide | Clustered
-_SHARED_BYTES = 224 * 1024  # of one program, less what a reduction needs
+_MOST_SHARED = 227 * 1024  # of one program
+_SHARED_BYTES = 224 * 1024  # the same, less what a reduction needs
 
 # By cell, the largest W and precision: as many weights in registers as go in without spilling.
 _RESIDENT = {
@@ -214,7 +232,7 @@ _RESIDENT_MULTIPLE = 32  # of which W is one in the resident kernels above 64
 _WIDE_MULTIPLE = {"bf16": 64}  # of which W is one in the wide kernels, else 32
 GLUON_CAPABILITY = (9, 0)
 _EXACT = ("ieee", "tf32x3")
-_CLUSTERED_UNITS = range(129, 257)
+_CLUSTERED_UNITS = range(65, 513)
 
 
 @dataclass(frozen=True)
@@ -265,7 +283,7 @@ def chosen_for(
     hidden: int,
     precision: str,
     batch_rows: int,
-    clusters: int = 0,
+    clusters: tuple[int, ...] = (),
 ) -> Chosen | None:
     """Return how the kernels for sm_90 run a layer, or None where the plain ones serve.
 
@@ -278,17 +296,18 @@ def chosen_for(
         hidden: H.
         precision: of the recurrent products.
         batch_rows: rows of the batch, each at least one segment.
-        clusters: of :class:`Clustered`, how many are on the chip at once; 0 where they can't be compiled.
+        clusters: how many clusters of each size in :data:`CLUSTERS` are on the chip at once; none where they can't be
+            compiled.
     """
     if capability != GLUON_CAPABILITY:
         return None
+    clustered = _clustered(cell, hidden, precision, batch_rows, processors, clusters)
+    if clustered is not None:
+        return clustered
     if _singly(hidden, precision, batch_rows, processors):
         single = single_for(cell, hidden, _STREAM <= batch_rows <= processors)
         return Chosen(-(-hidden // 16) * 16, single, single)
     width, resident = _resident_for(cell, hidden, precision)
-    clustered = Clustered(clusters)
-    if precision not in _EXACT and hidden in _CLUSTERED_UNITS and batch_rows <= clusters * clustered.rows:
-        return Chosen(-(-hidden // _RESIDENT_MULTIPLE) * _RESIDENT_MULTIPLE, clustered, clustered)
     if resident is not None:
         groups = processors // resident.members_for(width)
         if resident.units == 0 or batch_rows <= groups * resident.rows:
@@ -301,6 +320,38 @@ def chosen_for(
     enough = [pair for pair in fitting if batch_rows <= _slots(pair[0], width, processors)]
     best = (enough or fitting[-1:])[:1]
     return Chosen(width, *best[0]) if best else None
+
+
+def _clustered(
+    cell: str, hidden: int, precision: str, batch_rows: int, processors: int, clusters: tuple[int, ...]
+) -> Chosen | None:
+    """Clusters of programs with at most 64 units each, where they hold the weights and are quickest."""
+    members = padded(hidden) // 64
+    if hidden not in _CLUSTERED_UNITS or not clusters:
+        return None
+    config, multiple = Clustered(members, clusters[CLUSTERS.index(members)]), max(32, 8 * members)
+    width, exact = -(-hidden // multiple) * multiple, precision in _EXACT
+    if config.groups == 0 or not config.fits(width, exact):
+        return None
+    quickest = _clusters_are_quickest(cell, hidden, precision, batch_rows, processors, config.groups * config.rows)
+    return Chosen(width, config, config) if quickest else None
+
+
+def _clusters_are_quickest(
+    cell: str, hidden: int, precision: str, batch_rows: int, processors: int, at_once: int
+) -> bool:
+    """As measured, with ``at_once`` rows walked at once; below 129 units a row alone on a multiprocessor often is."""
+    if hidden > 256:
+        return precision in _EXACT or batch_rows <= 2 * at_once
+    if hidden > 128:
+        return True
+    if precision in _EXACT:
+        return batch_rows > processors
+    if precision == "bf16" or batch_rows > at_once:
+        return False
+    if cell == "lstm":
+        return hidden >= 96 or batch_rows > processors
+    return hidden > 96 and batch_rows > processors
 
 
 def _resident_for(cell: str, hidden: int, precision: str) -> tuple[int, Resident | None]:

@@ -26,37 +26,36 @@ class Launch:
         kernel: its name in that file.
         programs: the grid.
         threads: of a program.
+        shared: bytes of shared memory of a program, beside what the kernel declares.
         constants: macros.
-        types: macros that name the type of an argument, by its place.
     """
 
-    __slots__ = ("_constants", "_functions", "_kernel", "_programs", "_threads", "_types")
+    __slots__ = ("_constants", "_functions", "_grid", "_kernel", "_shared")
 
     def __init__(
-        self, source: str, kernel: str, programs: int, threads: int, constants: dict[str, Any], types: dict[int, str]
+        self, source: str, kernel: str, programs: int, threads: int, shared: int, constants: dict[str, Any]
     ) -> None:
-        self._kernel, self._programs, self._threads = (source, kernel), programs, threads
-        self._constants, self._types = constants, types
-        self._functions: dict[tuple[Any, ...], Any] = {}
+        self._kernel, self._grid, self._shared = (source, kernel), (programs, 1, 1, threads, 1, 1), shared
+        self._constants = constants
+        self._functions: dict[int, Any] = {}
 
     def __call__(self, *arguments: Any) -> None:
         """Start the kernel, on the current device and stream."""
         device = arguments[0].device.index
-        key = (device, *(arguments[place].dtype for place in self._types))
-        function = self._functions.get(key)
+        function = self._functions.get(device)
         if function is None:
-            function = self._functions[key] = self._load(key[1:])
+            function = self._functions[device] = self._load()
         words = [value if value.__class__ is int else value.data_ptr() for value in arguments]
         structure = (ctypes.c_int64 * len(words))(*words)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(structure))
         stream = _active().get_current_stream(device)
-        grid = self._programs, 1, 1, self._threads, 1, 1
-        _check("cuLaunchKernel", _driver().cuLaunchKernel(function, *grid, 0, stream, parameters, None))
+        status = _driver().cuLaunchKernel(function, *self._grid, self._shared, stream, parameters, None)
+        _check("cuLaunchKernel", status)
 
-    def _load(self, dtypes: tuple[torch.dtype, ...]) -> ctypes.c_void_p:
-        names = {torch.float32: "float", torch.bfloat16: "u16"}
-        types = {name: names[dtype] for name, dtype in zip(self._types.values(), dtypes, strict=True)}
-        return _function(*self._kernel, torch.cuda.current_device(), **self._constants, **types)
+    def _load(self) -> ctypes.c_void_p:
+        function = _function(*self._kernel, torch.cuda.current_device(), **self._constants)
+        _allow_shared(function, self._shared)
+        return function
 
 
 @cache
@@ -67,6 +66,10 @@ def _function(source: str, kernel: str, device: int, **constants: Any) -> ctypes
     _check("cuModuleLoadData", _driver().cuModuleLoadData(ctypes.byref(module), code))
     _check("cuModuleGetFunction", _driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()))
     return function
+
+
+def _allow_shared(function: ctypes.c_void_p, size: int) -> None:
+    _check("cuFuncSetAttribute", _driver().cuFuncSetAttribute(function, _MOST_SHARED, size))
 
 
 def machine_code(source: str, constants: dict[str, Any]) -> bytes:
@@ -96,26 +99,30 @@ class _Config(ctypes.Structure):
 
 
 @cache
-def clusters_on(device: torch.device, members: int) -> int:
-    """How many clusters of ``members`` programs a GPU holds at once, each program alone on a multiprocessor.
+def clusters_on(device: torch.device, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """How many clusters of so many programs a GPU holds at once, each program alone on a multiprocessor.
 
     That is less than a part of all multiprocessors: those of a cluster are neighbours. Where even a program that does
-    nothing can't be compiled or loaded, there are none, and a warning says why.
+    nothing can't be compiled or loaded, the tuple is empty, and a warning says why.
     """
     with torch.cuda.device(device):
         torch.empty(1, device=device)  # the driver's functions need what torch makes when it is first used
         try:
             function = _function("nothing.cu", "nothing_kernel", torch.cuda.current_device())
         except RuntimeError as error:
-            warnings.warn(f"recurrent layers of 129 to 256 units run slower kernels on {device}: {error}", stacklevel=2)
-            return 0
-        _check("cuFuncSetAttribute", _driver().cuFuncSetAttribute(function, _MOST_SHARED, _SHARED_BYTES))
-        attribute = _Attribute(_CLUSTER, 0, (members, 1, 1))
-        three = ctypes.c_uint * 3
-        config = _Config(three(members, 1, 1), three(256, 1, 1), _SHARED_BYTES, None, ctypes.pointer(attribute), 1)
-        found = ctypes.c_int()
-        status = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), function, ctypes.byref(config))
-        return 0 if status else found.value
+            warnings.warn(f"recurrent layers of 65 to 512 units run slower kernels on {device}: {error}", stacklevel=2)
+            return ()
+        _allow_shared(function, _SHARED_BYTES)
+        return tuple(_clusters_of(function, members) for members in sizes)
+
+
+def _clusters_of(function: ctypes.c_void_p, members: int) -> int:
+    attribute = _Attribute(_CLUSTER, 0, (members, 1, 1))
+    three = ctypes.c_uint * 3
+    config = _Config(three(members, 1, 1), three(256, 1, 1), _SHARED_BYTES, None, ctypes.pointer(attribute), 1)
+    found = ctypes.c_int()
+    status = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), function, ctypes.byref(config))
+    return 0 if status else found.value
 
 
 @cache

@@ -33,12 +33,12 @@ class Form:
 
 @lru_cache(maxsize=256)
 def form_for(
-    hardware: tuple[tuple[int, int], int, int] | None, cell: str, hidden: int, precision: str, rows: int
+    hardware: tuple[tuple[int, int], int, tuple[int, ...]] | None, cell: str, hidden: int, precision: str, rows: int
 ) -> Form:
     """Return how a layer runs.
 
     Args:
-        hardware: compute capability of the GPU, its multiprocessors and clusters of four, or None without one.
+        hardware: compute capability of the GPU, its multiprocessors and clusters of each size, or None without one.
         cell: its name.
         hidden: H.
         precision: of the recurrent products.

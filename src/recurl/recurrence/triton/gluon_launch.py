@@ -60,6 +60,8 @@ def run_backward(
     grad_gates = torch.empty(tokens, 4 * layout.width, dtype=form.dtype, device=device)
     shape = (tokens if to_stored else 0, layout.hidden)
     grad_stored = (torch.zeros if to_stored else torch.empty)(shape, dtype=torch.float32, device=device)
+    if isinstance(grid.config, Clustered):
+        grads = tuple(grad.float() for grad in grads)
     walk(
         *(grads[0], *grads[0].stride(), grads[-1], *grads[-1].stride()),
         *(gates, grid.weights(w_hh, form), stored[-1], *stored[-1].stride()),
@@ -123,8 +125,10 @@ class Grid:
         Gates kept in float32 mean that all is accurate to float32.
         """
         if isinstance(self.config, Clustered):
-            layout = self.layout
+            layout, config = self.layout, self.config
             found = {"HIDDEN": layout.hidden, "WIDTH": layout.width, "LSTM": layout.lstm, "BITS": 8 * dtype.itemsize}
+            exact = kept == torch.float32
+            found |= {"MEMBERS": config.members, "HELD": config.held, "EXACT": exact}
             return {**found, "FORWARD": self.direction == "forward"}
         specific = {Single: self._single, Resident: self._resident, Wide: self._wide}[type(self.config)]
         exact, operands = kept == torch.float32, self.operands(dtype, kept)
@@ -173,9 +177,10 @@ def _walk(form: Form, direction: str, processors: int, tokens: int, flag: bool) 
     constants = grid.constants(form.dtype, form.kept_dtype)
     programs = grid.groups * grid.members // config.walks
     if isinstance(config, Clustered):
-        types = {} if direction == "forward" else {0: "GRAD_H", 3: "GRAD_C"}
-        threads, constants = form.layout.width, {**constants, asked: flag}
-        return grid, cuda_launch.Launch("clustered.cu", grid.kernel, programs, threads, constants, types)
+        width, constants = form.layout.width, {**constants, asked: flag}
+        shared = config.shared_for(width, form.kept_dtype == torch.float32)
+        launch = cuda_launch.Launch("clustered.cu", grid.kernel, programs, config.threads_for(width), shared, constants)
+        return grid, launch
     return grid, prepared(grid.kernel, programs, LSTM=form.layout.lstm, **{asked: flag}, **constants)
 
 

@@ -8,6 +8,12 @@ typedef long long i64;
 
 inline u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
+// What a launch asks for beside what a kernel declares.
+inline u8* dynamic_shared() {
+    extern __shared__ __align__(128) u8 found[];
+    return found;
+}
+
 inline u32 address_in(u32 address, u32 member) {
     u32 found;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(found) : "r"(address), "r"(member));
@@ -47,6 +53,24 @@ inline void stop() { asm volatile("trap;"); }
 inline void load_operands(u32 (&b)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(address) : "memory");
+}
+
+// The registers of a left operand, those of a lane together.
+inline void put_block(u32 address, const u32 (&a)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(address), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
+}
+
+inline void load_block(u32 (&a)[4], u32 address) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address));
+}
+
+// Of 8 x 8 numbers of 16 bits, two neighbours of a row in each lane, the same of what was a column.
+inline u32 transposed(u32 pair) {
+    u32 found;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(found) : "r"(pair));
+    return found;
 }
 
 inline void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -144,8 +168,20 @@ inline u32 largest_two(u32 a, u32 b) {  // of 16 bits each
     return found;
 }
 
-inline float tanh_of(float x) {
+inline float rough_tanh(float x) {  // with a relative error of 2^-11
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+inline float exponential(float x) {
+    float y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+}
+
+inline float quotient(float x, float y) {
+    float found;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(found) : "f"(x), "f"(y));
+    return found;
 }

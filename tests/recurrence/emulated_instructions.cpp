@@ -71,7 +71,7 @@ struct Index {
 };
 
 thread_local Program* program;
-thread_local char anchor;  // of this program's shared memory
+static thread_local char anchor;  // of this program's shared memory
 char* anchors[PROGRAMS];
 std::atomic<int> met;
 std::recursive_mutex memory;
@@ -124,10 +124,9 @@ constexpr u32 MIDDLE = 1 << 26;
 inline u32 shared_address(const void* at) { return (u32)((const char*)at - &anchor + MIDDLE); }
 inline u32 address_in(u32 address, u32 member) { return address | (member + 1) << 28; }
 
-inline u8* dynamic_shared() {
-    static thread_local u8 found[200 << 10];
-    return found;
-}
+// Not inside the function: libraries in one process would share it, far from what else is theirs.
+static thread_local u8 asked_for[200 << 10];
+inline u8* dynamic_shared() { return asked_for; }
 
 inline char* place(u32 address) {
     const u32 member = address >> 28;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -37,7 +38,7 @@ inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 #define __launch_bounds__(...)
 #define __grid_constant__
 
-constexpr int PROGRAMS = MEMBERS, LANES = 32, FIBERS = WIDTH / MEMBERS * 4;
+constexpr int LANES = 32, FIBERS = WIDTH / MEMBERS * 4;
 
 struct Meeting {
     int arrived = 0, turn = 0;
@@ -52,6 +53,11 @@ struct Warp {
     u32 a[LANES][4], b[LANES][2], values[LANES];
 };
 
+struct Copy {
+    u32 to;
+    const void* from;
+};
+
 struct Program {
     int number = 0;
     u32 block = 0;
@@ -63,6 +69,7 @@ struct Program {
     Warp warps[FIBERS / LANES];
     Meeting all;
     std::vector<Message> under_way;
+    std::vector<std::deque<std::vector<Copy>>> copies{FIBERS, std::deque<std::vector<Copy>>(1)};
     std::mt19937 random;
 };
 
@@ -72,7 +79,7 @@ struct Index {
 
 thread_local Program* program;
 static thread_local char anchor;  // of this program's shared memory
-char* anchors[PROGRAMS];
+char* anchors[MEMBERS];
 std::atomic<int> met;
 std::recursive_mutex memory;
 #define threadIdx Index{(u32)program->current}
@@ -91,21 +98,27 @@ inline int lane() { return program->current % LANES; }
 inline void __syncwarp() { join(warp().meeting, LANES); }
 inline void __syncthreads() { join(program->all, FIBERS); }
 
-inline u32 __shfl_sync(u32, u32 value, int from) {
-    warp().values[lane()] = value;
+template <class T>
+inline T __shfl_sync(u32, T value, int from) {
+    std::memcpy(&warp().values[lane()], &value, 4);
     __syncwarp();
-    const u32 found = warp().values[from];
+    std::memcpy(&value, &warp().values[from], 4);
     __syncwarp();
-    return found;
+    return value;
 }
 
 template <class T>
 inline T __shfl_xor_sync(u32 all, T value, int far) {
-    u32 bits;
-    std::memcpy(&bits, &value, 4);
-    bits = __shfl_sync(all, bits, lane() ^ far);
-    std::memcpy(&value, &bits, 4);
-    return value;
+    return __shfl_sync(all, value, lane() ^ far);
+}
+
+inline u32 __ballot_sync(u32, u32 set) {
+    warp().values[lane()] = set;
+    __syncwarp();
+    u32 found = 0;
+    for (int i = 0; i < LANES; ++i) found |= (u32)(warp().values[i] != 0) << i;
+    __syncwarp();
+    return found;
 }
 
 inline u32 __float_as_uint(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }
@@ -171,8 +184,8 @@ inline void meet() {
     __syncthreads();
     if (program->current == 0) {
         anchors[program->number] = &anchor;
-        const int turn = met++ / PROGRAMS;
-        while (met / PROGRAMS == turn) std::this_thread::yield();
+        const int turn = met++ / MEMBERS;
+        while (met / MEMBERS == turn) std::this_thread::yield();
     }
     __syncthreads();
 }
@@ -214,6 +227,32 @@ inline u32 transposed(u32 pair) {
 
 inline void put_block(u32 address, const u32 (&a)[4]) { std::memcpy(place(address), a, 16); }
 inline void load_block(u32 (&a)[4], u32 address) { std::memcpy(a, place(address), 16); }
+
+template <class T>
+inline T taken(u32 address) {
+    T x;
+    std::memcpy(&x, place(address), sizeof x);
+    return x;
+}
+inline float number_at(u32 address) { return taken<float>(address); }
+inline float2 two_at(u32 address) { return taken<float2>(address); }
+inline float4 four_at(u32 address) { return taken<float4>(address); }
+template <class T>
+inline void put(bool wanted, u32 address, T x) { if (wanted) std::memcpy(place(address), &x, sizeof x); }
+
+// Not before they are waited for.
+inline std::deque<std::vector<Copy>>& groups() { return program->copies[program->current]; }
+inline void copy_word(bool wanted, u32 to, const void* from) {
+    if (wanted) groups().back().push_back({to, from});
+}
+
+inline void end_group() { groups().emplace_back(); }
+
+template <int NUMBER>
+inline void wait_for_groups() {
+    for (; groups().size() > NUMBER + 1; groups().pop_front())
+        for (const Copy& copy : groups().front()) std::memcpy(place(copy.to), copy.from, 4);
+}
 
 inline void multiply_columns(float (&c)[4], const u32* a, int registers, const u32* b, int columns) {
     Warp& mine = warp();
@@ -260,6 +299,7 @@ inline void store(bool wanted, void* at, u32 a) { if (wanted) *(u32*)at = a; }
 inline void store(bool wanted, u16* at, u16 a) { if (wanted) *at = a; }
 inline void store(bool wanted, float4* at, float4 a) { if (wanted) *at = a; }
 inline void settle(float&) {}
+inline void settle(u32&) {}
 template <class T> inline void keep(T*&) {}
 inline u32 byte_at(const u8* at) { return *at; }
 inline u32 is_set(u32 byte) { return byte != 0; }
@@ -275,12 +315,12 @@ void run_clusters(int clusters, Body body) {
     static thread_local Body* of_fibers;
     for (int cluster = 0; cluster < clusters; ++cluster) {
         std::vector<std::thread> threads;
-        for (int number = 0; number < PROGRAMS; ++number)
+        for (int number = 0; number < MEMBERS; ++number)
             threads.emplace_back([&, number] {
                 Program mine;
                 program = &mine;
                 of_fibers = &body;
-                mine.number = number, mine.block = cluster * PROGRAMS + number;
+                mine.number = number, mine.block = cluster * MEMBERS + number;
                 mine.random.seed(mine.block);
                 for (int i = 0; i < FIBERS; ++i) {
                     mine.stacks.emplace_back(new char[1 << 17]);

@@ -1,4 +1,4 @@
-"""The kernels of clustered.cu, run on a CPU by emulated instructions: every index, order and exchange of theirs."""
+"""The kernels in CUDA C++, run on a CPU by emulated instructions: every index, order and exchange of theirs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import recurl.recurrence.triton
 
 pytestmark = pytest.mark.slow
 
-KERNELS = Path(recurl.recurrence.triton.__file__).with_name("clustered.cu")
+KERNELS = Path(recurl.recurrence.triton.__file__).parent
 INSTRUCTIONS = Path(__file__).with_name("emulated_instructions.cpp")
 ENTRY = """
 extern "C" void run(const i64* words, int clusters) {
@@ -26,19 +26,23 @@ extern "C" void run(const i64* words, int clusters) {
     run_clusters(clusters, [arguments] { KERNEL_NAME(arguments); });
 }
 """
-CLUSTERS, SLOTS = 2, 16
 LIMITS = {"tf32": 2e-3, "bf16": 2e-3, "ieee": 1e-6}  # operands of 11 bits, and of 22
 Run = Callable[..., None]
 
 
 @dataclass(frozen=True)
 class Size:
-    """A layer's units, and how its kernels are cut: see clustered.cu."""
+    """A layer's units, and how its kernels are cut: see clustered.cu and, for 0 members, quartered.cu."""
 
     hidden: int
     width: int
-    members: int
-    held: int
+    members: int = 0
+    held: int = 0
+    slots: int = 16
+
+    @property
+    def kernels(self) -> str:
+        return "clustered" if self.members else "quartered"
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +51,13 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool, st
 
     def build(direction: str, lstm: bool, kind: str, size: Size) -> Run:
         folder = tmp_path_factory.mktemp(direction)
-        name = f"clustered_{direction}_kernel"
-        source = INSTRUCTIONS.read_text() + KERNELS.read_text() + ENTRY.replace("KERNEL_NAME", name)
+        sources = [INSTRUCTIONS, KERNELS / "gates.cu", KERNELS / f"{size.kernels}.cu"]
+        entry = ENTRY.replace("KERNEL_NAME", f"{size.kernels}_{direction}_kernel")
+        source = "".join(path.read_text() for path in sources) + entry
         (folder / "walk.cpp").write_text(source)
         numbers = {"FORWARD": direction == "forward", "HIDDEN": size.hidden, "WIDTH": size.width}
-        numbers |= {"MEMBERS": size.members, "HELD": size.held, "LSTM": lstm, "EXACT": kind == "ieee"}
-        numbers |= {"KEEP": 1, "TO_STORED": 1, "BITS": 16 if kind == "bf16" else 32}
+        numbers |= {"MEMBERS": size.members or 1, "HELD": size.held, "LSTM": lstm, "EXACT": kind == "ieee"}
+        numbers |= {"KEEP": 1, "TO_STORED": 1, "PROGRAMS": 1, "BITS": 16 if kind == "bf16" else 32}
         defined = [f"-D{key}={int(value)}" for key, value in numbers.items()]
         command = ["c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", *defined]
         subprocess.run([*command, "walk.cpp", "-o", "walk.so"], cwd=folder, check=True)
@@ -60,7 +65,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool, st
 
         def run(*arguments: Any) -> None:
             words = [value if isinstance(value, int) else value.data_ptr() for value in arguments]
-            library.run((ctypes.c_int64 * len(words))(*words), CLUSTERS)
+            library.run((ctypes.c_int64 * len(words))(*words), size.slots // 8 if size.members else size.slots)
 
         return run
 
@@ -80,9 +85,9 @@ class Case:
         self.starts[0] = 1
         self.starts[60:90] = 0  # where slots are empty
         first = self.starts.nonzero()[:, 0]
-        share = -(-self.tokens // SLOTS)
+        share = -(-self.tokens // size.slots)
         first = torch.cat([first, torch.tensor([self.tokens])])
-        self.bounds = first[torch.searchsorted(first, torch.arange(SLOTS + 1) * share).clamp(max=len(first) - 1)]
+        self.bounds = first[torch.searchsorted(first, torch.arange(size.slots + 1) * share).clamp(max=len(first) - 1)]
         self.w = torch.randn(self.gates * size.hidden, size.hidden) / size.hidden**0.5
         self.w[:, 3] *= 1e-7  # below what float16 holds of them, and far above what matters
         self.b_hn = torch.randn(size.hidden)
@@ -140,6 +145,7 @@ def error(found: Tensor, exact: Tensor) -> float:
     ("kind", "size"),
     [
         *[("tf32", Size(150, 160, 4, 32)), ("bf16", Size(150, 160, 4, 32))],
+        *[("tf32", Size(16, 16)), ("ieee", Size(72, 80, slots=1)), ("ieee", Size(61, 64))],
         *[("ieee", Size(96, 96, 2, 10)), ("tf32", Size(180, 192, 8, 14)), ("ieee", Size(100, 128, 8, 32))],
     ],
     ids=str,

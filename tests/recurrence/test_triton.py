@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from recurl.recurrence import GRU, LSTM, Boundaries, LayerCall, LayerWeights, Options, Support
 from recurl.recurrence.triton import TritonKernels, cuda_launch, nvrtc, products
 from recurl.recurrence.triton import backend as backend_module
-from recurl.recurrence.triton.config import Clustered, Resident, Single, Wide, chosen_for, tile_for
+from recurl.recurrence.triton.config import Clustered, Quartered, Resident, Single, Wide, chosen_for, tile_for
 from recurl.recurrence.triton.gluon_launch import Grid, grid_for
 from recurl.recurrence.triton.layout import Layout
 from tests.programs import Programs
@@ -151,7 +151,7 @@ CLUSTERED = 66, 30, 15  # clusters of two, four and eight programs on an H200
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, hidden: int, precision: str) -> None:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    chosen = chosen_for((9, 0), 132, cell, hidden, precision, 200, CLUSTERED)
+    chosen = chosen_for((9, 0), 132, cell, hidden, precision, 300 if hidden <= 128 else 200, CLUSTERED)
     assert chosen is not None
     config = chosen.forward
     assert isinstance(config, Clustered)
@@ -169,6 +169,27 @@ def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, hid
     assert "warning" not in log
 
 
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+@pytest.mark.parametrize("hidden", [16, 33, 64, 72, 96])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_kernels_of_one_slot_compile_and_do_not_spill(direction: str, cell: str, hidden: int, precision: str) -> None:
+    chosen = chosen_for((9, 0), 132, cell, hidden, precision, 264, CLUSTERED)
+    assert chosen is not None
+    config = chosen.forward
+    assert isinstance(config, Quartered)
+    layout = Layout(cell == "lstm", hidden, chosen.width, interleaved=True)
+    kept = torch.float32 if precision == "ieee" else torch.float16
+    constants = Grid(None, direction, config, layout, 1, 1).constants(torch.float32, kept)
+    flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
+    _, log = nvrtc.compiled("quartered.cu", {**constants, flag: True}, "--ptxas-options=-v")
+    assert " 0 bytes spill stores" in log
+    assert "warning" not in log
+    used = re.search(r"Used (\d+) registers", log)
+    assert used
+    assert int(used[1]) * config.threads_for(chosen.width) * config.programs <= 64 * 1024
+
+
 def test_what_does_not_compile_is_said() -> None:
     with pytest.raises(RuntimeError, match=r"NVRTC doesn't compile clustered.cu with {'WIDTH': 256}: (.|\n)*LSTM"):
         nvrtc.compiled("clustered.cu", {"WIDTH": 256})
@@ -183,7 +204,7 @@ def test_without_a_compiler_that_works_there_are_no_clusters(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     cuda_launch.clusters_on.cache_clear()
     with pytest.warns(
-        UserWarning, match=r"65 to 512 units run slower kernels on cpu: NVRTC doesn't compile nothing.cu"
+        UserWarning, match=r"up to 512 units run slower kernels on cpu: NVRTC doesn't compile nothing.cu"
     ):
         assert cuda_launch.clusters_on(torch.device("cpu"), (2, 4)) == ()
     cuda_launch.clusters_on.cache_clear()
@@ -300,11 +321,13 @@ def test_gluon_kernels_serve_what_was_measured() -> None:
             for hidden in (129, 256)
             for precision in PRECISIONS
         ],
-        *[(cell, hidden, "ieee", 133, None) for cell in ("lstm", "gru") for hidden in (65, 128)],
+        *[(cell, hidden, "ieee", 265, None) for cell in ("lstm", "gru") for hidden in (65, 96)],
+        *[("lstm", 112, "ieee", 133, None), ("gru", 128, "ieee", 133, None), ("lstm", 128, "ieee", 1, None)],
         *[(cell, hidden, "ieee", 1, None) for cell in ("lstm", "gru") for hidden in (257, 384)],
         *[("gru", hidden, precision, 1, 240) for hidden in (257, 512) for precision in ("tf32", "bf16")],
-        *[("lstm", hidden, "tf32", 1, 528) for hidden in (96, 128)],
-        *[("lstm", 65, "tf32", 133, 528), ("gru", 97, "tf32", 133, 528)],
+        *[("lstm", hidden, "tf32", 1, 528) for hidden in (97, 128)],
+        *[("lstm", 65, "tf32", 265, 528), ("gru", 97, "tf32", 133, 528)],
+        *[("lstm", 65, "bf16", 1, 132), ("lstm", 128, "bf16", 1, 132), ("gru", 97, "bf16", 1, 132)],
     ],
 )
 def test_clusters_serve_what_was_measured(cell: str, hidden: int, precision: str, least: int, most: int | None) -> None:
@@ -320,13 +343,45 @@ def test_clusters_serve_nothing_else() -> None:
     others = (
         ("lstm", 513, "tf32"),
         ("lstm", 385, "ieee"),
-        ("lstm", 128, "bf16"),
+        ("gru", 96, "bf16"),
         ("gru", 96, "tf32"),
         ("lstm", 64, "tf32"),
     )
     for case, rows in itertools.product(others, (1, 64, 200, 500, 5000)):
         assert kinds(*case, rows, clusters=CLUSTERED) != (Clustered, Clustered)
     assert kinds("lstm", 512, "tf32", 1, clusters=(66, 30, 0)) == (Wide, Wide)  # no cluster of eight fits
+
+
+@pytest.mark.parametrize(
+    ("hidden", "precision", "least", "most", "programs"),
+    [
+        *[(hidden, "tf32", 4, 528, 4) for hidden in (1, 16, 32)],
+        *[(hidden, "tf32", 4, 528, 2) for hidden in (33, 48)],
+        *[(64, "tf32", 4, 264, 2), (65, "tf32", 4, 264, 1), (96, "tf32", 4, 264, 1)],
+        *[(32, "ieee", 1, None, 4), (33, "ieee", 1, None, 2), (64, "ieee", 1, None, 2)],
+        *[(65, "ieee", 1, 264, 1), (96, "tf32x3", 1, 264, 1)],
+    ],
+)
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_four_threads_a_unit_serve_what_was_measured(
+    cell: str, hidden: int, precision: str, least: int, most: int | None, programs: int
+) -> None:
+    serves = Quartered, Quartered
+    assert kinds(cell, hidden, precision, least - 1, clusters=CLUSTERED) != serves or least == 1
+    for rows in (least, most or 10**6):
+        assert kinds(cell, hidden, precision, rows, clusters=CLUSTERED) == serves
+        assert kinds(cell, hidden, precision, rows) != serves
+    assert most is None or kinds(cell, hidden, precision, most + 1, clusters=CLUSTERED) != serves
+    for rows, expected in ((1, programs), (4, 1), (132, 1), (133, min(2, programs)), (264, min(2, programs))):
+        if rows >= least:
+            chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows, CLUSTERED)
+            assert chosen is not None
+            assert chosen.forward == chosen.backward == Quartered(expected)
+
+
+def test_large_units_and_bfloat16_never_have_four_threads_a_unit() -> None:
+    for case, rows in itertools.product((("lstm", 97, "tf32"), ("gru", 97, "ieee"), ("gru", 16, "bf16")), (1, 64, 200)):
+        assert kinds(*case, rows, clusters=CLUSTERED) != (Quartered, Quartered)
 
 
 def test_sizes_between_powers_of_two_are_hardly_padded() -> None:

@@ -22,21 +22,8 @@ constexpr int SLOTS = 8;
 constexpr int UNITS = WIDTH / MEMBERS;
 constexpr int WARPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
-constexpr int GATES = LSTM ? 4 : 3;
 constexpr int PARTS = EXACT ? 2 : 1;  // float16 numbers of an operand
-constexpr u32 ALL = 0xffffffff;
 constexpr float REST = 2048.0f;  // times which the second part is kept
-
-inline float sigmoid_of(float x) {
-    return EXACT ? quotient(1.0f, 1.0f + exponential(-x)) : 0.5f * rough_tanh(0.5f * x) + 0.5f;
-}
-
-inline float tanh_of(float x) {
-    if (!EXACT) return rough_tanh(x);
-    const float square = x * x, decay = exponential(-2.0f * fabsf(x)), far = quotient(1.0f - decay, 1.0f + decay);
-    const float third = 2.0f / 15 + square * (-17.0f / 315 + square * (62.0f / 2835));  // where the quotient would cancel
-    return square < 0.0625f ? x + x * square * (-1.0f / 3 + square * third) : copysignf(far, x);
-}
 
 // What brings numbers of this biased exponent, or less, to 2^14 at least and below 2^15; and what takes it back.
 inline float scale_up(u32 exponent) { return __uint_as_float((268 - max(exponent, 15u)) << 23); }
@@ -55,10 +42,8 @@ inline void parts_of(u32 (&words)[PARTS], float low, float high) {
 // Inputs of a unit, as they are in memory until they are used.
 
 #if BITS == 32
-typedef float Number;
 struct Raw { float a, b, c, d; };
 #else
-typedef u16 Number;
 struct Raw { u32 a, b; };
 #endif
 
@@ -89,28 +74,6 @@ inline void unpack(float (&x)[4], const Raw& raw) {
     x[0] = of_bfloat(raw.a), x[1] = __uint_as_float(raw.a & 0xffff0000);
     x[2] = of_bfloat(raw.b), x[3] = __uint_as_float(raw.b & 0xffff0000);
 #endif
-}
-
-// Gates, as the backward walk reads them again.
-#if EXACT
-typedef float4 Kept;
-inline void store_kept(bool wanted, Kept* at, const float (&g)[4]) {
-    store(wanted, at, make_float4(g[0], g[1], g[2], g[3]));
-}
-inline void take_kept(float (&g)[4], const Kept& kept) { g[0] = kept.x, g[1] = kept.y, g[2] = kept.z, g[3] = kept.w; }
-#else
-typedef uint2 Kept;
-inline void store_kept(bool wanted, Kept* at, const float (&g)[4]) {
-    store(wanted, at, halves(g[0], g[1]), halves(g[2], g[3]));
-}
-inline void take_kept(float (&g)[4], const Kept& kept) {
-    const float2 low = of_halves(kept.x), high = of_halves(kept.y);
-    g[0] = low.x, g[1] = low.y, g[2] = high.x, g[3] = high.y;
-}
-#endif
-
-inline float weight(const float* w_hh, int gate, int unit, int column) {
-    return gate < GATES && unit < HIDDEN && column < HIDDEN ? w_hh[(gate * HIDDEN + unit) * HIDDEN + column] : 0.0f;
 }
 
 // The exponent of the largest finite weight of the program's units, in all threads.
@@ -175,12 +138,6 @@ struct Weights {
         for (int i = 0; i < 4; ++i) block[i] = held[number][i];
     }
 };
-
-// So many times so many bytes further.
-template <class T>
-inline T* moved(T* at, int times, int bytes) {
-    return (T*)((char*)at + (i64)times * bytes);
-}
 
 struct Place {
     int lane, warp, row, pair;  // of the thread: its row and pair of columns in blocks of products
@@ -257,18 +214,6 @@ struct Sums {
 template <int NUMBER>
 struct Turn {
     static constexpr int number = NUMBER;
-};
-
-struct Arguments {
-    const Number* input_gates;
-    const float *b_hn, *w_hh, *stored_h;
-    i64 h_row, h_column;
-    const float* stored_c;
-    i64 c_row, c_column;
-    const u8* starts;
-    const i64* bounds;
-    float *after_h, *after_c;
-    Kept* gates;
 };
 
 // A warp writes h of step s + 1 to all programs when it has read all of h of step s, which came when every warp of
@@ -425,27 +370,6 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
 
 #else
 
-struct Arguments {
-    const float* grad_h;
-    i64 gh_row, gh_column;
-    const float* grad_c;
-    i64 gc_row, gc_column;
-    const Kept* gates;
-    const float *w_hh, *stored;
-    i64 stored_row, stored_column;
-    const float *after_h, *after_c;
-    const u8* starts;
-    const i64* bounds;
-    Number* grad_gates;
-    float* grad_stored;
-};
-
-// What a step reads.
-struct Step {
-    Kept gates;
-    float dh, dc, state, before;  // state: after the token, of an LSTM; before: before it
-};
-
 // The same, but not before a zero is known.
 inline float behind(float x, u32 zero) { return __uint_as_float(__float_as_uint(x) | zero); }
 inline uint2 behind(uint2 x, u32 zero) { return make_uint2(x.x | zero, x.y | zero); }
@@ -454,55 +378,6 @@ inline float4 behind(float4 x, u32 zero) {
 }
 inline Step behind(const Step& read, u32 zero) {
     return {behind(read.gates, zero), read.dh, read.dc, behind(read.state, zero), behind(read.before, zero)};
-}
-
-// What the gradients of the gates are to those of h and c.
-struct Factors {
-    float c, d0, d1, d2, d3, pass;
-};
-
-inline Factors factors_of(const Step& read) {
-    float g[4];
-    take_kept(g, read.gates);
-    const float g0 = g[0], g1 = g[1], g2 = g[2], g3 = g[3];
-    Factors f;
-    if (LSTM) {
-        const float tanh_c = tanh_of(read.state);
-        f.c = g3 * (1.0f - tanh_c * tanh_c);
-        f.d0 = g2 * g0 * (1.0f - g0);
-        f.d1 = read.before * g1 * (1.0f - g1);
-        f.d2 = g0 * (1.0f - g2 * g2);
-        f.d3 = tanh_c * g3 * (1.0f - g3);
-    } else {
-        f.d3 = (1.0f - g1) * (1.0f - g2 * g2);
-        f.d0 = f.d3 * g3 * g0 * (1.0f - g0);
-        f.d1 = (read.before - g2) * g1 * (1.0f - g1);
-        f.d2 = f.d3 * g0;
-        f.c = 0.0f;
-    }
-    f.pass = g1;
-    return f;
-}
-
-inline void store_gradients(bool wanted, Number* row, int unit, const float (&d)[4]) {
-#if BITS == 32
-    if (LSTM) {
-        store(wanted, (float4*)row + unit, make_float4(d[0], d[1], d[2], d[3]));
-    } else {
-        store(wanted, (float2*)(row + WIDTH) + unit, __float_as_uint(d[0]), __float_as_uint(d[1]));
-        store(wanted, row + unit, d[3]);
-        store(wanted, row + 3 * WIDTH + unit, d[2]);
-    }
-#else
-    if (LSTM) {
-        store(wanted, (uint2*)row + unit, bfloats(d[0], d[1]), bfloats(d[2], d[3]));
-    } else {
-        const u32 others = bfloats(d[3], d[2]);
-        store(wanted, (u32*)(row + WIDTH) + unit, bfloats(d[0], d[1]));
-        store(wanted, row + unit, (u16)others);
-        store(wanted, row + 3 * WIDTH + unit, (u16)(others >> 16));
-    }
-#endif
 }
 
 // A program multiplies the gradients of its own gates by their weights to all units, and sends each program the parts

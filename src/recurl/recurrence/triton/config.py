@@ -164,6 +164,35 @@ class Single:
 
 
 @dataclass(frozen=True)
+class Quartered:
+    """How the CUDA C++ kernels with one slot per program are cut: four threads for each unit.
+
+    Attributes:
+        programs: per multiprocessor.
+    """
+
+    programs: int
+    rows: ClassVar[int] = 1
+    walks: ClassVar[int] = 1
+
+    def members_for(self, width: int) -> int:
+        """Programs of a group."""
+        return 1
+
+    def threads_for(self, width: int) -> int:
+        """Of a program."""
+        return 4 * width
+
+    def shared_for(self, width: int, exact: bool) -> int:
+        """Bytes of shared memory beside what the kernels declare."""
+        return 0
+
+    def numbers(self) -> dict[str, int]:
+        """What the kernels are told of this."""
+        return {"PROGRAMS": self.programs}
+
+
+@dataclass(frozen=True)
 class Clustered:
     """How the CUDA C++ kernels with a cluster of programs are cut: a warp for eight units.
 
@@ -192,6 +221,10 @@ class Clustered:
         blocks = width // 8 * (2 if exact else 1)
         return 16 * self.threads_for(width) * max(blocks - self.held, 0)
 
+    def numbers(self) -> dict[str, int]:
+        """What the kernels are told of this."""
+        return {"MEMBERS": self.members, "HELD": self.held}
+
     def fits(self, width: int, exact: bool) -> bool:
         """Whether they, and what the backward walk exchanges, go into shared memory."""
         exchanged = 64 * width + self.threads_for(width) * (32 if exact else 16) + 1024
@@ -199,7 +232,7 @@ class Clustered:
 
 
 CLUSTERS = 2, 4, 8  # programs, of a cluster
-Walk = Single | Resident | Wide | Clustered
+Walk = Single | Resident | Wide | Quartered | Clustered
 _MOST_SHARED = 227 * 1024  # of one program
 _SHARED_BYTES = 224 * 1024  # the same, less what a reduction needs
 
@@ -233,6 +266,7 @@ _WIDE_MULTIPLE = {"bf16": 64}  # of which W is one in the wide kernels, else 32
 GLUON_CAPABILITY = (9, 0)
 _EXACT = ("ieee", "tf32x3")
 _CLUSTERED_UNITS = range(65, 513)
+_QUARTERED_WIDTH = 96  # whose weights go into registers
 
 
 @dataclass(frozen=True)
@@ -287,7 +321,8 @@ def chosen_for(
 ) -> Chosen | None:
     """Return how the kernels for sm_90 run a layer, or None where the plain ones serve.
 
-    Those of one slot per program are quickest per step, the resident ones walk more rows at once, the wide ones most.
+    Those of one slot per program are quickest per step, clusters and the resident ones walk more rows at once, the wide
+    ones most.
 
     Args:
         capability: of the GPU.
@@ -301,9 +336,12 @@ def chosen_for(
     """
     if capability != GLUON_CAPABILITY:
         return None
-    clustered = _clustered(cell, hidden, precision, batch_rows, processors, clusters)
-    if clustered is not None:
-        return clustered
+    if clusters:
+        by_cuda = _quartered(hidden, precision, batch_rows, processors) or _clustered(
+            cell, hidden, precision, batch_rows, processors, clusters
+        )
+        if by_cuda is not None:
+            return by_cuda
     if _singly(hidden, precision, batch_rows, processors):
         single = single_for(cell, hidden, _STREAM <= batch_rows <= processors)
         return Chosen(-(-hidden // 16) * 16, single, single)
@@ -322,12 +360,29 @@ def chosen_for(
     return Chosen(width, *best[0]) if best else None
 
 
+def _quartered(hidden: int, precision: str, batch_rows: int, processors: int) -> Chosen | None:
+    """One slot per program, with four threads for each unit, where that is quickest, as measured.
+
+    There are as many programs on a multiprocessor as its rows need, and as their weights go into its registers.
+    """
+    width, exact = -(-hidden // 16) * 16, precision in _EXACT
+    if width > _QUARTERED_WIDTH or precision == "bf16" or (batch_rows < _STREAM and not exact):
+        return None
+    most = 4 if width <= 32 else 2 if width <= 64 else 1
+    rows = -(-batch_rows // processors)
+    if rows > (4 if width <= 48 else 2) and (not exact or width > 64):
+        return None
+    programs = most if batch_rows < _STREAM else min(most, 1 << (rows - 1).bit_length())
+    config = Quartered(programs)
+    return Chosen(width, config, config)
+
+
 def _clustered(
     cell: str, hidden: int, precision: str, batch_rows: int, processors: int, clusters: tuple[int, ...]
 ) -> Chosen | None:
     """Clusters of programs with at most 64 units each, where they hold the weights and are quickest."""
     members = padded(hidden) // 64
-    if hidden not in _CLUSTERED_UNITS or not clusters:
+    if hidden not in _CLUSTERED_UNITS:
         return None
     config, multiple = Clustered(members, clusters[CLUSTERS.index(members)]), max(32, 8 * members)
     width, exact = -(-hidden // multiple) * multiple, precision in _EXACT
@@ -345,13 +400,14 @@ def _clusters_are_quickest(
         return precision in _EXACT or batch_rows <= 2 * at_once
     if hidden > 128:
         return True
+    few = batch_rows <= processors
     if precision in _EXACT:
-        return batch_rows > processors
-    if precision == "bf16" or batch_rows > at_once:
-        return False
+        return not few or (cell == "lstm" and hidden > 112)
+    if precision == "bf16":
+        return few and (cell == "lstm" or hidden > 96)
     if cell == "lstm":
-        return hidden >= 96 or batch_rows > processors
-    return hidden > 96 and batch_rows > processors
+        return batch_rows <= at_once
+    return hidden > 96 and not few and batch_rows <= at_once
 
 
 def _resident_for(cell: str, hidden: int, precision: str) -> tuple[int, Resident | None]:

@@ -110,7 +110,7 @@ def clusters_on(device: torch.device, sizes: tuple[int, ...]) -> tuple[int, ...]
         try:
             function = _function("nothing.cu", "nothing_kernel", torch.cuda.current_device())
         except RuntimeError as error:
-            warnings.warn(f"recurrent layers of 65 to 512 units run slower kernels on {device}: {error}", stacklevel=2)
+            warnings.warn(f"recurrent layers of up to 512 units run slower kernels on {device}: {error}", stacklevel=2)
             return ()
         _allow_shared(function, _SHARED_BYTES)
         return tuple(_clusters_of(function, members) for members in sizes)

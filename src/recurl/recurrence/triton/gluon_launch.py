@@ -13,7 +13,7 @@ from torch import Tensor
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
 from recurl.recurrence.triton import cuda_launch
-from recurl.recurrence.triton.config import Clustered, Resident, Single, Walk, Wide, groups_on, padded
+from recurl.recurrence.triton.config import Clustered, Quartered, Resident, Single, Walk, Wide, groups_on, padded
 from recurl.recurrence.triton.form import Form
 from recurl.recurrence.triton.launch import flags_of, groups_for, processors_of, slot_bounds
 from recurl.recurrence.triton.layout import Layout
@@ -60,7 +60,7 @@ def run_backward(
     grad_gates = torch.empty(tokens, 4 * layout.width, dtype=form.dtype, device=device)
     shape = (tokens if to_stored else 0, layout.hidden)
     grad_stored = (torch.zeros if to_stored else torch.empty)(shape, dtype=torch.float32, device=device)
-    if isinstance(grid.config, Clustered):
+    if isinstance(grid.config, Quartered | Clustered):
         grads = tuple(grad.float() for grad in grads)
     walk(
         *(grads[0], *grads[0].stride(), grads[-1], *grads[-1].stride()),
@@ -96,7 +96,7 @@ class Grid:
 
     def mail(self, turns: int, like: Tensor, form: Form) -> tuple[Tensor, ...]:
         """Where the programs of a group leave values for each other, and their arrivals."""
-        if isinstance(self.config, Single | Clustered):
+        if isinstance(self.config, Single | Quartered | Clustered):
             return ()
         if self.members == 1:
             return like, like  # neither read nor written
@@ -124,12 +124,11 @@ class Grid:
 
         Gates kept in float32 mean that all is accurate to float32.
         """
-        if isinstance(self.config, Clustered):
-            layout, config = self.layout, self.config
+        if isinstance(self.config, Quartered | Clustered):
+            layout = self.layout
             found = {"HIDDEN": layout.hidden, "WIDTH": layout.width, "LSTM": layout.lstm, "BITS": 8 * dtype.itemsize}
-            exact = kept == torch.float32
-            found |= {"MEMBERS": config.members, "HELD": config.held, "EXACT": exact}
-            return {**found, "FORWARD": self.direction == "forward"}
+            found |= {"EXACT": kept == torch.float32, "FORWARD": self.direction == "forward"}
+            return {**found, **self.config.numbers()}
         specific = {Single: self._single, Resident: self._resident, Wide: self._wide}[type(self.config)]
         exact, operands = kept == torch.float32, self.operands(dtype, kept)
         found = {"HIDDEN": self.layout.hidden, "WIDTH": self.layout.width, "EXACT": exact, **specific(operands, exact)}
@@ -176,10 +175,10 @@ def _walk(form: Form, direction: str, processors: int, tokens: int, flag: bool) 
     asked = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
     constants = grid.constants(form.dtype, form.kept_dtype)
     programs = grid.groups * grid.members // config.walks
-    if isinstance(config, Clustered):
+    if isinstance(config, Quartered | Clustered):
         width, constants = form.layout.width, {**constants, asked: flag}
-        shared = config.shared_for(width, form.kept_dtype == torch.float32)
-        launch = cuda_launch.Launch("clustered.cu", grid.kernel, programs, config.threads_for(width), shared, constants)
+        shared, source = config.shared_for(width, form.kept_dtype == torch.float32), _SOURCES[type(config)]
+        launch = cuda_launch.Launch(source, grid.kernel, programs, config.threads_for(width), shared, constants)
         return grid, launch
     return grid, prepared(grid.kernel, programs, LSTM=form.layout.lstm, **{asked: flag}, **constants)
 
@@ -193,7 +192,9 @@ def grid_for(direction: str, config: Walk, layout: Layout, processors: int, toke
     return Grid(kernel, direction, config, layout, groups, members)
 
 
+_SOURCES = {Quartered: "quartered.cu", Clustered: "clustered.cu"}
 _KERNELS: dict[type, dict[str, Any]] = {
+    Quartered: {"forward": "quartered_forward_kernel", "backward": "quartered_backward_kernel"},
     Single: {"forward": single_forward_kernel, "backward": single_backward_kernel},
     Resident: {"forward": resident_forward_kernel, "backward": resident_backward_kernel},
     Wide: {"forward": wide_forward_kernel, "backward": wide_backward_kernel},

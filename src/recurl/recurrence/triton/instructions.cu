@@ -133,6 +133,7 @@ inline void store(bool wanted, float4* at, float4 a) {
 
 // Compute x here and now, so that what it is made of needs no room any more.
 inline void settle(float& x) { asm volatile("" : "+f"(x)); }
+inline void settle(u32& x) { asm volatile("" : "+r"(x)); }
 
 // Keep an address in a register, instead of computing it anew in each step.
 template <class T>
@@ -184,4 +185,47 @@ inline float quotient(float x, float y) {
     float found;
     asm("div.full.f32 %0, %1, %2;" : "=f"(found) : "f"(x), "f"(y));
     return found;
+}
+
+// Numbers in shared memory by address, which so need not be found anew in each step.
+inline float number_at(u32 address) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+    return x;
+}
+
+inline float2 two_at(u32 address) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+    return x;
+}
+
+inline float4 four_at(u32 address) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address));
+    return x;
+}
+
+inline void put(bool wanted, u32 address, float x) {
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %0, 0; @p st.shared.f32 [%1], %2; }"
+                 ::"r"((int)wanted), "r"(address), "f"(x) : "memory");
+}
+
+inline void put(bool wanted, u32 address, float4 x) {
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %0, 0; @p st.shared.v4.f32 [%1], {%2, %3, %4, %5}; }"
+                 ::"r"((int)wanted), "r"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
+
+// Copies of a word from global to shared memory: those of a thread since its last mark are one group.
+inline void copy_word(bool wanted, u32 to, const void* from) {
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %0, 0; @p cp.async.ca.shared.global [%1], [%2], 4; }"
+                 ::"r"((int)wanted), "r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
+}
+
+inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int NUMBER>
+inline void wait_for_groups() {  // but for the last ones, so many
+    asm volatile("cp.async.wait_group %0;" ::"n"(NUMBER) : "memory");
 }

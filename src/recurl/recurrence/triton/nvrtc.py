@@ -38,7 +38,8 @@ def identity(name: str, constants: dict[str, Any]) -> str:
 
 
 def _source(name: str) -> bytes:
-    return b"".join(Path(__file__).with_name(part).read_bytes() for part in ("instructions.cu", name))
+    before = ("instructions.cu",) if name == "nothing.cu" else ("instructions.cu", "gates.cu")
+    return b"".join(Path(__file__).with_name(part).read_bytes() for part in (*before, name))
 
 
 def compiled(name: str, constants: dict[str, Any], *options: str) -> tuple[bytes, str]:

@@ -251,10 +251,11 @@ def checks() -> list[Callable[[], object]]:
                 partial(agrees, Problem(cell, hidden, 16, 33, 0.05, scale=30.0), "ieee"),
                 partial(permutes, Problem(cell, hidden, 300, 9, 0.05), "ieee"),
             ]
-        # Two groups in a program; all clusters that there are.
+        # Two groups in a program; all clusters that there are; one to four slots of a multiprocessor.
         for hidden, rows, precision in (
             *((512, 300, "tf32"), (256, 200, "tf32"), (150, 200, "tf32"), (256, 200, "bf16")),
             *((256, 200, "ieee"), (128, 500, "tf32"), (100, 400, "ieee"), (512, 110, "tf32"), (384, 110, "ieee")),
+            *((16, 40, "ieee"), (32, 500, "tf32"), (48, 200, "ieee"), (72, 200, "tf32"), (96, 40, "ieee")),
         ):
             problem = Problem(cell, hidden, rows, 9, 0.05)
             found += [partial(check, problem, precision) for check in (agrees, permutes, captures, isolates)]
@@ -270,6 +271,7 @@ def checks() -> list[Callable[[], object]]:
             found += [partial(isolates, Problem(cell, hidden, 70, 9, 0.2), precision)]
         found += [
             partial(agrees, Problem(cell, 64, 7, 301, 0.05), "tf32", recompute=True),
+            *(partial(agrees, Problem(cell, 90, 7, 301, 0.01), precision) for precision in ("tf32", "ieee")),
             partial(agrees, Problem(cell, 40, 7, 31, 0.05), "ieee", recompute=True),
             partial(agrees, Problem(cell, 300, 7, 31, 0.05), "ieee", recompute=True),
             partial(agrees, Problem(cell, 100, 7, 31, 0.05), "tf32", recompute=True),
@@ -300,7 +302,7 @@ def main() -> None:
     if arguments.small:
         sizes = ((64, 5, "tf32"), (80, 600, "tf32"), (96, 5, "ieee"), (256, 5, "tf32"), (256, 5, "ieee"))
         sizes += ((256, 300, "tf32"), (320, 5, "ieee"), (512, 300, "tf32"), (128, 200, "tf32"), (512, 5, "tf32"))
-        sizes += ((520, 5, "ieee"),)
+        sizes += ((520, 5, "ieee"), (120, 200, "ieee"), (20, 400, "tf32"))
         chosen = [
             partial(agrees, Problem(cell, h, b, 3, 0.2), precision)
             for cell in ("lstm", "gru")

@@ -57,7 +57,7 @@ inline float either_of(bool tanh, float x) {
 
 #if FORWARD
 
-// A threads's sums are those of all gates of two units, over an eighth of the columns.
+// A thread's sums are those of all gates of two units, over an eighth of the columns.
 KERNEL quartered_forward_kernel(const __grid_constant__ Arguments a) {
     constexpr int PAIRS = WIDTH / 16, ROW = GATES * WIDTH;
     __shared__ __align__(16) float pages[2][WIDTH];  // h, in turns

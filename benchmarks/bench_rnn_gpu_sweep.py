@@ -178,7 +178,7 @@ def draw(rows: dict[tuple[str, ...], dict[str, str]]) -> None:
             draw_map(axes[row][column], grid, [f"{shape}, {'1/50' if p != '0.0' else 'none'}" for shape, p in batches])
             axes[row][column].set_title(f"{cell.upper()}, {what}: times as fast as {peer}", fontsize=9)
     figure.supxlabel("hidden units; batch (rows x steps) and resets per step; cuDNN without resets", fontsize=8)
-    figure.savefig(FIGURE, dpi=70)
+    figure.savefig(FIGURE, dpi=60)
 
 
 def draw_map(axes: Any, grid: list[list[float | None]], labels: list[str]) -> None:

@@ -7,9 +7,10 @@ Run it before a release and after changes to lowering, traced programs, CUDA gra
 * ``CountRecall``, whose compiled step is the largest, with each cell.
 
 A case makes updates until its CUDA graphs have been recorded, and then two more, which replay them; all numbers that it
-reports must be finite, and nothing may have run uncompiled. Cases run side by side, each in a process of its own.
-Appends a row per case to ``results/gpu_runs.csv``; a case that passed at this commit, on this GPU and these versions, is
-not run again, so an interrupted check continues. Exits with 1 if a case failed. Usage::
+reports must be finite. The last warning of recurl's, such as one of a program that the compiler failed on, is in its row.
+Cases run side by side, each in a process of its own. Appends a row per case to ``results/gpu_runs.csv``; a case that
+passed at this commit, on this GPU and these versions, is not run again, so an interrupted check continues. Exits with 1
+if a case failed. Usage::
 
     python benchmarks/check_gpu_runs.py                          # all cases
     python benchmarks/check_gpu_runs.py --only CountRecall s5    # cases that have these words in their names
@@ -95,7 +96,7 @@ def main() -> int:
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
-        train(Case(*options.case), options.device)
+        print(train(Case(*options.case), options.device))
         return 0
     chosen = [case for case in cases() if all(word in str(case) for word in options.only)]
     versions = {
@@ -124,8 +125,8 @@ def main() -> int:
             case, outcome, seconds = found
             row = {"date": datetime.now(UTC).date().isoformat(), **case._asdict(), "outcome": outcome}
             append(options.csv, {**row, "seconds": f"{seconds:.0f}", "updates": UPDATES, **versions})
+            failed += not outcome.startswith("ok")
             if outcome != "ok":
-                failed += 1
                 print(f"{case}: {outcome}", flush=True)
     print(f"{len(chosen) - failed - left} of {len(chosen)} ok, {failed} failed, {left} left to another call")
     return int(failed > 0)
@@ -136,13 +137,13 @@ def done(path: Path, versions: dict[str, str]) -> set[Case]:
     if not path.exists():
         return set()
     with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["outcome"] == "ok"]
+        rows = [row for row in csv.DictReader(file) if row["outcome"].startswith("ok")]
     same = (row for row in rows if all(row[name] == value for name, value in versions.items()))
     return {Case(row["env"], row["algorithm"], row["cell"]) for row in same}
 
 
 def run(case: Case, device: str, logs: Path | None) -> tuple[Case, str, float]:
-    """Train in another process; return the outcome, which is the last line of an error."""
+    """Train in another process; return the outcome: what :func:`train` returned, or the last line of an error."""
     environment = {"TORCHINDUCTOR_COMPILE_THREADS": "2", **os.environ}
     command = [sys.executable, __file__, "--device", device, "--case", *case]
     begin = time.perf_counter()
@@ -152,20 +153,24 @@ def run(case: Case, device: str, logs: Path | None) -> tuple[Case, str, float]:
         return case, f"no end in {LIMIT} s", time.perf_counter() - begin
     if logs is not None and ended.returncode != 0:
         (logs / f"{str(case).replace('/', '-').replace(', ', '_')}.log").write_text(ended.stderr)
-    said = [line for line in ended.stderr.splitlines() if line.strip()]
-    outcome = "ok" if ended.returncode == 0 else (said[-1] if said else f"status {ended.returncode}")
+    said = [line for line in (ended.stderr if ended.returncode else ended.stdout).splitlines() if line.strip()]
+    outcome = said[-1] if said else f"status {ended.returncode}"
     return case, outcome[:300], time.perf_counter() - begin
 
 
-def train(case: Case, device: str) -> None:
-    """Make the updates of a case in this process; what runs uncompiled is an error."""
-    warnings.filterwarnings("error", module="recurl")
-    learner: Any = make_algorithm(config_of(case, device))
-    for _ in range(UPDATES):
-        numbers = learner.learn(learner.collect())
-        if learner.fault is not None:
-            raise SystemExit(f"{learner.fault} isn't finite: {numbers}")
-    learner.close()
+def train(case: Case, device: str) -> str:
+    """Make the updates of a case in this process; return "ok", and the last of recurl's warnings."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        learner: Any = make_algorithm(config_of(case, device))
+        for _ in range(UPDATES):
+            numbers = learner.learn(learner.collect())
+            if learner.fault is not None:
+                sys.exit(f"{learner.fault} isn't finite: {numbers}")
+        learner.close()
+    package = str(Path(recurl.__file__).parent)
+    lines = [str(warning.message) for warning in warned if warning.filename.startswith(package)]
+    return f"ok: {lines[-1]}" if lines else "ok"
 
 
 def config_of(case: Case, device: str) -> Any:

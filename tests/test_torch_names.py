@@ -347,7 +347,7 @@ def test_start_compilers():
 def test_inductor_program():
     weight = torch.ones(2, requires_grad=True)
     graph = _torch.traced_graph(lambda x, y: (x * weight + torch.tensor([1.0, 2.0]), y), [torch.zeros(2)] * 2)
-    program = _torch.inductor_program(graph)
+    program = _torch.inductor_program(graph, _torch.lift_tensors(graph))
     x = torch.ones(2)
     for value in (1.0, 3.0):
         with torch.no_grad():
@@ -356,4 +356,17 @@ def test_inductor_program():
         assert found.tolist() == [value + 1, value + 2]
         assert not found.requires_grad
         assert given is x
-    assert len(_torch.inductor_program(_torch.traced_graph(lambda: (weight * 2,), []))()) == 1
+    alone = _torch.traced_graph(lambda: (weight * 2,), [])
+    assert len(_torch.inductor_program(alone, _torch.lift_tensors(alone))()) == 1
+
+
+def test_compiler_error():
+    assert issubclass(_torch.compiler_error(), RuntimeError)
+
+
+def test_lift_tensors():
+    weight = torch.ones(2)
+    graph = _torch.traced_graph(lambda x: (x * weight + torch.tensor([1.0, 2.0]),), [torch.zeros(2)])
+    kept = _torch.lift_tensors(graph)
+    weight.fill_(3.0)
+    assert graph(torch.ones(2), *kept)[0].tolist() == [4.0, 5.0]

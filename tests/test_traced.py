@@ -1,11 +1,17 @@
 """Functions of tensors as programs: their numbers, what they draw, what is refused."""
 
+import os
+import warnings
+
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config
+from torch._inductor.graph import GraphLowering
 
 from recurl._torch import traced_graph
 from recurl.errors import UnsupportedError
+from recurl.quiet import quiet_if_failing
 from recurl.traced import Traced
 
 
@@ -98,3 +104,62 @@ def test_what_cannot_be_a_program(function, message):
     with pytest.raises(UnsupportedError, match=message):
         Traced(function, [torch.rand(3)])
     torch.set_rng_state(before)
+
+
+@pytest.mark.parametrize(("failures", "said"), [(1, "16 operations a kernel at most"), (2, "one by one, uncompiled")])
+def test_a_compiler_that_fails_costs_a_line_and_time(monkeypatch, capfd, failures, said):
+    """What it prints below Python isn't seen; results and draws are those of the function."""
+    real, calls = GraphLowering.compile_to_module, []
+
+    def fail_at_first(self):
+        calls.append(config.max_fusion_size)
+        if len(calls) <= failures:
+            os.write(2, b"#loc = loc(unknown)\n" * 100)
+            raise RuntimeError("PassManager::run failed")
+        return real(self)
+
+    net = nn.Linear(3, 4)
+    own = torch.Generator().manual_seed(7)
+
+    def run(x, y):
+        noise = torch.empty(5, 1).uniform_(-1, 1, generator=own)
+        scale = torch.tensor([1.0, 2.0, 3.0])
+        with torch.enable_grad():
+            loss = (net(x * scale) + noise - y.unsqueeze(-1)).square().mean()
+            return loss.detach(), *torch.autograd.grad(loss, net.parameters())
+
+    x, y = torch.randn(5, 3), torch.randn(5)
+    monkeypatch.setattr(GraphLowering, "compile_to_module", fail_at_first)
+    fresh = {"fx_graph_cache": False}  # a program that is known isn't compiled
+    with config.patch(fresh), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        program = Traced(run, [x, y], [own])
+    lines = [str(warning.message) for warning in warned if "compiler failed" in str(warning.message)]
+    assert len(lines) == failures
+    assert all("(RuntimeError: PassManager::run failed)" in line for line in lines)
+    assert said in lines[-1]
+    assert "#loc" not in capfd.readouterr().err
+    assert calls == [64, 16][: len(calls)]
+    for _ in range(2):
+        state = own.get_state()
+        expected = run(x, y)
+        own.set_state(state)
+        torch.testing.assert_close(program(x, y), expected)
+        with torch.no_grad():
+            net.weight.mul_(2)  # the next call reads it
+        x, y = x + 1, y * 2
+
+
+def test_stderr_is_held_back_only_of_what_fails(capfd):
+    with quiet_if_failing():
+        os.write(2, b"from below Python\n")
+    assert capfd.readouterr().err == "from below Python\n"
+
+    def fail():
+        with quiet_if_failing():
+            os.write(2, b"pages\n")
+            raise ValueError("said")
+
+    with pytest.raises(ValueError, match="said"):
+        fail()
+    assert capfd.readouterr().err == ""

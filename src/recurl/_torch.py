@@ -26,6 +26,7 @@ __all__ = [
     "Dropout",
     "are_modes_active",
     "assert_async",
+    "compiler_error",
     "compiling",
     "edits_of",
     "foreach_add_",
@@ -42,6 +43,7 @@ __all__ = [
     "is_forward_mode",
     "is_functorch_active",
     "is_known",
+    "lift_tensors",
     "limit_compile_threads",
     "passes_keywords",
     "returns_other_entries",
@@ -296,8 +298,10 @@ def traced_graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> nn
 _OF_COLUMNS = {"max_pointwise_cat_inputs": 0, "max_complex_pointwise_cat_inputs": 0}
 
 
-def inductor_program(graph: Any, columns: bool = False) -> Callable[..., Sequence[Tensor]]:
-    """Return a graph of :func:`traced_graph` as a program of Inductor, which reads the graph's own tensors in place.
+def inductor_program(
+    graph: Any, kept: Sequence[Tensor], columns: bool = False, most_fused: int | None = None
+) -> Callable[..., Sequence[Tensor]]:
+    """Return a graph of :func:`traced_graph`, after :func:`lift_tensors`, as a program of Inductor.
 
     One configuration of each pointwise kernel is compiled, in place of two that are timed at the first launch. Where a
     graph puts ``columns`` together, those who compute them write them where they belong, so that no kernel is left that
@@ -305,19 +309,43 @@ def inductor_program(graph: Any, columns: bool = False) -> Callable[..., Sequenc
 
     Without the name: ``torch.compile(graph.forward, fullgraph=True)``, whose Dynamo reads the graph's code anew, in a
     sixth of the compiler's time.
+
+    Args:
+        graph: the graph.
+        kept: what :func:`lift_tensors` returned; the program reads these tensors in place.
+        columns: whether the graph puts columns together.
+        most_fused: most operations that are fused into one kernel; the compiler's default when None.
+
+    Raises:
+        RuntimeError: an instance of :func:`compiler_error`: the compiler, or one that it calls, failed.
     """
-    given = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    given = [node for node in graph.graph.nodes if node.op == "placeholder"][: -len(kept) or None]
     mode = given[0].meta["val"].fake_mode if given else FakeTensorMode()
-    kept = [tensor.detach() for tensor in _lifted(graph, given)]
     examples = [*(node.meta["val"] for node in given), *map(mode.from_tensor, kept)]
     inductor: Any = importlib.import_module("torch._inductor")
     options: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False}
     if columns:
         config: Any = importlib.import_module("torch._inductor.config")
         options |= {name: value for name, value in _OF_COLUMNS.items() if hasattr(config, name)}
+    if most_fused is not None:
+        options["max_fusion_size"] = most_fused
     with torch.no_grad():
         program = inductor.compile(graph, examples, options)
     return lambda *tensors: program(*tensors, *kept)
+
+
+def compiler_error() -> type[Exception]:
+    """Return the class of the errors that Inductor raises where it can't compile.
+
+    Without the name: ``RuntimeError``, its base.
+    """
+    return importlib.import_module("torch._inductor.exc").InductorError
+
+
+def lift_tensors(graph: Any) -> list[Tensor]:
+    """Make further arguments of the tensors that a graph of :func:`traced_graph` holds, and return these tensors."""
+    given = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    return [tensor.detach() for tensor in _lifted(graph, given)]
 
 
 def _lifted(graph: Any, given: Sequence[Any]) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurl._torch import compiling, inductor_program, running_by, traced_graph
+from recurl._torch import compiler_error, compiling, inductor_program, lift_tensors, running_by, traced_graph
 from recurl.columns import Narrow, loop_by_columns, take_constants
 from recurl.errors import UnsupportedError
+from recurl.quiet import quiet_if_failing
 from recurl.readback import refuse_read_back
 from recurl.small_products import small_product
 
 __all__ = ["Traced"]
 
+_CUT = 16  # operations of a kernel at most, where Triton can't compile larger ones
+_ONE_BY_ONE = "Its operations run one by one, uncompiled: the same results, more slowly."
 _SUMS_ON = ("cuda",)  # devices where thin products are quicker as sums; a CPU's library of products is better
 _Function = Callable[..., tuple[Tensor, ...]]
 _Draw = Callable[[], Tensor]
@@ -32,6 +36,9 @@ class Traced:
     Random numbers are those that the function would draw, in the same order: they are drawn first, the program computes
     with them. Sums may be rounded otherwise than by the function. The program itself always gives the same bits, also
     inside a CUDA graph. The compiler is told not to measure how to sum, for another start could choose otherwise.
+
+    Where the compiler fails, the program is cut into smaller kernels, and where that fails too, its operations run one
+    by one, uncompiled; a warning of one line says which.
 
     Args:
         function: maps tensors to a tuple of tensors, and changes nothing else.
@@ -101,7 +108,7 @@ class Traced:
         if rows is not None and sums:
             graph, self.entering, self.leaving = loop_by_columns(graph, rows, count)
             self._constant = take_constants(graph)
-        self._run = inductor_program(graph, columns=rows is not None)
+        self._run = _compile(graph, columns=rows is not None)
 
     @torch.no_grad()
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -110,6 +117,31 @@ class Traced:
         for position, tensor in self._constant.items():
             results.insert(position, tensor)
         return tuple(results)
+
+
+def _compile(graph: Any, columns: bool) -> Callable[..., Sequence[Tensor]]:
+    """Return a traced graph as a program, of smaller kernels or uncompiled where the compiler fails."""
+    kept, operations = lift_tensors(graph), sum(node.op == "call_function" for node in graph.graph.nodes)
+    for most_fused, instead in (
+        (None, f"It is compiled again, {_CUT} operations a kernel at most."),
+        (_CUT, _ONE_BY_ONE),
+    ):
+        try:
+            with quiet_if_failing():
+                return inductor_program(graph, kept, columns, most_fused)
+        except compiler_error() as error:
+            warnings.warn(
+                f"torch's compiler failed on a program of {operations} operations ({_reason(error)}). {instead}",
+                stacklevel=2,
+            )
+    return lambda *tensors: graph(*tensors, *kept)
+
+
+def _reason(error: Exception) -> str:
+    """Return the line of a compiler's error that says what happened: the last one of a traceback that it holds."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "TORCH" not in line]
+    found = lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
+    return found[:200]
 
 
 def _is_random(operation: Any) -> bool:

@@ -6,11 +6,11 @@ Run it before a release and after changes to lowering, traced programs, CUDA gra
 * each algorithm with each cell, on the masked pendulum where actions are continuous, else on masked CartPole;
 * ``CountRecall``, whose compiled step is the largest, with each cell.
 
-A case makes updates until its CUDA graphs have been recorded, and then two more, which replay them; all numbers that it
-reports must be finite. The last warning of recurl's, such as one of a program that the compiler failed on, is in its row.
-Cases run side by side, each in a process of its own. Appends a row per case to ``results/gpu_runs.csv``; a case that
-passed at this commit, on this GPU and these versions, is not run again, so an interrupted check continues. Exits with 1
-if a case failed. Usage::
+A case makes updates until its CUDA graphs have been recorded, and then two more, which replay them; all numbers that
+it reports must be finite. The last warning of recurl's, such as one of a program that the compiler failed on, is in its
+row. Cases run side by side, each in a process of its own. Appends a row per case to ``results/gpu_runs.csv``; a case
+that passed at this commit, on this GPU and these versions, is not run again, so an interrupted check continues. Exits
+with 1 if a case failed. Usage::
 
     python benchmarks/check_gpu_runs.py                          # all cases
     python benchmarks/check_gpu_runs.py --only CountRecall s5    # cases that have these words in their names

@@ -8,6 +8,7 @@ ratios within a round. A system that can't run is named with its reason and left
 
     python benchmarks/bench_ppo.py                               # masked CartPole
     python benchmarks/bench_ppo.py --python pufferlib=/tmp/p/bin/python peers=/tmp/q/bin/python
+    python benchmarks/bench_ppo.py --systems recurl recurl-before --python before=/tmp/r/bin/python  # another commit
     python benchmarks/bench_ppo.py --task pendulum               # continuous actions; r2d2: recurl alone
     python benchmarks/bench_ppo.py --num-envs 1 8 64 256 --systems recurl pufferlib sb3
     python benchmarks/bench_ppo.py --solve 200000 --repeats 1    # steps and seconds to a mean return of 475
@@ -56,8 +57,11 @@ class System:
     """How many times more steps a round has."""
 
 
+BEFORE = "recurl-before"
+"""Another commit of recurl, measured only where an interpreter that imports it is given."""
 SYSTEMS = {
     "recurl": System("run_recurl.py", python="recurl", faster=4),
+    BEFORE: System("run_recurl.py", python="before", faster=4),
     "pufferlib": System("run_pufferlib.py", python="pufferlib", faster=4),
     "torchrl": System("run_torchrl.py"),
     "torchrl-best": System("run_torchrl.py", "best"),
@@ -91,7 +95,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=("cartpole", "pendulum", "r2d2"), default="cartpole")
     parser.add_argument("--num-envs", type=int, nargs="+", help="8 by default, of r2d2 16")
-    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=[s for s in SYSTEMS if s != BEFORE])
     parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PATH", help="interpreters of peers, pufferlib")
     parser.add_argument("--repeats", type=int, default=9, help="rounds; with --solve: seeds")
     parser.add_argument("--steps", type=int, default=2048, help="environment steps of a round; of fast systems 4 x")
@@ -270,7 +274,8 @@ def draw() -> None:
     newest: dict[str, dict[str, str]] = {}
     with SPEED.open(newline="") as file:
         for row in csv.DictReader(file):
-            if (row["task"], row["num_envs"], row["threads"]) == ("masked-cartpole", "8", "1"):
+            drawn = (row["task"], row["num_envs"], row["threads"]) == ("masked-cartpole", "8", "1")
+            if drawn and row["system"] != BEFORE:
                 newest[row["system"]] = row
     if not newest:
         return

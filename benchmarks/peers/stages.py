@@ -66,8 +66,8 @@ _RULES = (
     _Rule("/recurl/trainers/algorithms/ppo", "update rest"),
     _Rule("/recurl/trainers/algorithms/dqn", "update rest"),
     *(
-        _Rule(f"/recurl/trainers/{name}", "logging", last=True)
-        for name in ("report/", "run/episodes", "run/folder", "files/", "algorithms/seeding")
+        _Rule(f"/recurl/{name}", "logging", last=True)
+        for name in ("trainers/report/", "trainers/run/episodes", "trainers/run/folder", "trainers/files/", "seeding")
     ),
 )
 

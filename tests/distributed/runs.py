@@ -18,6 +18,7 @@ from recurl.distributed import global_statistics, rank, world_size
 from recurl.errors import RecurlError
 from recurl.objectives import ClipPPOLoss, sequences
 from recurl.objectives.value import GAE
+from recurl.seeding import env_seed, seed_everything
 from recurl.trainers import PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.algorithms.a2c import A2C
 from recurl.trainers.algorithms.a2c_config import A2CConfig
@@ -25,7 +26,6 @@ from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.impala import Impala
 from recurl.trainers.algorithms.impala_config import ImpalaConfig
 from recurl.trainers.algorithms.ppo import PPO
-from recurl.trainers.algorithms.seeding import seed_everything
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.networks.agent import collecting
 from recurl.trainers.run.episodes import EpisodeStats
@@ -43,10 +43,10 @@ class Joined:
         first = torch.get_rng_state()
         for number in range(ranks):
             env = training_env(config)
-            env.set_seed(config.seed + number * config.num_envs)
+            env.set_seed(env_seed(config.seed, "training") + number * config.num_envs)
             self._collectors.append(Collector(env, collecting(policy), frames_per_batch=config.frames_per_batch))
             if number:
-                seed_everything(config.seed + number * config.num_envs)
+                seed_everything(config.seed, "training", number)
             self._states.append(torch.get_rng_state() if number else first)
 
     def collect(self):

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from recurl.collectors.background import CollectorBase, Extendable, units_of
-from recurl.collectors.parts import check_cat_results, dimension, load_requests, torch_seeds
+from recurl.collectors.parts import check_cat_results, dimension, load_requests
 from recurl.collectors.weights import SharedWeights, Weights
 from recurl.collectors.worker import CollectorInfo, serve_collector
 from recurl.envs import EnvBase
@@ -26,6 +26,7 @@ from recurl.errors import ArgumentError, ArgumentTypeError, UsageError, WorkerEr
 from recurl.keys import NestedKey
 from recurl.mode import ExplorationType
 from recurl.ranges import checked_seed
+from recurl.seeding import derive_seed
 
 __all__ = [
     "MultiAsyncCollector",
@@ -248,14 +249,16 @@ class MultiCollector(CollectorBase):
     def set_seed(self, seed: int) -> None:
         """Seed environments, at their next full reset, and random actions, from the next batch that begins.
 
-        Row ``i`` of all workers gets ``seed + i``. Each worker draws its actions from a generator of its own.
+        Row ``i`` of all workers gets ``seed + i``. The global generators of each worker, from which it
+        draws its actions, get seeds that are derived from ``seed`` (:func:`recurl.seeding.derive_seed`).
         """
         first = checked_seed(seed)
         self._between_batches(lambda: self._seed_workers(first))
 
     def _seed_workers(self, seed: int) -> None:
-        for index, torch_seed in enumerate(torch_seeds(seed, self.num_workers)):
-            self._group.ask(index, pickle.dumps(("seed", seed + index * self._rows.numel(), torch_seed)))
+        for index in range(self.num_workers):
+            own = derive_seed(seed, "collector", index)
+            self._group.ask(index, pickle.dumps(("seed", seed + index * self._rows.numel(), own)))
 
     def _query_all(self, *request: Any) -> list[Any]:
         """Return the answers of all workers to the same request."""

@@ -10,7 +10,7 @@ import torch
 from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.errors import ArgumentError
 
-__all__ = ["check_cat_results", "dimension", "load_requests", "torch_seeds"]
+__all__ = ["check_cat_results", "dimension", "load_requests"]
 
 
 def check_cat_results(cat_results: str | int | None) -> None:
@@ -53,14 +53,3 @@ def load_requests(states: Sequence[Any], count: int, who: str) -> list[tuple[Any
     for saved in states:
         TRAJECTORY_IDS.skip(saved["collector"]["traj_ids"])
     return [("load", saved, TRAJECTORY_IDS.reserve()) for saved in states]
-
-
-def torch_seeds(seed: int, count: int) -> list[int]:
-    """Return seeds for torch's generators in ``count`` workers, which ``seed`` determines.
-
-    Example:
-        >>> len(set(torch_seeds(0, 3) + torch_seeds(1, 3)))
-        6
-    """
-    generator = torch.Generator().manual_seed(seed)
-    return [int(torch.randint(2**62, (), generator=generator)) for _ in range(count)]

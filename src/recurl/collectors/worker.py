@@ -20,6 +20,7 @@ from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_env import make_env
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.keys import NestedKey
+from recurl.seeding import seed_everything
 
 __all__ = ["CollectorInfo", "serve_collector"]
 
@@ -124,8 +125,8 @@ class _Server:
             memory.tensors[key].copy_(value)
         self._channel.send()
 
-    def _seed(self, seed: int, torch_seed: int) -> None:
-        torch.manual_seed(torch_seed)
+    def _seed(self, seed: int, own_seed: int) -> None:
+        seed_everything(own_seed)
         self._collector.set_seed(seed)
 
     def _save(self) -> None:

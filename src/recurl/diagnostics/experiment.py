@@ -14,6 +14,7 @@ from recurl.diagnostics.runs import everywhere, run
 from recurl.diagnostics.states import State, states_in
 from recurl.keys import DONE, IS_INIT, NEXT, TRAJ_IDS, NestedKey, is_action, next_key
 from recurl.recurrence import Boundaries
+from recurl.seeding import derive_seed
 
 PRIMER = "env = env.append_transform(get_primers_from_module(policy))  # from recurl.modules"
 TRACKER = "env = env.append_transform(InitTracker())  # from recurl.envs"
@@ -195,7 +196,8 @@ def close(what: str, seen: Tensor, expected: Tensor, at: Tensor, fix: str) -> fl
 def exchanged(batch: TensorDictBase, states: list[NestedKey], at: Tensor) -> TensorDictBase:
     """Return ``batch`` with the states of other tokens at the tokens ``at``: different but plausible states."""
     at = at.reshape(-1)
-    order = torch.randperm(at.shape[0], generator=torch.Generator().manual_seed(0)).to(at.device)
+    generator = torch.Generator().manual_seed(derive_seed(0, "other states"))
+    order = torch.randperm(at.shape[0], generator=generator).to(at.device)
     source = torch.where(at, order, torch.arange(at.shape[0], device=at.device))
     other = batch.copy()
     for key in states:
@@ -208,11 +210,12 @@ def with_noise(batch: TensorDictBase, keys: list[NestedKey], at: Tensor, scale: 
     """Return ``batch`` with reproducible noise on the entries ``keys`` at the tokens ``at``; integers are unchanged."""
     at = at.reshape(-1)
     noisy = batch.copy()
+    generator = torch.Generator().manual_seed(derive_seed(0, "noise"))
     for key in keys:
         value = batch.get(key)
         if value.is_floating_point() or value.dtype == torch.bool:
             flat = value.reshape(at.shape[0], -1)
-            noise = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)).to(flat.device)
+            noise = torch.randn(flat.shape, generator=generator).to(flat.device)
             other = flat ^ (noise > 0) if value.dtype == torch.bool else flat + scale * noise.to(flat.dtype)
             noisy.set(key, torch.where(at.unsqueeze(-1), other, flat).reshape(value.shape))
     return noisy

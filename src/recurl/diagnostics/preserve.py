@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from recurl._torch import tensors_of
 from recurl.diagnostics.parts import submodules
+from recurl.seeding import derive_seed
 
 _CONTAINERS = (dict, OrderedDict, list, set, deque)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -67,14 +68,15 @@ class Kept:
                     tensor.copy_(before)
 
     def seed(self, seed: int) -> None:
-        """Seed every generator."""
-        for generator in self._generators:
+        """Seed every generator, each with a seed of its own."""
+        for index, generator in enumerate(self._generators):
+            own = derive_seed(seed, "experiment", index)
             if isinstance(generator, torch.Generator):
-                generator.manual_seed(seed)
+                generator.manual_seed(own)
             elif isinstance(generator, np.random.Generator):
-                generator.bit_generator.state = type(generator.bit_generator)(seed).state
+                generator.bit_generator.state = type(generator.bit_generator)(own).state
             else:
-                generator.seed(seed)
+                generator.seed(own % 2**32)  # more bits than NumPy's legacy generators take
 
 
 def _is_lazy(module: nn.Module) -> bool:
@@ -135,7 +137,7 @@ def other_weights(policy: object, seed: int) -> Generator[None]:
 
     Reveals the dependencies of networks whose last layer is initialised with zeros.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "other weights"))
     drawn: dict[int, Tensor] = {}
     before: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
     try:

@@ -19,6 +19,7 @@ from recurl.modules import CellModule, set_recurrent_mode
 from recurl.precision import MODES
 from recurl.ranges import Count, check_fields
 from recurl.recurrence import BACKENDS, Sizes, load_cell
+from recurl.seeding import derive_seed
 
 PRECISIONS = (*MODES, "bf16")
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -218,7 +219,7 @@ class _Data:
     """Batch of a case, and gradient of the features."""
 
     def __init__(self, case: RNNCase) -> None:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(derive_seed(0, "rnn timing"))
         shape = (case.batch, case.time)
 
         def normal(*sizes: int) -> Tensor:

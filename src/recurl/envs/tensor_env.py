@@ -13,13 +13,14 @@ from recurl.envs.base import EnvBase
 from recurl.envs.gym_actions import ActionReader
 from recurl.envs.gym_observations import ObservationReader
 from recurl.envs.gym_vector import native_row
-from recurl.envs.tasks.checks import check_step
+from recurl.envs.tasks.checks import TRIAL_SEED, check_step
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count, check_state
 from recurl.envs.tasks.namespaces import TensorDraw, tensors_on
 from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
 from recurl.hardware import check_device
 from recurl.keys import ACTION, DONE, OBSERVATION, RESET, REWARD, TERMINATED, TRUNCATED
 from recurl.lowering import Step, like, takes_entries
+from recurl.seeding import derive_seed
 from recurl.transforms import makes_memory
 
 __all__ = ["TensorEnv", "dynamics_of"]
@@ -101,7 +102,7 @@ class TensorEnv(EnvBase):
         self._seen = self.observation_spec[OBSERVATION].dtype
 
     def _draw_anew(self) -> TensorDraw:
-        self.generator.manual_seed(0)
+        self.generator.manual_seed(TRIAL_SEED)
         return self._draw
 
     @takes_entries
@@ -110,7 +111,7 @@ class TensorEnv(EnvBase):
         mask = None if tensordict is None else tensordict.get(RESET, None)
         if mask is None:
             if self._seed is not None:
-                self.generator.manual_seed(self._seed)
+                self.generator.manual_seed(derive_seed(self._seed, "TensorEnv"))
                 self._seed = None
             self._tensors = dict(self.dynamics.begin(self._xp, self._draw))
             self._steps = torch.zeros_like(self._steps)

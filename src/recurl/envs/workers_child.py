@@ -22,13 +22,13 @@ from multiprocessing.reduction import recv_handle
 from typing import Any, NamedTuple, NoReturn, Self
 
 import cloudpickle
-import numpy as np
 import torch
 
 from recurl import errors
 from recurl.envs.registrations import register_all
 from recurl.envs.workers_memory import Entry, SharedTensors
 from recurl.errors import RecurlError, RemoteTraceback, WorkerError
+from recurl.seeding import seed_everything
 
 __all__ = [
     "BEATS",
@@ -227,7 +227,7 @@ def _main(connection: int, status: int, parent: int) -> NoReturn:
     """Serve the program until it closes the connection, then end the process.
 
     The first message is ``(registered, seed, serve, arguments)``: ``serve(channel, *arguments)`` runs with the
-    program's environments registered and torch seeded.
+    program's environments registered and the global generators seeded.
 
     Args:
         connection: file descriptor of the socket to the program.
@@ -243,13 +243,12 @@ def _main(connection: int, status: int, parent: int) -> NoReturn:
     faulthandler.register(signal.SIGUSR1, status, all_threads=False)
     threading.Thread(target=_end_with_parent, args=(connection, parent), daemon=True).start()
     torch.set_num_threads(1)
-    np.random.seed()  # noqa: NPY002 - else every worker's global generator would draw the same numbers
     channel = Channel(Connection(connection), status)
     code = 0
     try:
         registered, seed, serve, arguments = cloudpickle.loads(channel.receive_bytes())
         register_all(registered)
-        torch.manual_seed(seed)
+        seed_everything(seed)
         serve(channel, *arguments)
     except Closed:
         pass

@@ -24,6 +24,7 @@ from recurl.envs.workers_env import make_env
 from recurl.errors import UsageError
 from recurl.keys import NestedKey
 from recurl.modules import EGreedyModule
+from recurl.seeding import seed_everything
 
 __all__ = ["Begun", "CollectorActor", "Own", "Shared", "versions"]
 
@@ -48,7 +49,8 @@ class Own(NamedTuple):
 
     create_env_fn: bytes
     """A pickled function that creates the environment."""
-    torch_seed: int
+    seed: int
+    """Seed of the global generators of its process."""
     env_seed: int | None
     first_id: int
     """Start of its block of trajectory ids."""
@@ -101,7 +103,7 @@ class CollectorActor:
         registered, policy, options = cast(Shared, cloudpickle.loads(shared))
         register_all(registered)
         mine = cast(Own, cloudpickle.loads(own))
-        torch.manual_seed(mine.torch_seed)
+        seed_everything(mine.seed)
         env = make_env(cloudpickle.loads(mine.create_env_fn))
         if mine.env_seed is not None:
             env.set_seed(mine.env_seed)
@@ -156,8 +158,8 @@ class CollectorActor:
             return Failure.of(error)
 
     @staticmethod
-    def _seed(collector: Collector, seed: int, torch_seed: int) -> None:
-        torch.manual_seed(torch_seed)
+    def _seed(collector: Collector, seed: int, own_seed: int) -> None:
+        seed_everything(own_seed)
         collector.set_seed(seed)
 
     @staticmethod

@@ -23,6 +23,7 @@ from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS
 from recurl.errors import UsageError
 from recurl.keys import DONE, NEXT, TRAJ_IDS, NestedKey
+from recurl.seeding import derive_seed
 
 __all__ = ["Part", "Recipe", "Supply"]
 
@@ -46,7 +47,7 @@ class Recipe:
     def __init__(self, functions: Sequence[Callable[[], Any]], epsilons: Sequence[float] | None) -> None:
         self._functions = [pickled("create_env_fn", function) for function in functions]
         self._epsilons = [None] * len(functions) if epsilons is None else list(epsilons)
-        self._draw = torch.Generator().manual_seed(int(torch.randint(2**62, ())))  # the parent's seed determines all
+        self._root = int(torch.randint(2**62, ()))  # the parent's seed determines all
         self.rows = 1
         self.seed: int | None = None
         self.replaced = 0
@@ -60,29 +61,27 @@ class Recipe:
         """
         own = Own(
             self._functions[index],
-            self._torch_seed(),
+            derive_seed(self._root, "actor", index, self._time(generation)),
             self.env_seed(index, generation),
             TRAJECTORY_IDS.reserve(),
             self._epsilons[index],
         )
         return pickle.dumps(own)
 
-    def _torch_seed(self) -> int:
-        return int(torch.randint(2**62, (), generator=self._draw))
-
     def seeds(self, seed: int) -> list[tuple[int, int]]:
-        """Let a seed determine all that follow, and return those of each actor's environments and of torch there."""
-        self.seed = seed
-        self._draw.manual_seed(seed)
-        rows = range(seed, seed + len(self._functions) * self.rows, self.rows)
-        return [(first, self._torch_seed()) for first in rows]
+        """Let a seed determine all that follow, and return those of each actor's environments and of its process."""
+        self.seed = self._root = seed
+        actors = range(len(self._functions))
+        return [(seed + index * self.rows, derive_seed(seed, "actor", index, 0)) for index in actors]
+
+    def _time(self, generation: int) -> int:
+        return 0 if generation == 0 else self.replaced + generation
 
     def env_seed(self, index: int, generation: int = 0) -> int | None:
         """Return the seed of the first row of an actor, different for its successors."""
         if self.seed is None:
             return None
-        times = 0 if generation == 0 else self.replaced + generation
-        return self.seed + (times * len(self._functions) + index) * self.rows
+        return self.seed + (self._time(generation) * len(self._functions) + index) * self.rows
 
 
 class Part(NamedTuple):

@@ -20,6 +20,7 @@ from recurl.envs.tasks.namespaces import Namespace, TensorDraw, tensors_on
 from recurl.errors import ArgumentError
 from recurl.hardware import check_device
 from recurl.readback import refuse_read_back
+from recurl.seeding import derive_seed
 
 __all__ = ["check_dynamics"]
 
@@ -55,10 +56,12 @@ def check_dynamics(
         0.0
     """
     check_device(str(device))
-    env, rng = TaskVectorEnv(dynamics, rows, AutoresetMode.DISABLED), np.random.default_rng(seed)
+    env = TaskVectorEnv(dynamics, rows, AutoresetMode.DISABLED)
+    rng = np.random.default_rng(derive_seed(seed, "actions"))
     env.reset(seed=seed)
     xp, ended, step, worst = tensors_on(device), 0, 0, 0.0
-    begun = check_step(dynamics, xp, lambda: TensorDraw(torch.Generator(device).manual_seed(seed), rows), rows)
+    drawn = derive_seed(seed, "states on the device")
+    begun = check_step(dynamics, xp, lambda: TensorDraw(torch.Generator(device).manual_seed(drawn), rows), rows)
     _check_dtypes(dynamics, env.state, begun)
     _step_on(device, dynamics, xp, env, _actions(dynamics, rng, rows))  # constants are sent at their first use
     while ended < episodes:

@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from recurl.envs.tasks.checks import check_memory, check_step
+from recurl.envs.tasks.checks import TRIAL_SEED, check_memory, check_step
 from recurl.envs.tasks.drawing import Frame
 from recurl.envs.tasks.dynamics import Dynamics, check_count, check_state
 from recurl.envs.tasks.namespaces import HOST, RowDraw
@@ -155,7 +155,7 @@ class TaskVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._any_done = False
         self._started = False
         self.rngs = [seeding.np_random()[0] for _ in range(num_envs)]
-        begun = check_step(dynamics, HOST, lambda: RowDraw([np.random.default_rng(0)]), 1)
+        begun = check_step(dynamics, HOST, lambda: RowDraw([np.random.default_rng(TRIAL_SEED)]), 1)
         check_memory(dynamics)
         self.state: dict[str, Any] = {
             name: np.zeros((*value.shape[:-1], num_envs), value.dtype) for name, value in begun.items()

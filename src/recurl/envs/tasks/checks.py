@@ -16,10 +16,13 @@ from torch import Tensor
 from recurl.envs.tasks.dynamics import Dynamics, State
 from recurl.envs.tasks.namespaces import HOST, Draw, Namespace, RowDraw
 from recurl.errors import ArgumentError, RecurlError
+from recurl.seeding import derive_seed
 from recurl.source_lines import line_of
 
-__all__ = ["called", "check_memory", "check_step"]
+__all__ = ["TRIAL_SEED", "called", "check_memory", "check_step"]
 
+TRIAL_SEED = derive_seed(0, "trial of the dynamics")
+"""Seed of the random numbers that a task is checked with, which are drawn again for each call."""
 _OWN = tuple(str(Path(__file__).with_name(name)) for name in ("checks.py", "namespaces.py", "tensor_functions.py"))
 _ROUNDING = 1e-5  # that sums on a GPU may differ by from call to call
 
@@ -117,7 +120,7 @@ def check_memory(dynamics: Dynamics) -> None:
     Raises:
         ArgumentError: an array is not new, or read-only.
     """
-    begun = dynamics.begin(HOST, RowDraw([np.random.default_rng(0)]))
+    begun = dynamics.begin(HOST, RowDraw([np.random.default_rng(TRIAL_SEED)]))
     steps = np.zeros(1, dtype=np.int64)
     actions = _no_actions(dynamics, HOST, 1)
     first, second = (dynamics.advance(HOST, begun, steps, actions)[0] for _ in range(2))

@@ -20,12 +20,12 @@ from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.keys import TRAJ_STEPS, WEIGHTS_LAG
 from recurl.modules import RewardScaler
+from recurl.seeding import EnvPurpose, env_seed, seed_everything
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.actors import actors_of
 from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.schedules import SCHEDULES
-from recurl.trainers.algorithms.seeding import seed_everything
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent, collecting
 from recurl.trainers.optim.finite import first_of
@@ -83,7 +83,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     def __init__(self, config: ConfigT, *, overlap: bool = False) -> None:
         torch.set_num_threads(config.threads)
-        seed_everything(config.seed)
+        seed_everything(config.seed, "networks")  # the same on all ranks
         self.config = config
         self._overlap = overlap
         if world_size() > 1:
@@ -96,8 +96,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.can_save_env = env.can_save_state
         self.agent = self.make_agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
         broadcast_parameters(self.agent)
-        if rank():
-            seed_everything(self.env_seed)  # other actions than those of rank 0
+        seed_everything(config.seed, "training", rank())
         self.collection: dict[str, float] = dict.fromkeys(COLLECTION, math.nan) if config.actors else {}
         self.collector = self._overlapped(env) if overlap else self._collector(env)
 
@@ -214,7 +213,10 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     @property
     def env_seed(self) -> int:
         """Seed of this rank's first environment; its others, and those of the other ranks, follow."""
-        return self.config.seed + rank() * self.config.num_envs
+        return self._env_seed("training")
+
+    def _env_seed(self, purpose: EnvPurpose, *numbers: int) -> int:
+        return env_seed(self.config.seed, purpose, *numbers) + rank() * self.config.num_envs
 
     @property
     def frames_per_update(self) -> int:
@@ -329,9 +331,9 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
                 part.load_state_dict(state[name])
         self.env_steps = state["env_steps"]
         if begin_anew:
-            seed_everything(self.env_seed + self.env_steps)
+            seed_everything(self.config.seed, "restart", self.env_steps, rank())
             scaler = self.parts().get("scaler")
             if isinstance(scaler, RewardScaler):
                 scaler.returns.zero_()
         if begin_anew or not self.collector.load_state_dict(state["collector"]):
-            self.collector.set_seed(self.env_seed + self.env_steps)  # other episodes than those of the beginning
+            self.collector.set_seed(self._env_seed("restart", self.env_steps))

@@ -22,11 +22,11 @@ from recurl.modules import RewardScaler
 from recurl.objectives.policy_gradient import PolicyGradientLoss, explained_variance
 from recurl.objectives.sequences import ends_are_gathered
 from recurl.objectives.value.estimator import ValueEstimator
+from recurl.seeding import GeneratorState, derive_seed
 from recurl.spans import ADVANTAGES, FORWARD, FORWARD_AND_BACKWARD, GRADIENT_GRAPH, span
 from recurl.specs import Composite, TensorSpec
 from recurl.trainers.algorithms.learner import Learner, Stateful
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
-from recurl.trainers.algorithms.seeding import GeneratorState
 from recurl.trainers.networks.actor_critic import ActorCritic
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
@@ -82,7 +82,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             start_compilers()
         super().__init__(config, overlap=overlap)
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
-        self._shuffle = torch.Generator().manual_seed(config.seed)  # the same on all ranks
+        self._shuffle = torch.Generator().manual_seed(derive_seed(config.seed, "minibatches"))  # the same on all ranks
         self.estimator = self.make_estimator()
         self.loss = self.make_loss()
         self._normalizes = world_size() > 1 and getattr(self.loss, "normalize_advantage", False)

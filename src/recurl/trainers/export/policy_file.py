@@ -15,6 +15,7 @@ from recurl._version import __version__
 from recurl.envs import EnvBase, GymWrapper, TensorEnv
 from recurl.errors import ArgumentError, StorageError
 from recurl.keys import ACTION_MASK
+from recurl.seeding import env_seed
 from recurl.trainers.algorithms.environment import make_env, with_spaces
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
@@ -27,7 +28,6 @@ from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.load import load_agent
 
 _ROWS = 4
-_SEED = 2_000_003
 
 
 def export_run(
@@ -72,7 +72,7 @@ def export_run(
     config, agent = load_agent(folder, on_cpu=True, env=env, checkpoint=checkpoint)
     policy = PolicyStep(agent.actor).eval().requires_grad_(False)
     with make_env(config, _ROWS, policy=agent.actor) as envs, TemporaryDirectory() as place:
-        envs.set_seed(_SEED)
+        envs.set_seed(env_seed(config.seed, "fresh"))
         trial = Path(place) / path.name
         kind.write(policy, policy.arguments(envs.reset()), trial)
         verify(kind.read(trial), policy, envs)

@@ -13,13 +13,13 @@ from recurl.envs import EnvBase, interact
 from recurl.errors import UnsupportedError
 from recurl.keys import IS_INIT
 from recurl.mode import ExplorationType, set_exploration_type
+from recurl.seeding import derive_seed
 from recurl.trainers.export.policy_step import PolicyStep
 
 Function: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 VERIFIED_STEPS = 1_000
 _RESET_RATE = 1 / 50
 _TOLERANCE = 1e-4
-_SEED = 7
 
 
 def verify(function: Function, policy: PolicyStep, env: EnvBase, steps: int = VERIFIED_STEPS) -> None:
@@ -37,7 +37,7 @@ def verify(function: Function, policy: PolicyStep, env: EnvBase, steps: int = VE
     Raises:
         UnsupportedError: they differ.
     """
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(derive_seed(0, "resets of the verification"))
     taken = 0
 
     def act(root: TensorDictBase) -> TensorDictBase:

@@ -17,13 +17,14 @@ import torch
 
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, MissingDependencyError
+from recurl.seeding import derive_seed, env_seed
 from recurl.trainers.algorithms.environment import gym_of, make_env
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
 from recurl.trainers.report.evaluation_display import EvaluationDisplay
 from recurl.trainers.run.evaluate import Evaluation, check_bounds, evaluate_policy
 from recurl.trainers.run.folder import RunFolder
-from recurl.trainers.run.load import FRESH, load_agent
+from recurl.trainers.run.load import load_agent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,13 +71,13 @@ def play_run(
         _check_video(video)
     config, agent = load_agent(folder, on_cpu=True, env=env, checkpoint=checkpoint)
     policy = agent.actor if deterministic else agent.policy
-    seed = config.seed + FRESH if seed is None else seed
+    seed = env_seed(config.seed, "fresh") if seed is None else seed
     with (
         TemporaryDirectory(dir=None if video is None else video.parent) as place,
         torch.random.fork_rng(devices=[]),
         closing(EvaluationDisplay(console, episodes)) as display,
     ):
-        torch.manual_seed(seed)
+        torch.manual_seed(derive_seed(seed, "actions"))
         with _shown(config, policy, record=video is not None, place=Path(place) / "video", notify=folder.notify) as env:
             env.set_seed(seed)
             try:

@@ -17,6 +17,7 @@ from recurl.envs.gym_masks import value_at
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingArgumentError, NonFiniteError, UsageError
 from recurl.keys import ACTION_MASK, IS_INIT, PREVIOUS_ACTION, PREVIOUS_REWARD, dotted
 from recurl.ranges import checked_seed
+from recurl.seeding import derive_seed
 from recurl.specs import choice_counts, rows_without_choice
 from recurl.trainers.policies.compiled_policy import CompiledPolicy
 from recurl.trainers.policies.converter import Batch, Converter
@@ -122,7 +123,7 @@ class Policy:
         Raises:
             ArgumentError: ``seed`` is negative or not an integer.
         """
-        self._random = torch.Generator().manual_seed(checked_seed(seed)).get_state()
+        self._random = torch.Generator().manual_seed(derive_seed(checked_seed(seed), "actions")).get_state()
 
     @contextmanager
     def _drawing(self, deterministic: bool) -> Generator[None]:

@@ -8,7 +8,7 @@ from typing import Any
 from recurl.errors import ArgumentError, ArgumentTypeError, CallbackError, StorageError
 from recurl.importing import load_object
 from recurl.nearest import nearest
-from recurl.trainers.algorithms.seeding import preserved_rng
+from recurl.seeding import preserved_rng
 from recurl.trainers.run.outcome import Outcome
 
 HOOKS = ("on_start", "on_batch", "on_update", "on_evaluation", "on_checkpoint", "on_end")

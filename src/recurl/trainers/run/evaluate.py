@@ -17,6 +17,7 @@ from recurl.envs import EnvBase, StepCounter, TransformedEnv, interact
 from recurl.errors import ArgumentError, NonFiniteError
 from recurl.keys import DONE, NEXT, REWARD, TERMINATED, NestedKey
 from recurl.mode import ExplorationType, set_exploration_type
+from recurl.seeding import derive_seed
 from recurl.trainers.optim.finite import all_finite
 
 MOST_STEPS = 27_000
@@ -116,7 +117,7 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
         >>> low, high
         (1.5, 3.5)
     """
-    found, draw = np.asarray(values, np.float64), np.random.default_rng(0)
+    found, draw = np.asarray(values, np.float64), np.random.default_rng(derive_seed(0, "bootstrap"))
     rows = max(1, min(RESAMPLES, _MOST_AT_ONCE // found.size))
     means = [
         found[draw.integers(found.size, size=(min(rows, RESAMPLES - done), found.size))].mean(1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from recurl.seeding import derive_seed, env_seed
 from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.config import RunConfig
@@ -21,9 +22,6 @@ from recurl.trainers.run.periodic import SIDE_BY_SIDE
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-FRESH = 1_000_003
-"""What is added to the seed of a run for episodes that training did not play."""
 
 
 def load_agent(
@@ -82,7 +80,7 @@ def evaluate_run(
     check_bounds(episodes, 1 if max_steps is None else max_steps)
     config, agent = load_agent(folder, env=env, checkpoint=checkpoint)
     torch.set_num_threads(config.threads)
-    seed = config.seed + FRESH if seed is None else seed
+    seed = env_seed(config.seed, "fresh") if seed is None else seed
     policy = agent.actor if deterministic else agent.policy
     with (
         make_env(config.for_evaluation(), min(episodes, SIDE_BY_SIDE), policy=policy) as envs,
@@ -91,7 +89,7 @@ def evaluate_run(
     ):
         envs.set_seed(seed)
         if not deterministic:
-            torch.manual_seed(seed)
+            torch.manual_seed(derive_seed(seed, "actions"))
         return evaluate_policy(
             policy,
             envs,

@@ -10,8 +10,8 @@ from typing import Any
 from recurl.distributed import broadcast, rank
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
+from recurl.seeding import env_seed, preserved_rng, seed_everything
 from recurl.trainers.algorithms.environment import make_env
-from recurl.trainers.algorithms.seeding import preserved_rng, seed_everything
 from recurl.trainers.config import RunConfig
 from recurl.trainers.files.checkpoints import save_checkpoint
 from recurl.trainers.networks.agent import Agent
@@ -34,7 +34,6 @@ EVALUATION_COLUMNS = (
     "eval_cut",
     "eval_s",
 )
-_SEED = 2_000_003  # added to the run's: episodes that neither training nor the evaluation at the end plays
 
 
 class PeriodicEvaluation:
@@ -82,8 +81,8 @@ class PeriodicEvaluation:
     def _evaluate(self, env: EnvBase, update: int, env_steps: int) -> Row:
         config, start = self._config, time.perf_counter()
         with preserved_rng():
-            seed_everything(config.seed + _SEED)
-            env.set_seed(config.seed + _SEED)
+            seed_everything(config.seed, "evaluation")
+            env.set_seed(env_seed(config.seed, "evaluation"))
             found = evaluate_policy(
                 self._agent.actor, env, episodes=config.eval_episodes, max_steps=config.eval_max_steps
             )

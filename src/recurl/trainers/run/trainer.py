@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from recurl.distributed import Watch, broadcast, on_any_rank, rank, world_size
 from recurl.errors import ArgumentError
 from recurl.precision import torch_matmul_precision
-from recurl.trainers.algorithms.seeding import rng_state, set_rng_state
+from recurl.seeding import rng_state, set_rng_state
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.config import RunConfig
 from recurl.trainers.files.checkpoints import fitting, load_newest, save_checkpoint

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from recurl.seeding import derive_seed
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 _RESAMPLES = 2_000
 _PERCENTILES = (2.5, 97.5)
@@ -43,7 +45,7 @@ def bootstrap_interval(values: Array) -> tuple[Array, Array]:
         True
     """
     runs = values.shape[-1]
-    drawn = np.random.default_rng(0).integers(runs, size=(_RESAMPLES, runs))
+    drawn = np.random.default_rng(derive_seed(0, "bootstrap")).integers(runs, size=(_RESAMPLES, runs))
     resampled = np.stack([interquartile_mean(values[..., one]) for one in drawn])
     low, high = np.percentile(resampled, _PERCENTILES, axis=0)
     return low, high

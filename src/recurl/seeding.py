@@ -1,30 +1,84 @@
-"""Random number generators of the process: seeded, saved and restored together."""
+"""Seeds of random number generators, and the generators of the process: seeded, saved and restored together."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import operator
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
+EnvPurpose = Literal["training", "restart", "evaluation", "fresh"]
+"""What a run makes environments for: episodes of the training, those that begin after a checkpoint without
+environments, those of the evaluations during training, and those of evaluations of the finished policy."""
+_ENV_BLOCK = 2**29  # four purposes fill the non-negative 32-bit integers
 
-def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators.
+
+def derive_seed(seed: int, *purpose: int | str) -> int:
+    """Return the seed of one generator, derived from that of a program: a hash of it and of the generator's purpose.
+
+    Generators of one kind with equal seeds produce equal streams. So no generator is given the seed that the user
+    chose, which others may have too (``torch.manual_seed(0)`` in a script), but one of its own: the first 63 bits of
+    SHA-256, the same on every platform.
 
     Args:
-        seed: a non-negative integer; NumPy sees its lowest 32 bits.
+        seed: the seed of the program, an integer.
+        *purpose: what the generator is for, as names and numbers, such as ``"exploration"`` and the rank.
+
+    Example:
+        >>> derive_seed(0, "exploration", 3)
+        4178955089143346543
+        >>> shuffle = torch.Generator().manual_seed(derive_seed(0, "minibatches"))
+    """
+    parts = [part if isinstance(part, str) else operator.index(part) for part in (seed, *purpose)]
+    return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:8], "big") >> 1
+
+
+def env_seed(seed: int, purpose: EnvPurpose, *numbers: int) -> int:
+    """Return the seed of the first environment of a run that is made for a purpose; row ``i`` gets it plus ``i``.
+
+    Environments are seeded by consecutive numbers, as Gymnasium does it, so those of one purpose can be divided over
+    workers, groups, actors and ranks. Purposes have ranges of their own, of 2**29 seeds each, so their rows never have
+    seeds in common. All are below 2**31: environments in other languages take a 32-bit integer.
+
+    Args:
+        seed: the seed of the run.
+        purpose: what the environments are for.
+        *numbers: which time, where they are made for it more than once.
+
+    Example:
+        >>> env_seed(0, "training") == env_seed(1, "training")
+        False
+        >>> env_seed(0, "evaluation") - env_seed(0, "training") > 2**28
+        True
+    """
+    start = get_args(EnvPurpose).index(purpose) * _ENV_BLOCK
+    return start + derive_seed(seed, "environments", purpose, *numbers) % (_ENV_BLOCK // 2)
+
+
+def seed_everything(seed: int, *purpose: int | str) -> None:
+    """Seed Python's, NumPy's and torch's global generators, each with a seed of its own.
+
+    NumPy's legacy generator and torch's on the CPU are the same algorithm: with equal seeds their streams are equal.
+
+    Args:
+        seed: the seed of the program, an integer.
+        *purpose: what is drawn from now on; see :func:`derive_seed`.
 
     Example:
         >>> seed_everything(0); first = torch.rand(1)
         >>> seed_everything(0); torch.equal(first, torch.rand(1))
         True
     """
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - third-party environments may draw from the global generator
-    torch.manual_seed(seed)
+    random.seed(derive_seed(seed, *purpose, "python"))
+    legacy = derive_seed(seed, *purpose, "numpy") % 2**32
+    np.random.seed(legacy)  # noqa: NPY002 - third-party environments may draw from the global generator
+    torch.manual_seed(derive_seed(seed, *purpose, "torch"))
 
 
 def rng_state() -> dict[str, Any]:

@@ -3,7 +3,7 @@ import random
 import numpy as np
 import torch
 
-from recurl.trainers.algorithms.seeding import rng_state, seed_everything, set_rng_state
+from recurl.seeding import rng_state, seed_everything, set_rng_state
 from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
 
 

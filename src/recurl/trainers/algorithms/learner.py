@@ -83,7 +83,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     def __init__(self, config: ConfigT, *, overlap: bool = False) -> None:
         torch.set_num_threads(config.threads)
-        seed_everything(config.seed, "networks")  # the same on all ranks
+        seed_everything(config.seed, "environments", rank())
         self.config = config
         self._overlap = overlap
         if world_size() > 1:
@@ -94,6 +94,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         check_machine(config, env.observation_spec)
         env.set_seed(self.env_seed)
         self.can_save_env = env.can_save_state
+        seed_everything(config.seed, "networks")  # the same on all ranks
         self.agent = self.make_agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
         broadcast_parameters(self.agent)
         seed_everything(config.seed, "training", rank())

@@ -74,6 +74,16 @@ def _flatten(key: object) -> list[str]:
     raise ArgumentTypeError(f"A key must be a non-empty string or a tuple of non-empty strings, got {key!r}.")
 
 
+def path_of(key: NestedKey) -> tuple[str, ...]:
+    """Return ``key`` as a tuple of names.
+
+    Example:
+        >>> path_of("observation"), path_of(("agents", "observation"))
+        (('observation',), ('agents', 'observation'))
+    """
+    return (key,) if isinstance(key, str) else key
+
+
 def dotted(key: NestedKey) -> str:
     """Return a key as it is written on the command line: the parts of a nested one are joined by dots.
 
@@ -106,7 +116,7 @@ def is_action(key: NestedKey) -> bool:
         >>> is_action("action"), is_action(("action", "move")), is_action("action_mask")
         (True, True, False)
     """
-    return (key if isinstance(key, str) else key[0]) == ACTION
+    return path_of(key)[0] == ACTION
 
 
 def next_key(key: NestedKey) -> tuple[str, ...]:
@@ -116,4 +126,4 @@ def next_key(key: NestedKey) -> tuple[str, ...]:
         >>> next_key("observation")
         ('next', 'observation')
     """
-    return (NEXT, *((key,) if isinstance(key, str) else key))
+    return (NEXT, *path_of(key))

@@ -38,6 +38,7 @@ from recurl.specs import Unbounded
 from recurl.trainers import PPO, PPOConfig
 from recurl.trainers.networks.agent import collecting
 from recurl.transforms import Compose, InitTracker, RewardSum, TensorDictPrimer, Transform
+from recurl.transforms.base import Constant
 
 from .random_ends import random_ends
 
@@ -415,6 +416,13 @@ class Doubled(InitTracker):
     _step._recurl_takes_entries = True
 
 
+class Rewarding(Transform):
+    """Sets a constant reward."""
+
+    def constants(self) -> list[Constant]:
+        return [Constant("reward", 1.0, 1.0)]
+
+
 class OwnEnv(GymEnv):
     pass
 
@@ -431,7 +439,7 @@ def observed(env: EnvBase) -> nn.Module:
         (cartpole, [], {"max_frames_per_traj": 7}, "StepCounter.* sets more than constants"),
         (cartpole, [TensorDictPrimer(extra=Unbounded(2))], {}, "'extra'"),
         (cartpole, [TensorDictPrimer(extra=Unbounded(2), random=True)], {}, "sets more than constants"),
-        (cartpole, [InitTracker("reward")], {}, r"sets \[\('reward',\)\] of the environment"),
+        (cartpole, [Rewarding()], {}, r"sets \[\('reward',\)\] of the environment"),
         (cartpole, [Doubled()], {}, "sets more than constants"),
         (cartpole, [], {"sequence_length": 10}, "in one piece"),
         (lambda: OwnEnv("recurl/MaskedCartPole-v1", num_envs=3), [], {}, "OwnEnv may do more than GymWrapper"),

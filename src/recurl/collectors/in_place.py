@@ -12,9 +12,8 @@ from torch import Tensor
 from recurl.collectors.batch import BatchWriter
 from recurl.compiled import CompiledNetwork, StepsInMemory
 from recurl.envs import Act, EnvBase, InPlace, interact_in_turn
-from recurl.envs.in_place import path_of
 from recurl.envs.rollout import Write
-from recurl.keys import ACTION, DONE, NEXT, normalize_key
+from recurl.keys import ACTION, DONE, NEXT, normalize_key, path_of
 from recurl.lowering import Entries, Step, leaves_by_path
 from recurl.mode import set_recurrent_mode
 from recurl.spans import ACTING, ENVIRONMENT, measured

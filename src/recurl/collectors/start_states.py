@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recurl.envs.rollout import Policy
 from recurl.errors import ArgumentError
-from recurl.keys import next_key
+from recurl.keys import next_key, path_of
 from recurl.modules import recurrent_modules
 from recurl.start_states import allocate
 
@@ -107,4 +107,4 @@ def start_states(policy: Policy | None, sequence_length: int | None, steps: int)
         )
     modules = recurrent_modules(policy) if isinstance(policy, nn.Module) else []
     keys: Any = dict.fromkeys(key for module in modules for key in module.state_keys)
-    return StartStates([(key,) if isinstance(key, str) else key for key in keys], sequence_length)
+    return StartStates([path_of(key) for key in keys], sequence_length)

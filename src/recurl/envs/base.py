@@ -13,7 +13,7 @@ from recurl.devices import numbered
 from recurl.envs.actions import check_choice, random_action
 from recurl.envs.env_specs import EnvSpecs
 from recurl.envs.in_place import InPlace
-from recurl.envs.mdp import check_reset, complete_done, refuse_stale
+from recurl.envs.mdp import check_reset, complete_done, keep_written, refuse_stale
 from recurl.envs.rollout import Policy, rollout
 from recurl.envs.wiring import policy_transforms
 from recurl.errors import ArgumentError, MissingKeyError, UnsupportedError
@@ -193,9 +193,7 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
             complete_done(after)
         given = tensordict.get(NEXT, None)
         if given is not None:
-            for key, value in given.items():
-                if key not in after:
-                    after.set(key, value)
+            keep_written(given, after)
         return after
 
     @takes_entries

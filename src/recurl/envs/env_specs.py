@@ -7,10 +7,14 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from recurl.keys import ACTION, DONE_KEYS, NEXT, REWARD, NestedKey
-from recurl.specs import Binary, Composite, TensorSpec, Unbounded, has_mask
+from recurl.errors import ArgumentError
+from recurl.keys import ACTION, COLLECTOR, DONE_KEYS, NEXT, RESET, REWARD, NestedKey, path_of
+from recurl.specs import Binary, Composite, TensorSpec, Unbounded, declare, has_mask
 
 __all__ = ["EnvSpecs"]
+
+_RESERVED = (ACTION, COLLECTOR, *DONE_KEYS, NEXT, RESET, REWARD)
+"""What a step holds besides observations and states, so that neither can have these names."""
 
 
 class EnvSpecs:
@@ -53,6 +57,7 @@ class EnvSpecs:
 
     def _plan_carry(self) -> None:
         """Collect the keys that go from ``next`` to the root: observations, states and done flags."""
+        _check_entries(self._observation, self._state)
         specs = (self._observation, self._state, self._done)
         self._carried: dict[NestedKey, None] = dict.fromkeys(key for spec in specs for key in spec.keys(True, True))
         self._nested = any(isinstance(key, tuple) for key in self._carried)
@@ -105,3 +110,21 @@ class EnvSpecs:
             root.update(spec.zero())
         after = root.copy().set(REWARD, self.reward_spec.zero())
         return root.set(ACTION, self.action_spec.zero()).set(NEXT, after.clone())
+
+
+def _check_entries(observation: Composite, state: Composite) -> None:
+    """Refuse observations and states that would overwrite each other, or another entry of a step.
+
+    Raises:
+        ArgumentError: naming the entry.
+    """
+    for key in (*observation.keys(True, True), *state.keys(True, True)):
+        name = path_of(key)[0]
+        if name in _RESERVED:
+            raise ArgumentError(
+                f"An observation or a state can't be named {key!r}, as {name!r} is another entry of a step: rename it, "
+                "or leave it out with GymWrapper(env, drop_observations=[...])."
+            )
+    merged = observation.clone()
+    for key, spec in state.items(True, True):
+        declare(merged, key, spec)

@@ -142,7 +142,8 @@ def _leaves(space: gym.Space[Any], path: _Path = ()) -> Iterator[tuple[_Path, gy
 
 def _kept(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path, gym.Space[Any]]]:
     """Return the leaves of ``space`` without those that ``drop`` names."""
-    named = {".".join(map(str, path)): (path, leaf) for path, leaf in _leaves(space)}
+    leaves = list(_leaves(space))
+    named = [".".join(map(str, path)) for path, _ in leaves]
     for name in map(dotted, drop):
         if not any(is_within(key, [name]) for key in named):
             near = get_close_matches(name, named, 1)
@@ -151,7 +152,7 @@ def _kept(space: gym.Space[Any], drop: Sequence[NestedKey]) -> list[tuple[_Path,
                 f"There is no observation {name!r} to drop (--drop-observations) in the observation space, {has}"
                 f"{f': did you mean {near[0]}?' if near else '.'}"
             )
-    kept = [found for key, found in named.items() if not is_within(key, drop)]
+    kept = [leaf for name, leaf in zip(named, leaves, strict=True) if not is_within(name, drop)]
     if not kept:
         dropped = ", ".join(map(dotted, drop)) or "nothing"
         raise ArgumentError(f"An observation must be left, but {dropped} of {space} was dropped.")

@@ -10,19 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recurl.envs.gym_observations import ObservationReader
-from recurl.keys import DONE, DONE_KEYS, REWARD, TERMINATED, TRUNCATED, NestedKey
+from recurl.keys import DONE, DONE_KEYS, REWARD, TERMINATED, TRUNCATED, path_of
 from recurl.transforms.base import Constant, Transform, constants_of
 
-__all__ = ["InPlace", "path_of"]
+__all__ = ["InPlace"]
 
 Path: TypeAlias = tuple[str, ...]
 _Array: TypeAlias = NDArray[Any]
 _Rows: TypeAlias = NDArray[np.bool_]
-
-
-def path_of(key: NestedKey) -> Path:
-    """Return a key as a tuple of names."""
-    return (key,) if isinstance(key, str) else key
 
 
 class InPlace:

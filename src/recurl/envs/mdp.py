@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 
 from recurl.errors import ArgumentError, MissingKeyError, UsageError
-from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED, TRUNCATED
-from recurl.lowering import Step
+from recurl.keys import ACTION, DONE, DONE_KEYS, NEXT, RESET, REWARD, TERMINATED, TRUNCATED, normalize_key
+from recurl.lowering import Step, leaves_by_path
 from recurl.specs import Composite
 
-__all__ = ["check_reset", "complete_done", "refuse_stale", "step_mdp"]
+__all__ = ["check_reset", "complete_done", "keep_written", "refuse_stale", "step_mdp"]
 
 
 def step_mdp(
@@ -84,15 +85,26 @@ def check_reset(tensordict: TensorDictBase | None, batch_size: torch.Size, seed:
         raise ArgumentError("A seed applies to all rows: pass it to a reset without '_reset'.")
 
 
+def keep_written(given: Step, after: Step) -> None:
+    """Set the entries of ``given``, which the policy wrote under ``"next"``, that the environment's ``after`` lacks."""
+    for name, value in given.items():
+        if name not in after:
+            after.set(name, value)
+        elif not isinstance(value, Tensor):
+            keep_written(value, after.get(name))
+
+
 def refuse_stale(given: Step, observations: Composite, states: Composite) -> None:
     """Refuse ``next`` of a step that was made already, if it holds new states.
 
     Raises:
         UsageError: naming the states.
     """
-    stale = set(states) | (set(given.keys()) - set(observations) - {*DONE_KEYS, REWARD})
+    known = {*observations.keys(True, True), *DONE_KEYS, REWARD}
+    written = map(normalize_key, leaves_by_path(given))
+    stale = dict.fromkeys((*states.keys(True, True), *(key for key in written if key not in known)))
     if stale:
         raise UsageError(
-            f"This TensorDict was already stepped and holds new states {sorted(stale)} under 'next', while its "
+            f"This TensorDict was already stepped and holds new states {list(stale)} under 'next', while its "
             "root still holds the old ones: continue from step_mdp(tensordict), or use env.step_and_maybe_reset."
         )

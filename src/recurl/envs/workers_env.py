@@ -11,12 +11,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from recurl.envs.base import EnvBase
-from recurl.envs.in_place import InPlace, path_of
+from recurl.envs.in_place import InPlace
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_memory import Entry
 from recurl.envs.workers_rounds import RoundServer
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
-from recurl.keys import ACTION, DONE, DONE_KEYS, RESET, REWARD, NestedKey, next_key
+from recurl.keys import ACTION, DONE, DONE_KEYS, RESET, REWARD, NestedKey, next_key, path_of
 from recurl.lowering import Entries, Step
 from recurl.specs import Composite, TensorSpec, choice_counts
 

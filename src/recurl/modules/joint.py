@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributions as d
 
 from recurl.errors import ArgumentError, UnsupportedError
-from recurl.keys import NestedKey
+from recurl.keys import NestedKey, path_of
 from recurl.modules.distributions import Categorical, NormalParamExtractor, TanhNormal
 from recurl.specs import (
     Binary,
@@ -259,7 +259,7 @@ def action_parts(
         [('action', 'move'), ('action', 'aim')]
     """
     if isinstance(spec, Composite):
-        path = (key,) if isinstance(key, str) else key
+        path = path_of(key)
         parts = (action_parts(child, kind, (*path, str(name))) for name, child in spec.items())
         return {name: part for found in parts for name, part in found.items()}
     try:

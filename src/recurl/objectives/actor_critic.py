@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recurl.absent import without_arguments
 from recurl.errors import ArgumentError
-from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
+from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
 from recurl.lowering import Step, modules_in_order, shared_state, why_not_lowered, why_whole
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.common import check_network, check_writes, entry, masked_mean, per_token, states_of
@@ -212,7 +212,7 @@ class ActorCriticLoss(ActionValueLoss):
     def target_states(self) -> dict[NestedKey, NestedKey]:
         """Keys at which the states of target networks are read, by state of the network."""
         states = states_of(*self.target_networks())
-        return {key: (_TARGET, *((key,) if isinstance(key, str) else key)) for key in states}
+        return {key: (_TARGET, *path_of(key)) for key in states}
 
     def why_not_lowered(self) -> str | None:
         """Return the reason why the networks need TensorDicts, or None if they are lowered."""

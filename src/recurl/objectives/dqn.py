@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recurl.absent import without_arguments
 from recurl.errors import ArgumentError
-from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key
+from recurl.keys import IS_INIT, MASK, TRAJ_IDS, TRAJ_STEPS, NestedKey, normalize_key, path_of
 from recurl.lowering import Network, Step, why_not_lowered
 from recurl.objectives.action_values import ActionValueLoss
 from recurl.objectives.common import check_network, entry, masked_mean, per_token, states_of
@@ -148,7 +148,7 @@ class DQNLoss(ActionValueLoss):
     @property
     def target_states(self) -> dict[NestedKey, NestedKey]:
         """Keys at which the states of the target network are read, by state of the network."""
-        return {key: (_TARGET, *((key,) if isinstance(key, str) else key)) for key in states_of(self.value_network)}
+        return {key: (_TARGET, *path_of(key)) for key in states_of(self.value_network)}
 
     def networks(self) -> list[TensorDictModuleBase]:
         """Return the networks whose states a batch holds: the network."""

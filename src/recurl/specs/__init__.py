@@ -4,7 +4,7 @@ Names and semantics follow TorchRL. A :class:`Composite` is a tree of specs whos
 """
 
 from recurl.specs.base import TensorSpec
-from recurl.specs.composite import Composite
+from recurl.specs.composite import Composite, declare
 from recurl.specs.leaves import Binary, Bounded, Categorical, MultiCategorical, OneHot, Unbounded
 from recurl.specs.masks import choice_counts, has_mask, masked_rand, rows_without_choice, split_choices
 
@@ -18,6 +18,7 @@ __all__ = [
     "TensorSpec",
     "Unbounded",
     "choice_counts",
+    "declare",
     "has_mask",
     "masked_rand",
     "rows_without_choice",

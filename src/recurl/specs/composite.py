@@ -9,7 +9,7 @@ from typing import Any
 from tensordict import TensorDict, TensorDictBase
 
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
-from recurl.keys import NestedKey, normalize_key
+from recurl.keys import NestedKey, normalize_key, path_of
 from recurl.specs.base import Device, TensorSpec
 
 
@@ -23,7 +23,7 @@ class Composite(TensorSpec):
         **named: further entries.
 
     Raises:
-        ArgumentError: a leaf does not start with ``shape``.
+        ArgumentError: a leaf does not start with ``shape``, or a key is given twice or nested in another key.
         ArgumentTypeError: an entry is neither a spec nor a mapping.
 
     Example:
@@ -44,16 +44,25 @@ class Composite(TensorSpec):
     ) -> None:
         super().__init__(shape, None, device)
         self._specs: dict[str, TensorSpec] = {}
-        for key, spec in {**(specs or {}), **named}.items():
+        for key, spec in (*(specs or {}).items(), *named.items()):
+            if key in self:
+                raise ArgumentError(f"Every entry of a Composite must be given once, but {key!r} is there already.")
             self.set(key, spec)
 
     def set(self, key: NestedKey, spec: TensorSpec | Mapping[Any, Any]) -> None:
-        """Set the entry ``key``; a nested key creates missing Composites."""
+        """Set or replace the entry ``key``; a nested key creates missing Composites.
+
+        Raises:
+            ArgumentError: the spec does not start with the shape of this one, or ``key`` is nested in a tensor's spec.
+            ArgumentTypeError: ``spec`` is neither a spec nor a mapping.
+        """
         name, *rest = _path(key)
         if rest:
-            child = self._specs.get(name)
+            child = self._specs.setdefault(name, Composite(shape=self.shape, device=self.device))
             if not isinstance(child, Composite):
-                child = self._specs[name] = Composite(shape=self.shape, device=self.device)
+                raise ArgumentError(
+                    f"The entry {key!r} can't be nested in {name!r}, which is a tensor, {child!r}: rename one of them."
+                )
             child.set(tuple(rest), spec)
             return
         if isinstance(spec, Mapping):
@@ -160,6 +169,24 @@ class Composite(TensorSpec):
         return f"Composite(shape={list(self.shape)}, device={self.device}{body})"
 
 
+def declare(target: Composite, key: NestedKey, spec: TensorSpec) -> None:
+    """Set the entry ``key`` of ``target``, unless it is declared differently.
+
+    Raises:
+        ArgumentError: ``target`` has an entry ``key`` of another shape or dtype, entries nested in it, or a tensor that
+            it would be nested in.
+    """
+    present = target.get(key)
+    if isinstance(present, Composite):
+        inside = [path_of(key) + path_of(inner) for inner in present.keys(True, True)]
+        raise ArgumentError(f"The entry {key!r} can't be a tensor, as {inside} are nested in it: rename one of them.")
+    if present is not None and (present.shape, present.dtype) != (spec.shape, spec.dtype):
+        raise ArgumentError(
+            f"The entry {key!r} has shape {list(spec.shape)} and dtype {spec.dtype}, but the environment already "
+            f"declares it with {list(present.shape)} and {present.dtype}: rename one of them."
+        )
+    target.set(key, spec)
+
+
 def _path(key: NestedKey) -> tuple[str, ...]:
-    key = normalize_key(key)
-    return (key,) if isinstance(key, str) else key
+    return path_of(normalize_key(key))

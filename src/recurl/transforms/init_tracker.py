@@ -7,7 +7,7 @@ import torch
 from recurl.errors import ArgumentError
 from recurl.keys import DONE, IS_INIT
 from recurl.lowering import Step, takes_entries
-from recurl.specs import Binary, Composite
+from recurl.specs import Binary, Composite, declare
 from recurl.transforms.base import Constant, Transform, makes_memory, reset_mask
 
 
@@ -42,7 +42,7 @@ class InitTracker(Transform):
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Return the spec with the flag, bool ``[*B, 1]``."""
         spec = observation_spec.clone()
-        spec.set(self.init_key, Binary((*spec.shape, 1), device=spec.device))
+        declare(spec, self.init_key, Binary((*spec.shape, 1), device=spec.device))
         return spec
 
     @takes_entries

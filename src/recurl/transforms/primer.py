@@ -8,7 +8,7 @@ from typing import Any
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from recurl.keys import NestedKey
 from recurl.lowering import Step, takes_entries
-from recurl.specs import Composite, TensorSpec
+from recurl.specs import Composite, TensorSpec, declare
 from recurl.transforms.base import Constant, Transform, fill_reset, makes_memory, merge_reset, reset_mask
 
 
@@ -77,13 +77,7 @@ class TensorDictPrimer(Transform):
                     f"With expand_specs=False the primer {key!r} must start with the environment's batch size "
                     f"{list(target.shape)}, got shape {list(spec.shape)}."
                 )
-            present = target.get(key)
-            if present is not None and (present.shape, present.dtype) != (spec.shape, spec.dtype):
-                raise ArgumentError(
-                    f"The primer {key!r} has shape {list(spec.shape)} and dtype {spec.dtype}, but the environment "
-                    f"already declares it with {list(present.shape)} and {present.dtype}: rename one of them."
-                )
-            target.set(key, spec)
+            declare(target, key, spec)
         return target
 
     @takes_entries

@@ -9,7 +9,7 @@ import torch
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import REWARD
 from recurl.lowering import Step, takes_entries
-from recurl.specs import Composite, Unbounded
+from recurl.specs import Composite, Unbounded, declare
 from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
 
 
@@ -43,7 +43,7 @@ class RewardSum(Transform):
         """Return the spec with the sums."""
         spec = observation_spec.clone()
         for key in self.out_keys:
-            spec.set(key, Unbounded(*spec.shape, 1, device=spec.device, dtype=torch.float32))
+            declare(spec, key, Unbounded(*spec.shape, 1, device=spec.device, dtype=torch.float32))
         return spec
 
     @takes_entries

@@ -7,7 +7,7 @@ import torch
 from recurl.errors import ArgumentError, MissingKeyError
 from recurl.keys import DONE, TRUNCATED
 from recurl.lowering import Step, takes_entries
-from recurl.specs import Binary, Bounded, Composite
+from recurl.specs import Binary, Bounded, Composite, declare
 from recurl.transforms.base import Transform, fill_reset, makes_memory, reset_mask
 
 
@@ -53,7 +53,7 @@ class StepCounter(Transform):
         """Return the spec with the count, int64 ``[*B, 1]``."""
         spec = observation_spec.clone()
         count = Bounded(0, torch.iinfo(torch.int64).max, (*spec.shape, 1), spec.device, torch.int64)
-        spec.set(self.step_count_key, count)
+        declare(spec, self.step_count_key, count)
         return spec
 
     def transform_done_spec(self, done_spec: Composite) -> Composite:

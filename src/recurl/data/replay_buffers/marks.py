@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurl.keys import DONE, IS_INIT, MASK, STORED, TRAJ_STEPS, NestedKey
+from recurl.keys import DONE, IS_INIT, MASK, STORED, TRAJ_STEPS, NestedKey, path_of
 from recurl.lowering import Step
 
 __all__ = ["ENTRIES", "INDEX", "PRIORITY_WEIGHT", "WRITE_STEP", "fitting", "mark_ends", "mark_starts", "restore"]
@@ -50,7 +50,7 @@ def _override(sample: Step, key: NestedKey, marks: Tensor) -> None:
     lead = marks.ndim
     marked.view(*marked.shape[:lead], -1)[..., 0] |= marks
     sample.set(key, marked)
-    stored_key = (*STORED, *((key,) if isinstance(key, str) else key))
+    stored_key = (*STORED, *path_of(key))
     if stored_key not in sample:  # if a sample is marked again, the first value is the stored one
         sample.set(stored_key, stored)
 

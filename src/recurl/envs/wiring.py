@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from recurl.errors import MissingKeyError, WiringError
-from recurl.keys import IS_INIT, NestedKey, next_key, normalize_key
+from recurl.keys import DONE_KEYS, IS_INIT, REWARD, NestedKey, next_key, normalize_key
 from recurl.lowering import shared_state
 from recurl.specs import Composite
 from recurl.transforms import InitTracker, Transform
@@ -56,7 +56,8 @@ def check_policy_wiring(policy: Any, env: Declares) -> None:
 
     Raises:
         MissingKeyError: the policy reads ``is_init``, and the environment has no ``InitTracker``.
-        WiringError: a state is not fed back, or is shared by two modules.
+        WiringError: a state is not fed back, or is shared by two modules; or the environment overwrites what the policy
+            writes under ``"next"``.
     """
     if IS_INIT in _keys(policy, "in_keys") and not _declares(env, IS_INIT):
         raise MissingKeyError(
@@ -70,6 +71,13 @@ def check_policy_wiring(policy: Any, env: Declares) -> None:
             "would overwrite each other's state: give one of them other keys, in_keys=[value, 'its_state', ...] and "
             "out_keys=[features, ('next', 'its_state'), ...]."
         )
+    overwritten = _overwritten(policy, env)
+    if overwritten:
+        raise WiringError(
+            f"The policy writes {overwritten}, which the environment overwrites at every step with entries of its own: "
+            "rename the outputs of the policy. A recurrent module names its states by in_keys=[value, 'its_state', ...]"
+            " and out_keys=[features, ('next', 'its_state'), ...]."
+        )
     missing = unfed_states(policy, env)
     if missing:
         raise WiringError(
@@ -77,6 +85,13 @@ def check_policy_wiring(policy: Any, env: Declares) -> None:
             "of its recurrent module (env.append_transform(module.make_tensordict_primer())) and let the module write "
             "each state under ('next', state); or construct the environment with policy=."
         )
+
+
+def _overwritten(policy: Any, env: Declares) -> list[NestedKey]:
+    """Return the outputs of ``policy`` under ``"next"`` that a step of ``env`` replaces: all but its states."""
+    written = {key for module in (policy, *_recurrent_modules(policy)) for key in _keys(module, "out_keys")}
+    own = [key for key in env.observation_spec.keys(True, True) if key not in env.state_spec]
+    return [key for key in map(next_key, (*own, REWARD, *DONE_KEYS)) if key in written]
 
 
 def policy_transforms(policy: Any, env: Declares) -> list[Transform]:

@@ -27,7 +27,7 @@ from recurl.trainers.algorithms.environment import training_env
 from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.schedules import SCHEDULES
 from recurl.trainers.config import RunConfig
-from recurl.trainers.networks.agent import Agent, collecting
+from recurl.trainers.networks.agent import Agent, check_names, collecting
 from recurl.trainers.optim.finite import first_of
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.report.metrics import COLLECTION
@@ -96,6 +96,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.can_save_env = env.can_save_state
         seed_everything(config.seed, "networks")  # the same on all ranks
         self.agent = self.make_agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
+        check_names(self.agent)
         broadcast_parameters(self.agent)
         seed_everything(config.seed, "training", rank())
         self.collection: dict[str, float] = dict.fromkeys(COLLECTION, math.nan) if config.actors else {}

@@ -9,7 +9,18 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
 from recurl import specs
-from recurl.keys import ACTION, NEXT, is_action, normalize_key
+from recurl.errors import ArgumentError
+from recurl.keys import (
+    ACTION,
+    ADVANTAGE,
+    NEXT,
+    STATE_VALUE,
+    VALUE_TARGET,
+    dotted,
+    is_action,
+    normalize_key,
+    path_of,
+)
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.observations import Observations
 from recurl.trainers.networks.trunk import make_trunk
@@ -47,6 +58,24 @@ class Agent(nn.Module):
     def observe(self, batch: TensorDictBase) -> None:
         """Add the observations of a batch ``[*B]`` to the statistics."""
         self.observations.update(batch)
+
+
+def check_names(agent: Agent) -> None:
+    """Refuse observations that the networks and losses of a run would overwrite.
+
+    Raises:
+        ArgumentError: naming them.
+    """
+    outputs = (key for part in agent.modules() if isinstance(part, TensorDictModuleBase) for key in part.out_keys)
+    paths = [path_of(normalize_key(key)) for key in outputs]
+    written = {ADVANTAGE, STATE_VALUE, VALUE_TARGET, *(path[path[0] == NEXT] for path in paths)}
+    clashes = [dotted(key) for key in agent.observations.keys if path_of(key)[0] in written]
+    if clashes:
+        raise ArgumentError(
+            f"The environment's observations {clashes} have names of entries that the networks and losses of a run "
+            f"write, {sorted(written)}: rename them in the environment, or leave them out with --drop-observations "
+            f"{' '.join(clashes)}."
+        )
 
 
 def collecting(policy: TensorDictModuleBase) -> TensorDictSequential:

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from recurl.errors import ArgumentError, MissingDependencyError
-from recurl.importing import load_object
+from recurl.importing import how_to_install, load_object
 
 
 def test_modules_of_a_folder_on_the_path(tmp_path, monkeypatch):
@@ -29,5 +29,20 @@ def test_names_that_cannot_be_found():
         load_object("--callback", "json", "Class")
     with pytest.raises(ArgumentError, match=r"the module 'json' has no 'dmps'\. Did you mean dumps\?"):
         load_object("--callback", "json:dmps")
-    with pytest.raises(MissingDependencyError, match=r"no module 'ale_pyy': install it \(pip install ale_pyy\)"):
+    with pytest.raises(
+        MissingDependencyError, match="'ale_pyy': install the package that provides the module 'ale_pyy',"
+    ):
         load_object("--callback", "ale_pyy:Thing")
+
+
+@pytest.mark.parametrize(
+    ("module", "how"),
+    [
+        ("ale_py", "pip install ale-py"),
+        ("memory_maze.tasks", "pip install memory-maze"),
+        ("Box2D", "pip install 'gymnasium[box2d]'"),
+        ("unheard_of", "install the package that provides the module 'unheard_of'"),
+    ],
+)
+def test_packages_are_named_as_pip_calls_them_and_never_guessed(module, how):
+    assert how_to_install(module) == how

@@ -8,9 +8,23 @@ from typing import Any
 from recurl.errors import ArgumentError, MissingDependencyError
 from recurl.nearest import nearest
 
-__all__ = ["load_object", "pip_line"]
+__all__ = ["how_to_install", "load_object"]
 
-_PACKAGES = {"ale_py": "ale-py", "Box2D": "'gymnasium[box2d]'", "mujoco": "'gymnasium[mujoco]'"}
+_PACKAGES = {
+    "ale_py": "ale-py",
+    "Box2D": "'gymnasium[box2d]'",
+    "cv2": "opencv-python",
+    "dm_control": "dm-control",
+    "gymnasium_robotics": "gymnasium-robotics",
+    "highway_env": "highway-env",
+    "memory_maze": "memory-maze",
+    "minigrid": "minigrid",
+    "mujoco": "'gymnasium[mujoco]'",
+    "popgym": "popgym",
+    "pygame": "'gymnasium[classic-control]'",
+    "vizdoom": "vizdoom",
+}
+"""What pip calls the package of a top-level module. Others aren't guessed: a package of that name may be another."""
 
 
 def load_object(option: str, text: str, kind: str = "name") -> Any:
@@ -41,8 +55,8 @@ def load_object(option: str, text: str, kind: str = "name") -> Any:
         if error.name is None or error.name.partition(".")[0] != module_name.partition(".")[0]:
             raise ArgumentError(f"{option}: the module {module_name!r} can't be imported: {error}.") from error
         raise MissingDependencyError(
-            f"{option}: there is no module {module_name!r}: install it ({pip_line(module_name)}), or name a file in "
-            "the working directory or in a folder on PYTHONPATH."
+            f"{option}: there is no module {module_name!r}: {how_to_install(module_name)}, or name a file in the "
+            "working directory or in a folder on PYTHONPATH."
         ) from error
     except (ImportError, SyntaxError, TypeError, ValueError) as error:
         raise ArgumentError(f"{option}: the module {module_name!r} can't be imported: {error}.") from error
@@ -52,12 +66,16 @@ def load_object(option: str, text: str, kind: str = "name") -> Any:
     return found
 
 
-def pip_line(module: str) -> str:
-    """Return the command that installs the package of a module.
+def how_to_install(module: str) -> str:
+    """Return how to install the package that provides a module.
 
     Example:
-        >>> pip_line("ale_py"), pip_line("popgym.envs")
+        >>> how_to_install("ale_py"), how_to_install("popgym.envs")
         ('pip install ale-py', 'pip install popgym')
+        >>> how_to_install("my_module")
+        "install the package that provides the module 'my_module'"
     """
     top = module.partition(".")[0]
-    return f"pip install {_PACKAGES.get(top, top)}"
+    if top in _PACKAGES:
+        return f"pip install {_PACKAGES[top]}"
+    return f"install the package that provides the module {top!r}"

@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
-from recurl.importing import pip_line
+from recurl.importing import how_to_install
 
 __all__ = ["check_id", "spec_of", "with_clear_errors"]
 
@@ -22,12 +22,16 @@ _MODULE_HINT = (
 
 
 def check_id(name: object) -> None:
-    """Refuse what is no text.
+    """Refuse what is neither an id nor ``module:id``.
 
     Raises:
-        ArgumentTypeError: it is an environment, or something else.
+        ArgumentTypeError: it is an environment, or something else that isn't text.
+        ArgumentError: it names more than one module.
     """
     if isinstance(name, str):
+        if name.count(":") > 1:
+            near = ":".join(name.split(":")[-2:])
+            raise ArgumentError(f"An environment is an id or module:id, got {name!r}: write {near!r}.")
         return
     hint = " Wrap an environment with GymWrapper(env)." if isinstance(name, gym.Env | VectorEnv) else ""
     raise ArgumentTypeError(f"GymEnv takes the id of an environment, such as 'CartPole-v1', got {name!r}.{hint}")
@@ -70,9 +74,10 @@ def _lacking(name: str, error: ModuleNotFoundError) -> Exception:
     module = name.rpartition(":")[0]
     if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
         return MissingDependencyError(
-            f"The environment {name!r} needs the module {error.name!r}, which is not installed: {pip_line(error.name)}"
+            f"The environment {name!r} needs the module {error.name!r}, which is not installed: "
+            f"{how_to_install(error.name)}."
         )
     return ArgumentError(
-        f"Gymnasium can't create {name!r}: there is no module {module!r}: install it ({pip_line(module)}), or name a "
-        "file in the working directory or in a folder on PYTHONPATH."
+        f"Gymnasium can't create {name!r}: there is no module {module!r}: {how_to_install(module)}, or name a file in "
+        "the working directory or in a folder on PYTHONPATH."
     )

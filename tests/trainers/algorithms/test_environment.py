@@ -29,8 +29,10 @@ def test_rows_device_and_arguments(kind):
         ({"env": "CartPoel-v1"}, r"Did you mean: `CartPole`\?$"),
         (
             {"env": "no_such:Env-v0"},
-            r"there is no module 'no_such': install it \(pip install no_such\), or name a file",
+            "there is no module 'no_such': install the package that provides the module 'no_such', or name a file",
         ),
+        ({"env": "pkg:pkg:Maze-v0"}, "is an id or module:id, got 'pkg:pkg:Maze-v0': write 'pkg:Maze-v0'"),
+        ({"env": "no_such.envs:a:Maze-v0"}, "write 'a:Maze-v0'"),
         ({"env_kwargs": ("colour=1",)}, r"does not take --env-kwargs .*colour"),
         ({"env_kwargs": ("k=0",)}, "k must be"),
     ],
@@ -55,7 +57,7 @@ def test_spaces_that_cannot_be_used():
 
 def test_a_package_that_an_environment_needs_is_named():
     gym.register("recurl-test/Lacking-v0", "no_such_package.envs:Thing")
-    with pytest.raises(MissingDependencyError, match=r"needs the module 'no_such_package', .* pip install no_such_pac"):
+    with pytest.raises(MissingDependencyError, match=r"needs the module 'no_such_package', .* the package that prov"):
         make_env(PPOConfig(env="recurl-test/Lacking-v0"), 1)
     del gym.registry["recurl-test/Lacking-v0"]
 
@@ -107,7 +109,7 @@ def test_objects_are_used_as_they_are():
 def test_a_name_alone_asks_for_the_environment():
     config = PPOConfig.from_dict(PPOConfig(env=cartpole).to_dict())
     assert config.env == f"{__name__}.cartpole()"
-    with pytest.raises(ArgumentError, match=r"given in Python, as .*\.cartpole\(\): give it again with env=, as in"):
+    with pytest.raises(ArgumentError, match=r"given in Python, as .*\.cartpole\(\): pass the function again, as in"):
         make_env(config, 1)
     again = config.with_env(lambda: cartpole())
     assert again == config

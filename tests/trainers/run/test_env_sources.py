@@ -9,6 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import recurl
 from recurl.envs import GymEnv
 from recurl.envs.tasks import Bandit
 from recurl.errors import ArgumentError
@@ -81,8 +82,11 @@ def test_the_folder_keeps_the_name_and_asks_for_the_function(folder):
         load_agent,
         lambda folder: evaluate_run(folder, episodes=1),
         lambda folder: export_run(folder, "torch"),
+        lambda folder: recurl.load(folder.path),
     ):
-        with pytest.raises(ArgumentError, match=rf"given in Python, as {name[:-2]}\(\): give it again with env="):
+        with pytest.raises(
+            ArgumentError, match=rf"given in Python, as {name[:-2]}\(\): .* recurl\.load\(run, env=make\)"
+        ):
             use(folder)
     with pytest.raises(ArgumentError, match="given as an object"):
         evaluate_run(folder, episodes=1, env=GymEnv("CartPole-v1", 4))

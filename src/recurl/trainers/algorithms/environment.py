@@ -105,9 +105,9 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
         )
     if is_name_only(config.env):
         raise ArgumentError(
-            f"The environment of this run was given in Python, as {config.env_name}: give it again with env=, as in "
-            "evaluate_run(folder, env=make), or folder.read_config(env=make) to resume. The command line takes "
-            "Gymnasium ids only."
+            f"The environment of this run was given in Python, as {config.env_name}: pass the function again, as in "
+            "recurl.load(run, env=make), evaluate_run(folder, env=make), or folder.read_config(env=make) to resume. "
+            "The command line takes Gymnasium ids only."
         )
     options: dict[str, Any] = {"device": config.device}
     if num_envs is not None:

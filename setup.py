@@ -1,17 +1,28 @@
 """Builds the C++ library of the cpu backend. Everything else about the package is in pyproject.toml.
 
 The library has a plain C interface: building it needs a C++ compiler, but neither torch nor Python's headers. Without a
-compiler the installation goes on without it, and recurl says so when the cpu backend is asked for.
+compiler recurl is installed without it, and says so when a run on the CPU begins.
 """
 
 from __future__ import annotations
 
 import platform
+import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
-from setuptools.command.build_ext import build_ext
+import setuptools
+
+SETUPTOOLS = 77
+"""The oldest setuptools that reads pyproject.toml, whose license is an SPDX expression."""
+if int(setuptools.__version__.partition(".")[0]) < SETUPTOOLS:
+    sys.exit(
+        f"Building recurl needs setuptools {SETUPTOOLS} or newer, found {setuptools.__version__}: pip install "
+        f"'setuptools>={SETUPTOOLS}', or leave out --no-build-isolation."
+    )
+
+from setuptools import Extension, setup  # noqa: E402 - an older setuptools lacks some of these
+from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
+from setuptools.command.build_ext import build_ext  # noqa: E402
 
 PARTS = (
     "adam",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 from recurl import __version__
@@ -40,3 +43,16 @@ def test_the_citation_names_it() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == __version__
     assert {"cff-version", "message", "title", "authors", "license"} <= citation.keys()
+
+
+@pytest.mark.parametrize("found", ["65.5.0", "76.1.0"])
+def test_an_old_setuptools_is_named_before_anything_else_fails(tmp_path: Path, found: str) -> None:
+    (tmp_path / "setuptools.py").write_text(f"__version__ = {found!r}\n")
+    command = [sys.executable, "-S", str(ROOT / "setup.py")]
+    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"][0]
+    assert needed == "setuptools>=77"
+    assert done.stderr.startswith(
+        f"Building recurl needs setuptools 77 or newer, found {found}: pip install '{needed}'"
+    )

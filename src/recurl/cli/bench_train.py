@@ -16,6 +16,7 @@ from rich.table import Table
 
 from recurl._version import __version__
 from recurl.cli.bench_rnn import device_name
+from recurl.cli.notices import notify_if_slow
 from recurl.cli.sources import read_sources
 from recurl.cli.train import read_run
 from recurl.errors import ArgumentError
@@ -57,6 +58,7 @@ def bench_train(wanted: Any) -> int:
     config = _long_enough(wanted.options, wanted.warm_up + wanted.updates)
     if wanted.csv is not None:
         _check_writable(wanted.csv)
+    notify_if_slow(config.device)
     with torch_matmul_precision(config.torch_precision), closing(make_algorithm(config)) as learner:
         found = time_updates(learner, wanted.warm_up, wanted.updates)
     console = Console()

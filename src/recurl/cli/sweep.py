@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recurl.cli.arguments import parse_known_arguments, without_options
-from recurl.cli.notices import notify
+from recurl.cli.notices import notify, notify_if_slow
 from recurl.cli.signals import StopOnSignal
 from recurl.cli.sources import read_sources
 from recurl.cli.train import read_run
@@ -66,6 +66,7 @@ def read(arguments: list[str]) -> Wanted:
 def run(wanted: Wanted) -> int:
     """Train all runs, and name those that failed."""
     options = wanted.options
+    notify_if_slow(wanted.jobs[0].config.device)
     sweep = Sweep(options.run_dir, wanted.jobs, notify)
     with sweep.hold(), StopOnSignal() as stop:
         sweep.run(options.jobs, say=lambda text: print(text, flush=True), should_stop=stop.requested)

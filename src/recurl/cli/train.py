@@ -16,7 +16,7 @@ import tyro
 from rich.console import Console
 
 from recurl.cli.arguments import parse_arguments, parse_subcommand
-from recurl.cli.notices import notify
+from recurl.cli.notices import notify, notify_if_slow
 from recurl.cli.signals import StopOnSignal
 from recurl.cli.sources import Sources, plain, read_sources, with_defaults
 from recurl.distributed import broadcast, joined, on_any_rank, rank, restarted, said_once, speaks, world_size
@@ -183,6 +183,7 @@ def _train(trainer: Trainer) -> int | None:
     """Train, and return the exit code; None where the policy is to be evaluated, once the ranks have parted."""
     config, path, console = trainer.config, trainer.folder.path, trainer.console
     set_up = time.process_time()
+    notify_if_slow(config.device)
     how = f"by {config.algorithm} with {config.cell} on {config.device}, seed {config.seed}"
     over = f", over {world_size()} ranks" if world_size() > 1 else ""
     _say(console, f"Training {config.env} {how}, into {path}{over}")

@@ -19,7 +19,10 @@ INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 """In the order of ``enum recurl_isa``, slowest first."""
 
 _ABI = 9
-_HOW = "Install a C++ compiler (g++ or clang++), then install recurl again: pip install --force-reinstall --no-deps"
+_HOW = (
+    "Install a C++ compiler (g++ or clang++), then run pip install --force-reinstall --no-deps . in a checkout of "
+    "recurl, or install recurl's wheel for Linux, which contains it"
+)
 
 
 class Layer(ctypes.Structure):

@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import opcode
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from recurl.errors import ArgumentTypeError, MissingNameError
+from recurl.errors import ArgumentTypeError, MissingAttributeError, MissingNameError
+from recurl.torchrl_names import ABSENT
 
 __all__ = ["absent_names", "without_arguments"]
 
 _C = TypeVar("_C", bound=type)
+_IMPORT_FROM = opcode.opmap["IMPORT_FROM"]
 
 
-def absent_names(module: str, **advice: str) -> Callable[[str], NoReturn]:
-    """Return a ``__getattr__`` for ``module`` that raises with ``advice`` for each name.
+def absent_names(module: str) -> Callable[[str], NoReturn]:
+    """Return a ``__getattr__`` for ``module`` that raises with the advice of :data:`~recurl.torchrl_names.ABSENT`.
+
+    ``from module import name`` raises a :class:`MissingNameError`, an ``ImportError``. Anything else, such as
+    ``module.name`` or ``hasattr``, gets a :class:`MissingAttributeError`, an ``AttributeError``.
 
     Example:
-        >>> absent_names("shop", coffee="drink tea")("coffee")
+        >>> absent_names("recurl.objectives")("TargetNetUpdater")
         Traceback (most recent call last):
-        recurl.errors.MissingNameError: shop has no coffee: drink tea.
+        recurl.errors.MissingAttributeError: recurl.objectives has no TargetNetUpdater: write SoftUpdate or HardUpdate.
     """
+    advice = ABSENT[module]
 
     def find(name: str) -> NoReturn:
-        if name in advice:
-            raise MissingNameError(f"{module} has no {name}: {advice[name]}.")
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if name not in advice:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        # An import turns an AttributeError into an ImportError with a message of its own.
+        kind = MissingNameError if _is_imported(inspect.currentframe()) else MissingAttributeError
+        raise kind(f"{module} has no {name}: {advice[name]}.")
 
     return find
+
+
+def _is_imported(frame: FrameType | None) -> bool:
+    """Return whether the caller of ``frame`` is at a ``from ... import ...``."""
+    caller = frame and frame.f_back
+    return caller is not None and caller.f_lasti >= 0 and caller.f_code.co_code[caller.f_lasti] == _IMPORT_FROM
 
 
 def without_arguments(**advice: str) -> Callable[[_C], _C]:

@@ -32,6 +32,10 @@ class MissingNameError(RecurlError, ImportError):
     """A name of TorchRL was imported that recurl does not have."""
 
 
+class MissingAttributeError(RecurlError, AttributeError):
+    """A name of TorchRL was read from a module of recurl, which does not have it."""
+
+
 class UsageError(RecurlError, RuntimeError):
     """A call is not allowed in the current state of an object."""
 

@@ -6,9 +6,11 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
@@ -19,7 +21,7 @@ from recurl import collectors
 from recurl.collectors import Collector
 from recurl.data import SequenceMinibatches, SliceSampler
 from recurl.envs import Compose, GymEnv, InitTracker, TensorDictPrimer, TransformedEnv
-from recurl.errors import ArgumentTypeError, MissingNameError, RecurlError
+from recurl.errors import ArgumentTypeError, MissingAttributeError, MissingNameError, RecurlError
 from recurl.modules import (
     LSTM,
     MLP,
@@ -32,13 +34,14 @@ from recurl.modules import (
 )
 from recurl.objectives import ClipPPOLoss, DQNLoss
 from recurl.objectives.value import GAE
+from recurl.torchrl_names import ABSENT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating_from_torchrl.md").read_text()
 
 
 def rows(section: str) -> list[list[str]]:
     """The cells of the table below a heading."""
-    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    text = re.split("\n##+ ", PAGE.split(f"\n## {section}\n")[1])[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
@@ -190,17 +193,43 @@ def test_every_case_is_on_the_page() -> None:
     assert [row[0] for row in rows("What raises")] == list(CASES)
 
 
-@pytest.mark.parametrize(
-    "name", ["SyncDataCollector", "MultiSyncDataCollector", "MultiaSyncDataCollector", "aSyncDataCollector"]
-)
-def test_old_names_of_collectors_say_what_to_write(name: str) -> None:
-    with pytest.raises(MissingNameError, match=f"recurl.collectors has no {name}: write ") as raised:
-        from_import("recurl.collectors", name)
-    assert any(hasattr(collectors, word.strip(",.")) for word in str(raised.value).split())
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module in ABSENT for name in ABSENT[module]])
+def test_absent_names_say_what_to_write(module: str, name: str) -> None:
+    found = importlib.import_module(module)
+    assert not hasattr(found, name)
+    assert name not in dir(found)
+    said = re.escape(f"{module} has no {name}: {ABSENT[module][name]}.")
+    with pytest.raises(MissingNameError, match=f"^{said}$"):
+        from_import(module, name)
+    with pytest.raises(MissingAttributeError, match=f"^{said}$"):
+        getattr(found, name)
+
+
+@pytest.mark.parametrize("advice", sorted({advice for names in ABSENT.values() for advice in names.values()}))
+def test_what_to_write_exists(advice: str) -> None:
+    for name in re.findall(r"\b(?:recurl|gymnasium|tensordict)(?:\.\w+)+", advice):
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_unknown_names_are_refused_as_by_any_module() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'NoSuchCollector'"):
         _ = collectors.NoSuchCollector
     with pytest.raises(ImportError, match="cannot import name 'NoSuchCollector'"):
         from_import("recurl.collectors", "NoSuchCollector")
+
+
+def test_the_names_of_the_page_are_absent_or_there() -> None:
+    table = PAGE.split("\n### Names\n")[1].split("\n## ")[0]
+    names = {name for line in table.splitlines() if line.startswith("| `") for name in quoted(line.split(" | ")[0])}
+    assert len(names) > 20
+    assert names <= {name for names in ABSENT.values() for name in names}
+
+
+def test_pixels_come_from_a_wrapper_of_gymnasium() -> None:
+    (row,) = (row for row in rows("Absent") if "from_pixels" in row[0])
+    with closing(eval(quoted(row[1])[0], {"GymEnv": GymEnv, "gymnasium": gymnasium, "name": "CartPole-v1"})) as env:
+        assert env.reset()["observation"].shape == (400, 600, 3)
 
 
 @pytest.mark.parametrize("name", ["deactivate_vmap", "vectorized", "time_dim"])

@@ -11,14 +11,7 @@ from recurl.collectors.multi import MultiAsyncCollector, MultiSyncCollector
 from recurl.collectors.overlapped import OverlappedCollector
 
 if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(
-        __name__,
-        SyncDataCollector="write Collector",
-        MultiSyncDataCollector="write MultiSyncCollector",
-        MultiaSyncDataCollector="write MultiAsyncCollector",
-        aSyncDataCollector="write OverlappedCollector, or MultiAsyncCollector with one environment",
-        AsyncCollector="write OverlappedCollector, or MultiAsyncCollector with one environment",
-    )
+    __getattr__ = absent_names(__name__)
 
 __all__ = [
     "Collector",

@@ -4,6 +4,9 @@
 same name: import the spec explicitly.
 """
 
+from typing import TYPE_CHECKING
+
+from recurl.absent import absent_names
 from recurl.data.minibatches import SequenceMinibatches
 from recurl.data.replay_buffers import (
     BurnIn,
@@ -24,6 +27,9 @@ from recurl.data.replay_buffers import (
 )
 from recurl.specs import Binary, Bounded, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
 from recurl.specs import Categorical as Categorical
+
+if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
+    __getattr__ = absent_names(__name__)
 
 __all__ = [
     "Binary",

@@ -1,5 +1,8 @@
 """Environments: Gymnasium environments, recurl's tasks, transformed and batched environments, the interaction loop."""
 
+from typing import TYPE_CHECKING
+
+from recurl.absent import absent_names
 from recurl.envs import tasks as tasks
 from recurl.envs.base import EnvBase
 from recurl.envs.batched import EnvCreator, SerialEnv
@@ -33,6 +36,9 @@ from recurl.transforms import (
     TensorDictPrimer,
     Transform,
 )
+
+if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
+    __getattr__ = absent_names(__name__)
 
 __all__ = [
     "Compose",

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
-    __getattr__ = absent_names(__name__, StepMDP="write step_mdp(tensordict)", _StepMDP="write step_mdp(tensordict)")
+    __getattr__ = absent_names(__name__)
 
 
 def check_env_specs(env: EnvBase, max_steps: int = 5) -> None:

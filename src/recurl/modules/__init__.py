@@ -1,5 +1,8 @@
 """Networks over TensorDicts: recurrent modules, actors, critics, distributions."""
 
+from typing import TYPE_CHECKING
+
+from recurl.absent import absent_names
 from recurl.mode import (
     ExplorationType,
     exploration_type,
@@ -43,6 +46,9 @@ from recurl.modules.qvalue import QValueActor, QValueModule
 from recurl.modules.recurrent import RecurrentModule, canonicalize_rnn_subset
 from recurl.modules.utils import get_env_transforms_from_module, get_primers_from_module, recurrent_modules
 from recurl.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
+
+if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
+    __getattr__ = absent_names(__name__)
 
 __all__ = [
     "GRU",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from tensordict.nn.distributions import NormalParamExtractor
@@ -12,9 +12,13 @@ from torch.distributions.utils import lazy_property, probs_to_logits
 from torch.nn import functional as F
 
 from recurl._torch import assert_async
+from recurl.absent import absent_names
 from recurl.autograd import differentiate_again, first_derivatives_do, gradients_have_derivatives
 from recurl.errors import ArgumentError
 from recurl.modules.tanh_normal import TanhNormal
+
+if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
+    __getattr__ = absent_names(__name__)
 
 __all__ = [
     "Categorical",

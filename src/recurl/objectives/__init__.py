@@ -1,5 +1,8 @@
 """Losses and value estimators over sequences, which run networks in recurrent mode, whatever the mode outside."""
 
+from typing import TYPE_CHECKING
+
+from recurl.absent import absent_names
 from recurl.objectives.a2c import A2CLoss
 from recurl.objectives.common import LossModule
 from recurl.objectives.discrete_sac import DiscreteSACLoss
@@ -10,6 +13,9 @@ from recurl.objectives.reinforce import ReinforceLoss
 from recurl.objectives.sac import SACLoss
 from recurl.objectives.targets import HardUpdate, SoftUpdate, target_of
 from recurl.objectives.td3 import TD3Loss
+
+if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
+    __getattr__ = absent_names(__name__)
 
 __all__ = [
     "A2CLoss",

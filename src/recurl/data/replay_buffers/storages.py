@@ -7,18 +7,22 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from recurl.absent import absent_names
 from recurl.archive import load_archive, save_archive
 from recurl.data.replay_buffers.folders import flat_tensordict, load_folder, map_tensors, seal_folder, tensor_leaves
 from recurl.data.replay_buffers.next_images import NextImages, next_images_of
 from recurl.data.replay_buffers.storage import Storage
 from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
 from recurl.keys import NestedKey
+
+if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
+    __getattr__ = absent_names(__name__)
 
 __all__ = ["LazyMemmapStorage", "LazyTensorStorage", "ListStorage", "Storage", "leaves"]
 

@@ -1,0 +1,1 @@
+"""Where TorchRL keeps the environments of other libraries."""

@@ -1,0 +1,11 @@
+"""``GymEnv`` and ``GymWrapper`` of :mod:`recurl.envs`, where TorchRL has them."""
+
+from typing import TYPE_CHECKING
+
+from recurl.absent import absent_names
+from recurl.envs.gym import GymEnv, GymWrapper
+
+if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
+    __getattr__ = absent_names(__name__)
+
+__all__ = ["GymEnv", "GymWrapper"]

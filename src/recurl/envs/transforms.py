@@ -1,0 +1,31 @@
+"""Transforms and transformed environments of :mod:`recurl.envs`, where TorchRL has them."""
+
+from typing import TYPE_CHECKING
+
+from recurl.absent import absent_names
+from recurl.envs.transformed import TransformedEnv
+from recurl.transforms import (
+    Compose,
+    InitTracker,
+    PreviousAction,
+    PreviousReward,
+    RewardSum,
+    StepCounter,
+    TensorDictPrimer,
+    Transform,
+)
+
+if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
+    __getattr__ = absent_names(__name__)
+
+__all__ = [
+    "Compose",
+    "InitTracker",
+    "PreviousAction",
+    "PreviousReward",
+    "RewardSum",
+    "StepCounter",
+    "TensorDictPrimer",
+    "Transform",
+    "TransformedEnv",
+]

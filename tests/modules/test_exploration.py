@@ -53,6 +53,66 @@ def test_annealing_and_saved_state():
     assert module.eps.item() == pytest.approx(0.1)
 
 
+MODULES = [(EGreedyModule, Categorical(2), "eps"), (AdditiveGaussianModule, Bounded(-1.0, 1.0, (1,)), "sigma")]
+
+
+@pytest.mark.parametrize(("kind", "spec", "amount"), MODULES)
+@pytest.mark.parametrize(
+    ("total", "frames", "already"),
+    [(100_000_000, 1, 50_000_000), (10_000_000, 1, 0), (50_000_000, 4, 49_990_000), (2**40, 64, 2**39 + 1)],
+)
+def test_annealing_is_exact_however_long(kind, spec, amount, total, frames, already):
+    """2,000 steps, at any place of any schedule, end at the number that the count gives in float64."""
+    module = kind(spec, 1.0, 0.1, total)
+    module.step(already)
+    for _ in range(2000):
+        module.step(frames)
+    count = already + 2000 * frames
+    assert getattr(module, amount).item() == torch.tensor(1.0 - 0.9 * count / total).item()
+    module.step(total)
+    assert getattr(module, amount).item() == torch.tensor(0.1).item()
+
+
+@pytest.mark.parametrize(("kind", "spec", "amount"), MODULES)
+def test_annealing_continues_from_an_amount_that_was_set_or_saved_by_an_earlier_version(kind, spec, amount):
+    module = kind(spec, 0.9, 0.1, 80)
+    module.step(10)
+    getattr(module, amount).fill_(0.5)
+    module.step(20)
+    assert getattr(module, amount).item() == pytest.approx(0.3)
+    state = {
+        key: value for key, value in module.state_dict().items() if key in (amount, f"{amount}_init", f"{amount}_end")
+    }
+    for other in (kind(spec), kind(spec, 0.9, 0.1, 80)):
+        other.step(3)
+        other.load_state_dict(dict(state))
+        other.step(10)
+        expected = 0.3 - 0.8 * 10 / other.annealing_num_steps
+        assert getattr(other, amount).item() == pytest.approx(expected)
+    assert len(state) == 3
+    fixed = kind(spec, 0.1, 0.1, 80)
+    getattr(fixed, amount).fill_(0.3)
+    fixed.step(5)
+    assert getattr(fixed, amount).item() == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("kind", "spec", "amount"), MODULES)
+def test_annealing_resumes_bit_for_bit(kind, spec, amount):
+    module, other = kind(spec, 1.0, 0.1, 777), kind(spec, 1.0, 0.1, 777)
+    for _ in range(50):
+        module.step(7)
+        other.load_state_dict(module.state_dict())
+        other.step(3)
+        module.step(3)
+        assert getattr(other, amount) == getattr(module, amount)
+    assert module.frames == 500
+
+
+def test_frames_are_whole():
+    with pytest.raises(ArgumentError, match=r"frames counts environment steps and must be an integer, got 0\.5"):
+        EGreedyModule(Categorical(2)).step(0.5)
+
+
 def test_zero_never_explores_and_one_always():
     td = actions(False)
     assert torch.equal(EGreedyModule(Categorical(4), 0.0, 0.0)(td.clone())["action"], td["action"])

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recurl.errors import ArgumentError, MissingKeyError
@@ -48,13 +48,39 @@ class _Exploration(TensorDictModuleBase):
         self.in_keys = cast(Any, [self.action_key, *reads])
         self.out_keys = cast(Any, [self.action_key])
         self.annealing_num_steps = annealing_num_steps
-        for name, value in (("", init), ("_init", init), ("_end", end)):
+        for name, value in (("", init), ("_init", init), ("_end", end), ("_anchor", init)):
             self.register_buffer(self.amount + name, torch.tensor(value))
+        self.frames = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
+    @torch.no_grad()
     def step(self, frames: int = 1) -> None:
-        """Lower the amount by what ``frames`` environment steps are worth, down to its end."""
-        now, init, end = (cast(Tensor, getattr(self, self.amount + name)) for name in ("", "_init", "_end"))
-        now.copy_(torch.maximum(now - (init - end) * (frames / self.annealing_num_steps), end))
+        """Lower the amount by what ``frames`` environment steps are worth, down to its end.
+
+        The amount is computed from the steps since the last anchor, so that rounding doesn't accumulate. An amount that
+        was set by hand, or loaded without its count, becomes the new anchor.
+
+        Raises:
+            ArgumentError: ``frames`` is not an integer.
+        """
+        if isinstance(frames, float):
+            raise ArgumentError(f"frames counts environment steps and must be an integer, got {frames}.")
+        now, anchor = (cast(Tensor, getattr(self, self.amount + name)) for name in ("", "_anchor"))
+        same = now == self._annealed()
+        anchor.copy_(torch.where(same, anchor, now))
+        self.frames.copy_(torch.where(same, self.frames, 0) + frames)
+        now.copy_(self._annealed())
+
+    def _annealed(self) -> Tensor:
+        """Return the amount after ``frames`` steps from the anchor, in the dtype of its buffer."""
+        anchor, init, end = (getattr(self, self.amount + name).double() for name in ("_anchor", "_init", "_end"))
+        annealed = anchor - (init - end) * (self.frames.double() / self.annealing_num_steps)
+        return torch.maximum(annealed, end).to(getattr(self, self.amount).dtype)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Load a state; one of an earlier version has no count, and annealing continues from its amount."""
+        for name in (f"{self.amount}_anchor", "frames"):
+            state_dict.setdefault(prefix + name, getattr(self, name))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     @takes_entries
     def forward(self, tensordict: StepT) -> StepT:
@@ -90,8 +116,9 @@ class EGreedyModule(_Exploration):
         action_mask_key: the entry with the mask, ``[*B, n]``, nonzero where an action is allowed: random actions are
             uniform over the allowed ones.
 
-    ``eps``, ``eps_init`` and ``eps_end`` are buffers: they are saved with the module's state. Random numbers come from
-    torch's default generator; nothing waits for the device.
+    ``eps``, ``eps_init`` and ``eps_end`` are buffers, saved with the module's state, as is the count of steps.
+    After ``module.eps.fill_(0.3)`` annealing continues from 0.3. Random numbers come from torch's default generator;
+    nothing waits for the device.
 
     Raises:
         ArgumentError: a probability out of [0, 1], or ``eps_end > eps_init``; ``annealing_num_steps`` not positive;
@@ -164,8 +191,9 @@ class AdditiveGaussianModule(_Exploration):
         annealing_num_steps: environment steps over which it falls, linearly, by ``step(frames)``.
         action_key: the action's entry.
 
-    ``sigma``, ``sigma_init`` and ``sigma_end`` are buffers: they are saved with the module's state. Random numbers come
-    from torch's default generator; nothing waits for the device.
+    ``sigma``, ``sigma_init`` and ``sigma_end`` are buffers, saved with the module's state, as is the count of steps.
+    After ``module.sigma.fill_(0.3)`` annealing continues from 0.3. Random numbers come from torch's default generator;
+    nothing waits for the device.
 
     Raises:
         ArgumentError: ``0 <= sigma_end <= sigma_init`` doesn't hold; ``annealing_num_steps`` is not positive; or the

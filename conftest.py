@@ -152,7 +152,7 @@ def forked_environments(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def jobs_are_forks(monkeypatch: pytest.MonkeyPatch, programs: Programs) -> None:
     """Sweeps of this process begin their runs at once; those that are commands start interpreters."""
-    names = SimpleNamespace(Popen=programs.Popen, DEVNULL=subprocess.DEVNULL)
+    names = SimpleNamespace(Popen=programs.Popen, PIPE=subprocess.PIPE)
     monkeypatch.setattr("recurl.trainers.study.sweep.subprocess", names)
 
 

@@ -5,7 +5,7 @@ import pytest
 from recurl.cli.signals import StopOnSignal
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_first_signal_is_noted_and_handlers_come_back(number, code):
     before = signal.getsignal(number)
     with StopOnSignal() as stop:
@@ -24,3 +24,13 @@ def test_second_ctrl_c_interrupts():
                 signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with StopOnSignal() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.requested()
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,11 +1,14 @@
 """Sweeps as processes: what runs, goes on, fails, is stopped and is refused."""
 
+import contextlib
 import csv
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +94,74 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path, programs):
     done = programs.run([*command, "10000000"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "resumed seed=0" in done.stdout
+
+
+def trained_by(folder):
+    """Return the process ids in the command lines of which a folder is named."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+def begin(folder, *more, rollout_steps="16"):
+    """Start a long sweep as a command of its own, and return it once its first run has made updates."""
+    words = [rollout_steps if word == "16" else word for word in SMALL]
+    command = [sys.executable, "-m", "recurl", "sweep", "ppo", "--run-dir", str(folder), *words, *more]
+    process = subprocess.Popen([*command, "--total-steps", "10000000"], stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not any(path.stat().st_size > 500 for path in folder.glob("seed=0/metrics.csv")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+def test_the_runs_of_a_sweep_that_is_killed_stop_with_a_checkpoint(tmp_path):
+    folder = tmp_path / "sweep"
+    process = begin(folder, "--seeds", "2", "--jobs", "2")
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 20
+    while trained_by(folder):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert list((folder / "seed=0" / "checkpoints").glob("*.pt"))
+
+
+def test_a_run_that_another_process_trains_is_waited_for(tmp_path, capsys):
+    folder, run = tmp_path / "sweep", RunFolder(tmp_path / "sweep" / "seed=0")
+    assert sweep(folder) == 0
+    (folder / "results.csv").unlink()
+    capsys.readouterr()
+    holder = "import sys; from pathlib import Path; from recurl.trainers import RunFolder\n"
+    holder += "with RunFolder(Path(sys.argv[1])).hold(): print('held', flush=True); sys.stdin.readline()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        threading.Timer(1.0, other.communicate, ("go\n",)).start()
+        assert sweep(folder) == 0
+    said = capsys.readouterr().out
+    assert said.count(f"waiting for seed=0: Another process (pid {other.pid} on ") == 1
+    assert said.index("waiting for seed=0") < said.index("resumed seed=0") < said.index("finished seed=0")
+    assert results(folder)["seed=0"]["status"] == "finished"
+
+
+def test_ctrl_c_in_the_terminal_of_a_sweep_leaves_checkpoints(tmp_path):
+    """It reaches the whole group of the foreground, at once."""
+    folder = tmp_path / "sweep"
+    process = begin(folder, rollout_steps="2048")  # an update takes longer than the sweep to pass the signal on
+    before = {path.name for path in folder.glob("seed=0/checkpoints/*.pt")}
+    for pid in trained_by(folder):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == os.getpgid(process.pid):
+                os.kill(pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert {path.name for path in folder.glob("seed=0/checkpoints/*.pt")} - before
+    assert results(folder)["seed=0"]["status"] == "stopped"
 
 
 def test_a_run_that_is_stopped_before_it_began_is_no_failure(tmp_path, programs):

@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 from recurl._version import __version__
 from recurl.cli.notices import keep_trace
+from recurl.cli.output import with_output
 from recurl.errors import ArgumentError, CallbackError, MissingDependencyError, RecurlError, RemoteTraceback
 from recurl.nearest import nearest
 
@@ -68,13 +69,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments after the program's name; those of the process by default.
 
     Returns:
-        The exit code: 0, 2 for a mistake in the request, 130 or 143 after Ctrl-C or SIGTERM.
+        The exit code: 0; 2 for a mistake in the request; 128 plus the signal's number after Ctrl-C, SIGTERM or SIGHUP,
+        and when nobody reads the output any more (141).
 
     Example:
         >>> main(["train", "--resume", "no/such/run"])
         2
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    return with_output(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage(), end="")
         return 0 if arguments else 2
@@ -84,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command, wanted = _read(arguments)
         return command.run(wanted)
+    except BrokenPipeError:
+        raise
     except KeyboardInterrupt:
         print("recurl: interrupted.", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to stop at the next update."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request to stop at the next update."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 
 class StopOnSignal:
-    """Notes the first Ctrl-C or SIGTERM inside the block; a second one acts as usual.
+    """Notes the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second one acts as usual.
+
+    A SIGHUP that is ignored, as under ``nohup``, stays ignored.
 
     Example:
         >>> with StopOnSignal() as stop:
@@ -22,7 +24,10 @@ class StopOnSignal:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopOnSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recurl.errors import ArgumentError
+from recurl.errors import ArgumentError, LockedError
 from recurl.trainers.algorithms.options_file import write_options_file
 from recurl.trainers.files.durable import is_partial, make_folder, write_whole
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
@@ -24,15 +24,17 @@ from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.study.grid import Job
 
 _SECONDS = 0.1
-_STOPPED = (-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # before training, and then
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
+_STOPPED = (*(-number for number in _SIGNALS), *(128 + number for number in _SIGNALS))  # before training, and then
 _COLUMNS = ("job", "status", "env_steps", "wall_s", RETURN, EVALUATION)
 
 
 class Sweep:
     """The runs of a sweep, each in a folder of its own, trained by as many processes at once as it is told.
 
-    The same sweep in the same folder goes on: runs that are finished stay, others are resumed or begun anew. More seeds
-    may be added.
+    The same sweep in the same folder continues: runs that are finished stay, others are resumed or started over. More
+    seeds may be added. If this process dies, its runs stop by themselves, each with a checkpoint; a run that is still
+    being trained, by them or by another command, is waited for.
 
     Args:
         folder: where the runs go.
@@ -46,6 +48,7 @@ class Sweep:
         self._lock = FolderLock(folder, notify)
         self._status: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._awaited: set[str] = set()
 
     @property
     def failed(self) -> list[str]:
@@ -106,18 +109,36 @@ class Sweep:
         by_name, stopping = {job.name: job for job in self._jobs}, False
         try:
             while self._processes or (waiting and not stopping):
-                while waiting and len(self._processes) < processes and not stopping:
-                    self._start(waiting.pop(0), say)
+                while len(self._processes) < processes and not stopping:
+                    free = next((job for job in waiting if self._is_free(job, say)), None)
+                    if free is None:
+                        break
+                    waiting.remove(free)
+                    self._start(free, say)
                 time.sleep(_SECONDS)
                 if should_stop() and not stopping:
                     stopping = True
                     self._terminate()
                 for name in [name for name, process in self._processes.items() if process.poll() is not None]:
-                    self._end(by_name[name], self._processes.pop(name).returncode, say)
+                    self._end(by_name[name], self._wait(name), say)
         finally:
             self._terminate()
-            for process in self._processes.values():
-                process.wait()
+            for name in list(self._processes):
+                self._wait(name)
+
+    def _is_free(self, job: Job, say: Callable[[str], None]) -> bool:
+        """Return whether no process trains the run; say once that one does."""
+        folder = RunFolder(self.folder / job.name)
+        try:
+            if folder.path.is_dir():
+                with folder.hold():
+                    pass
+        except LockedError as error:
+            if job.name not in self._awaited:
+                self._awaited.add(job.name)
+                say(f"waiting for {job.name}: {error}")
+            return False
+        return True
 
     def _start(self, job: Job, say: Callable[[str], None]) -> None:
         folder = RunFolder(self.folder / job.name)
@@ -128,9 +149,17 @@ class Sweep:
             write_options_file(file, job.config)
             words, what = ["--config", str(file), "--run-dir", str(folder.path), "--overwrite"], "started"
         with (self.folder / f"{job.name}.log").open("ab") as log:
-            command = [sys.executable, "-m", "recurl", "train", *words]
-            self._processes[job.name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            command = [sys.executable, "-m", "recurl.cli.job", "train", *words]
+            # In a session of its own: Ctrl-C in the terminal would reach it too, and be the first of two signals.
+            self._processes[job.name] = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.PIPE, start_new_session=True
+            )
         say(f"{what} {job.name}")
+
+    def _wait(self, name: str) -> int:
+        """Return the exit code of a run's process once it has ended."""
+        with self._processes.pop(name) as process:  # closes the pipe
+            return process.wait()
 
     def _end(self, job: Job, code: int, say: Callable[[str], None]) -> None:
         stopped = code in _STOPPED

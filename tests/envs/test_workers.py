@@ -1,5 +1,6 @@
 """What the parent of workers does when one of them stops in the middle of something: it never waits for ever."""
 
+import contextlib
 import os
 import pickle
 import random
@@ -339,3 +340,30 @@ def test_a_fork_of_the_program_neither_uses_nor_stops_nor_keeps_its_workers(prog
         assert runs(fork)
         os.kill(fork, signal.SIGKILL)
     assert not left
+
+
+ABANDONED = """
+import os, signal
+from recurl.envs import GymEnv, ParallelEnv
+env = ParallelEnv(2, lambda: GymEnv("CartPole-v1"))
+pids = [worker.process.pid for worker in env._workers.group.workers]
+os.kill(pids[1], signal.SIGSTOP)
+print(*pids, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def runs(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_a_stopped_worker_ends_with_the_program():
+    done = subprocess.run([sys.executable, "-c", ABANDONED], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    pids = list(map(int, done.stdout.split()))
+    deadline = time.monotonic() + 3
+    while any(map(runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(runs, pids))

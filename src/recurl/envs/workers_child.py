@@ -53,6 +53,7 @@ BEATS, PID, ENDED = range(3)
 
 _GRACE_SECONDS = 2.0
 _LOOK_MS = 2000  # how often a process looks whether its parent is there
+_CLOSED_MS = 100  # likewise, once the parent has closed its connection
 
 
 class Failure(NamedTuple):
@@ -163,7 +164,8 @@ class Channel:
 def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
     """Fork into workers until the program closes its end of the socket, and return when all of them have ended.
 
-    If the program ends and the socket stays open, as a fork of the program holds it, return, and the workers end too.
+    Once the program has ended, even if a fork of it holds the socket open, workers that don't end by themselves, such as
+    one that was stopped by SIGSTOP, are killed.
 
     Args:
         control: file descriptor of a socket, on which the program sends, for each worker, the descriptors of the
@@ -184,8 +186,8 @@ def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
     for descriptor in (control, ended):
         poller.register(descriptor, select.POLLIN)
     is_open = True
-    while os.getppid() == program if is_open else running:
-        for descriptor, _ in poller.poll(_LOOK_MS):
+    while (is_open or running) and os.getppid() == program:
+        for descriptor, _ in poller.poll(_LOOK_MS if is_open else _CLOSED_MS):
             if descriptor == ended:
                 os.read(ended, 4096)
                 _report(running)
@@ -208,6 +210,13 @@ def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
             running[pid] = numbers(status)
             for descriptor in given:
                 os.close(descriptor)
+    end = time.monotonic() + _GRACE_SECONDS
+    while running and time.monotonic() < end:
+        time.sleep(_CLOSED_MS / 1000)
+        _report(running)
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _report(running: dict[int, memoryview]) -> None:

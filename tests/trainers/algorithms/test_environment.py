@@ -4,7 +4,7 @@ import gymnasium as gym
 import pytest
 import torch
 
-from recurl.envs import GymEnv, TensorEnv
+from recurl.envs import GymEnv, ParallelEnv, TensorEnv
 from recurl.envs.tasks import RepeatPrevious, TMaze
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingDependencyError, UnsupportedError
 from recurl.trainers import PPO, DQNConfig, PPOConfig, make_env
@@ -210,3 +210,32 @@ def test_what_is_no_task_can_not_be_stepped_on_the_device():
             ArgumentError, match=f"--vectorization device steps a task as tensors, without {flag}: leave it"
         ):
             PPOConfig(env="recurl/TMaze-v0", vectorization="device", **options)
+
+
+@pytest.mark.slow
+def test_async_environments_are_those_of_one_process_in_workers():
+    config = PPOConfig(env="CartPole-v1")
+    with make_env(replace(config, vectorization="async"), 3) as env, make_env(config, 3) as same:
+        assert type(env) is ParallelEnv
+        for each in (env, same):
+            each.set_seed(5)
+        torch.manual_seed(0)
+        found = env.rollout(40, break_when_any_done=False)
+        torch.manual_seed(0)
+        wanted = same.rollout(40, break_when_any_done=False)
+    assert found.batch_size == (3, 40)
+    assert wanted["next", "done"].any()
+    assert all((found[key] == wanted[key]).all() for key in ("observation", "action", ("next", "done")))
+
+
+def test_a_single_environment_needs_no_process():
+    config = PPOConfig(env="CartPole-v1", vectorization="async")
+    for count in (1, None):
+        with make_env(config, count) as env:
+            assert type(env) is GymEnv
+
+
+def test_async_environments_that_cannot_be_made():
+    config = PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=0",), vectorization="async")
+    with pytest.raises(ArgumentError, match="^--env recurl/RepeatPrevious-v0 k=0 can't be used: k must be"):
+        make_env(config, 2)

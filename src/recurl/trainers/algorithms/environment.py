@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from recurl.trainers.config import NO_MASK, RunConfig
 from recurl.trainers.env_name import is_name_only, source_of
 from recurl.transforms import PreviousAction, PreviousReward
 
-_MODES = {"auto": None, "native": "vector_entry_point", "sync": "sync", "async": "async", "device": "device"}
+_MODES = {"auto": None, "native": "vector_entry_point", "sync": "sync", "device": "device"}
 _WORKER_SECONDS = 60.0
 _T = TypeVar("_T")
 
@@ -31,7 +32,7 @@ _T = TypeVar("_T")
 def make_env(
     config: RunConfig, num_envs: int | None, *, policy: nn.Module | None = None, render_mode: str | None = None
 ) -> EnvBase:
-    """Build environments as those of a run, all in this process unless ``config.vectorization`` says otherwise.
+    """Build environments as those of a run, all in this process unless ``config.vectorization`` is ``"async"``.
 
     Args:
         config: the environment, its arguments, wrappers and inputs of the step before, device.
@@ -109,6 +110,10 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
             "recurl.load(run, env=make), evaluate_run(folder, env=make), or folder.read_config(env=make) to resume. "
             "The command line takes Gymnasium ids only."
         )
+    if num_envs is not None and config.vectorization == "async":
+        if num_envs > 1 and render_mode is None:
+            return _process_each(config, num_envs)
+        config = replace(config, vectorization="sync")
     options: dict[str, Any] = {"device": config.device}
     if num_envs is not None:
         options["vectorization_mode"] = _MODES[config.vectorization]
@@ -123,6 +128,14 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
         return TensorEnv(dynamics, num_envs, device=config.device, categorical_action_encoding=True)
     create = partial(GymEnv, config.env_name, num_envs, categorical_action_encoding=True, **options)
     return _clearly(config, create, render_mode)
+
+
+def _process_each(config: RunConfig, num_envs: int) -> EnvBase:
+    """Return single environments, each in a worker process."""
+    single = replace(config.on_cpu(), vectorization="auto")
+    _single_process(single, None).close()  # what is wrong with it is said as in every other case
+    create = partial(_single_process, single, None)
+    return ParallelEnv(num_envs, create, timeout=_WORKER_SECONDS, device=config.device)
 
 
 def _dynamics_on_device(config: RunConfig) -> Dynamics | None:

@@ -1,11 +1,17 @@
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, is_dataclass
+from functools import partial
+from typing import Literal, get_type_hints
 
 import pytest
+import tyro
 
-from recurl.cli import train
-from recurl.cli.arguments import parse_arguments, parse_subcommand
+from recurl.cli import arguments, compare, doctor, evaluate, export, play, sweep, train
+from recurl.cli.arguments import parse_arguments, parse_known_arguments, parse_subcommand
+from recurl.cli.bench_popgym import BenchPopgym
+from recurl.cli.bench_rnn import BenchRNN
+from recurl.cli.bench_train import BenchTrain
 from recurl.errors import ArgumentError
+from recurl.ranges import fields_of, flag
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,88 @@ def test_an_option_of_several_values_may_come_several_times():
     config = train.read(["ppo", *words.split()]).options
     assert config.env_arguments == {"k": 8, "n": 2, "m": 1, "l": 2}
     assert (config.seed, config.total_steps) == (3, 1_000_000)
+
+
+EVERYTHING = {
+    **{f"train {name}": kind for name, kind in train.kinds().items()},
+    **{f"bench train {name}": kind for name, kind in train.kinds(BenchTrain).items()},
+    "train --resume": train.Resume,
+    "bench rnn": BenchRNN,
+    "bench popgym": BenchPopgym,
+    "sweep": sweep.Options,
+    "compare": compare.Compare,
+    "evaluate": evaluate.Evaluate,
+    "play": play.Play,
+    "export": export.Export,
+    "doctor": doctor.Doctor,
+}
+
+
+def options_of(kind):
+    nested = [field.kind for field in fields_of(kind) if is_dataclass(field.kind)]
+    own = [field for field in fields_of(kind) if not is_dataclass(field.kind)]
+    return own + [field for inner in nested for field in options_of(inner)]
+
+
+def values_of(field):
+    """Two values of a field."""
+    if field.choices:
+        return [str(choice) for choice in (field.choices * 2)[:2]]
+    if field.range is not None:
+        return [text for text in ("1", "0.5", "0.25", "2", "16") if field.range.rule(float(text)) is None][:2]
+    return ["cpu", "cpu"] if field.name == "device" else ["1", "2"]
+
+
+@pytest.mark.parametrize("command", EVERYTHING)
+def test_an_option_given_twice_is_not_lost(command):
+    """All options of all commands: those of several values get them all, the others are refused."""
+    kind = EVERYTHING[command]
+    positional = [name for name, hint in get_type_hints(kind, include_extras=True).items() if is_positional(hint)]
+    names = {field.name for field in options_of(kind)}
+    for field in options_of(kind):
+        if field.name in positional:
+            continue
+        for option in {flag(field.name), "--" + field.name}:
+            if field.kind is bool and not field.many:
+                other = f"--no-{field.name}" if f"no_{field.name}" not in names else option
+                words = [[flag(field.name)], [other]]
+            else:
+                words = [[flag(field.name), values_of(field)[0]], [f"{option}={values_of(field)[1]}"]]
+            if field.many:
+                read = arguments._gathered([*words[0], "--other", "x", *words[1]], kind, prog="demo")
+                assert read == [words[0][0], *values_of(field), "--other", "x"]
+                continue
+            for parse in (parse_arguments, parse_known_arguments):
+                with pytest.raises(ArgumentError, match="must be given once") as error:
+                    parse(kind, [*words[0], *words[1]], prog="demo")
+                said = f"{flag(field.name)} must be given once, got {' '.join(words[0])!r} and {' '.join(words[1])!r}"
+                assert str(error.value) == f"{said} (see demo --help)"
+
+
+def is_positional(hint):
+    return tyro.conf.Positional in getattr(hint, "__metadata__", ())
+
+
+def test_an_option_given_once_is_read():
+    """Words that only look alike: the pair of a switch with a name of its own, and the values of other options."""
+    read = partial(parse_arguments, doctor.Doctor, prog="demo")
+    assert read(["--no-auto-register-policy-transforms", "--auto-register-policy-transforms"])
+    assert read(["--env-kwargs", "seed=1", "seed2=1", "--policy", "seed"]).env_kwargs == ("seed=1", "seed2=1")
+
+
+def test_a_sweep_takes_settings_several_times(tmp_path):
+    words = f"a2c --env recurl/TMaze-v0 --learning_rate 0.5 --no-scale-rewards --run-dir {tmp_path}"
+    settings = "--set cell=lstm,gru --seeds 2 --set learning_rate=1e-3 scale_rewards=true --set=hidden_size=4"
+    jobs = sweep.read([*words.split(), *settings.split()]).jobs
+    assert [(job.config.cell, job.config.seed) for job in jobs] == [("lstm", 0), ("gru", 0), ("lstm", 1), ("gru", 1)]
+    assert {(job.config.learning_rate, job.config.scale_rewards, job.config.hidden_size) for job in jobs} == {
+        (1e-3, True, 4)
+    }
+    for more in ("--seeds 3", "--num-envs 2 --num_envs=3"):
+        with pytest.raises(ArgumentError, match="must be given once"):
+            sweep.read([*words.split(), *settings.split(), *more.split()])
+    with pytest.raises(ArgumentError, match="--set got cell twice"):
+        sweep.read([*words.split(), *settings.split(), "--set", "cell=none"])
 
 
 def test_subcommands(capsys):

@@ -7,7 +7,7 @@ import dataclasses
 import io
 import re
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TypeVar, get_args
 
 import tyro
@@ -16,7 +16,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
 from recurl.nearest import nearest
-from recurl.ranges import check_fields, fields_of, flag, whole_number
+from recurl.ranges import Field, check_fields, fields_of, flag, whole_number
 
 _T = TypeVar("_T")
 _BOX = re.compile(r"[│╭╮╰╯]|\x1b\[[0-9;]*m")
@@ -66,7 +66,7 @@ def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _
         ArgumentError: the arguments don't fit, or a value is out of its field's range.
         SystemExit: help was asked for and has been printed.
     """
-    arguments = _gathered(arguments, {flag(name) for name in _many(kind)})
+    arguments = _gathered(arguments, kind, prog=prog)
     with _complaining(prog):
         wanted = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS)
     check_fields(wanted)
@@ -85,8 +85,9 @@ def parse_known_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str
         ArgumentError: the arguments don't fit, or a value is out of its field's range.
         SystemExit: help was asked for and has been printed.
     """
+    arguments = _gathered(arguments, kind, prog=prog)
     with _complaining(prog):
-        wanted, others = tyro.cli(kind, args=list(arguments), prog=prog, registry=_OPTIONS, return_unknown_args=True)
+        wanted, others = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS, return_unknown_args=True)
     check_fields(wanted)
     return wanted, others
 
@@ -130,51 +131,84 @@ def parse_subcommand(
     raise ArgumentError(f"There is no {what} {name!r}: use {prog} {', '.join(kinds)}.{nearest(name, kinds)}")
 
 
-def _many(kind: type) -> Iterator[str]:
-    """Yield the names of the fields that take several values, those of nested dataclasses included."""
+def _fields(kind: type) -> dict[str, Field]:
+    """Return the fields of a dataclass, those of nested ones included, by the words that set them (``--no-x`` too)."""
+    found: dict[str, Field] = {}
     for field in fields_of(kind):
         if dataclasses.is_dataclass(field.kind):
-            yield from _many(field.kind)
-        elif field.many:
-            yield field.name
+            found |= _fields(field.kind)
+        else:
+            found[flag(field.name)] = field
+    off = {flag(f"no_{field.name}"): field for field in found.values() if field.kind is bool and not field.many}
+    return off | found  # a field may have such a name
 
 
-def _gathered(arguments: Sequence[str], flags: set[str]) -> list[str]:
-    """Return the arguments, with all values of an option of ``flags`` that comes several times at its first place.
+def _option(word: str) -> str:
+    """Return the option that a word of the command line begins with, as its help shows it; other words unchanged."""
+    return flag(word.partition("=")[0][2:]) if word.startswith("--") else word
 
-    tyro would take the last ones alone.
+
+def _gathered(arguments: Sequence[str], kind: type, *, prog: str) -> list[str]:
+    """Return the arguments, with all values of an option that takes several at the first place where it is given.
+
+    tyro would take the last ones alone, and of other options the last value.
+
+    Raises:
+        ArgumentError: an option that takes one value is given twice.
 
     Example:
-        >>> _gathered(["--wrapper", "a", "--seed", "1", "--wrapper=b"], {"--wrapper"})
+        >>> @dataclasses.dataclass
+        ... class Options:
+        ...     wrapper: tuple[str, ...] = ()
+        ...     seed: int = 0
+        >>> _gathered(["--wrapper", "a", "--seed", "1", "--wrapper=b"], Options, prog="demo")
         ['--wrapper', 'a', 'b', '--seed', '1']
+        >>> _gathered(["--seed", "1", "--seed=2"], Options, prog="demo")
+        Traceback (most recent call last):
+        ...
+        recurl.errors.ArgumentError: --seed must be given once, got '--seed 1' and '--seed=2' (see demo --help)
     """
-    groups: dict[str, list[str]] = {"": []}
-    current = groups[""]
-    for place, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name in flags:
-            current = groups.setdefault(name, [name])
-            current += [value] if equals else []
-            continue
+    fields = _fields(kind)
+    groups: list[list[str]] = [[]]
+    for argument in arguments:
         if argument.startswith("--"):
-            current = groups[str(place)] = []
-        current.append(argument)
-    return [argument for group in groups.values() for argument in group]
+            groups.append([])
+        groups[-1].append(argument)
+    gathered: dict[str, list[str]] = {}
+    for place, group in enumerate(groups):
+        field = fields.get(_option(group[0])) if group else None
+        if field is None:
+            gathered[str(place)] = group
+        elif field.many:
+            name, equals, value = group[0].partition("=")
+            gathered.setdefault(field.name, [name]).extend(([value] if equals else []) + group[1:])
+        elif field.name in gathered:
+            given = f"{' '.join(gathered[field.name])!r} and {' '.join(group)!r}"
+            raise ArgumentError(f"{flag(field.name)} must be given once, got {given} (see {prog} --help)")
+        else:
+            gathered[field.name] = group
+    return [argument for group in gathered.values() for argument in group]
 
 
 def without_options(arguments: Sequence[str], others: Sequence[str]) -> list[str]:
     """Return the arguments without the options, and their values, that ``others`` give anew.
 
     Example:
-        >>> without_options(["--gamma", "0.9", "--env-kwargs", "k=8", "n=2", "--seed=1"], ["--env-kwargs", "k=3"])
+        >>> without_options(["--gamma", "0.9", "--env_kwargs", "k=8", "n=2", "--seed=1"], ["--env-kwargs", "k=3"])
         ['--gamma', '0.9', '--seed=1']
+        >>> without_options(["ppo", "--no-compile"], ["--compile"])
+        ['ppo']
     """
-    given = {word for word in others if word.startswith("--")}
+
+    def name(word: str) -> str:
+        return _option(word).replace("--no-", "--", 1)
+
+    given = {name(word) for word in others if word.startswith("--")}
     kept: list[str] = []
     dropping = False
     for word in arguments:
         if word.startswith("--"):
-            dropping = word.partition("=")[0] in given
+            dropping = name(word) in given
         if not dropping:
             kept.append(word)
     return kept

@@ -247,14 +247,14 @@ def test_no_two_workers_of_a_collector_have_the_same_seed(seeds):
 
 
 def test_no_two_actors_have_the_same_seed():
-    recipe = Recipe([Revealing] * 3, None)
-    recipe.rows = 2
-    found = [recipe.seeds(1000)]
-    recipe.replaced = 4  # before the program was resumed
-    found += [
-        [(recipe.env_seed(actor, time), pickle.loads(recipe(actor, time)).seed) for actor in range(3)]
-        for time in (1, 2)
-    ]
+    found = []
+    for rank in range(2):
+        recipe = Recipe([Revealing] * 3, None)
+        recipe.rows = 2
+        found.append(recipe.seeds(1000 + rank * 6))
+        recipe.replaced = 4  # before the program was resumed
+        for time in (1, 2):
+            found.append([(recipe.env_seed(actor, time), pickle.loads(recipe(actor, time)).seed) for actor in range(3)])
     rows = [first + row for some in found for first, _ in some for row in range(2)]
     assert_distinct([("row", row) for row in rows] + [("torch", own) for some in found for _, own in some])
 

@@ -15,6 +15,7 @@ import torch
 
 from recurl import __version__
 from recurl.cli import main
+from recurl.cli.arguments import without_options
 from recurl.trainers import RunFolder
 from recurl.trainers.checkpoint import latest_checkpoint
 
@@ -36,7 +37,8 @@ CONTINUOUS = (  # noqa: SIM905 - likewise
 
 
 def train(folder, *more):
-    return main(["train", "ppo", *SMALL, "--total-steps", "128", "--run-dir", str(folder), *more])
+    words = ["train", "ppo", *SMALL, "--total-steps", "128", "--run-dir", str(folder)]
+    return main([*without_options(words, more), *more])
 
 
 def fails(capsys, arguments, *words):
@@ -191,7 +193,15 @@ def test_no_memory_is_one_line(capsys, tmp_path, monkeypatch):
     limits = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     room = used + 2**30
-    words = [*SMALL, "--hidden-size", "6000", "--run-dir", tmp_path / "run", "--total-steps", "64"]
+    words = [
+        *without_options(SMALL, ["--hidden-size"]),
+        "--hidden-size",
+        "6000",
+        "--run-dir",
+        tmp_path / "run",
+        "--total-steps",
+        "64",
+    ]
     resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
     try:
         fails(capsys, ["train", "ppo", *words], "There is not enough memory, ask for less")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from recurl.cli.arguments import without_options
 from recurl.trainers import RunFolder
 from recurl.trainers.checkpoint import latest_checkpoint
 
@@ -20,6 +21,11 @@ TASK = ["--env", "recurl/RepeatPrevious-v0", "--hidden-size", 8, "--num-envs", 2
 TASK += ["--sequence-length", 4, "--minibatches", 2, "--logger", "none", "--eval-episodes", 1]
 LONG = ["train", "ppo", *TASK, "--total-steps", 10_000_000, "--checkpoint-every", 2]
 SECONDS = 15
+
+
+def with_options(words, *more):
+    """A command line with other values of some options."""
+    return [*without_options([str(word) for word in words], [str(word) for word in more]), *more]
 
 
 class Server:
@@ -103,7 +109,7 @@ def test_a_rank_that_is_killed_ends_the_others(server, tmp_path, victim):
 
 def test_a_rank_that_fails_ends_the_others(server, tmp_path):
     slow = ["--env", "tests.distributed.slow:recurl-test/Slow-v0", "--env-kwargs", "fails=True"]
-    ranks = server.both(*LONG, *slow, "--run-dir", tmp_path / "run")
+    ranks = server.both(*with_options(LONG, *slow), "--run-dir", tmp_path / "run")
     texts = [rank.ends_within(SECONDS + 20) for rank in ranks]
     assert "rank 0 ends, as rank 1 has failed: no more" in texts[0]
     assert "RuntimeError: no more" in texts[1]
@@ -111,7 +117,7 @@ def test_a_rank_that_fails_ends_the_others(server, tmp_path):
 
 def test_a_rank_that_hangs_ends_all(server, tmp_path):
     slow = ["--env", "tests.distributed.slow:recurl-test/Slow-v0", "--env-kwargs", "hangs=True", "--rank-timeout", 2]
-    ranks = server.both(*LONG, *slow, "--run-dir", tmp_path / "run")
+    ranks = server.both(*with_options(LONG, *slow), "--run-dir", tmp_path / "run")
     for number, rank in enumerate(ranks):
         text = rank.ends_within(SECONDS + 20)
         assert f"rank {number} ends, as rank 1 has made no progress for 2 s (--rank-timeout)" in text
@@ -170,7 +176,7 @@ def test_what_only_rank_0_finds_ends_the_others(server, tmp_path):
 
 
 def test_one_line_for_what_all_find(server, tmp_path):
-    ranks = server.both(*LONG, "--minibatches", 3, "--run-dir", tmp_path / "run")
+    ranks = server.both(*with_options(LONG, "--minibatches", 3), "--run-dir", tmp_path / "run")
     texts = [rank.ends_within(SECONDS) for rank in ranks]
     assert sum(text.count("all minibatches must be of one size") for text in texts) == 1
     ranks = server.both("train", "ppo", "--env", "recurl/TMaze-v0", "--num-envs", "none")
@@ -179,7 +185,7 @@ def test_one_line_for_what_all_find(server, tmp_path):
 
 def test_options_differ(server, tmp_path):
     words = [*LONG, "--run-dir", tmp_path / "run"]
-    ranks = server.both(*words, other=[*words, "--hidden-size", 4])
+    ranks = server.both(*words, other=with_options(words, "--hidden-size", 4))
     texts = [rank.ends_within(SECONDS) for rank in ranks]
     said = "recurl: All ranks must have the same options, but --hidden-size is 8 on rank 0 and 4 on rank 1.\n"
     assert said in texts

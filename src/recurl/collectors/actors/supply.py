@@ -78,10 +78,13 @@ class Recipe:
         return 0 if generation == 0 else self.replaced + generation
 
     def env_seed(self, index: int, generation: int = 0) -> int | None:
-        """Return the seed of the first row of an actor, different for its successors."""
+        """Return the seed of the first row of an actor; its successors begin far from the rows of all others."""
         if self.seed is None:
             return None
-        return self.seed + (self._time(generation) * len(self._functions) + index) * self.rows
+        time = self._time(generation)
+        if time == 0:
+            return self.seed + index * self.rows
+        return derive_seed(self.seed, "successor", index, time) % 2**31
 
 
 class Part(NamedTuple):

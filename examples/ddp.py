@@ -14,6 +14,7 @@ from recurl.envs import GymEnv
 from recurl.modules import ActorValueOperator, Categorical, LSTMModule, ProbabilisticActor, ValueOperator
 from recurl.objectives import ClipPPOLoss
 from recurl.objectives.value import GAE
+from recurl.seeding import derive_seed
 
 torch.set_num_threads(1)
 frames = int(sys.argv[1]) if len(sys.argv) > 1 else 8192  # of each rank
@@ -31,8 +32,8 @@ with joined():  # without torchrun: one process
 
     env = GymEnv("recurl/MaskedCartPole-v1", num_envs=8, categorical_action_encoding=True)
     env.set_seed(8 * rank())  # other episodes, other actions on every rank
-    torch.manual_seed(rank())
-    shuffle = torch.Generator().manual_seed(0)  # the same minibatches
+    torch.manual_seed(derive_seed(0, "actions", rank()))
+    shuffle = torch.Generator().manual_seed(derive_seed(0, "minibatches"))  # the same on every rank
     for batch in Collector(env, actor, frames_per_batch=512, total_frames=frames):
         for minibatch in SequenceMinibatches(gae(batch), 4, 32, shuffle, rank=rank(), ranks=world_size()):
             with global_statistics():  # advantages are normalised over the minibatches of all ranks

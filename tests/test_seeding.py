@@ -253,8 +253,8 @@ def test_no_two_actors_have_the_same_seed():
         recipe.rows = 2
         found.append(recipe.seeds(1000 + rank * 6))
         recipe.replaced = 4  # before the program was resumed
-        for time in (1, 2):
-            found.append([(recipe.env_seed(actor, time), pickle.loads(recipe(actor, time)).seed) for actor in range(3)])
+        later = ((recipe.env_seed(actor, time), recipe(actor, time)) for time in (1, 2) for actor in range(3))
+        found.append([(first, pickle.loads(own).seed) for first, own in later])
     rows = [first + row for some in found for first, _ in some for row in range(2)]
     assert_distinct([("row", row) for row in rows] + [("torch", own) for some in found for _, own in some])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +12,10 @@ import torch
 
 from recurl.errors import ArgumentError
 
-__all__ = ["check_device", "check_memory", "core_count", "total_memory"]
+__all__ = ["check_device", "check_memory", "core_count", "cpu_name", "total_memory"]
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_CPU_MODEL = Path("/proc/cpuinfo")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -52,6 +54,16 @@ def core_count() -> int:
     except (OSError, ValueError):  # no container, or no limit
         return own
     return max(1, min(own, quota // period))
+
+
+def cpu_name() -> str:
+    """Return the model of this CPU as Linux names it, elsewhere its architecture."""
+    try:
+        lines = _CPU_MODEL.read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
 
 
 def total_memory(device: str) -> int:

@@ -13,6 +13,16 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
+__all__ = [
+    "GeneratorState",
+    "derive_seed",
+    "env_seed",
+    "preserved_rng",
+    "rng_state",
+    "seed_everything",
+    "set_rng_state",
+]
+
 EnvPurpose = Literal["training", "restart", "evaluation", "fresh"]
 """What a run makes environments for: episodes of the training, those that begin after a checkpoint without
 environments, those of the evaluations during training, and those of evaluations of the finished policy."""

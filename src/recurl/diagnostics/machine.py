@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
-
 import torch
 
-from recurl._version import __version__
 from recurl.errors import RecurlError
 from recurl.precision import get_recurrent_matmul_precision
 from recurl.recurrence import BACKENDS, CELLS, Cell, Support
+from recurl.versions import versions
 
-_PACKAGES = ("torch", "tensordict", "gymnasium", "numpy", "triton")
 _BACKENDS = ("pad", "scan", "loop", "cpu", "triton", "reference")
 
 
@@ -30,8 +26,7 @@ def machine_report() -> str:
           reference   yes
         ...
     """
-    lines = ["versions", _row("recurl", __version__), _row("python", platform.python_version())]
-    lines += [_row(package, _version(package)) for package in _PACKAGES]
+    lines = ["versions", *(_row(name, version or "not installed") for name, version in versions().items())]
     devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
     for device in devices:
         lines += ["", f"backends on {_title(device)}"]
@@ -46,13 +41,6 @@ def machine_report() -> str:
 
 def _row(name: str, text: str) -> str:
     return f"  {name:11} {text}"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _title(device: torch.device) -> str:

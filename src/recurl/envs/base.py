@@ -345,6 +345,9 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
     def set_seed(self, seed: int) -> None:
         """Seed the environment (row ``i`` of a batch with ``seed + i``); takes effect at the next full reset.
 
+        A Gymnasium environment gets the seed unchanged. A :class:`~recurl.envs.TensorEnv` derives that of its one
+        generator (:func:`recurl.seeding.derive_seed`): it draws other numbers than ``torch.manual_seed(seed)``.
+
         Raises:
             ArgumentError: ``seed`` is negative or not an integer.
         """

@@ -39,6 +39,30 @@ def test_a_run_is_replaced_when_that_is_asked_for(tmp_path):
     assert folder.read_config() == OTHER
 
 
+def test_what_made_a_run_is_kept_from_start_to_start(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    leave_a_run(folder)
+    folder.note_start({"env_steps": 0})
+    folder.note_start({"env_steps": 64, "command": "a\nb é"})
+    assert [json.loads(line) for line in folder.versions.read_text().splitlines()] == [
+        {"env_steps": 0},
+        {"env_steps": 64, "command": "a\nb é"},
+    ]
+    folder.versions.with_name("versions.jsonl.7.partial").write_text("of a killed process")
+    folder.create(OTHER, overwrite=True)
+    assert names(folder) == [".lock", "config.json", "notes.txt"]
+
+
+def test_what_made_a_run_is_not_written_through_a_link(tmp_path):
+    folder, other = RunFolder(tmp_path / "run"), tmp_path / "other"
+    folder.create(CONFIG)
+    other.write_text("mine")
+    folder.versions.symlink_to(other)
+    folder.note_start({"env_steps": 0})
+    assert other.read_text() == "mine"
+    assert json.loads(folder.versions.read_text()) == {"env_steps": 0}
+
+
 def test_what_a_lock_and_a_killed_process_leave_is_no_content(tmp_path):
     folder = RunFolder(tmp_path)
     with folder.hold():

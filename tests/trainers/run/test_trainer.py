@@ -1,14 +1,19 @@
 import gc
 import io
+import json
 import os
+import platform
+import shlex
 import shutil
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from recurl import __version__
 from recurl.errors import ArgumentError, LockedError, MissingDependencyError
 from recurl.keys import TRAJ_IDS
 from recurl.trainers import (
@@ -24,6 +29,7 @@ from recurl.trainers import (
 )
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
+from recurl.versions import source_commit
 
 pytestmark = pytest.mark.slow
 
@@ -205,6 +211,25 @@ def test_ends_when_solved_and_stays_so(tmp_path):
     assert outcome.env_steps < 384
     again, _ = train(options, tmp_path, resume=True)
     assert (again.status, again.env_steps) == ("solved", outcome.env_steps)
+
+
+def test_every_start_says_what_made_it(tmp_path):
+    options = config(checkpoint_every=1)
+    train(options, tmp_path, stop_after=2)
+    train(options, tmp_path, resume=True)
+    first, second = (json.loads(line) for line in RunFolder(tmp_path).versions.read_text().splitlines())
+    assert (first["env_steps"], second["env_steps"]) == (0, 128)
+    assert first["time"] <= second["time"] <= datetime.now(UTC).isoformat()
+    for about in (first, second):
+        assert about["recurl"] == __version__
+        assert about["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+        assert about["python"] == platform.python_version()
+        assert (about["gpu"], about["ranks"], about["commit"]) == (None, 1, source_commit())
+        assert about["cpu"]
+        assert shlex.split(about["command"]) == sys.orig_argv
+    RunFolder(tmp_path).versions.unlink()  # a run of old has none
+    train(options, tmp_path, resume=True)
+    assert json.loads(RunFolder(tmp_path).versions.read_text())["env_steps"] == 384
 
 
 def test_run_folder_holds_everything(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -98,6 +98,11 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def versions(self) -> Path:
+        """File of what made the run, one JSON object a line for each start: versions, commit, machine, command."""
+        return self.path / "versions.jsonl"
+
+    @property
     def curve(self) -> Path:
         """Picture of the learning curve."""
         return self.path / "learning_curve.png"
@@ -170,6 +175,20 @@ class RunFolder:
         with self.hold(), _naming_another():
             self._write(config)
 
+    def note_start(self, about: Mapping[str, Any]) -> None:
+        """Add a line to :attr:`versions`.
+
+        Args:
+            about: plain values.
+
+        Raises:
+            LockedError: another process works here.
+            StorageError: the folder can't be written.
+        """
+        with self.hold(), _naming_another(), writing(self.versions):
+            earlier = self.versions.read_bytes() if self.versions.is_file() and not self.versions.is_symlink() else b""
+            write_whole(self.versions, earlier + json.dumps(about).encode() + b"\n")
+
     def _write(self, config: RunConfig) -> None:
         write_whole(self.config, json.dumps(config.to_dict(), indent=2).encode() + b"\n")
 
@@ -183,9 +202,9 @@ class RunFolder:
             for folder in (self.checkpoints, self.best, self.tensorboard, self.path / "wandb"):
                 if folder.exists():
                     shutil.rmtree(folder)
-            for file in (self.metrics, self.evaluations, self.curve):
+            for file in (self.metrics, self.evaluations, self.versions, self.curve):
                 file.unlink(missing_ok=True)
-        for file in (self.config, self.metrics, self.evaluations):
+        for file in (self.config, self.metrics, self.evaluations, self.versions):
             remove_partials(self.path, file.name)
         sync_folder(self.path)
 

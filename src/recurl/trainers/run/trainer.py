@@ -28,6 +28,7 @@ from recurl.trainers.run.faults import FaultWatch
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.outcome import Clock, Outcome
 from recurl.trainers.run.periodic import EVALUATION_COLUMNS, PeriodicEvaluation
+from recurl.trainers.run.provenance import provenance
 from recurl.trainers.run.ranks import check_same_options, for_this_rank, ranks_of, with_other_ranks
 from recurl.trainers.run.updates import COLUMNS, Updates
 
@@ -231,6 +232,7 @@ class Trainer:
         algorithm, folder, config = self.algorithm, self.folder, self.config
         if not self._leads:
             return
+        folder.note_start({"env_steps": algorithm.env_steps, **provenance(config.device)})
         self._rows = CsvLogger(self._metrics_file(), self._evaluations_file())
         self._callbacks.add(self._rows)
         since = algorithm.env_steps if self._updates else None

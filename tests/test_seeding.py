@@ -64,8 +64,9 @@ def test_derived_seeds_are_the_same_everywhere_and_differ_by_every_part():
     found = {derive_seed(seed, *part) for seed in (0, 1, 2**32, 2**63) for part in parts}
     assert len(found) == 4 * len(parts)
     assert all(0 <= seed < 2**63 for seed in found)
-    with pytest.raises(TypeError):
-        derive_seed(0.5)
+    for wrong in ((0.5,), ("0",), (0, None), (0, 1.0)):
+        with pytest.raises(TypeError):
+            derive_seed(*wrong)
 
 
 def test_seeds_of_environments_never_meet():

@@ -40,12 +40,15 @@ def derive_seed(seed: int, *purpose: int | str) -> int:
         seed: the seed of the program, an integer.
         *purpose: what the generator is for, as names and numbers, such as ``"exploration"`` and the rank.
 
+    Raises:
+        TypeError: the seed is no integer, or a part of the purpose neither that nor a string.
+
     Example:
         >>> derive_seed(0, "exploration", 3)
         4178955089143346543
         >>> shuffle = torch.Generator().manual_seed(derive_seed(0, "minibatches"))
     """
-    parts = [part if isinstance(part, str) else operator.index(part) for part in (seed, *purpose)]
+    parts = [operator.index(seed), *(part if isinstance(part, str) else operator.index(part) for part in purpose)]
     return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:8], "big") >> 1
 
 

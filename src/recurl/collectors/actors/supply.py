@@ -84,7 +84,7 @@ class Recipe:
         time = self._time(generation)
         if time == 0:
             return self.seed + index * self.rows
-        return derive_seed(self.seed, "successor", index, time) % 2**31
+        return derive_seed(self.seed, "successor", index, time) % 2**30
 
 
 class Part(NamedTuple):

@@ -84,7 +84,7 @@ def test_whole_numbers_may_be_written_shorter(text, size):
 
 
 def test_an_option_of_several_values_may_come_several_times():
-    words = "--env a/B-v0 --env-kwargs k=8 --seed 3 --env-kwargs=n=2 --total-steps 1e6 --env-kwargs m=1 l=2"
+    words = "--env a/B-v0 --env-kwargs k=8 --seed 3 --env-kwargs=n=2 --total-steps 1e6 --env_kwargs m=1 l=2"
     config = train.read(["ppo", *words.split()]).options
     assert config.env_arguments == {"k": 8, "n": 2, "m": 1, "l": 2}
     assert (config.seed, config.total_steps) == (3, 1_000_000)

@@ -74,6 +74,36 @@ def test_losses_metrics_and_gradients_are_the_same(kind: str, options: dict[str,
     check(loss, in_float64(batch))
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_clip_that_holds_every_value_changes_no_bit(dtype: torch.dtype, compiled: bool) -> None:
+    """Where ``value - old == clip`` for all tokens, but ``old + clip`` is rounded below the value."""
+    old = -torch.rand(1000, dtype=dtype)
+    value = 0.3 * torch.rand(1000, dtype=dtype)
+    clip = value - old
+    lost = (old + clip < value).nonzero()[0].item()
+    actor, critic, batch = make("choice")
+    batch = batch if dtype == torch.float32 else in_float64(batch)
+    batch["state_value"] = old[lost].expand(2, 20, 1).clone()
+    batch["value_target"] = 2 * value[lost].expand(2, 20, 1).clone()
+    results = list[list[Tensor | None]]()
+    for clip_value in (False, clip[lost].item()):
+        loss = ClipPPOLoss(actor, critic, clip_value=clip_value).to(dtype)
+        with torch.no_grad():
+            critic[1].module.weight.zero_()
+            critic[1].module.bias.fill_(value[lost])
+        if compiled:
+            with loss.compiled():
+                losses = loss.gradients(batch)
+            assert not isinstance(losses, str), losses
+            found = gradients(loss)
+        else:
+            losses, found = expected(loss, batch)
+        results.append([losses["loss_critic"], *found])
+    for one, other in zip(*results, strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
 def test_one_hot_actions() -> None:
     KINDS["one-hot"] = (
         nn.Linear(HIDDEN, 3),

@@ -83,6 +83,31 @@ def test_values_inside_the_clip_range_keep_their_gradient(magnitude, bound, dist
         torch.testing.assert_close(found[inside], expected[inside].float())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("distance", ["l2", "l1", "smooth_l1"])
+def test_a_clip_that_holds_every_value_changes_no_bit(distance, dtype):
+    """Where ``(value - old).abs() <= clip`` for all, though ``old + clip`` is rounded below some of them."""
+    generator, zeros, ones = torch.Generator().manual_seed(0), torch.zeros(64, dtype=dtype), torch.ones(64, dtype=dtype)
+    for _ in range(200):
+        old, target, value = torch.randn(3, 64, generator=generator).to(dtype)
+        clip = (value - old).abs().max().item()
+        value.requires_grad_()
+        free, clipped = Surrogate(0.2, 0.0, distance), Surrogate(0.2, clip, distance)
+        data = Data(zeros, ones, target, None, None)
+        expected = free(zeros, value, data).distance
+        for run in (clipped, clipped.means):
+            found = run(zeros, value, data._replace(old_value=old)).distance
+            assert torch.equal(found, expected)
+            gradients = (torch.autograd.grad(total, value, retain_graph=True)[0] for total in (found, expected))
+            assert torch.equal(*gradients)
+
+
+def test_a_stored_value_that_is_not_a_number_spoils_the_loss():
+    surrogate, data, log_prob, value = make("l2", 0.3, False)
+    data.old_value[0, 0] = torch.nan
+    assert surrogate(log_prob, value, data).distance.isnan()
+
+
 def test_ratios_inside_the_clip_range_keep_their_gradient():
     log_prob = (torch.randn(1000) * 0.2).requires_grad_()
     advantage = torch.randn(1000) * 10.0 ** torch.randint(-6, 6, (1000,))

@@ -103,14 +103,17 @@ def value_distances(
         value: values, ``[*B, T]``.
         target: their targets.
         old_value: stored values; None for no clipping.
-        clip_value: maximum distance of a value from the stored one.
+        clip_value: maximum distance of a value from the stored one, compared in their dtype. Values within it are not
+            changed by a bit.
     """
     distance = DISTANCES[kind]
     plain = distance(value, target, reduction="none")
     if old_value is None:
         return plain, None
-    # Exact within the bounds, where old + (value - old) would differ from the value by rounding.
-    near = value.clamp(old_value - clip_value, old_value + clip_value)
+    # Exact within the range, where old + (value - old) would differ from the value by rounding, as old + clip_value may
+    # for a value at its end.
+    change = value - old_value
+    near = torch.where(change.abs() <= clip_value, value, old_value + change.clamp(-clip_value, clip_value))
     return plain, distance(near, target, reduction="none")
 
 

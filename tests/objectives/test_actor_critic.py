@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from copy import deepcopy
+from functools import partial
+
 import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from recurl.data import BurnIn, LazyTensorStorage, MidEpisodeBurnIn, PrioritizedSliceSampler, TensorDictReplayBuffer
 from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError
@@ -214,6 +219,94 @@ def test_one_critic_becomes_two_with_one_memory(kind):
     SoftUpdate(made, tau=0.5).step()
 
 
+class Scaled(nn.Module):
+    """A head with a parameter of its own beside a layer, and no ``reset_parameters()``."""
+
+    def __init__(self, value=None):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(OBS + ACTIONS) if value is None else value)
+        self.layer = MLP(OBS + ACTIONS, 1)
+
+    def forward(self, *inputs):
+        return self.layer(self.scale * torch.cat(inputs, -1))
+
+
+class OwnAlone(Scaled):
+    """A head whose parameters are its own, some of them redrawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Flatten(-1, -1)
+
+    def reset_parameters(self):
+        nn.init.uniform_(self.scale)
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(OBS + ACTIONS, 1, batch_first=True, kdim=3, vdim=3)
+
+    def forward(self, *inputs):
+        x = torch.cat(inputs, -1).unsqueeze(-2)
+        return self.attention(x, x[..., :3], x[..., :3])[0].squeeze(-2).sum(-1, keepdim=True)
+
+
+def as_critic(net, kind):
+    if kind == "discrete sac":
+        return TensorDictModule(net, ["observation", "action"], ["action_value"])
+    return TensorDictModule(net, ["observation", "action"], ["state_action_value"])
+
+
+def with_critics(kind, critics, **options):
+    """A loss of the kind with the critics given."""
+    loss, _ = make_replay_loss(kind, "gru")
+    bounds = {"bounds": (-1.0, 1.0)} if kind == "td3" else {}
+    return type(loss)(loss.actor_network, critics, **bounds, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_critics_that_would_stay_one_are_refused(kind):
+    torch.manual_seed(0)
+    unlike = Scaled(torch.ones(OBS + ACTIONS))
+    made = with_critics(kind, as_critic(unlike, kind))
+    first, second = made.qvalue_network
+    assert torch.equal(first.module.scale, second[-1].module.scale)
+    assert not torch.equal(first.module.layer[0].weight, second[-1].module.layer[0].weight)
+    message = r"drawn by reset_parameters\(\), but that of {} doesn't exist or leaves '{}' as it is: give a list"
+    refused = [
+        (Scaled(), "Scaled", "module.scale"),
+        (nn.Sequential(OwnAlone(), Scaled()), "Scaled", "module.1.scale"),
+        (weight_norm(nn.Linear(OBS + ACTIONS, 1)), "ParametrizationList", "module.parametrizations.weight.original1"),
+        (spectral_norm(nn.Linear(OBS + ACTIONS, 1)), "ParametrizationList", "module.parametrizations.weight.original"),
+    ]
+    for net, part, name in refused:
+        with pytest.raises(ArgumentError, match=message.format(part, name)):
+            with_critics(kind, as_critic(net, kind))
+        assert len(with_critics(kind, as_critic(net, kind), num_qvalue_nets=1).qvalue_network) == 1
+    constant = Scaled(torch.ones(OBS + ACTIONS))
+    constant.layer = nn.Flatten(-1, -1)
+    copied = as_critic(Scaled(), kind)
+    for critics in (as_critic(constant, kind), [copied, deepcopy(copied)], [copied, as_critic(copied.module, kind)]):
+        with pytest.raises(ArgumentError, match="begin with different parameters, but two have the same values"):
+            with_critics(kind, critics)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layer_that_draws_its_parameters_is_drawn_again(kind):
+    for net in (OwnAlone(), Attending()):
+        first, second = with_critics(kind, as_critic(net, kind)).qvalue_network
+        for one, other in zip(first.parameters(), second.parameters(), strict=True):
+            assert not torch.equal(one, other) or one.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lazy_critic_is_refused_before_its_target_draws_other_parameters(kind):
+    lazy = as_critic(MLP(None, 1), kind)
+    with pytest.raises(ArgumentError, match=r"'.*weight' is lazy and has no values yet: run the network once on an ex"):
+        with_critics(kind, lazy)
+
+
 def critic(reads=("observation", "action"), writes="state_action_value"):
     return TensorDictModule(MLP(OBS + ACTIONS * ("action" in reads), 1), list(reads), [writes])
 
@@ -284,7 +377,7 @@ def test_networks_that_do_not_fit():
             SACLoss(actor(), plain)
     with pytest.raises(ArgumentError, match="a critic, or a list of one or more, got an empty list"):
         SACLoss(actor(), [])
-    with pytest.raises(ArgumentError, match=r"holds the same one twice: give copy\.deepcopy\(critic\), or one critic"):
+    with pytest.raises(ArgumentError, match=r"holds the same one twice: build each one, or give one critic"):
         SACLoss(actor(), [critic()] * 2)
     with pytest.raises(ArgumentError, match=r"A critic must write 'state_action_value', but its out_keys are \['q'\]"):
         SACLoss(actor(), critic(writes="q"))(small())
@@ -320,6 +413,32 @@ def test_the_temperature_stays_within_its_bounds():
         with torch.no_grad():
             loss.log_alpha.fill_(value)
         assert loss(small())["alpha"].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["sac", "discrete sac"])
+@pytest.mark.parametrize("make", [torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9), torch.optim.AdamW])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_temperature_leaves_a_bound_as_soon_as_the_gradient_turns(kind, make, sign):
+    """However long it was driven against it: ``log_alpha`` itself stays at the bound."""
+    loss, agent = make_replay_loss(kind, "none", min_alpha=0.15, max_alpha=0.6, target_entropy=sign * 50.0)
+    loss.double()
+    batch = batch_of(agent, rows=1, steps=3)
+    optimizer = make([loss.log_alpha], lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        result = loss(batch)
+        assert math.log(0.15) - 1e-6 <= loss.log_alpha.item() <= math.log(0.6) + 1e-6
+        result["loss_alpha"].backward()
+        optimizer.step()
+        return result["alpha"].item()
+
+    driven = [step() for _ in range(60)]
+    assert driven[-20:] == pytest.approx([0.3 * 2.0**sign] * 20)
+    loss.target_entropy = -sign * 50.0
+    turned = [step() for _ in range(30)]
+    assert turned[-1] == pytest.approx(0.3 * 2.0**-sign), "an optimizer's momentum alone delays it"
+    assert turned[15] != pytest.approx(0.3 * 2.0**sign)
 
 
 RENAMED = ("action", "reward", "done", "terminated", "priority", "priority_weight")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import ClassVar, NamedTuple, cast
 
 import torch
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from recurl.absent import without_arguments
 from recurl.errors import ArgumentError
@@ -72,7 +74,7 @@ class ActorCriticLoss(ActionValueLoss):
 
     Args:
         actor_network: the actor.
-        qvalue_network: the critics, or one of which ``num_qvalue_nets`` are made; see :func:`twins`.
+        qvalue_network: the critics, or one of which ``num_qvalue_nets`` are made; see :class:`SACLoss`.
         num_qvalue_nets: number of critics that are made of one.
         gamma: discount factor per step, in [0, 1].
         n_steps: number of rewards that are summed before the next value, at least 1.
@@ -111,12 +113,13 @@ class ActorCriticLoss(ActionValueLoss):
         if len(set(map(id, given))) < len(given):
             raise ArgumentError(
                 "qvalue_network must be a list of critics with weights of their own, but holds the same one twice: "
-                "give copy.deepcopy(critic), or one critic and num_qvalue_nets."
+                "build each one, or give one critic and num_qvalue_nets."
             )
         self.qvalue_network = nn.ModuleList(given)
         self.target_qvalue_network = target_of(self.qvalue_network)
         self._distance = DISTANCES[loss_function]
         self.critics(self.qvalue_network)
+        _check_different(given)
         shared = shared_state(m for network in (actor_network, *given) for m in network.modules())
         if shared is not None:
             raise ArgumentError(
@@ -314,10 +317,47 @@ class ActorCriticLoss(ActionValueLoss):
 
 
 def _renewed(modules: Sequence[TensorDictModuleBase]) -> list[TensorDictModuleBase]:
-    """Return copies with new parameters."""
-    copies = [copy.deepcopy(module) for module in modules]
-    for part in (part for module in copies for part in module.modules()):
-        reset = getattr(part, "reset_parameters", None)
-        if reset is not None:
-            reset()
-    return copies
+    """Return copies with new parameters, drawn by ``reset_parameters()`` of each part, inner parts first.
+
+    Raises:
+        ArgumentError: a parameter isn't drawn by it, and isn't constant, as biases and scales are.
+    """
+    originals = nn.ModuleList(modules)
+    copies = copy.deepcopy(originals).apply(_reset)
+    for (name, old), new in zip(originals.named_parameters(), copies.parameters(), strict=True):
+        if old.requires_grad and _same(old, new) and bool((old != old.flatten()[:1]).any()):
+            part = type(originals.get_submodule(name.rpartition(".")[0])).__name__
+            raise ArgumentError(
+                "Critics that are made of one must have parameters of their own, drawn by reset_parameters(), but that "
+                f"of {part} doesn't exist or leaves {name.partition('.')[2]!r} as it is: give a list of critics, each "
+                "built by itself."
+            )
+    return [cast(TensorDictModuleBase, module) for module in copies]
+
+
+def _reset(part: nn.Module) -> None:
+    reset = getattr(part, "reset_parameters", None)
+    if reset is None and not isinstance(part, TensorDictModuleBase):
+        reset = getattr(part, "_reset_parameters", None)  # of torch's attention
+    if reset is not None:
+        reset()
+
+
+def _check_different(critics: Sequence[TensorDictModuleBase]) -> None:
+    """Refuse critics that would stay equal, as they begin with the same parameters and learn from the same losses."""
+    for first, second in combinations(critics, 2):
+        pairs = list(zip(first.parameters(), second.parameters(), strict=False))
+        if pairs and all(_same(one, other) for one, other in pairs):
+            raise ArgumentError(
+                "Critics must begin with different parameters, but two have the same values, so that they would stay "
+                "one critic. Build each one by itself instead of copying it, or give one critic and num_qvalue_nets; "
+                "such a critic needs layers with parameters after its memory."
+            )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two parameters are one or have the same values; False where there are none yet."""
+    if one is other:
+        return True
+    unlike = one.dtype != other.dtype or one.device != other.device
+    return not (unlike or one.is_meta or is_lazy(one) or is_lazy(other)) and torch.equal(one, other)

@@ -56,7 +56,7 @@ class DiscreteSACLoss(SoftLoss):
             ``IndependentCategorical`` of recurl.
         qvalue_network: critics, TensorDict modules from observations to ``"action_value"``, ``[*B, T, n]``, the values
             of all choices (of all integers one after another): a list; or one, from which ``num_qvalue_nets`` are made
-            with its memory in common and new layers after it.
+            with its memory in common and new layers after it, drawn by their ``reset_parameters()``.
         num_qvalue_nets: number of critics that are made of one.
         alpha_init: initial temperature.
         min_alpha: smallest temperature; None for no bound.
@@ -74,7 +74,8 @@ class DiscreteSACLoss(SoftLoss):
 
     Raises:
         ArgumentError: an option is out of range; the actor doesn't end with such a sampler; there isn't one value for
-            each choice; the action has another shape; or two recurrent modules share state keys.
+            each choice; the action has another shape; two critics would stay one, as they begin with the same
+            parameters; or two recurrent modules share state keys.
         MissingKeyError: an entry is missing, or a state of sequences that begin inside an episode.
 
     Example:

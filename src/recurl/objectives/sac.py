@@ -26,6 +26,9 @@ __all__ = ["SACLoss", "SoftLoss", "Temperature"]
 class Temperature(nn.Module):
     """Temperature of SAC, the weight of the entropy, stored as its logarithm.
 
+    Each call clamps the stored logarithm itself to the bounds. It is never further out than the last optimizer step has
+    taken it, and an opposite gradient moves the temperature away from a bound at once.
+
     Args:
         initial: at the start.
         low: smallest one; None for no bound.
@@ -59,10 +62,9 @@ class Temperature(nn.Module):
             self.log_alpha = nn.Parameter(log_alpha)
 
     def forward(self) -> Tensor:
-        """Return the temperature, within its bounds, without gradient."""
-        log_alpha = self.log_alpha.detach()
-        low, high = self._bounds
-        return (log_alpha if low is high is None else log_alpha.clamp(low, high)).exp()
+        """Return the temperature, without gradient, after clamping its logarithm to the bounds."""
+        log_alpha, (low, high) = self.log_alpha.detach(), self._bounds
+        return (log_alpha if low is high is None else log_alpha.clamp_(low, high)).exp()
 
 
 class SoftLoss(ActorCriticLoss):
@@ -169,7 +171,8 @@ class SACLoss(SoftLoss):
             ``ProbabilisticActor(..., distribution_class=TanhNormal)``.
         qvalue_network: critics, TensorDict modules from observations and action to ``"state_action_value"``,
             ``[*B, T, 1]``: a list, each with a memory of its own (other state keys) or one that they share; or one, of
-            which ``num_qvalue_nets`` are made with its memory in common and new layers after it.
+            which ``num_qvalue_nets`` are made with its memory in common and new layers after it, drawn by their
+            ``reset_parameters()``.
         num_qvalue_nets: number of critics that are made of one.
         alpha_init: initial temperature.
         min_alpha: smallest temperature; None for no bound.
@@ -195,8 +198,8 @@ class SACLoss(SoftLoss):
 
     Raises:
         ArgumentError: an option is out of range; the actor doesn't end with a sampler of one action that can be
-            differentiated; a critic lacks the action, or reads it in its memory; or two recurrent modules share state
-            keys.
+            differentiated; a critic lacks the action, or reads it in its memory; two critics would stay one, as they
+            begin with the same parameters; or two recurrent modules share state keys.
         MissingKeyError: an entry is missing, or a state of sequences that begin inside an episode.
 
     Example:

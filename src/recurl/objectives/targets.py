@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from recurl._torch import foreach_copy_, foreach_lerp_
 from recurl.errors import ArgumentError, ArgumentTypeError
@@ -21,11 +22,20 @@ _PREFIX = "target_"
 def target_of(network: _M) -> _M:
     """Return a copy of ``network`` without gradients, to be stored as ``"target_"`` plus the name of the network.
 
+    Raises:
+        ArgumentError: a parameter is lazy and has no values yet, so that the copy would draw others.
+
     Example:
         >>> target = target_of(nn.Linear(2, 1))
         >>> any(parameter.requires_grad for parameter in target.parameters())
         False
     """
+    lazy = next((name for name, value in network.named_parameters() if is_lazy(value)), None)
+    if lazy is not None:
+        raise ArgumentError(
+            f"A network with a delayed copy must have its parameters, but {lazy!r} is lazy and has no values yet: run "
+            "the network once on an example before you give it to the loss, or give the sizes of its inputs."
+        )
     return copy.deepcopy(network).requires_grad_(False)
 
 

@@ -62,7 +62,8 @@ class TD3Loss(ActorCriticLoss):
     Raises:
         ArgumentTypeError: not exactly one of ``action_spec`` and ``bounds`` is given.
         ArgumentError: an option is out of range; there are no two bounds; the actor doesn't write the action; a critic
-            lacks the action, or reads it in its memory; or two recurrent modules share state keys.
+            lacks the action, or reads it in its memory; two critics would stay one, as they begin with the same
+            parameters; or two recurrent modules share state keys.
         MissingKeyError: an entry is missing, or a state of sequences that begin inside an episode.
 
     Example:

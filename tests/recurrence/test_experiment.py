@@ -276,6 +276,131 @@ class Deeper(Sum):
         return (h + torch.randn_like(h) if x.shape == h.shape else h), states
 
 
+class Timed(Sum):
+    """A sound step with time, whose parts a broken one changes."""
+
+    def state_shapes(self, sizes):
+        return (sizes.hidden_size,), (2, sizes.hidden_size)
+
+    state_names = ("h", "window")
+
+    def reads(self, state):
+        return state
+
+    def gate(self, state):
+        return torch.ones_like(state)
+
+    def returns(self, state):
+        return state
+
+    def features(self, before, after):
+        return after
+
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        entering = F.linear(x, weight) * self.gate(states[0])
+        window = time.window(entering, states[1])
+        h = time.recur(torch.full_like(states[0], 0.5), window.sum(1), self.reads(states[0]))
+        return self.features(states[0], h), (self.returns(h), window[:, 1:])
+
+
+class ReturnsClamped(Timed):
+    def returns(self, state):
+        return state.clamp(-5.0, 5.0)
+
+
+class ReturnsClampedFarAway(Timed):
+    def returns(self, state):
+        return state.clamp(max=1e20)
+
+
+class ReturnsGated(Timed):
+    def returns(self, state):
+        return state * (state.abs() < 30.0)
+
+
+class ReadsClamped(Timed):
+    def reads(self, state):
+        return state.clamp(min=-1e5)
+
+
+class GatesOnItself(Timed):
+    def gate(self, state):
+        return (state > -8.0).to(state.dtype)
+
+
+class FadesByItself(Timed):
+    def gate(self, state):
+        return (-1e-7 * state.square()).exp()
+
+
+class ShowsTheStateBefore(Timed):
+    def features(self, before, after):
+        return torch.where(before.abs() > 1e4, before, after)
+
+
+class KeepsAWindowOfItsOwn(Timed):
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        h, (h, window) = super().step(x, states, weight, time=time)
+        return h, (h, torch.where(window.abs() > 100.0, 100.0, window))
+
+
+class Passes(Timed):
+    """Moves its states about, and computes in other precision."""
+
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        window = time.window(F.linear(x, weight), states[1].flip(1).flip(1))
+        before = states[0].double().unflatten(-1, (-1, 1)).flatten(1)
+        h = time.recur(torch.full_like(before, 0.5), window.sum(1).double(), before).float()
+        return h, (torch.cat(h.split(2, -1), -1), window[:, 1:])
+
+
+@pytest.mark.parametrize("cell", [Timed(), Passes()], ids=str)
+def test_states_may_be_moved_about(cell: Cell) -> None:
+    CellModule(cell, 4, 5, in_key="x", out_key="y")
+
+
+@pytest.mark.parametrize(
+    ("cell", "what"),
+    [
+        (ReturnsClamped, "returned as the state 'h' other numbers than time returned"),
+        (ReturnsClampedFarAway, "returned as the state 'h' other numbers than time returned"),
+        (ReturnsGated, "returned as the state 'h' other numbers than time returned"),
+        (KeepsAWindowOfItsOwn, "returned as the state 'window' other numbers than time returned"),
+        (ReadsClamped, "gave time other numbers than those of its states"),
+        (GatesOnItself, "read a state otherwise than as what time returned"),
+        (FadesByItself, "read a state otherwise than as what time returned"),
+        (ShowsTheStateBefore, "read a state otherwise than as what time returned"),
+    ],
+)
+def test_states_are_touched_through_time_alone_at_every_size(cell: type[Cell], what: str) -> None:
+    """Where three rows of standard normal numbers don't show it."""
+    sequence = rf"must give the same over a sequence as step by step; .*{cell.__name__}"
+    with pytest.raises(ArgumentError, match=rf"{sequence}|through the methods of time alone.*step\(\) {what}\. Take a"):
+        build(cell)
+
+
+class NormsOfAllRows(Sum):
+    def step(self, x, states, weight):
+        h, _ = super().step(x, states, weight)
+        h = h * (50.0 / h.norm()).clamp(max=1.0)
+        return h, (h,)
+
+
+class DecaysForSmallInputs(Sum):
+    decays = True
+
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        h = time.recur(0.05 * F.linear(x, weight).abs(), F.linear(x, weight), states[0])
+        return h, (h,)
+
+
+def test_larger_inputs_and_states_are_tried() -> None:
+    with pytest.raises(ArgumentError, match=r"must not depend on each other; the features of .*NormsOfAllRows"):
+        build(NormsOfAllRows)
+    with pytest.raises(ArgumentError, match=r"promises \(decays = True\) that a lies between 0 and 1; its step gave a"):
+        build(DecaysForSmallInputs)
+
+
 def test_every_layer_is_tried() -> None:
     build(Deeper)
     with pytest.raises(ArgumentError, match=r"must be a function of input.*the features differed by"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from recurl.recurrence.segments import Segments
 from recurl.seeding import derive_seed
 
 _ROWS = 3
+_SCALES = (1.0, 1e-2, 10.0, 1e3)
+"""Sizes of inputs and states that are tried; in half precision the first alone."""
+_DRAWS = 4
 _passed: set[tuple[Any, ...]] = set()
 
 _Step = Callable[[Tensor, States], tuple[Tensor, States]]
@@ -83,6 +87,13 @@ class _Trial:
             if not _equal(tensor, kept[name], 0.0):
                 raise ArgumentError(f"A step must not change its inputs; {self.cell}.step() changed {name} in place.")
         self._check_function(x, states)
+        for scale in _SCALES if x.itemsize >= 4 else _SCALES[:1]:
+            others = [other * scale for other in self.others]
+            _Trial(self.cell, self.weights, self.sizes, others)._scaled(x * scale, tuple(s * scale for s in states))
+        if self.cell.takes_time:
+            self._check_reach(x, states)
+
+    def _scaled(self, x: Tensor, states: States) -> None:
         self._check_rows(x, states)
         if self.cell.takes_time:
             self._check_sequence(x, states)
@@ -173,6 +184,62 @@ class _Trial:
                         "through the methods of time alone."
                     )
 
+    def _check_reach(self, x: Tensor, states: States) -> None:
+        """Try whether the states are touched through the methods of time alone, with numbers of every magnitude."""
+        for draw in range(_DRAWS):
+            runs = list[list[Tensor]]()
+            for seed in (draw, _DRAWS + draw):
+                generator = torch.Generator().manual_seed(seed)
+                before = tuple(_of_every_magnitude(state.shape, x, generator) for state in states)
+                time = _Probe(x, 2 * _DRAWS + draw)
+                features, after = self._step(x, before, time=time)
+                for name, state in zip(self.names[1:], after, strict=True):
+                    if not _consists_of(state, time.returned):
+                        self._refuse_reach(f"returned as {name} other numbers than time returned")
+                if not all(_consists_of(state, before) for state in time.taken):
+                    self._refuse_reach("gave time other numbers than those of its states")
+                runs.append([features, *time.given])
+            first, second = runs
+            if len(first) != len(second) or not all(_equal(a, b, 0.0) for a, b in zip(first, second, strict=True)):
+                self._refuse_reach("read a state otherwise than as what time returned")
+
+    def _refuse_reach(self, what: str) -> None:
+        raise ArgumentError(
+            "A step with time must touch its states through the methods of time alone: give them its states as they "
+            f"are, read what they return, and return that as the states; {self.cell}.step() {what}. Take a step "
+            "without time for states that are clamped, scaled or gated by themselves."
+        )
+
+
+class _Probe:
+    """Time that answers with numbers of every magnitude, and keeps what it was given.
+
+    Attributes:
+        taken: the states that it was given.
+        given: all else.
+        returned: its answers.
+    """
+
+    def __init__(self, like: Tensor, seed: int) -> None:
+        self.like, self.generator = like, torch.Generator().manual_seed(seed)
+        self.taken, self.given, self.returned = list[Tensor](), list[Tensor](), list[Tensor]()
+
+    def recur(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        self.given += [a, b]
+        return self._answer(h)
+
+    recur_complex = recur
+
+    def window(self, x: Tensor, before: Tensor) -> Tensor:
+        self.given.append(x)
+        self.returned.append(torch.cat([self._answer(before), x.unsqueeze(1)], 1))
+        return self.returned[-1]
+
+    def _answer(self, state: Tensor) -> Tensor:
+        self.taken.append(state)
+        self.returned.append(_of_every_magnitude(state.shape, self.like, self.generator).to(state.dtype))
+        return self.returned[-1]
+
 
 class _Decaying(OneStep):
     """One step that looks at ``a``."""
@@ -206,7 +273,21 @@ def _difference(one: Tensor, other: Tensor) -> float:
 
 
 def _equal(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+    """Return whether two tensors agree to a tolerance, which is one of their largest number where that exceeds 1."""
+    largest = torch.where(other.isfinite(), other, 0.0).abs().amax().clamp_min(1).item() if other.numel() else 1.0
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+
+
+def _of_every_magnitude(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw numbers of both signs whose exponents are uniform over most of what the dtype has."""
+    exponent = 0.9 * math.log2(torch.finfo(like.dtype).max)
+    sign, power = 2 * torch.rand(2, *shape, generator=generator, dtype=torch.float64) - 1
+    return (sign.sign() * (power * exponent).exp2()).to(like)
+
+
+def _consists_of(value: Tensor, sources: Sequence[Tensor]) -> bool:
+    """Return whether every number of ``value`` is one of those in ``sources``."""
+    return bool(torch.isin(value.double(), torch.cat([source.double().flatten() for source in sources])).all())
 
 
 def _is_result(result: Any) -> bool:

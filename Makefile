@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE # tests start many interpreters, whose imports take seconds more without bytecode
 QUICK  := -n 2 -m "not slow and not learning" --timeout 20
+NUMBERS := $(addprefix tests/,recurrence modules objectives compiled lowering collectors)
 
-.PHONY: setup train quick test check practice bench docs wheel matrix tritons clean
+.PHONY: setup train quick test check instructions practice bench docs wheel matrix tritons clean
 
 setup: $(STAMP)
 
@@ -31,6 +32,10 @@ check: setup  ## what CI runs: lint, types, layering, tests; these build the doc
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright & types=$$!; $(BIN)/pytest -n 2; tests=$$?; wait $$types && exit $$tests
+
+instructions: setup  ## tests of numbers as on older processors: ATen, MKL and oneDNN with SSE4, then AVX2
+	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/pytest -n 2 $(NUMBERS)
+	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest -n 2 $(NUMBERS)
 
 practice: setup  ## environments of other packages, all of them installed
 	$(BIN)/pip install --quiet --disable-pip-version-check ale-py minigrid popgym mujoco box2d -c constraints.txt

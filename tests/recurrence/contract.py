@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -110,20 +112,58 @@ class Case:
         assert len(ran) == (self.layers * self.directions if self.x.shape[0] else 0)
         return result
 
-    def outputs_and_gradients(self, backend: str) -> dict[str, Tensor]:
-        """Features, states at segment ends, and all gradients of a random function of both."""
+    def outputs_and_gradients(
+        self, backend: str, change: Callable[[Tensor], Tensor] = lambda weight: weight
+    ) -> dict[str, Tensor]:
+        """Features, states at segment ends, and all gradients of a random function of both, its weights changed."""
         features, states = self.run(backend)
         ends = self.boundaries.ends
         results = {"features": features, **{f"end{k}": state[ends] for k, state in enumerate(states)}}
         generator = torch.Generator().manual_seed(self.seed + 1)
         loss = sum(
-            (value * torch.randn(value.shape, generator=generator, dtype=torch.float64).to(self.dtype)).sum()
+            (value * change(torch.randn(value.shape, generator=generator, dtype=torch.float64)).to(self.dtype)).sum()
             for value in results.values()
         )
         parameters = self.parameters
         gradients = torch.autograd.grad(loss, list(parameters.values()))
         results.update({f"grad {name}": grad for name, grad in zip(parameters, gradients, strict=True)})
         return {name: value.detach() for name, value in results.items()}
+
+
+def rounded_case(**arguments: object) -> Case:
+    """A case in float64, of the parameters that are drawn in float32."""
+    double, single = Case(**arguments), Case(**arguments, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in double.parameters.items():
+            parameter.copy_(single.parameters[name])
+    return double
+
+
+@cache
+def exact_and_allowed(**arguments: object) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """What a case in float32 should give, and the norms of the errors that its precision excuses.
+
+    These are what comes, in float64, of changes by float32's unit roundoff to all that the case is given, and to what
+    it gives: the largest of eight draws. So the bound follows from the condition of the problem. The error of a plain
+    computation in float32 would be no bound: it depends on the machine's instructions and library of products, and
+    where a recurrence amplifies rounding, the error of one computation is luck.
+    """
+    case, generator = rounded_case(**arguments), torch.Generator().manual_seed(0)
+    values = {name: parameter.detach().clone() for name, parameter in case.parameters.items()}
+
+    def change(value: Tensor) -> Tensor:
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        return value * (1 + torch.finfo(torch.float32).eps / 2 * noise)
+
+    exact = case.outputs_and_gradients("loop")
+    allowed = dict.fromkeys(exact, 0.0)
+    for _ in range(8):
+        with torch.no_grad():
+            for name, parameter in case.parameters.items():
+                parameter.copy_(change(values[name]))
+        for name, value in case.outputs_and_gradients("loop", change).items():
+            allowed[name] = max(allowed[name], (change(value) - exact[name]).norm().item())
+    return exact, allowed
 
 
 def reset_pattern(pattern: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

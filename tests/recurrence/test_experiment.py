@@ -345,12 +345,12 @@ class KeepsAWindowOfItsOwn(Timed):
 
 
 class Passes(Timed):
-    """Moves its states about, and computes in other precision."""
+    """Moves its states about, changes their sign, and computes in other precision."""
 
     def step(self, x, states, weight, *, time=ONE_STEP):
         window = time.window(F.linear(x, weight), states[1].flip(1).flip(1))
-        before = states[0].double().unflatten(-1, (-1, 1)).flatten(1)
-        h = time.recur(torch.full_like(before, 0.5), window.sum(1).double(), before).float()
+        before = -states[0].double().unflatten(-1, (-1, 1)).flatten(1)
+        h = -time.recur(torch.full_like(before, 0.5), -window.sum(1).double(), before).float()
         return h, (torch.cat(h.split(2, -1), -1), window[:, 1:])
 
 
@@ -362,11 +362,11 @@ def test_states_may_be_moved_about(cell: Cell) -> None:
 @pytest.mark.parametrize(
     ("cell", "what"),
     [
-        (ReturnsClamped, "returned as the state 'h' other numbers than time returned"),
-        (ReturnsClampedFarAway, "returned as the state 'h' other numbers than time returned"),
-        (ReturnsGated, "returned as the state 'h' other numbers than time returned"),
-        (KeepsAWindowOfItsOwn, "returned as the state 'window' other numbers than time returned"),
-        (ReadsClamped, "gave time other numbers than those of its states"),
+        (ReturnsClamped, "gave time another state than time had returned the step before"),
+        (ReturnsClampedFarAway, "gave time another state than time had returned the step before"),
+        (ReturnsGated, "gave time another state than time had returned the step before"),
+        (KeepsAWindowOfItsOwn, "gave time another state than time had returned the step before"),
+        (ReadsClamped, "gave time another state than time had returned the step before"),
         (GatesOnItself, "read a state otherwise than as what time returned"),
         (FadesByItself, "read a state otherwise than as what time returned"),
         (ShowsTheStateBefore, "read a state otherwise than as what time returned"),

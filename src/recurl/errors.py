@@ -48,6 +48,10 @@ class WorkerError(RecurlError, RuntimeError):
     """A worker process raised an error, died, or hangs."""
 
 
+class EnvError(RecurlError, RuntimeError):
+    """An environment raised an exception, its cause, in the process of a command."""
+
+
 class RankError(RecurlError, RuntimeError):
     """Another rank of a distributed run failed, or none answers."""
 

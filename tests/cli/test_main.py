@@ -226,23 +226,58 @@ class Faulty(gym.Env):
             raise KeyError("the wheel\\ncame off")
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
+gym.registry.pop("Faulty-v0", None)
 gym.register("Faulty-v0", entry_point=Faulty)
 """
 
 
-def test_an_error_in_a_worker_is_two_lines_and_a_file(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "who"),
+    [
+        ("", "The environment"),
+        ("--vectorization sync", "The environment"),
+        ("--vectorization async", r"Worker 0 \(process \d+\)"),
+        ("--env-workers 1", r"Worker 0 \(process \d+\)"),
+        ("--overlap", r"Worker 0 \(process \d+\)"),
+    ],
+)
+def test_an_error_of_an_environment_is_two_lines_and_a_file(tmp_path, capsys, monkeypatch, options, who):
     (tmp_path / "faulty_environment.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    words = "train ppo --env faulty_environment:Faulty-v0 --overlap --num-envs 2 --minibatches 1 --total-steps 256"
-    assert main([*words.split(), "--run-dir", str(tmp_path / "run")]) == 2
+    words = "train ppo --env faulty_environment:Faulty-v0 --num-envs 2 --minibatches 1 --rollout-steps 2"
+    run = tmp_path / "run"
+    words += f" --total-steps 64 --checkpoint-every 1 --run-dir {run} {options}"
+    assert main(words.split()) == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"recurl: Worker 0 \(process \d+\) raised KeyError: 'the wheel\\ncame off'", first)
+    told = re.fullmatch(
+        rf"recurl: {who} raised KeyError: 'the wheel\\ncame off'\. Its newest checkpoint, of (\d+) steps, is good: "
+        rf"recurl train --resume {run}",
+        first,
+    )
+    assert int(told[1]) == int(latest_checkpoint(run / "checkpoints").stem) > 0
     name = re.fullmatch(rf"recurl: its traceback is in ({tmp_path}/recurl-traceback-\w+\.txt)", second)[1]
     trace = Path(name).read_text()
     assert trace.startswith("Traceback (most recent call last):\n")
     assert trace.endswith("KeyError: 'the wheel\\ncame off'\n")
     assert " in step\n" in trace
+
+
+def test_an_error_of_an_environment_in_an_evaluation(tmp_path, capsys, monkeypatch):
+    (tmp_path / "faulty_later.py").write_text(
+        FAULTY.replace("== 6", "== 12").replace("False, False", "self.time == 4, False")
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = "train ppo --env faulty_later:Faulty-v0 --num-envs 2 --minibatches 1 --rollout-steps 2 --total-steps 8"
+    run = str(tmp_path / "run")
+    assert main([*words.split(), "--eval-episodes", "1", "--run-dir", run]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", run, "--episodes", "30"]) == 0
+    assert main(["evaluate", run, "--episodes", "500"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "recurl: The environment raised KeyError: 'the wheel\\ncame off'"
+    assert second.startswith("recurl: its traceback is in ")
 
 
 def test_a_norm_without_bound(tmp_path):

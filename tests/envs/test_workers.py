@@ -1,6 +1,5 @@
 """What the parent of workers does when one of them stops in the middle of something: it never waits for ever."""
 
-import contextlib
 import os
 import pickle
 import random
@@ -351,12 +350,6 @@ os.kill(pids[1], signal.SIGSTOP)
 print(*pids, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def runs(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def test_a_stopped_worker_ends_with_the_program():

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 from recurl._version import __version__
 from recurl.cli.notices import keep_trace
 from recurl.cli.output import with_output
-from recurl.errors import ArgumentError, CallbackError, MissingDependencyError, RecurlError, RemoteTraceback
+from recurl.errors import ArgumentError, CallbackError, EnvError, MissingDependencyError, RecurlError, RemoteTraceback
 from recurl.nearest import nearest
 
 _LONGEST = 600  # characters of a message
@@ -95,7 +95,8 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("recurl: interrupted.", file=sys.stderr)
         return 128 + signal.SIGINT
-    except (RecurlError, OSError, MemoryError, RuntimeError) as error:
+    except Exception as error:
+        error = _error_of_environment(error) or error
         text = complaint(error)
         if text is None:
             raise
@@ -119,11 +120,20 @@ def _read(arguments: list[str]) -> tuple[Command, Any]:
 
 
 def _trace(error: BaseException) -> str | None:
-    """Return the traceback of somebody else's code that failed: in a worker, or in a callback."""
+    """Return the traceback of somebody else's code that failed: in a worker, in an environment, or in a callback."""
     cause = error.__cause__
-    if isinstance(error, CallbackError) and cause is not None:
+    if isinstance(error, CallbackError | EnvError) and cause is not None:
         return _trace(cause) or "".join(traceback.format_exception(cause))
     return str(cause).lstrip() if isinstance(cause, RemoteTraceback) else None
+
+
+def _error_of_environment(error: Exception) -> EnvError | None:
+    if "recurl.envs" not in sys.modules:
+        return None
+    # Imported where it is used: it imports torch.
+    from recurl.cli.faults import error_of_environment  # noqa: PLC0415 - as said above
+
+    return error_of_environment(error)
 
 
 def complaint(error: Exception) -> str | None:

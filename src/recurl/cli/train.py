@@ -16,11 +16,12 @@ import tyro
 from rich.console import Console
 
 from recurl.cli.arguments import parse_arguments, parse_subcommand
+from recurl.cli.faults import error_of_environment
 from recurl.cli.notices import notify, notify_if_slow
 from recurl.cli.signals import StopOnSignal
 from recurl.cli.sources import Sources, plain, read_sources, with_defaults
 from recurl.distributed import broadcast, joined, on_any_rank, rank, restarted, said_once, speaks, world_size
-from recurl.errors import ArgumentError, CallbackError, NonFiniteError, StorageError
+from recurl.errors import ArgumentError, CallbackError, EnvError, NonFiniteError, StorageError, WorkerError
 from recurl.ranges import Steps
 from recurl.trainers import ALGORITHMS, Outcome, RunConfig, RunFolder, Trainer, evaluate_run, find_algorithm, make_env
 from recurl.trainers.algorithms.options_file import write_options_file
@@ -214,7 +215,10 @@ def _saying_how_to_go_on(folder: RunFolder) -> Generator[None]:
     """Add to an error that ends a run how to continue."""
     try:
         yield
-    except (CallbackError, NonFiniteError, StorageError) as error:
+    except Exception as raised:
+        error = error_of_environment(raised) or raised
+        if not isinstance(error, CallbackError | EnvError | NonFiniteError | StorageError | WorkerError):
+            raise
         try:
             newest = latest_checkpoint(folder.checkpoints)
         except ArgumentError:
@@ -224,7 +228,8 @@ def _saying_how_to_go_on(folder: RunFolder) -> Generator[None]:
                 f"Its newest checkpoint, of {int(newest.stem):,} steps, is good: recurl train --resume {folder.path}"
             )
         remedy = _REMEDY if isinstance(error, NonFiniteError) else ""
-        raise type(error)(f"{error} {remedy}{advice}") from error
+        stop = "" if str(error).endswith(".") else "."
+        raise type(error)(f"{error}{stop} {remedy}{advice}") from error.__cause__ or error
 
 
 def _summary(outcome: Outcome, set_up: float) -> str:

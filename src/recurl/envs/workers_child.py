@@ -164,8 +164,8 @@ class Channel:
 def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
     """Fork into workers until the program closes its end of the socket, and return when all of them have ended.
 
-    Once the program has ended, even if a fork of it holds the socket open, workers that don't end by themselves, such as
-    one that was stopped by SIGSTOP, are killed.
+    Once the program has ended, even if a fork of it holds the socket open, workers that don't end by themselves, such
+    as one that was stopped by SIGSTOP, are killed.
 
     Args:
         control: file descriptor of a socket, on which the program sends, for each worker, the descriptors of the
@@ -210,6 +210,11 @@ def fork_on_request(control: int, program: int, modules: Sequence[str]) -> None:
             running[pid] = numbers(status)
             for descriptor in given:
                 os.close(descriptor)
+    _end(running)
+
+
+def _end(running: dict[int, memoryview]) -> None:
+    """Wait for workers to end by themselves, and kill those that don't."""
     end = time.monotonic() + _GRACE_SECONDS
     while running and time.monotonic() < end:
         time.sleep(_CLOSED_MS / 1000)

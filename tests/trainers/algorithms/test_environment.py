@@ -237,5 +237,5 @@ def test_a_single_environment_needs_no_process():
 
 def test_async_environments_that_cannot_be_made():
     config = PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=0",), vectorization="async")
-    with pytest.raises(ArgumentError, match="^--env recurl/RepeatPrevious-v0 k=0 can't be used: k must be"):
+    with pytest.raises(ArgumentError, match=r"^--env recurl/RepeatPrevious-v0 k=0 can't be used: k must be"):
         make_env(config, 2)

@@ -1,0 +1,32 @@
+"""Exceptions of environments, which are somebody else's code, in the process of a command."""
+
+from __future__ import annotations
+
+import traceback
+from itertools import pairwise
+
+from recurl.envs.workers_child import Failure
+from recurl.errors import EnvError, RecurlError
+
+_ENVS = "recurl.envs"
+_NO_ENVIRONMENT = ("recurl", "torch", "tensordict", "numpy", "contextlib", "functools")  # what recurl itself calls
+
+
+def error_of_environment(error: Exception) -> EnvError | None:
+    """Return the error to report in the place of an exception that was raised in an environment's own code.
+
+    None where recurl raised it on purpose, or no environment was at work.
+    """
+    if isinstance(error, RecurlError):
+        return None
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for caller, called in pairwise(modules):
+        if _is_in(caller, (_ENVS,)) and not _is_in(called, _NO_ENVIRONMENT):
+            found = EnvError(f"The environment raised {Failure.of(error).summary}")
+            found.__cause__ = error
+            return found
+    return None
+
+
+def _is_in(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)

@@ -37,7 +37,7 @@ def test_trains_goes_on_and_is_compared(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "--set", "cell=gru,none", "--jobs", "2") == 0
     said = capsys.readouterr().out
-    assert "finished cell=gru,seed=0: return " in said
+    assert "finished cell=gru,seed=0: training return " in said
     assert f"Compare them: recurl compare {folder}" in said
     assert {(row["cell"], row["status"], row["env_steps"]) for row in results(folder).values()} == {
         ("gru", "finished", "256"),

@@ -40,7 +40,7 @@ def test_live_display_on_a_terminal():
     assert isinstance(shown, LiveDisplay)
     shown.on_update(row(2000))
     shown.on_end(None)
-    for part in ("2,000/3,000 steps, left 11 min 7 s", "return 1.5", "length 2", "steps/s", "loss 1.50"):
+    for part in ("2,000/3,000 steps, left 11 min 7 s", "training return 1.5", "length 2", "steps/s", "loss 1.50"):
         assert part in out.getvalue()
 
 
@@ -59,7 +59,7 @@ def test_the_last_evaluation_is_shown(terminal):
     shown.on_update(row(1000))
     shown.on_evaluation({"env_steps": 1000, "eval_return": 0.875})
     shown.on_end(None)
-    assert "return 1.5  length 2  evaluation 0.875  2 steps/s" in out.getvalue()
+    assert "training return 1.5  length 2  evaluation return 0.875  2 steps/s" in out.getvalue()
 
 
 def test_the_time_left_is_that_of_the_mean_speed():

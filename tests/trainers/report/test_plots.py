@@ -28,7 +28,7 @@ def test_shows_evaluations_spread_and_references(tmp_path):
         references={"optimum": 1.0, "best without memory": 0.25},
     )
     drawn = (tmp_path / "curve.svg").read_text()
-    for label in ("training", "evaluation, greedy", "optimum", "best without memory", "demo"):
+    for label in ("training return", "evaluation return", "optimum", "best without memory", "demo"):
         assert f"<!-- {label} -->" in drawn  # matplotlib draws letters as paths, below a comment
 
 

@@ -23,7 +23,7 @@ def rows(path):
 def test_come_when_they_are_due(tmp_path):
     train(config(eval_every=100, eval_episodes=3), tmp_path)
     found = rows(tmp_path)
-    assert [int(row["env_steps"]) for row in found] == [128, 256, 320]  # past 100, 200, 300
+    assert [int(row["env_steps"]) for row in found] == [128, 256, 320, 384]  # past 100, 200, 300, and at the end
     assert {row["eval_episodes"] for row in found} == {"3"}
     assert {row["eval_length"] for row in found} == {"11.0"}
 

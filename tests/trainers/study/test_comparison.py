@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +12,18 @@ from recurl.errors import ArgumentError
 from recurl.trainers import DQNConfig, PPOConfig, RunFolder
 from recurl.trainers.study.comparison import compare
 from recurl.trainers.study.curves import find_runs
-from recurl.trainers.study.statistics import bootstrap_interval, interquartile_mean
+from recurl.trainers.study.statistics import (
+    aggregates,
+    bootstrap_interval,
+    interquartile_mean,
+    stratified_intervals,
+)
 
 
 def make(path, returns, kind=PPOConfig, evaluations=(), **options):
     """Write the folder of a run whose returns are given at every 1,000 steps."""
     folder = RunFolder(path)
-    config = kind(env="recurl/TMaze-v0", **options)
+    config = kind(**{"env": "recurl/TMaze-v0", **options})
     path.mkdir(parents=True)
     folder.config.write_text(json.dumps(config.to_dict()))
     for file, column, values in (
@@ -53,7 +59,9 @@ def test_groups_scores_and_files(tmp_path):
     for seed in range(3):
         make(tmp_path / f"lstm{seed}", [0.0, 0.5, 0.9 + seed / 100], seed=seed, cell="lstm")
         make(tmp_path / f"none{seed}", ["nan", 0.1, 0.2], seed=seed, cell="none", device="cpu", threads=1 + seed)
-    found = compare(sorted(tmp_path.iterdir()))
+    comparison = compare(sorted(tmp_path.iterdir()))
+    (found,) = comparison.tasks
+    assert (comparison.aggregates, comparison.notes) == ([], [])
     assert (found.metric, found.references) == ("training", {"optimum": 1.0, "best without memory": 0.5})
     assert [(one.label, sorted(one.scores)) for one in found.groups] == [
         ("cell=lstm", [0.9, 0.91, 0.92]),
@@ -64,11 +72,11 @@ def test_groups_scores_and_files(tmp_path):
     assert 0.9 <= lstm.interval[0] <= 0.91 <= lstm.interval[1] <= 0.92
     assert (lstm.steps[0], none.steps[0], none.steps[-1]) == (1000, 2000, 3000)
     assert none.curve[[0, -1]] == pytest.approx([0.1, 0.2])
-    title, header, *rows = found.table().splitlines()
-    assert title == "recurl/TMaze-v0: return of the last 20 training episodes; optimum 1; best without memory 0.5"
+    title, header, *rows = comparison.table().splitlines()
+    assert title == "recurl/TMaze-v0: training return, mean of the last 20 episodes; optimum 1; best without memory 0.5"
     assert header.split() == ["runs", "steps", "IQM", "95", "%", "interval", "least", "most"]
     assert rows[1].split() == ["cell=none", "3", "3,000", "0.2", "0.2", "to", "0.2", "0.2", "0.2"]
-    written = found.write(tmp_path / "out.svg")
+    written = comparison.write(tmp_path / "out.svg")
     assert [path.name for path in written] == ["out.svg", "out.csv", "out_scores.csv"]
     for label in ("cell=lstm (3)", "cell=none (3)", "optimum"):
         assert f"<!-- {label} -->" in written[0].read_text()
@@ -80,7 +88,7 @@ def test_groups_scores_and_files(tmp_path):
 
 def test_one_short_run_is_enough(tmp_path):
     found = compare([make(tmp_path / "run", [0.5])])
-    assert found.groups[0].interval is None
+    assert found.tasks[0].groups[0].interval is None
     assert found.table().splitlines()[-1].split() == ["ppo,", "lstm", "1", "1,000", "0.5", "-", "0.5", "0.5"]
     found.write(tmp_path / "one.png")
 
@@ -88,7 +96,7 @@ def test_one_short_run_is_enough(tmp_path):
 def test_a_run_that_ended_earlier_counts_with_its_last_return(tmp_path):
     make(tmp_path / "a", [0.0, 1.0], seed=0)
     make(tmp_path / "b", [0.0, 0.5, 0.5, 0.5], seed=1)
-    (found,) = compare([tmp_path / "a", tmp_path / "b"]).groups
+    (found,) = compare([tmp_path / "a", tmp_path / "b"]).tasks[0].groups
     assert found.steps[-1] == 4000
     assert found.curve[-1] == pytest.approx(0.75)
 
@@ -98,9 +106,10 @@ def test_evaluations_come_first_where_all_runs_have_them(tmp_path):
     make(tmp_path / "b", [0.2], evaluations=[0.9], eval_every=2000, seed=1)
     both = [tmp_path / "a", tmp_path / "b"]
     found = compare(both)
-    assert (found.metric, len(found.groups), found.groups[0].scores) == ("evaluation", 1, [0.8, 0.9])
-    assert "return of the last evaluation" in found.table()
-    assert compare(both, "training").groups[0].scores == [0.1, 0.2]
+    (task,) = found.tasks
+    assert (found.metric, len(task.groups), task.groups[0].scores) == ("evaluation", 1, [0.8, 0.9])
+    assert "recurl/TMaze-v0: evaluation return, last evaluation" in found.table()
+    assert compare(both, "training").tasks[0].groups[0].scores == [0.1, 0.2]
     make(tmp_path / "c", [0.3], seed=2)
     assert compare([*both, tmp_path / "c"]).metric == "training"
 
@@ -109,22 +118,106 @@ def test_labels_of_several_algorithms(tmp_path):
     make(tmp_path / "a", [0.1], cell="lstm")
     make(tmp_path / "b", [0.1], cell="gru")
     make(tmp_path / "c", [0.1], DQNConfig)
-    found = compare([tmp_path / name for name in "abc"])
+    (found,) = compare([tmp_path / name for name in "abc"]).tasks
     assert [one.label for one in found.groups] == ["ppo, cell=lstm", "ppo, cell=gru", "dqn, lstm"]
+
+
+def test_groups_are_in_the_order_of_their_numbers(tmp_path):
+    for place, (size, cell) in enumerate([(128, "gru"), (16, "lstm"), (8, "lstm"), (16, "gru"), (8, "gru")]):
+        make(tmp_path / str(place), [0.1], hidden_size=size, cell=cell)
+    (found,) = compare(sorted(tmp_path.iterdir())).tasks
+    assert [one.label for one in found.groups] == [
+        "cell=gru, hidden_size=8",
+        "cell=gru, hidden_size=16",
+        "cell=gru, hidden_size=128",
+        "cell=lstm, hidden_size=8",
+        "cell=lstm, hidden_size=16",
+    ]
+
+
+def test_a_run_whose_last_policy_was_not_evaluated_is_named(tmp_path):
+    early = make(tmp_path / "a", [0.1, 0.2, 0.3], evaluations=[0.7, 0.8], eval_every=1000)
+    make(tmp_path / "b", [0.1, 0.2], evaluations=[0.7, 0.8], eval_every=1000, seed=1)
+    found = compare([tmp_path / "a", tmp_path / "b"])
+    assert found.notes == [f"{early}: last evaluated after 2,000 of 3,000 steps"]
+    assert found.table().splitlines()[-1] == found.notes[0]
+
+
+def several_tasks(folder):
+    """Runs of two tasks with references, one without, and a cell that has no run of one task."""
+    for seed in range(4):
+        for cell, score in (("lstm", 0.9), ("gru", 0.7)):
+            for task in ("recurl/TMaze-v0", "recurl/RepeatPrevious-v0", "CartPole-v1"):
+                if (cell, task) != ("gru", "CartPole-v1"):
+                    name = f"{cell}-{task.replace('/', '-')}-{seed}"
+                    steps = 10 if task == "CartPole-v1" else 20
+                    make(folder / name, [0.0, score + seed / 100], env=task, seed=seed, cell=cell, rollout_steps=steps)
+    make(folder / "none", [0.0, 0.5], env="recurl/TMaze-v0", cell="none", rollout_steps=20)
+
+
+def test_several_tasks_are_aggregated_as_rliable_does(tmp_path, capsys, monkeypatch):
+    several_tasks(tmp_path / "runs")
+    found = compare(sorted((tmp_path / "runs").iterdir()))
+    assert [task.task for task in found.tasks] == ["recurl/RepeatPrevious-v0", "recurl/TMaze-v0", "CartPole-v1"]
+    assert [one.label for one in found.aggregates] == ["cell=gru", "cell=lstm"]
+    assert found.notes == [
+        "CartPole-v1 declares no reference returns: it is left out of aggregates over tasks",
+        "cell=none has no run of recurl/RepeatPrevious-v0: it is left out of aggregates over tasks",
+    ]
+    lstm = found.aggregates[1]
+    raw = np.array([0.9, 0.91, 0.92, 0.93])
+    repeat, maze = (raw - 0.25) / 0.75, (raw - 0.5) / 0.5
+    both = np.sort(np.concatenate([repeat, maze]))
+    wanted = [both[2:6].mean(), np.median([repeat.mean(), maze.mean()]), both.mean(), 1 - both.mean()]
+    assert lstm.runs == 8
+    assert lstm.values == pytest.approx(wanted)
+    low, high = lstm.intervals
+    assert ((low < lstm.values) & (lstm.values < high)).all()
+    again = compare(sorted((tmp_path / "runs").iterdir()))
+    assert again.table() == found.table()
+    lines = found.table().splitlines()[:-3]
+    assert lines[-4].startswith("Over tasks: normalized training return (0 best without memory, 1 optimum), 95 %")
+    assert lines[-3].split() == ["runs", "IQM", "median", "mean", "optimality", "gap"]
+    assert lines[-1].split()[:3] == ["cell=lstm", "8", f"{wanted[0]:.3f}"]
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *map(str, sorted((tmp_path / "runs").iterdir())), "--out", "all.svg"]) == 0
+    names = "all.svg, all.csv, all_scores.csv, all_aggregates.svg, all_aggregates.csv"
+    assert f"Written: {names}" in capsys.readouterr().out
+    with open("all_aggregates.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["group"] == "cell=lstm"]
+    assert [row["aggregate"] for row in rows] == ["IQM", "median", "mean", "optimality gap"]
+    assert [float(row["value"]) for row in rows] == pytest.approx(wanted, rel=1e-5)
+    with open("all.csv") as file:
+        assert {row["task"] for row in csv.DictReader(file)} == {task.task for task in found.tasks}
+    for title in ("recurl/TMaze-v0", "CartPole-v1"):
+        assert f"<!-- {title} -->" in Path("all.svg").read_text()
+    assert "<!-- optimality gap -->" in Path("all_aggregates.svg").read_text()
+
+
+@pytest.mark.slow
+def test_stratified_intervals_cover_the_truth():
+    """Of 200 samples of 10 runs on each of three tasks, about 95 %; the tasks' own means are apart."""
+    random = np.random.default_rng(1)
+    covered = np.zeros(4)
+    for _ in range(200):
+        low, high = stratified_intervals([random.normal(mean, 0.1, size=10) for mean in (0.1, 0.3, 0.5)])
+        covered += (low <= [0.3, 0.3, 0.3, 0.7]) & (high >= [0.3, 0.3, 0.3, 0.7])
+    assert (covered[1:] >= 175).all()
+    assert (covered <= 200).all()
+
+
+def test_aggregates_of_unequal_numbers_of_runs():
+    scores = [np.array([0.0, 1.0, 2.0]), np.array([0.5])]
+    iqm, median, mean, gap = aggregates(scores)
+    assert (iqm, median, mean, gap) == pytest.approx((0.75, 0.75, 0.75, (1 / 3 + 0.5) / 2))
 
 
 def test_runs_that_cannot_be_compared(tmp_path):
     one = make(tmp_path / "one", [0.1])
-    other = make(tmp_path / "other", [0.1], env_kwargs=("corridor_length=5",))
     bare = make(tmp_path / "bare", ["nan"])
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text("{}")
     for paths, metric, message in (
-        (
-            [one, other],
-            None,
-            r"Only runs of one task can be compared, got recurl/TMaze-v0 \(.*one\) and .*corridor_length=5",
-        ),
         ([one, bare], None, r"The run .*bare has no episode that ended: leave it out, or train it for longer"),
         ([one], "evaluation", r"The run .*one has no evaluation \(--eval-every\)"),
         ([tmp_path], None, r"is neither a run nor a sweep: name folders that recurl train or sweep wrote"),

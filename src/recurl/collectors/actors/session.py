@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+from recurl.collectors.actors.signals import signals_deferred
 from recurl.errors import ArgumentError, MissingDependencyError, UnsupportedError, WorkerError
 
 __all__ = ["RaySession", "import_ray"]
@@ -67,10 +68,13 @@ class RaySession:
         self.ray = import_ray()
         with _Started.lock:
             if not self.ray.is_initialized():
-                if address is None:
-                    _start(self.ray)
-                else:
-                    _connect(self.ray, address)
+                with signals_deferred() as came:
+                    if address is None:
+                        _start(self.ray)
+                    else:
+                        _connect(self.ray, address)
+                    if came:
+                        self.ray.shutdown()
                 _Started.users, _Started.alone = 0, address is None
                 self._counted = True
             else:
@@ -86,7 +90,8 @@ class RaySession:
             self._counted = False
             _Started.users -= 1
             if _Started.users == 0 and self.ray.is_initialized():
-                self.ray.shutdown()
+                with signals_deferred():
+                    self.ray.shutdown()
 
     def check_free(self, count: int, cpus: float) -> None:
         """Refuse more actors than the cluster has room for.

@@ -27,10 +27,10 @@ def plot_learning_curve(
     Raises:
         StorageError: the picture can't be written.
     """
-    lines = [_line("training", read_metrics(metrics)[1], RETURN, SPREAD, smooth=True)]
+    lines = [_line("training return", read_metrics(metrics)[1], RETURN, SPREAD, smooth=True)]
     if evaluations is not None:
         rows = read_metrics(evaluations, EVALUATION)[1]
-        lines.append(_line("evaluation, greedy", rows, EVALUATION, f"{EVALUATION}_std", smooth=False))
+        lines.append(_line("evaluation return", rows, EVALUATION, f"{EVALUATION}_std", smooth=False))
     lines = [line for line in lines if len(line.steps)]
     draw_returns(picture, lines, title=title, ylabel="return, mean and standard deviation", references=references)
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from recurl.envs.tasks import TASKS
 
+OPTIMUM, MEMORYLESS = "optimum", "best without memory"
+"""Names of the returns that tasks declare."""
+
 
 def reference_returns(env: str, arguments: Mapping[str, Any]) -> dict[str, float]:
     """Return what is known of a task, by name; nothing of an environment that isn't one of recurl's tasks.
@@ -21,5 +24,5 @@ def reference_returns(env: str, arguments: Mapping[str, Any]) -> dict[str, float
         return {}
     task = TASKS[env]
     known = (task.optimal_return, task.memoryless_return)
-    names = ("optimum", "best without memory")
+    names = (OPTIMUM, MEMORYLESS)
     return {name: float(value(**arguments)) for name, value in zip(names, known, strict=True)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from recurl.trainers.report.metrics import EVALUATION, RETURN, Row
 
-_EPISODES = "return {return_mean_20:.4g}  length {length_mean_20:.0f}"
+_EPISODES = "training return {return_mean_20:.4g}  length {length_mean_20:.0f}"
 _SPEED = "{steps_per_s:.0f} steps/s"
 
 
@@ -58,7 +58,7 @@ class Shown:
         episodes = "no episode has ended yet" if math.isnan(self.row[RETURN]) else _EPISODES
         parts = [_Dashes().format(part, **self.row) for part in (episodes, _SPEED, self._live) if part]
         if self._evaluated is not None:
-            parts.insert(1, f"evaluation {self._evaluated[EVALUATION]:.4g}")
+            parts.insert(1, f"evaluation return {self._evaluated[EVALUATION]:.4g}")
         return "  ".join(parts)
 
     @property

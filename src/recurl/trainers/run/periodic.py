@@ -37,7 +37,9 @@ EVALUATION_COLUMNS = (
 
 
 class PeriodicEvaluation:
-    """Evaluates a policy every so many environment steps, always on the same episodes; the training is not touched.
+    """Evaluates a policy every so many environment steps and at the end, always on the same episodes.
+
+    The training is not touched.
 
     Args:
         config: the options.
@@ -66,10 +68,16 @@ class PeriodicEvaluation:
             if config.eval_every is not None and rank() == 0:
                 self._env = make_env(evaluated, min(config.eval_episodes, SIDE_BY_SIDE), policy=agent.actor)
 
-    def due(self, before: int, now: int) -> bool:
-        """Return whether an evaluation stands between two numbers of environment steps."""
+    def due(self, before: int, now: int, *, last: bool = False) -> bool:
+        """Return whether to evaluate after an update.
+
+        Args:
+            before: environment steps before the update.
+            now: environment steps after it.
+            last: whether the run ends with it, so that the policy is the final one.
+        """
         every = self._config.eval_every
-        return every is not None and now // every > before // every
+        return every is not None and (last or now // every > before // every)
 
     def __call__(self, update: int, env_steps: int) -> Row:
         """Evaluate, keep the policy if it is the best one, and return the numbers; rank 0 does it for all."""

@@ -181,7 +181,7 @@ class Trainer:
             before = self.algorithm.env_steps
             updates.make(clock, self._updates + 1)
             self._updates, done = self._updates + 1, done + 1
-            if self._evaluation.due(before, self.algorithm.env_steps):
+            if self._evaluation.due(before, self.algorithm.env_steps, last=self._ended()):
                 updates.finish()
                 self.algorithm.settle()
                 with Watch.exempt():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +12,20 @@ import numpy as np
 
 from recurl.errors import ArgumentError
 from recurl.trainers.files.durable import write_whole
-from recurl.trainers.report.figure import FORMATS, Line, draw_returns
-from recurl.trainers.report.references import reference_returns
-from recurl.trainers.study.curves import Curve, Metric, find_runs, group, read_curves
-from recurl.trainers.study.statistics import Array, bootstrap_interval, interquartile_mean
+from recurl.trainers.report.figure import FORMATS, Bars, Line, Panel, draw_intervals, draw_panels
+from recurl.trainers.report.references import MEMORYLESS, OPTIMUM, reference_returns
+from recurl.trainers.study.curves import Curve, Metric, by_task, find_runs, group, read_curves
+from recurl.trainers.study.statistics import (
+    AGGREGATES,
+    Array,
+    aggregates,
+    bootstrap_interval,
+    interquartile_mean,
+    stratified_intervals,
+)
 
 _POINTS = 200
+_WHAT = {"training": "mean of the last 20 episodes", "evaluation": "last evaluation"}
 _COLUMNS = ("runs", "steps", "IQM", "95 % interval", "least", "most")
 
 
@@ -39,7 +47,7 @@ class Group(NamedTuple):
     band: tuple[Array, Array]
 
 
-class Comparison(NamedTuple):
+class TaskComparison(NamedTuple):
     """Groups of runs of one task."""
 
     task: str
@@ -49,18 +57,73 @@ class Comparison(NamedTuple):
 
     def table(self) -> str:
         """Return the scores as text, one line per group."""
-        rows = [("", *_COLUMNS), *(_row(group) for group in self.groups)]
-        widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-            for row in rows
-        ]
-        what = "last 20 training episodes" if self.metric == "training" else "last evaluation"
         known = "".join(f"; {name} {value:.4g}" for name, value in self.references.items())
-        return "\n".join([f"{self.task}: return of the {what}{known}", *(line.rstrip() for line in lines)])
+        title = f"{self.task}: {self.metric} return, {_WHAT[self.metric]}{known}"
+        return "\n".join([title, *_table(("", *_COLUMNS), [_row(group) for group in self.groups])])
+
+    def panel(self, labels: Sequence[str]) -> Panel:
+        """Return the learning curves, to draw; a group has the color of its place among ``labels``."""
+        lines = [
+            Line(
+                f"{g.label} ({len(g.scores)})",
+                *(part.tolist() for part in (g.steps, g.curve, *g.band)),
+                points=len(g.steps) == 1,
+                color=labels.index(g.label),
+            )
+            for g in self.groups
+        ]
+        return Panel(self.task, lines, self.references)
+
+    def normalized(self, group: Group) -> Array | None:
+        """Return a group's scores as 0 for the best policy without memory and 1 for the optimum; None if unknown."""
+        if not self.references:
+            return None
+        one, zero = (self.references[name] for name in (OPTIMUM, MEMORYLESS))
+        return None if one == zero else (np.asarray(group.scores) - zero) / (one - zero)
+
+
+class Aggregate(NamedTuple):
+    """Normalized scores of a group over several tasks."""
+
+    label: str
+    runs: int
+    values: Array
+    """``[4]``: see :func:`~recurl.trainers.study.statistics.aggregates`."""
+    intervals: tuple[Array, Array] | None
+    """None where each task has one run only."""
+
+
+class Comparison(NamedTuple):
+    """Groups of runs of one or several tasks.
+
+    Attributes:
+        metric: what the scores are.
+        tasks: the comparisons of each task.
+        aggregates: of the groups that have runs of all tasks whose references are known, if these are several.
+        notes: what to know about the numbers, a line each.
+    """
+
+    metric: Metric
+    tasks: list[TaskComparison]
+    aggregates: list[Aggregate]
+    notes: list[str]
+
+    def table(self) -> str:
+        """Return the scores as text: those of each task, aggregates over tasks, and notes."""
+        parts = [task.table() for task in self.tasks]
+        if self.aggregates:
+            title = (
+                f"Over tasks: normalized {self.metric} return (0 best without memory, 1 optimum), 95 % stratified "
+                "bootstrap intervals"
+            )
+            rows = [_aggregate_row(one) for one in self.aggregates]
+            parts.append("\n".join([title, *_table(("", "runs", *AGGREGATES), rows)]))
+        return "\n\n".join([*parts, *(["\n".join(self.notes)] if self.notes else [])])
 
     def write(self, picture: Path) -> list[Path]:
         """Write the learning curves as a picture and as CSV beside it, and the scores of all runs as another CSV.
+
+        Of several tasks the aggregates are another picture and CSV.
 
         Raises:
             ArgumentError: the name of the picture has another ending.
@@ -68,36 +131,92 @@ class Comparison(NamedTuple):
         """
         if picture.suffix[1:] not in FORMATS:
             raise ArgumentError(f"A picture's name must end with .{', .'.join(FORMATS)}, got {picture}.")
-        lines = [Line(f"{g.label} ({len(g.scores)})", g.steps, g.curve, *g.band) for g in self.groups]  # type: ignore[reportArgumentType] # arrays are sequences
-        what = "training" if self.metric == "training" else "greedy"
-        ylabel = f"{what} return, IQM and 95 % interval"
-        draw_returns(picture, lines, title=self.task, ylabel=ylabel, references=self.references)
+        labels = list(dict.fromkeys(g.label for task in self.tasks for g in task.groups))
+        panels = [task.panel(labels) for task in self.tasks]
+        draw_panels(picture, panels, ylabel=f"{self.metric} return, IQM and 95 % interval")
+        several = len(self.tasks) > 1
         curves, scores = picture.with_suffix(".csv"), picture.with_name(f"{picture.stem}_scores.csv")
+        groups = [((task.task, g.label) if several else (g.label,), g) for task in self.tasks for g in task.groups]
+        names = ("task", "group") if several else ("group",)
         points = [
-            (g.label, int(step), *(f"{number:.6g}" for number in numbers))
-            for g in self.groups
+            (*name, int(step), *(f"{number:.6g}" for number in numbers))
+            for name, g in groups
             for step, *numbers in zip(g.steps, g.curve, *g.band, strict=True)
         ]
-        _write_csv(curves, ("group", "env_steps", "iqm", "low", "high"), points)
-        _write_csv(scores, ("group", "score"), [(g.label, f"{score:.6g}") for g in self.groups for score in g.scores])
-        return [picture, curves, scores]
+        _write_csv(curves, (*names, "env_steps", "iqm", "low", "high"), points)
+        _write_csv(scores, (*names, "score"), [(*name, f"{score:.6g}") for name, g in groups for score in g.scores])
+        return [picture, curves, scores, *(self._write_aggregates(picture) if self.aggregates else [])]
+
+    def _write_aggregates(self, picture: Path) -> list[Path]:
+        drawn = picture.with_name(f"{picture.stem}_aggregates{picture.suffix}")
+        numbers = drawn.with_suffix(".csv")
+        labels = [one.label for one in self.aggregates]
+        rows = np.stack([(one.values, *(one.intervals or (one.values, one.values))) for one in self.aggregates])
+        panels = [Bars(name, labels, *rows[..., place].T.tolist()) for place, name in enumerate(AGGREGATES)]
+        draw_intervals(drawn, panels)
+        text = [
+            (label, name, *(f"{number:.6g}" for number in row[:, place]))
+            for label, row in zip(labels, rows, strict=True)
+            for place, name in enumerate(AGGREGATES)
+        ]
+        _write_csv(numbers, ("group", "aggregate", "value", "low", "high"), text)
+        return [drawn, numbers]
 
 
 def compare(paths: Sequence[Path], metric: Metric | None = None) -> Comparison:
     """Compare runs, and those of sweeps.
 
     Args:
-        paths: folders of runs or sweeps.
+        paths: folders of runs or sweeps, of one or several tasks.
         metric: see :func:`~recurl.trainers.study.curves.read_curves`.
 
     Raises:
-        ArgumentError: a folder holds no run, the runs are of several tasks, or one has no return.
+        ArgumentError: a folder holds no run, or a run has no return.
     """
     metric, curves = read_curves(find_runs(paths), metric)
-    config = curves[0].config if metric == "training" else curves[0].config.for_evaluation()
+    found = by_task(curves, metric)
+    tasks = [_task(name, metric, groups) for name, groups in zip(found, group(list(found.values())), strict=True)]
+    aggregated, notes = _aggregate(tasks) if len(tasks) > 1 else ([], [])
+    if metric == "evaluation":
+        notes += [
+            f"{curve.path}: last evaluated after {curve.steps[-1]:,} of {curve.trained:,} steps"
+            for curve in curves
+            if curve.steps[-1] < curve.trained
+        ]
+    return Comparison(metric, tasks, aggregated, notes)
+
+
+def _task(name: str, metric: Metric, groups: Mapping[str, Sequence[Curve]]) -> TaskComparison:
+    config = next(iter(groups.values()))[0].config
+    config = config if metric == "training" else config.for_evaluation()
     references = reference_returns(config.env_name, config.env_arguments)
-    groups = [_group(label, members) for label, members in group(curves).items()]
-    return Comparison(" ".join((config.env_name, *config.env_kwargs)), metric, groups, references)
+    return TaskComparison(name, metric, [_group(label, members) for label, members in groups.items()], references)
+
+
+def _aggregate(tasks: Sequence[TaskComparison]) -> tuple[list[Aggregate], list[str]]:
+    """Return the aggregates over tasks, and what is left out of them."""
+    notes: list[str] = []
+    known: dict[str, dict[str, Array]] = {}
+    for task in tasks:
+        scores = {group.label: task.normalized(group) for group in task.groups}
+        normalized = {label: values for label, values in scores.items() if values is not None}
+        if normalized:
+            known[task.task] = normalized
+        else:
+            notes.append(f"{task.task} declares no reference returns: it is left out of aggregates over tasks")
+    if len(known) < 2:
+        return [], notes
+    found: list[Aggregate] = []
+    for label in dict.fromkeys(one.label for task in tasks for one in task.groups):
+        lacking = [name for name, scores in known.items() if label not in scores]
+        if lacking:
+            notes.append(f"{label} has no run of {', '.join(lacking)}: it is left out of aggregates over tasks")
+            continue
+        scores = [one[label] for one in known.values()]
+        several = any(len(one) > 1 for one in scores)
+        intervals = stratified_intervals(scores) if several else None
+        found.append(Aggregate(label, sum(map(len, scores)), aggregates(scores), intervals))
+    return found, notes
 
 
 def _group(label: str, curves: Sequence[Curve]) -> Group:
@@ -116,6 +235,21 @@ def _row(group: Group) -> tuple[str, ...]:
     numbers = (group.iqm, min(group.scores), max(group.scores))
     iqm, least, most = (f"{number:.4g}" for number in numbers)
     return group.label, str(len(group.scores)), f"{int(group.steps[-1]):,}", iqm, interval, least, most
+
+
+def _aggregate_row(one: Aggregate) -> tuple[str, ...]:
+    texts = [f"{value:.3f}" for value in one.values]
+    if one.intervals is not None:
+        texts = [f"{text} ({low:.3f} to {high:.3f})" for text, low, high in zip(texts, *one.intervals, strict=True)]
+    return one.label, str(one.runs), *texts
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
+        for row in (header, *rows)
+    ]
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -26,6 +27,8 @@ class Curve(NamedTuple):
     config: RunConfig
     steps: list[int]
     values: list[float]
+    trained: int = 0
+    """Environment steps of the training so far."""
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
@@ -49,7 +52,7 @@ def _runs_in(path: Path) -> list[RunFolder]:
 
 
 def read_curves(folders: Iterable[RunFolder], metric: Metric | None = None) -> tuple[Metric, list[Curve]]:
-    """Return the learning curves of runs of one task.
+    """Return the learning curves of runs.
 
     Args:
         folders: the runs.
@@ -57,24 +60,13 @@ def read_curves(folders: Iterable[RunFolder], metric: Metric | None = None) -> t
             some.
 
     Raises:
-        ArgumentError: the runs are of several tasks, or one has no such return.
+        ArgumentError: a run has no such return.
     """
     runs = [(folder, folder.read_config()) for folder in folders]
     if metric is None:
         evaluated = all(read_metrics(folder.evaluations, EVALUATION)[1] for folder, _ in runs)
         metric = "evaluation" if evaluated else "training"
-    _check_task([(folder.path, config if metric == "training" else config.for_evaluation()) for folder, config in runs])
     return metric, [_curve(folder, config, metric) for folder, config in runs]
-
-
-def _check_task(runs: Sequence[tuple[Path, RunConfig]]) -> None:
-    first, *others = [(path, " ".join((config.env_name, *sorted(config.env_kwargs)))) for path, config in runs]
-    for path, task in others:
-        if task != first[1]:
-            raise ArgumentError(
-                f"Only runs of one task can be compared, got {first[1]} ({first[0]}) and {task} ({path}): compare "
-                "those of each task by themselves."
-            )
 
 
 def _curve(folder: RunFolder, config: RunConfig, metric: Metric) -> Curve:
@@ -84,34 +76,67 @@ def _curve(folder: RunFolder, config: RunConfig, metric: Metric) -> Curve:
     if not known:
         lacking = "has no episode that ended" if metric == "training" else "has no evaluation (--eval-every)"
         raise ArgumentError(f"The run {folder.path} {lacking}: leave it out, or train it for longer.")
-    return Curve(folder.path, config, [step for step, _ in known], [value for _, value in known])
+    trained = read_metrics(folder.metrics)[1]
+    steps, values = [step for step, _ in known], [value for _, value in known]
+    return Curve(folder.path, config, steps, values, int(trained[-1]["env_steps"]) if trained else 0)
 
 
-def group(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
-    """Return curves by what their runs have in common: runs that differ in the seed only are together.
-
-    A group's name holds the options in which it differs from other groups of its algorithm, and the algorithm where
-    there are several.
-    """
-    algorithms = list(dict.fromkeys(curve.config.algorithm for curve in curves))
-    varied = {name: _varied([curve for curve in curves if curve.config.algorithm == name]) for name in algorithms}
-    groups: dict[str, list[Curve]] = {}
+def by_task(curves: Sequence[Curve], metric: Metric) -> dict[str, list[Curve]]:
+    """Return curves by the task in which their returns were made, in the order of the first curve of each."""
+    tasks: dict[str, list[Curve]] = {}
     for curve in curves:
-        name, options = curve.config.algorithm, _options(curve)
-        parts = [f"{option}={_shown(options[option])}" for option in varied[name]]
-        if len(algorithms) > 1 or not parts:
-            parts.insert(0, name if parts else f"{name}, {curve.config.cell}")
-        groups.setdefault(", ".join(parts), []).append(curve)
-    return groups
+        config = curve.config if metric == "training" else curve.config.for_evaluation()
+        tasks.setdefault(" ".join((config.env_name, *sorted(config.env_kwargs))), []).append(curve)
+    return tasks
+
+
+def group(tasks: Sequence[Sequence[Curve]]) -> list[dict[str, list[Curve]]]:
+    """Return the curves of each task in groups: runs that differ in the seed only are together.
+
+    A group's name holds the options in which runs of its algorithm differ on one task, and the algorithm where there
+    are several; the same name means the same on all tasks. Groups are in the order of their options: numbers by size,
+    others as they come.
+    """
+    curves = [curve for task in tasks for curve in task]
+    algorithms = list(dict.fromkeys(curve.config.algorithm for curve in curves))
+    varied = {name: _varied(tasks, name) for name in algorithms}
+    labels: dict[str, tuple[Any, ...]] = {}
+    found = [dict[str, list[Curve]]() for _ in tasks]
+    for groups, task in zip(found, tasks, strict=True):
+        for curve in task:
+            name, options = curve.config.algorithm, _options(curve)
+            parts = [f"{option}={_shown(options.get(option))}" for option in varied[name]]
+            if len(algorithms) > 1 or not parts:
+                parts.insert(0, name if parts else f"{name}, {curve.config.cell}")
+            label = ", ".join(parts)
+            labels.setdefault(label, (name, *(options.get(option) for option in varied[name])))
+            groups.setdefault(label, []).append(curve)
+    places = [_places(column) for column in zip_longest(*labels.values())]
+    order = {
+        label: [place[str(value)] for place, value in zip(places, key, strict=False)] for label, key in labels.items()
+    }
+    return [dict(sorted(groups.items(), key=lambda item: order[item[0]])) for groups in found]
 
 
 def _options(curve: Curve) -> dict[str, Any]:
     return {name: value for name, value in curve.config.to_dict().items() if name not in _ASIDE}
 
 
-def _varied(curves: Sequence[Curve]) -> list[str]:
-    all_options = [_options(curve) for curve in curves]
-    return [name for name in all_options[0] if any(other[name] != all_options[0][name] for other in all_options)]
+def _varied(tasks: Sequence[Sequence[Curve]], algorithm: str) -> list[str]:
+    """Return the options in which runs of an algorithm differ on a task."""
+    found: dict[str, None] = {}
+    for task in tasks:
+        first, *others = [_options(curve) for curve in task if curve.config.algorithm == algorithm] or [{}]
+        found |= dict.fromkeys(name for name in first if any(other.get(name) != first[name] for other in others))
+    return list(found)
+
+
+def _places(values: Iterable[Any]) -> dict[str, int]:
+    """Return the place of each value, by its text: numbers by size, after all others, which keep their order."""
+    known = {str(value): value for value in values}
+    numbers = {text for text, value in known.items() if isinstance(value, int | float)}
+    ordered = [text for text in known if text not in numbers] + sorted(numbers, key=lambda text: known[text])
+    return {text: place for place, text in enumerate(ordered)}
 
 
 def _shown(value: Any) -> str:

@@ -1,10 +1,11 @@
-"""Interquartile means of runs, and their bootstrap intervals.
+"""Interquartile means of runs, aggregates over tasks, and their bootstrap intervals.
 
 Source: Agarwal et al., "Deep reinforcement learning at the edge of the statistical precipice" (2021).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from recurl.seeding import derive_seed
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+AGGREGATES = ("IQM", "median", "mean", "optimality gap")
 _RESAMPLES = 2_000
 _PERCENTILES = (2.5, 97.5)
 
@@ -48,4 +50,43 @@ def bootstrap_interval(values: Array) -> tuple[Array, Array]:
     drawn = np.random.default_rng(derive_seed(0, "bootstrap")).integers(runs, size=(_RESAMPLES, runs))
     resampled = np.stack([interquartile_mean(values[..., one]) for one in drawn])
     low, high = np.percentile(resampled, _PERCENTILES, axis=0)
+    return low, high
+
+
+def aggregates(scores: Sequence[Array]) -> Array:
+    """Return the :data:`AGGREGATES` of normalized scores over several tasks, ``[*B, 4]``.
+
+    They are those of the rliable library: the interquartile mean over all runs of all tasks; median and mean over tasks
+    of the mean over runs; and the optimality gap, by how much runs fall short of 1 on average. Tasks count equally in
+    the last three.
+
+    Args:
+        scores: ``[*B, runs]`` of each task, whose numbers of runs may differ.
+
+    Example:
+        >>> aggregates([np.array([0.5, 0.7]), np.array([1.2, 1.0])]).round(3).tolist()
+        [0.85, 0.85, 0.85, 0.2]
+    """
+    means = np.stack([one.mean(axis=-1) for one in scores], axis=-1)
+    gaps = np.stack([np.maximum(1.0 - one, 0.0).mean(axis=-1) for one in scores], axis=-1)
+    iqm = interquartile_mean(np.concatenate(scores, axis=-1))
+    return np.stack([iqm, np.median(means, axis=-1), means.mean(axis=-1), gaps.mean(axis=-1)], axis=-1)
+
+
+def stratified_intervals(scores: Sequence[Array]) -> tuple[Array, Array]:
+    """Return the ends of 95 % intervals of :func:`aggregates`, ``[4]`` each, by a stratified bootstrap.
+
+    The runs of each task are drawn with replacement among themselves. The same scores give the same intervals.
+
+    Args:
+        scores: ``[runs]`` of each task.
+
+    Example:
+        >>> low, high = stratified_intervals([np.array([0.0, 1.0]), np.array([0.5, 0.5])])
+        >>> float(low[2]), float(high[2])
+        (0.25, 0.75)
+    """
+    random = np.random.default_rng(0)
+    drawn = [one[random.integers(len(one), size=(_RESAMPLES, len(one)))] for one in scores]
+    low, high = np.percentile(aggregates(drawn), _PERCENTILES, axis=0)
     return low, high

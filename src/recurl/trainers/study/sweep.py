@@ -166,7 +166,9 @@ class Sweep:
         self._status[job.name] = "finished" if code == 0 else "stopped" if stopped else "failed"
         numbers = self._numbers(job.name)
         if code == 0:
-            say(f"finished {job.name}: return {float(numbers[RETURN]):.4g} after {numbers['env_steps']} steps")
+            scores = (("training", numbers[RETURN]), ("evaluation", numbers[EVALUATION]))
+            said = ", ".join(f"{what} return {float(value):.4g}" for what, value in scores if value)
+            say(f"finished {job.name}: {said or 'no return'} after {numbers['env_steps'] or 'unknown'} steps")
         else:
             said = (self.folder / f"{job.name}.log").read_text(errors="replace").strip().splitlines()
             last = said[-1] if said and not stopped else ""

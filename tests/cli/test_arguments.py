@@ -179,11 +179,16 @@ def test_subcommands(capsys):
         choose("--help")
     assert end.value.code == 0
     said = capsys.readouterr().out
-    for words in ("usage: demo [-h] {one,other}", "Demonstrate.", "Options of a test.", "Other options of a test."):
+    for words in (
+        "usage: demo {one,other} [OPTIONS]",
+        "Demonstrate.",
+        "one                       a test.",
+        "Other options of a test.",
+    ):
         assert words in said
     with pytest.raises(SystemExit):
         choose("one", "--help")
-    assert "usage: demo one [-h] --size INT" in capsys.readouterr().out
+    assert "usage: demo one --size INT [OPTIONS]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

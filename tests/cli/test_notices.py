@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recurl.cli import main
-from recurl.cli.notices import notify_if_slow
+from recurl.cli.speed import notify_if_slow
 from recurl.recurrence.cpu import CpuKernels
 from recurl.trainers.study.sweep import Sweep
 

@@ -1,4 +1,4 @@
-"""Command lines from dataclasses: tyro parses them and prints the help, errors become one line."""
+"""Command lines from dataclasses: tyro parses them, errors become one line."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import contextlib
 import dataclasses
 import io
 import re
-import sys
 from collections.abc import Generator, Mapping, Sequence
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, cast
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from recurl.envs import EnvBase
+from recurl.cli.help import HELP, HELP_ALL, list_help, show_help
 from recurl.errors import ArgumentError
 from recurl.nearest import nearest
 from recurl.ranges import Field, check_fields, fields_of, flag, whole_number
+from recurl.trainers.env_name import EnvSource
 
 _T = TypeVar("_T")
 _BOX = re.compile(r"[│╭╮╰╯]|\x1b\[[0-9;]*m")
@@ -29,7 +29,7 @@ _OPTIONS = ConstructorRegistry()
 @_OPTIONS.primitive_rule
 def _env(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] | None:
     """Read an id where Python also takes functions and environments."""
-    if EnvBase not in get_args(info.type):
+    if cast(Any, info.type) != EnvSource:
         return None
     return PrimitiveConstructorSpec(
         nargs=1,
@@ -66,6 +66,7 @@ def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _
         ArgumentError: the arguments don't fit, or a value is out of its field's range.
         SystemExit: help was asked for and has been printed.
     """
+    _show_help_if_asked(kind, arguments, prog)
     arguments = _gathered(arguments, kind, prog=prog)
     with _complaining(prog):
         wanted = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS)
@@ -85,11 +86,17 @@ def parse_known_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str
         ArgumentError: the arguments don't fit, or a value is out of its field's range.
         SystemExit: help was asked for and has been printed.
     """
+    _show_help_if_asked(kind, arguments, prog)
     arguments = _gathered(arguments, kind, prog=prog)
     with _complaining(prog):
         wanted, others = tyro.cli(kind, args=arguments, prog=prog, registry=_OPTIONS, return_unknown_args=True)
     check_fields(wanted)
     return wanted, others
+
+
+def _show_help_if_asked(kind: type, arguments: Sequence[str], prog: str) -> None:
+    if not {*HELP, HELP_ALL}.isdisjoint(arguments):
+        show_help(kind, prog, everything=HELP_ALL in arguments)
 
 
 @contextlib.contextmanager
@@ -100,11 +107,8 @@ def _complaining(prog: str) -> Generator[None]:
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
             yield
-    except SystemExit as end:
-        if end.code:
-            raise ArgumentError(_one_line(_text(complaint) or _text(said), prog)) from None
-        sys.stdout.write(_text(said))
-        raise
+    except SystemExit:
+        raise ArgumentError(_one_line(_text(complaint) or _text(said), prog)) from None
 
 
 def parse_subcommand(
@@ -116,7 +120,7 @@ def parse_subcommand(
         kinds: the dataclasses by name; their docstrings are the help text.
         arguments: the arguments after the command's name.
         prog: the command.
-        what: kind of the names, for messages.
+        what: kind of the names, for messages and the help.
         description: first line of the help text.
 
     Raises:
@@ -126,8 +130,9 @@ def parse_subcommand(
     name = arguments[0] if arguments else ""
     if name in kinds:
         return parse_arguments(kinds[name], arguments[1:], prog=f"{prog} {name}")
-    if name in ("-h", "--help"):
-        tyro.extras.subcommand_cli_from_dict(dict(kinds), prog=prog, description=description, args=["--help"])
+    if name in (*HELP, HELP_ALL):
+        print(list_help(prog, kinds, what, description))
+        raise SystemExit(0)
     raise ArgumentError(f"There is no {what} {name!r}: use {prog} {', '.join(kinds)}.{nearest(name, kinds)}")
 
 

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from recurl._version import __version__
 from recurl.cli.bench_rnn import device_name
-from recurl.cli.notices import notify_if_slow
 from recurl.cli.sources import read_sources
+from recurl.cli.speed import notify_if_slow
 from recurl.cli.train import read_run
 from recurl.errors import ArgumentError
 from recurl.precision import torch_matmul_precision

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 from recurl._version import __version__
 from recurl.cli.notices import keep_trace
 from recurl.cli.output import with_output
+from recurl.cli.train_help import show_train_help
 from recurl.errors import ArgumentError, CallbackError, EnvError, MissingDependencyError, RecurlError, RemoteTraceback
 from recurl.nearest import nearest
 
@@ -111,6 +112,8 @@ def _read(arguments: list[str]) -> tuple[Command, Any]:
     """Load a command and read its arguments; of several processes with the same mistake in them, one says so."""
     try:
         check_text(arguments)
+        if arguments[0] == "train":
+            show_train_help(arguments[1:])
         command = load(arguments[0])
         return command, command.read(arguments[1:])
     except RecurlError:

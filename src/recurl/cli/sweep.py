@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recurl.cli.arguments import parse_known_arguments, without_options
-from recurl.cli.notices import notify, notify_if_slow
+from recurl.cli.notices import notify
 from recurl.cli.signals import StopOnSignal
 from recurl.cli.sources import read_sources
+from recurl.cli.speed import notify_if_slow
 from recurl.cli.train import read_run
 from recurl.errors import ArgumentError
 from recurl.ranges import Count

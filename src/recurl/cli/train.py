@@ -8,18 +8,20 @@ import signal
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, make_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import tyro
 from rich.console import Console
 
 from recurl.cli.arguments import parse_arguments, parse_subcommand
 from recurl.cli.faults import error_of_environment
-from recurl.cli.notices import notify, notify_if_slow
+from recurl.cli.help import HELP, HELP_ALL
+from recurl.cli.notices import notify
+from recurl.cli.place import DESCRIPTION, Place, with_place
 from recurl.cli.signals import StopOnSignal
 from recurl.cli.sources import Sources, plain, read_sources, with_defaults
+from recurl.cli.speed import notify_if_slow
 from recurl.distributed import broadcast, joined, on_any_rank, rank, restarted, said_once, speaks, world_size
 from recurl.errors import ArgumentError, CallbackError, EnvError, NonFiniteError, StorageError, WorkerError
 from recurl.ranges import Steps
@@ -31,27 +33,8 @@ from recurl.trainers.checkpoint import latest_checkpoint
 from recurl.trainers.networks.description import describe_agent
 from recurl.trainers.run.memory import saying_what_fits
 
-_DESCRIPTION = "Train a policy by one of these algorithms. Continue a run that was stopped: recurl train --resume RUN"
 _REMEDY = "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip). "
 _STATUS = {"solved": "Solved", "finished": "Finished", "stopped": "Stopped"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """The folder of a new run."""
-
-    run_dir: Path | None = None
-    """Folder of the run; by default runs/<environment>-<algorithm>-<cell>-seed<seed>."""
-    overwrite: bool = False
-    """Replace a run that is in the folder already."""
-    print_model: bool = False
-    """Show what is observed and the networks, and train nothing."""
-    preset: str | None = None
-    """Take options that were tuned and measured; --config and options of the command line come first."""
-    config: Path | None = None
-    """Take options from a TOML file, or from the config.json of a run; options of the command line come first."""
-    save_config: Path | None = None
-    """Write the options to this TOML file, for --config, instead of training."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +51,7 @@ class Resume:
 
 def kinds(place: type[Any] = Place) -> dict[str, Any]:
     """Return the dataclasses of options of a new run, by algorithm, each with those of ``place``."""
-    return {name: _kind(algorithm.config, place) for name, algorithm in ALGORITHMS.items()}
-
-
-def _kind(config: type[RunConfig], place: type[Any]) -> type[Any]:
-    about = (config.__doc__ or "").partition("\n")[0]
-    options = [("options", tyro.conf.OmitArgPrefixes[config])]
-    return make_dataclass("Train", options, bases=(place,), namespace={"__doc__": about}, frozen=True, kw_only=True)
+    return {name: with_place(algorithm.config, place) for name, algorithm in ALGORITHMS.items()}
 
 
 def read(arguments: list[str]) -> Any:
@@ -96,18 +73,16 @@ def read_run(arguments: list[str], sources: Sources, *, prog: str, place: type[A
         place: dataclass of the options besides those of the algorithm.
     """
     first = arguments[0] if arguments else ""
-    named = first in ("-h", "--help") or not first.startswith("-")
+    named = first in (*HELP, HELP_ALL) or not first.startswith("-")
     algorithm = first if named else sources.algorithm
     if algorithm is None:
         return None
     own: dict[str, Any] = {}
     if algorithm in ALGORITHMS or ":" in algorithm:
         config = find_algorithm(algorithm).config
-        own = {algorithm: _kind(with_defaults(config, sources.values(config)), place)}
+        own = {algorithm: with_place(with_defaults(config, sources.values(config)), place)}
     words = arguments if named else [algorithm, *arguments]
-    wanted: Any = parse_subcommand(
-        {**kinds(place), **own}, words, prog=prog, what="algorithm", description=_DESCRIPTION
-    )
+    wanted: Any = parse_subcommand({**kinds(place), **own}, words, prog=prog, what="algorithm", description=DESCRIPTION)
     return replace(wanted, options=plain(find_algorithm(algorithm).config, wanted.options))
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
-from recurl.envs import EnvBase
 from recurl.errors import ArgumentError, UnsupportedError
 from recurl.keys import ACTION_MASK
 from recurl.nearest import nearest
@@ -25,8 +24,7 @@ from recurl.ranges import (
     fields_of,
     flag,
 )
-from recurl.recurrence import BACKENDS, load_cell
-from recurl.trainers.env_name import EnvSource, named, source_of
+from recurl.trainers.env_name import EnvSource, is_environment, named, source_of
 from recurl.trainers.keyword_arguments import keyword_arguments
 
 NO_MASK = "none"
@@ -214,7 +212,7 @@ class RunConfig:
                 f"--vectorization device steps a task as tensors, without {', '.join(map(flag, host_only))}: leave "
                 f"{'it' if len(host_only) == 1 else 'them'} out, or take another vectorization."
             )
-        given = isinstance(source_of(self.env), EnvBase)
+        given = is_environment(source_of(self.env))
         if given and (host_only or self.env_kwargs or self.vectorization != "auto"):
             raise ArgumentError(
                 "An environment that is given as an object is used as it is, without wrapper, vectorization, "
@@ -237,7 +235,7 @@ class RunConfig:
             )
         if self.env_workers or getattr(self, "overlap", False):
             raise ArgumentError("--collectors makes environments in actors: leave out --env-workers and --overlap.")
-        if isinstance(source_of(self.env), EnvBase):
+        if is_environment(source_of(self.env)):
             raise ArgumentError("--collectors makes environments in actors: give a function, env=lambda: ...")
         if self.largest_lag is not None and self.lag > self.largest_lag:
             raise ArgumentError(
@@ -254,6 +252,8 @@ class RunConfig:
         _ = self.for_evaluation().env_arguments
 
     def _check_backend(self) -> None:
+        from recurl.recurrence import BACKENDS  # noqa: PLC0415 - it imports torch, which the help of the options doesn't need
+
         if self.backend not in BACKENDS.names:
             near = nearest(self.backend, BACKENDS.names)
             raise ArgumentError(f"--backend must be one of {', '.join(BACKENDS.names)}, got {self.backend!r}.{near}")
@@ -262,6 +262,8 @@ class RunConfig:
         """Refuse options that don't fit together."""
 
     def _check_cell(self) -> None:
+        from recurl.recurrence import BACKENDS, load_cell  # noqa: PLC0415 - as said above
+
         try:
             BACKENDS.check_cell(self.backend, load_cell(self.cell))
         except ArgumentError as error:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from recurl.envs import EnvBase
 from recurl.errors import ArgumentTypeError
 
-EnvSource: TypeAlias = str | Callable[..., Any] | EnvBase
-"""A Gymnasium id, a function that makes an environment (of Gymnasium or recurl), or an environment of recurl."""
+if TYPE_CHECKING:
+    from recurl.envs import EnvBase
+
+    EnvSource: TypeAlias = str | Callable[..., Any] | EnvBase
+    """A Gymnasium id, a function that makes an environment (of Gymnasium or recurl), or an environment of recurl."""
+else:
+    EnvSource = str | Callable[..., Any]  # recurl.envs imports torch, which the help of the options doesn't need
 
 _CALLED = "()"
 
@@ -66,7 +71,7 @@ def named(source: Any, name: str | None = None) -> Any:
             f"A run makes its environments itself, as it needs several: give a function that makes one, env=lambda: "
             f"..., got {source}."
         )
-    if not isinstance(source, EnvBase) and not callable(source):
+    if not is_environment(source) and not callable(source):
         return source
     return NamedEnv(name or f"{_name(source)}{_CALLED}", source)
 
@@ -74,6 +79,12 @@ def named(source: Any, name: str | None = None) -> Any:
 def source_of(env: Any) -> Callable[..., Any] | EnvBase | None:
     """Return the function or the environment that was given, or None for an id."""
     return env.source if isinstance(env, NamedEnv) else None
+
+
+def is_environment(source: Any) -> bool:
+    """Return whether ``source`` is an environment of recurl."""
+    base = sys.modules.get("recurl.envs.base")  # without it there is no such environment
+    return base is not None and isinstance(source, base.EnvBase)
 
 
 def is_name_only(env: Any) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
 from recurl.ranges import NotNegative
 from recurl.trainers.algorithms.programs_config import ProgramsConfig
 from recurl.trainers.config import Schedule
-from recurl.trainers.env_name import source_of
+from recurl.trainers.env_name import is_environment, source_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +92,7 @@ class OverlappedConfig(OnPolicyConfig):
     def check(self) -> None:
         """Refuse a CUDA graph and overlap where they can't work."""
         super().check()
-        if self.overlap and isinstance(source_of(self.env), EnvBase):
+        if self.overlap and is_environment(source_of(self.env)):
             raise ArgumentError("--overlap makes the environment in a second process: give a function, env=lambda: ...")
         if self.overlap and self.device != "cpu" and (self.cuda_graph or not self.env_workers):
             raise ArgumentError(

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from recurl.errors import ArgumentError
-from recurl.recurrence import CELLS, load_cell
 from recurl.trainers.config import NO_CELL, RunConfig
 
 _CAPTURABLE = ("fastest", "triton")
@@ -49,6 +48,8 @@ class ProgramsConfig(RunConfig):
     @property
     def is_compilable(self) -> bool:
         """Whether ``compile`` is possible with the cell and its backend."""
+        from recurl.recurrence import CELLS, load_cell  # noqa: PLC0415 - it imports torch, which help doesn't need
+
         known = map(type, CELLS.values())
         return self.cell == NO_CELL or (self.backend in _COMPILABLE and type(load_cell(self.cell)) in known)
 

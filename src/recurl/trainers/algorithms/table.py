@@ -10,20 +10,15 @@ from typing import Any, NamedTuple
 from recurl.envs import EnvBase
 from recurl.errors import ArgumentError
 from recurl.trainers.algorithms.a2c import A2C
-from recurl.trainers.algorithms.a2c_config import A2CConfig
+from recurl.trainers.algorithms.configs import CONFIGS
 from recurl.trainers.algorithms.dqn import DQN
-from recurl.trainers.algorithms.dqn_config import DQNConfig
 from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.impala import Impala
-from recurl.trainers.algorithms.impala_config import ImpalaConfig
 from recurl.trainers.algorithms.learner import Learner
 from recurl.trainers.algorithms.ppo import PPO
 from recurl.trainers.algorithms.ppo_config import PPOConfig
-from recurl.trainers.algorithms.r2d2_config import R2D2Config
 from recurl.trainers.algorithms.sac import SAC
-from recurl.trainers.algorithms.sac_config import SACConfig
 from recurl.trainers.algorithms.td3 import TD3
-from recurl.trainers.algorithms.td3_config import TD3Config
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent
 
@@ -35,15 +30,16 @@ class Algorithm(NamedTuple):
     learner: type[Learner[Any, Any]]
 
 
-ALGORITHMS: dict[str, Algorithm] = {
-    "ppo": Algorithm(PPOConfig, PPO),
-    "dqn": Algorithm(DQNConfig, DQN),
-    "r2d2": Algorithm(R2D2Config, DQN),
-    "a2c": Algorithm(A2CConfig, A2C),
-    "impala": Algorithm(ImpalaConfig, Impala),
-    "sac": Algorithm(SACConfig, SAC),
-    "td3": Algorithm(TD3Config, TD3),
+_LEARNERS: dict[str, type[Learner[Any, Any]]] = {
+    "ppo": PPO,
+    "dqn": DQN,
+    "r2d2": DQN,
+    "a2c": A2C,
+    "impala": Impala,
+    "sac": SAC,
+    "td3": TD3,
 }
+ALGORITHMS: dict[str, Algorithm] = {name: Algorithm(config, _LEARNERS[name]) for name, config in CONFIGS.items()}
 """The algorithms by name; :func:`register` adds one."""
 
 _BUILT_IN = frozenset(ALGORITHMS)

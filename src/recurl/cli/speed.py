@@ -1,0 +1,18 @@
+"""Notice that training is slower than it could be."""
+
+from __future__ import annotations
+
+from recurl.cli.notices import notify
+from recurl.distributed import speaks
+from recurl.errors import UnsupportedError
+from recurl.recurrence import BACKENDS
+
+
+def notify_if_slow(device: str) -> None:
+    """Print a notice if training on ``device`` would be fast only with the C++ library, which is missing."""
+    if not (device.startswith("cpu") and speaks()):
+        return
+    try:
+        BACKENDS.check_name("cpu")
+    except UnsupportedError as error:
+        notify(f"Training on this CPU is several times slower than it could be. {error}")

@@ -13,7 +13,6 @@ from typing import Any, Protocol, cast
 from recurl._version import __version__
 from recurl.cli.notices import keep_trace
 from recurl.cli.output import with_output
-from recurl.cli.train_help import show_train_help
 from recurl.errors import ArgumentError, CallbackError, EnvError, MissingDependencyError, RecurlError, RemoteTraceback
 from recurl.nearest import nearest
 
@@ -113,6 +112,8 @@ def _read(arguments: list[str]) -> tuple[Command, Any]:
     try:
         check_text(arguments)
         if arguments[0] == "train":
+            from recurl.cli.train_help import show_train_help  # noqa: PLC0415 - recurl.cli itself imports no tyro
+
             show_train_help(arguments[1:])
         command = load(arguments[0])
         return command, command.read(arguments[1:])

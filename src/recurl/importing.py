@@ -1,14 +1,15 @@
-"""Objects that an option names as ``module:name``."""
+"""Objects that an option names as ``module:name`` or ``module:name(argument=value)``."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 from typing import Any
 
 from recurl.errors import ArgumentError, MissingDependencyError
 from recurl.nearest import nearest
 
-__all__ = ["how_to_install", "load_object"]
+__all__ = ["how_to_install", "load_object", "with_arguments"]
 
 _PACKAGES = {
     "ale_py": "ale-py",
@@ -25,6 +26,7 @@ _PACKAGES = {
     "vizdoom": "vizdoom",
 }
 """What pip calls the package of a top-level module. Others aren't guessed: a package of that name may be another."""
+_LONGEST = 10_000  # characters of a name with its arguments
 
 
 def load_object(option: str, text: str, kind: str = "name") -> Any:
@@ -64,6 +66,33 @@ def load_object(option: str, text: str, kind: str = "name") -> Any:
     if found is None:
         raise ArgumentError(f"{option}: the module {module_name!r} has no {name!r}.{nearest(name, vars(module))}")
     return found
+
+
+def with_arguments(text: str) -> tuple[str, dict[str, Any]]:
+    """Return a name, and the keyword arguments that follow it in brackets: literals, of which nothing is run.
+
+    Args:
+        text: ``name`` or ``name(argument=value)``.
+
+    Raises:
+        ValueError: ``text`` is written otherwise, or is too long or nested too deeply to be read.
+
+    Example:
+        >>> with_arguments("s5(state_size=64)"), with_arguments("lstm")
+        (('s5', {'state_size': 64}), ('lstm', {}))
+    """
+    name, bracket, rest = text.partition("(")
+    if not bracket:
+        return text, {}
+    if len(text) > _LONGEST:
+        raise ValueError(f"more than {_LONGEST:,} characters")
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+        if isinstance(call, ast.Call) and not call.args and all(word.arg for word in call.keywords):
+            return name, {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:  # the last two: nested too deeply
+        raise ValueError(str(error) or type(error).__name__) from error
+    raise ValueError("other than keyword arguments")
 
 
 def how_to_install(module: str) -> str:

@@ -37,6 +37,7 @@ __all__ = [
     "checked_seed",
     "fields_of",
     "flag",
+    "shown",
     "whole_number",
 ]
 
@@ -128,12 +129,12 @@ class Field:
             return
         parts: Any = value if self.many else (value,)
         if not isinstance(parts, tuple):
-            raise ArgumentError(f"{flag(self.name)} must be a tuple, got {_shown(parts)}.")
+            raise ArgumentError(f"{flag(self.name)} must be a tuple, got {shown(parts)}.")
         for part in parts:
             rule = self._rule(part)
             if rule is not None:
                 near = nearest(str(part), map(str, self.choices)) if self.choices else ""
-                raise ArgumentError(f"{flag(self.name)} {rule}, got {_shown(part)}.{near}")
+                raise ArgumentError(f"{flag(self.name)} {rule}, got {shown(part)}.{near}")
 
     def read(self, value: Any) -> Any:
         """Return a value of a command line or a file of options, where numbers may be written as text or in floats.
@@ -277,7 +278,7 @@ def whole_number(value: str | float) -> int:
     except ValueError:
         number = _decimal(text)
     if number is None or not number.is_finite() or abs(number.adjusted()) > _SHOWN or number != int(number):
-        raise ArgumentError(f"must be a whole number, such as 5000, 10k, 2M or 1e6, got {_shown(value)}")
+        raise ArgumentError(f"must be a whole number, such as 5000, 10k, 2M or 1e6, got {shown(value)}")
     return int(number)
 
 
@@ -292,7 +293,13 @@ def _decimal(text: str) -> Decimal | None:
 _SUFFIXES = {"k": 1_000, "K": 1_000, "M": 1_000_000}
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value for a message, cut where it is long.
+
+    Example:
+        >>> shown("lstm"), shown(10**5000), len(shown("x" * 1000))
+        ("'lstm'", 'a number of more than 60 digits', 63)
+    """
     if isinstance(value, int) and abs(value) >= 10**_SHOWN:  # Python may refuse to print it, or take very long
         return "a number of more than 60 digits"
     text = str(value) if isinstance(value, int | float) else repr(str(value) if isinstance(value, Path) else value)

@@ -7,29 +7,35 @@ file: a link would be read (or written) where it points to, a FIFO would block, 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal, cast
 
-__all__ = ["check_regular", "open_regular", "open_regular_descriptor"]
+__all__ = ["check_regular", "open_regular", "open_regular_descriptor", "read_bytes", "read_json"]
+
+_DEEPEST = 32  # levels of JSON
+_DEEP = f"it is nested more than {_DEEPEST} levels deep"
 
 _NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these
 _NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
 _PRIVATE: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOCTTY", 0)
 
 
-def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb") -> IO[bytes]:
+def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb", *, most: int | None = None) -> IO[bytes]:
     """Open an existing regular file.
 
     Args:
         path: the file. Only its last component must not be a link.
         mode: for reading, or for reading and writing.
+        most: bytes that it may have; None for any number.
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: it is a symbolic link, a folder, a FIFO, a socket or a device, or can't be opened. Its ``strerror``
-            says which.
+        OSError: it is a symbolic link, a folder, a FIFO, a socket or a device, is larger, or can't be opened. Its
+            ``strerror`` says which.
 
     Example:
         >>> import tempfile
@@ -46,7 +52,11 @@ def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb") -> IO[bytes]:
         b'content'
         'it is a symbolic link'
     """
-    return os.fdopen(open_regular_descriptor(path, os.O_RDONLY if mode == "rb" else os.O_RDWR), mode)
+    file = os.fdopen(open_regular_descriptor(path, os.O_RDONLY if mode == "rb" else os.O_RDWR), mode)
+    if most is not None and os.fstat(file.fileno()).st_size > most:
+        file.close()
+        raise _too_large(path, most)
+    return file
 
 
 def open_regular_descriptor(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
@@ -103,3 +113,87 @@ def _refusal(path: Path, found: int) -> OSError:
     if stat.S_ISLNK(found):
         return OSError(errno.ELOOP, "it is a symbolic link", str(path))
     return OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it is larger, or see :func:`open_regular`.
+    """
+    with open_regular(path, most=most) as file:
+        data = file.read(most + 1)  # a file may grow meanwhile
+    if len(data) > most:
+        raise _too_large(path, most)
+    return data
+
+
+def _too_large(path: Path, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+
+
+def read_json(path: Path, most: int = 2**20) -> Any:
+    """Return the value in a file of JSON; infinite numbers are allowed, as Python writes them.
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it is larger, or see :func:`open_regular`.
+        ValueError: it isn't JSON in UTF-8, an object in it has a key twice, there is a NaN, a number is too long, or
+            it is nested too deeply.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     path = Path(name) / "config.json"
+        ...     _ = path.write_text('{"seed": 0, "seed": 1}')
+        ...     try:
+        ...         read_json(path)
+        ...     except ValueError as error:
+        ...         print(error)
+        an object has the key 'seed' twice
+    """
+    try:
+        value = json.loads(read_bytes(path, most), object_pairs_hook=_object, parse_constant=_constant)
+    except RecursionError:
+        raise ValueError(_DEEP) from None
+    _check_depth(value)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"an object has the key {twice[:60]!r} twice")
+    return found
+
+
+def _constant(text: str) -> float:
+    if text == "NaN":
+        raise ValueError("NaN is no value of an option")
+    return float(text)
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [part for one in level for part in _parts(one)]
+        if not level:
+            return
+    raise ValueError(_DEEP)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value).values()
+    return cast("list[Any]", value) if isinstance(value, list) else ()

@@ -64,7 +64,7 @@ def test_options_that_cannot_be_used(options, message):
         ({"env": ENV, "gamma": None}, "--gamma must be a number, got None"),
         ({"env": 3}, "--env must be text in UTF-8, got 3"),
         ({"env": ENV, "device": "\ud800"}, "--device must be text in UTF-8, got '.ud800'"),
-        ({"env": ENV, "env_kwargs": 3}, "can't be read"),
+        ({"env": ENV, "env_kwargs": 3}, "--env-kwargs must be a tuple, got 3"),
         ({"env": ENV, "env_kwargs": ["k=1", 3]}, "--env-kwargs must be text in UTF-8, got 3"),
     ],
 )

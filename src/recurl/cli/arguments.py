@@ -54,6 +54,15 @@ def _whole(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadsRun:
+    """Options of a command that makes the environment and the networks of a run."""
+
+    trust_run: bool = False
+    """Import what the run's files name: an environment, a cell, a wrapper, a callback or an algorithm outside of
+    recurl. Say so for folders of your own or of someone whom you trust: it runs their code."""
+
+
 def parse_arguments(kind: type[_T], arguments: Sequence[str], *, prog: str) -> _T:
     """Read a dataclass from command-line arguments.
 

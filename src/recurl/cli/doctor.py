@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 import tyro
 
-from recurl.cli.arguments import parse_arguments
+from recurl.cli.arguments import ReadsRun, parse_arguments
 from recurl.cli.notices import notify
 from recurl.diagnostics import CheckResult, check_wiring, machine_report
 from recurl.envs import EnvBase, GymEnv
@@ -25,7 +25,7 @@ _Flag: TypeAlias = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 
 @dataclass(frozen=True)
-class Doctor:
+class Doctor(ReadsRun):
     """Say what runs on this machine, or check by experiment that a policy's memory works.
 
     Without arguments: which backends run here, and why not, the precision, and versions. With a policy and an
@@ -73,7 +73,7 @@ def run(wanted: Doctor) -> int:
     if (wanted.run is None) == (wanted.env is None) or (wanted.env is None) != (wanted.policy is None):
         raise ArgumentError("Name a run, or both --env and --policy (see recurl doctor --help).")
     registers = wanted.registers
-    policy, env = _from_run(wanted.run) if wanted.run is not None else _from_names(wanted)
+    policy, env = _from_run(wanted.run, trust=wanted.trust_run) if wanted.run is not None else _from_names(wanted)
     with env:
         results = check_wiring(policy, env, wanted.steps, auto_register_policy_transforms=registers)
     print("\n".join(map(str, results)))
@@ -88,8 +88,8 @@ def _verdict(results: list[CheckResult]) -> str:
     return f"all {len(results)} checks passed" if len(results) > 1 else "passed"
 
 
-def _from_run(folder: Path) -> tuple[Any, EnvBase]:
-    config, agent = load_agent(RunFolder(folder, notify))
+def _from_run(folder: Path, *, trust: bool) -> tuple[Any, EnvBase]:
+    config, agent = load_agent(RunFolder(folder, notify, trust=trust))
     return agent.policy, make_env(config, min(config.num_envs, _ROWS), policy=agent.policy)
 
 

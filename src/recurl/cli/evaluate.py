@@ -11,14 +11,14 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from recurl.cli.arguments import parse_arguments
+from recurl.cli.arguments import ReadsRun, parse_arguments
 from recurl.cli.notices import notify
 from recurl.ranges import Count, Seed
 from recurl.trainers import Evaluation, RunFolder, evaluate_run
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(ReadsRun):
     """Play episodes with a trained policy."""
 
     run: Annotated[Path, tyro.conf.Positional]
@@ -45,7 +45,7 @@ def read(arguments: list[str]) -> Evaluate:
 def run(wanted: Evaluate) -> int:
     """Evaluate a run."""
     found = evaluate_run(
-        RunFolder(wanted.run, notify),
+        RunFolder(wanted.run, notify, trust=wanted.trust_run),
         episodes=wanted.episodes,
         seed=wanted.seed,
         max_steps=wanted.max_steps,

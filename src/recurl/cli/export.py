@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 import tyro
 
-from recurl.cli.arguments import parse_arguments
+from recurl.cli.arguments import ReadsRun, parse_arguments
 from recurl.cli.notices import notify
 from recurl.errors import ArgumentError
 from recurl.trainers import RunFolder, export_run
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(ReadsRun):
     """Export the greedy policy of a run as one function, hidden states in and out, in a file."""
 
     run: Annotated[Path, tyro.conf.Positional]
@@ -39,6 +39,8 @@ def run(wanted: Export) -> int:
     """Export a run's policy."""
     if wanted.out is not None and not wanted.out.parent.is_dir():
         raise ArgumentError(f"There is no folder {wanted.out.parent}: make it, or name another file with --out.")
-    path = export_run(RunFolder(wanted.run, notify), wanted.format, wanted.out, checkpoint=wanted.checkpoint)
+    path = export_run(
+        RunFolder(wanted.run, notify, trust=wanted.trust_run), wanted.format, wanted.out, checkpoint=wanted.checkpoint
+    )
     print(f"{path}: the greedy policy, equal to the run's over 1,000 steps with resets; {path}.json says what it takes")
     return 0

@@ -29,6 +29,8 @@ class Place:
     """Take options from a TOML file, or from the config.json of a run; options of the command line come first."""
     save_config: Path | None = None
     """Write the options to this TOML file, for --config, instead of training."""
+    trust_run: bool = False
+    """Import what --config names outside of recurl: an environment, a cell, a wrapper, a callback or an algorithm."""
 
 
 def with_place(config: type[RunConfig], place: type[Any] = Place) -> type[Any]:

@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from recurl.cli.arguments import parse_arguments
+from recurl.cli.arguments import ReadsRun, parse_arguments
 from recurl.cli.notices import notify
 from recurl.ranges import Count, Seed
 from recurl.trainers import RunFolder, play_run
 
 
 @dataclass(frozen=True)
-class Play:
+class Play(ReadsRun):
     """Show episodes of a trained policy: on the screen if the environment has a window, or in a video."""
 
     run: Annotated[Path, tyro.conf.Positional]
@@ -43,7 +43,7 @@ def read(arguments: list[str]) -> Play:
 def run(wanted: Play) -> int:
     """Play a run."""
     found, files = play_run(
-        RunFolder(wanted.run, notify),
+        RunFolder(wanted.run, notify, trust=wanted.trust_run),
         episodes=wanted.episodes,
         video=wanted.video,
         seed=wanted.seed,

@@ -7,8 +7,10 @@ from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
+from recurl.ranges import flag
 from recurl.trainers import RunConfig
 from recurl.trainers.algorithms.options_file import OptionsFile, options_for, read_options_file, read_preset
+from recurl.trainers.trust import check_names
 
 _C = TypeVar("_C", bound=RunConfig)
 
@@ -40,8 +42,19 @@ def read_sources(arguments: Sequence[str]) -> Sources:
         MissingDependencyError: a package that a preset needs isn't installed.
     """
     preset, config = (_value_of(arguments, option) for option in ("--preset", "--config"))
-    files = (preset and read_preset(preset), config and read_options_file(Path(config)))
+    files = (preset and read_preset(preset), config and _read_config(Path(config), arguments))
     return Sources(tuple(file for file in files if isinstance(file, OptionsFile)))
+
+
+def _read_config(path: Path, arguments: Sequence[str]) -> OptionsFile:
+    """Read a file of options, which names code only with ``--trust-run``, or where the command line gives the name."""
+    file = read_options_file(path)
+    if "--trust-run" not in arguments:
+        given = {word.partition("=")[0] for word in arguments}
+        values = {name: value for name, value in file.values.items() if flag(name) not in given}
+        named = {"algorithm": file.algorithm} if file.algorithm not in arguments[:1] else {}
+        check_names({**named, **values}, file.source)
+    return file
 
 
 def _value_of(arguments: Sequence[str], option: str) -> str | None:

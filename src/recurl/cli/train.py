@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from recurl.cli.arguments import parse_arguments, parse_subcommand
+from recurl.cli.arguments import ReadsRun, parse_arguments, parse_subcommand
 from recurl.cli.faults import error_of_environment
 from recurl.cli.help import HELP, HELP_ALL
 from recurl.cli.notices import notify
@@ -32,13 +32,14 @@ from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
 from recurl.trainers.networks.description import describe_agent
 from recurl.trainers.run.memory import saying_what_fits
+from recurl.trainers.trust import names_of_code
 
 _REMEDY = "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip). "
 _STATUS = {"solved": "Solved", "finished": "Finished", "stopped": "Stopped"}
 
 
 @dataclass(frozen=True)
-class Resume:
+class Resume(ReadsRun):
     """Continue a run from its newest checkpoint; a new run begins with the name of its algorithm."""
 
     resume: Path
@@ -108,7 +109,7 @@ def _train_anew(config: RunConfig, place: Place) -> int:
         return 0
     env, cell = (re.split("[/:]", text)[-1] for text in (config.env_name, config.cell))
     name = f"{env}-{config.algorithm}-{cell}-seed{config.seed}"
-    folder = RunFolder(place.run_dir or Path("runs") / name, notify)
+    folder = RunFolder(place.run_dir or Path("runs") / name, notify, trust=True)  # it gets these options, or has them
     with ExitStack() as held:
         with joined(config.device):
             status = _begin(config, folder, place, held)
@@ -132,13 +133,13 @@ def _begin(config: RunConfig, folder: RunFolder, place: Place, held: ExitStack) 
 
 def _begun(config: RunConfig, folder: RunFolder) -> bool | None:
     """Return whether torchrun has started the processes of this run again; None if it has no checkpoint yet."""
-    if not restarted() or not folder.config.exists() or folder.read_config() != config:
+    if not restarted() or not folder.config.exists() or not folder.holds(config):
         return False
     return True if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()) else None
 
 
 def _resume(wanted: Resume) -> int:
-    folder = RunFolder(wanted.resume, notify)
+    folder = RunFolder(wanted.resume, notify, trust=wanted.trust_run)
     with said_once():
         config = folder.read_config() if wanted.total_steps is None else folder.extend(wanted.total_steps)
     if wanted.ray_address is not None:
@@ -165,12 +166,12 @@ def _train(trainer: Trainer) -> int | None:
     _say(console, f"Training {config.env} {how}, into {path}{over}")
     if isinstance(config, ProgramsConfig) and (config.compile or config.cuda_graph):
         _say(console, "The first updates compile programs and record graphs, which takes some seconds.")
-    with StopOnSignal() as stop, _saying_how_to_go_on(trainer.folder):
+    with StopOnSignal() as stop, _saying_how_to_go_on(trainer.folder, config):
         outcome = trainer.run(stop.requested)
     trainer.close()
     _say(console, _summary(outcome, set_up))
     if on_any_rank(stop.requested()):
-        _say(console, f"Go on with: recurl train --resume {path}")
+        _say(console, f"Go on with: {_how_to_go_on(trainer.folder, config)}")
         return stop.exit_code or 128 + signal.SIGTERM
     return None if rank() == 0 else 0
 
@@ -186,7 +187,7 @@ def _console() -> Console:
 
 
 @contextmanager
-def _saying_how_to_go_on(folder: RunFolder) -> Generator[None]:
+def _saying_how_to_go_on(folder: RunFolder, config: RunConfig) -> Generator[None]:
     """Add to an error that ends a run how to continue."""
     try:
         yield
@@ -199,12 +200,17 @@ def _saying_how_to_go_on(folder: RunFolder) -> Generator[None]:
         except ArgumentError:
             advice = "The run has no checkpoint yet: begin it anew."
         else:
-            advice = (
-                f"Its newest checkpoint, of {int(newest.stem):,} steps, is good: recurl train --resume {folder.path}"
-            )
+            how = _how_to_go_on(folder, config)
+            advice = f"Its newest checkpoint, of {int(newest.stem):,} steps, is good: {how}"
         remedy = _REMEDY if isinstance(error, NonFiniteError) else ""
         stop = "" if str(error).endswith(".") else "."
         raise type(error)(f"{error}{stop} {remedy}{advice}") from error.__cause__ or error
+
+
+def _how_to_go_on(folder: RunFolder, config: RunConfig) -> str:
+    """Return the command that goes on with a run in a new process, which has imported nothing yet."""
+    trust = " --trust-run" if names_of_code(config.to_dict(), imported=()) else ""
+    return f"recurl train --resume {folder.path}{trust}"
 
 
 def _summary(outcome: Outcome, set_up: float) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import gymnasium as gym
 
 from recurl.errors import ArgumentError, ArgumentTypeError
-from recurl.importing import load_object
+from recurl.importing import load_object, with_arguments
+from recurl.ranges import shown
 
 __all__ = ["NamedWrapper", "SelectEntries", "Wrap", "wrapped"]
 
@@ -33,9 +33,13 @@ class NamedWrapper:
     """
 
     def __init__(self, text: str) -> None:
-        name, opened, rest = text.partition("(")
         self.text = text
-        self._options = _options(text, rest) if opened else {}
+        try:
+            name, self._options = with_arguments(text)
+        except ValueError as error:
+            raise ArgumentError(
+                f"--wrapper takes module:Class or module:Class(name=value), got {shown(text)}."
+            ) from error
         found = load_object("--wrapper", name, "Class")
         if not (isinstance(found, type) and issubclass(found, gym.Wrapper)):
             kind = "a wrapper of vector environments" if _is_vector(found) else repr(found)
@@ -134,13 +138,3 @@ def wrapped(env: gym.Env[Any, Any], wrappers: Sequence[Wrap]) -> gym.Env[Any, An
 
 def _is_vector(found: object) -> bool:
     return isinstance(found, type) and issubclass(found, gym.vector.VectorWrapper)
-
-
-def _options(text: str, rest: str) -> dict[str, Any]:
-    try:
-        call = ast.parse(f"f({rest}", mode="eval").body
-        assert isinstance(call, ast.Call)
-        assert not call.args
-        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords if word.arg}
-    except (AssertionError, SyntaxError, ValueError) as error:
-        raise ArgumentError(f"--wrapper takes module:Class or module:Class(name=value), got {text!r}.") from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
@@ -23,6 +24,7 @@ from recurl.ranges import (
     check_fields,
     fields_of,
     flag,
+    shown,
 )
 from recurl.trainers.env_name import EnvSource, is_environment, named, source_of
 from recurl.trainers.keyword_arguments import keyword_arguments
@@ -33,6 +35,7 @@ Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 """How an option falls from its value to zero over the run: not at all, on a line, on half a cosine."""
 NO_CELL = "none"
 """The cell of a feed-forward control."""
+_DIVISORS = 12  # of the number of environments, named in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +207,7 @@ class RunConfig:
         if workers and self.num_envs % workers:
             raise ArgumentError(
                 f"--env-workers must divide --num-envs, got {workers} and {self.num_envs}: take "
-                f"{', '.join(self._dividing_envs)}."
+                f"{self._dividing_envs(workers)}."
             )
         host_only = self.host_only
         if self.vectorization == "device" and host_only:
@@ -231,7 +234,7 @@ class RunConfig:
         if self.num_envs % self.actors:
             raise ArgumentError(
                 f"The actors of --collectors must divide --num-envs, got {self.actors} and {self.num_envs}: take "
-                f"{', '.join(self._dividing_envs)}."
+                f"{self._dividing_envs(self.actors)}."
             )
         if self.env_workers or getattr(self, "overlap", False):
             raise ArgumentError("--collectors makes environments in actors: leave out --env-workers and --overlap.")
@@ -271,9 +274,11 @@ class RunConfig:
         except UnsupportedError as error:
             raise ArgumentError(f"--backend: {error}.") from error
 
-    @property
-    def _dividing_envs(self) -> list[str]:
-        return [str(count) for count in range(1, self.num_envs + 1) if self.num_envs % count == 0]
+    def _dividing_envs(self, wanted: int) -> str:
+        """Return the divisors of ``num_envs``, those nearest to ``wanted`` where there are many, as text."""
+        small = [count for count in range(1, math.isqrt(self.num_envs) + 1) if self.num_envs % count == 0]
+        divisors = sorted({*small, *(self.num_envs // count for count in small)}, key=lambda one: abs(one - wanted))
+        return ", ".join(map(str, sorted(divisors[:_DIVISORS])))
 
     @property
     def actors(self) -> int:
@@ -339,11 +344,8 @@ class RunConfig:
         """Return the options of the same run with the environment of its evaluations."""
         if self.eval_env is None and not self.eval_env_kwargs:
             return self
-        texts = {text.partition("=")[0]: text for text in self.env_kwargs if self.eval_env is None}
-        texts.update({text.partition("=")[0]: text for text in self.eval_env_kwargs})
-        keyword_arguments("--eval-env-kwargs", self.eval_env_kwargs)
-        env = self.env if self.eval_env is None else self.eval_env
-        return replace(self, env=env, env_kwargs=tuple(texts.values()), eval_env=None, eval_env_kwargs=())
+        env, texts = evaluation_task(self.env, self.env_kwargs, self.eval_env, self.eval_env_kwargs)
+        return replace(self, env=env, env_kwargs=texts, eval_env=None, eval_env_kwargs=())
 
     @property
     def gradient_steps_per_batch(self) -> int:
@@ -386,13 +388,44 @@ class RunConfig:
         Raises:
             ArgumentError: an option is unknown, missing, or has a value that can't be used.
         """
-        values = {name: value for name, value in values.items() if name != "algorithm"}
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
-        if unknown:
-            raise ArgumentError(f"Unknown options {unknown}: this run was written by another version of recurl.")
+        options = cls.complete(values)
+        check_names_of(cls, options)
         try:
-            many = {field.name for field in fields_of(cls) if field.many}
-            options: dict[str, Any] = {name: tuple(value) if name in many else value for name, value in values.items()}
             return cls(**options)
         except TypeError as error:
             raise ArgumentError(f"The options can't be read: {error}.") from error
+
+    @classmethod
+    def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what :meth:`to_dict` returned, of any version, as arguments of this class; nothing is checked.
+
+        A subclass adds what runs of earlier versions didn't say, as it was then.
+        """
+        many = {field.name for field in fields_of(cls) if field.many}
+        options = {name: value for name, value in values.items() if name != "algorithm"}
+        return {n: tuple(value) if n in many and isinstance(value, list) else value for n, value in options.items()}
+
+
+def check_names_of(kind: type[RunConfig], options: Mapping[str, Any]) -> None:
+    """Refuse options that an algorithm doesn't have.
+
+    Raises:
+        ArgumentError: there is one.
+    """
+    unknown = sorted(set(options) - {field.name for field in fields(kind)})
+    if unknown:
+        raise ArgumentError(f"Unknown options {shown(unknown)}: this run was written by another version of recurl.")
+
+
+def evaluation_task(
+    env: EnvSource, env_kwargs: Sequence[str], eval_env: str | None, eval_env_kwargs: Sequence[str]
+) -> tuple[EnvSource, tuple[str, ...]]:
+    """Return environment and arguments of evaluations, from the options of those names.
+
+    Raises:
+        ArgumentError: an argument is written otherwise than name=value, or a name comes twice.
+    """
+    texts = {text.partition("=")[0]: text for text in env_kwargs if eval_env is None}
+    texts.update({text.partition("=")[0]: text for text in eval_env_kwargs})
+    keyword_arguments("--eval-env-kwargs", eval_env_kwargs)
+    return env if eval_env is None else eval_env, tuple(texts.values())

@@ -13,7 +13,9 @@ from recurl.envs.tasks.base import TaskEnv, TaskVectorEnv
 from recurl.envs.tasks.drawing import GREEN, GREY, Canvas, Frame
 from recurl.envs.tasks.dynamics import Dynamics, State, check_count
 from recurl.envs.tasks.namespaces import Draw, Namespace
-from recurl.errors import ArgumentError
+from recurl.errors import ArgumentError, UnsupportedError
+
+_MOST_WORK = 2_000_000  # leads of arms: about a second
 
 
 class Bandit(Dynamics):
@@ -116,14 +118,22 @@ class BanditVectorEnv(TaskVectorEnv):
     def optimal_return(num_arms: int = 4, pulls: int = 20, probability: float = 0.9) -> float:
         """Return the expected return of the best policy that remembers actions and rewards.
 
+        Raises:
+            UnsupportedError: there are so many arms and pulls that this would take longer than about a second.
+
         Example:
             >>> round(BanditVectorEnv.optimal_return(num_arms=2, pulls=2, probability=1.0), 6)
             1.5
         """
         # What matters of the past is by how much each arm's rewards outnumber its blanks, in any order of the arms.
-        beliefs: dict[tuple[int, ...], float] = {(0,) * num_arms: 1.0}
-        total = 0.0
+        total, work = 0.0, 0
+        beliefs: dict[tuple[int, ...], float] = {(0,) * min(num_arms, _MOST_WORK): 1.0}
         for _ in range(pulls):
+            work += len(beliefs) * num_arms
+            if work > _MOST_WORK:
+                raise UnsupportedError(
+                    f"The optimal return of {num_arms} arms and {pulls} pulls takes long to compute."
+                )
             after: dict[tuple[int, ...], float] = defaultdict(float)
             for (best, *others), weight in beliefs.items():
                 chance = _chance(best, others, probability)

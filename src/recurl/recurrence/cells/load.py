@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 from typing import Any
 
 from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.importing import with_arguments
 from recurl.nearest import nearest
+from recurl.ranges import shown
 from recurl.recurrence.cells.cell import Cell, cell_of
 from recurl.recurrence.cells.ffm import FFM
 from recurl.recurrence.cells.gru import GRU
@@ -42,43 +43,42 @@ def load_cell(text: str) -> Cell:
         Traceback (most recent call last):
         recurl.errors.ArgumentError: There is no cell 'gruu'. Did you mean gru? Cells are lstm, gru, ...
     """
-    name, bracket, rest = text.partition("(")
-    if not bracket:
-        return _cell(text)
-    kind = type(CELLS[name]) if name in CELLS else _value(name)
     try:
-        return cell_of(kind(**_options(text, rest)))
+        name, options = with_arguments(text)
+    except ValueError as error:
+        raise ArgumentError(
+            f"The options of a cell must be numbers, texts or None by name, as in s5(state_size=64); got {shown(text)}."
+        ) from error
+    if not options:
+        return _cell(name)
+    kind = _kind(name)
+    try:
+        return cell_of(kind(**options))
     except TypeError as error:
         takes = ", ".join(inspect.signature(kind).parameters) or "none"
-        raise ArgumentError(f"The options of {text!r} don't fit ({error}); {name} takes {takes}.") from error
+        raise ArgumentError(f"The options of {shown(text)} don't fit ({error}); {name} takes {takes}.") from error
 
 
-def _options(text: str, rest: str) -> dict[str, Any]:
+def _cell(name: str) -> Cell:
     try:
-        call = ast.parse(f"cell({rest}", mode="eval").body
-        if isinstance(call, ast.Call) and not call.args:
-            return {str(option.arg): ast.literal_eval(option.value) for option in call.keywords}
-    except (SyntaxError, ValueError):
-        pass
-    raise ArgumentError(
-        f"The options of a cell must be numbers, texts or None by name, as in s5(state_size=64); got {text!r}."
-    )
-
-
-def _cell(text: str) -> Cell:
-    if text in CELLS:
-        return CELLS[text]
-    try:
-        return cell_of(_value(text))
+        return CELLS[name] if name in CELLS else cell_of(_value(name))
     except ArgumentTypeError as error:
-        raise ArgumentError(f"{text!r} is no cell. {error}") from error
+        raise ArgumentError(f"{name!r} is no cell. {error}") from error
+
+
+def _kind(name: str) -> type[Cell]:
+    """Return the class that options are given to: nothing is called that isn't a cell."""
+    kind = type(CELLS[name]) if name in CELLS else _value(name)
+    if isinstance(kind, type) and issubclass(kind, Cell):
+        return kind
+    raise ArgumentError(f"{name!r} takes no options: it must be a subclass of recurl.recurrence.Cell, got {kind!r}.")
 
 
 def _value(text: str) -> Any:
     module_name, found, name = text.partition(":")
     if not found or not module_name or not name:
         raise ArgumentError(
-            f"There is no cell {text!r}.{nearest(text, CELLS)} Cells are {', '.join(CELLS)}, or module:Class "
+            f"There is no cell {shown(text)}.{nearest(text, CELLS)} Cells are {', '.join(CELLS)}, or module:Class "
             "for a subclass of recurl.recurrence.Cell of your own."
         )
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from recurl.errors import ArgumentError
 from recurl.ranges import Count, Fraction, SomeFraction, Whole
@@ -56,10 +56,10 @@ class DQNConfig(ReplayConfig):
     """Fraction of the run over which that probability decays linearly."""
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build the options from what :meth:`to_dict` returned; what runs of old didn't say is as it was then."""
+    def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """See :meth:`RunConfig.complete`."""
         of_old = "eps_init" in values and "greedy_returns" not in values
-        return super().from_dict({**values, "greedy_returns": False} if of_old else values)
+        return super().complete({**values, "greedy_returns": False} if of_old else values)
 
     def check(self) -> None:
         """Refuse options that don't fit together."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from recurl.errors import ArgumentError
 from recurl.ranges import Count, Fraction, Inside
@@ -69,10 +69,10 @@ class PPOConfig(OverlappedConfig):
             )
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build the options from what :meth:`to_dict` returned; ``anneal``, of version 0.1, becomes schedules."""
+    def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """See :meth:`RunConfig.complete`; ``anneal``, of version 0.1, becomes schedules."""
         values = dict(values)
         if "anneal" in values:
             schedule = "linear" if values.pop("anneal") else "constant"
             values = {"learning_rate_schedule": schedule, "entropy_coeff_schedule": schedule, **values}
-        return super().from_dict(values)
+        return super().complete(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from recurl.errors import ArgumentError
 from recurl.ranges import Count, Exponent, Fraction, NoBound, Positive, Whole
@@ -74,10 +74,10 @@ class ReplayConfig(ProgramsConfig):
     """Weight of a slice's largest error, against its mean error, in its priority."""
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build the options from what :meth:`to_dict` returned; what runs of old didn't say is as it was then."""
+    def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """See :meth:`RunConfig.complete`."""
         of_old = "priority_eta" in values and "drawn_by" not in values
-        return super().from_dict({"head_width": 0, "drawn_by": "trajectory", **values} if of_old else values)
+        return super().complete({"head_width": 0, "drawn_by": "trajectory", **values} if of_old else values)
 
     @property
     def replay_steps(self) -> int:

@@ -23,7 +23,11 @@ _SUFFIXES = {kind.suffix: kind for kind in FORMATS.values()}
 
 
 def load(
-    source: str | os.PathLike[str] | RunFolder, checkpoint: str = "newest", *, env: EnvSource | None = None
+    source: str | os.PathLike[str] | RunFolder,
+    checkpoint: str = "newest",
+    *,
+    env: EnvSource | None = None,
+    trust: bool = False,
 ) -> Policy:
     """Load a trained policy, to act with on the CPU.
 
@@ -31,12 +35,13 @@ def load(
         source: folder of a run, or a file that ``recurl export`` wrote.
         checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
         env: the environment of a run that was given one in Python; see :meth:`RunFolder.read_config`.
+        trust: import what the folder names, see :class:`RunFolder`, which has it itself.
 
     Returns:
         The policy; see :meth:`Policy.predict`.
 
     Raises:
-        ArgumentError: there is no run or file, it is damaged, or has no such checkpoint.
+        ArgumentError: there is no run or file, it is damaged, has no such checkpoint, or names code and isn't trusted.
         ArgumentTypeError: ``source`` is neither a path nor a :class:`RunFolder`.
         MissingDependencyError: a package is missing that the environment or the file needs.
         UnsupportedError: the environment of the run isn't gymnasium's.
@@ -49,7 +54,7 @@ def load(
         )
     path = Path(source)
     if path.is_dir():
-        return _of_run(RunFolder(path), checkpoint, env)
+        return _of_run(RunFolder(path, trust=trust), checkpoint, env)
     if path.suffix in _SUFFIXES:
         return _of_file(path, checkpoint)
     if path.exists():

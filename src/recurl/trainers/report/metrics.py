@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, Any, TypeAlias
+
+import numpy as np
 
 from recurl.errors import ArgumentError
 from recurl.trainers.files.durable import sync_folder, write_all, write_whole, writing
+from recurl.untrusted import open_regular, open_regular_descriptor, read_bytes
 
 Row: TypeAlias = Mapping[str, float]
+Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 RETURN, SPREAD, EVALUATION = "return_mean_20", "return_std_20", "eval_return"
 """Columns: mean and standard deviation of the returns of the last 20 episodes, and the mean return of an evaluation."""
 COLLECTION = ("lag_mean", "lag_max", "actors_replaced", "frames_lost")
 """Columns of a run with actors: how many versions old the weights were that acted, and what was lost so far."""
-_UPDATE, _STEPS = "update", "env_steps"
+_UPDATE, STEPS = "update", "env_steps"
 _GROUPS = {
     "episodes": ("episodes", RETURN, SPREAD, "length_mean_20"),
     "run": (_UPDATE, "wall_s", "cpu_s", "steps_per_s", "skipped", *COLLECTION),
 }
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names}
 _EVALUATED = "eval_"
+_LARGEST = 2**31  # bytes of a file: some ten million rows
+_LONGEST = 2**16  # bytes of a line
+_MOST = 2**20  # rows of a curve
+_MOST_STEPS = 10**15
 
 
 def tagged(row: Row) -> dict[str, float]:
@@ -33,7 +43,7 @@ def tagged(row: Row) -> dict[str, float]:
         >>> tagged({"env_steps": 64, "return_mean_20": 1.0, "grad_norm": 0.5, "eval_return": 2.0})
         {'episodes/return_mean_20': 1.0, 'learning/grad_norm': 0.5, 'evaluation/return': 2.0}
     """
-    return {_tag(name): value for name, value in row.items() if name != _STEPS}
+    return {_tag(name): value for name, value in row.items() if name != STEPS}
 
 
 def _tag(name: str) -> str:
@@ -83,10 +93,10 @@ class MetricsFile:
                 "lost, the run goes on without them."
             )
         text = self._text([dict(zip(self._fields, self._fields, strict=True)), *kept])
-        if not path.exists() or path.read_bytes() != text:
+        if not _holds(path, text):
             write_whole(path, text)
         with writing(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
+            self._descriptor = open_regular_descriptor(path, os.O_WRONLY | os.O_APPEND)
 
     def _text(self, rows: Sequence[Mapping[str, object]]) -> bytes:
         text = io.StringIO(newline="")
@@ -114,6 +124,13 @@ class MetricsFile:
             os.close(self._descriptor)
 
 
+def _holds(path: Path, text: bytes) -> bool:
+    try:
+        return read_bytes(path, len(text)) == text
+    except OSError:
+        return False
+
+
 def read_metrics(path: Path, score: str = RETURN) -> tuple[list[str], list[dict[str, str]]]:
     """Return columns and whole rows of the metrics of a run; none if there is no such file, or it is empty.
 
@@ -122,39 +139,107 @@ def read_metrics(path: Path, score: str = RETURN) -> tuple[list[str], list[dict[
     Raises:
         ArgumentError: the file holds something else.
     """
+    table = _table(path, score)
+    fields = next(table, [])
+    return fields, [dict(zip(fields, row, strict=True)) for row in table]
+
+
+def read_curve(path: Path, score: str = RETURN, *more: str) -> list[Array]:
+    """Return columns of the metrics of a run as numbers, ``[rows]`` each: environment steps, ``score``, and ``more``.
+
+    Rows in which ``score`` is NaN or infinite are left out. Of more than a million rows every second, fourth and so on
+    is kept, and the last one: the memory that this takes is bounded.
+
+    Args:
+        path: the file; without it all columns are empty.
+        score: see :class:`MetricsFile`.
+        more: other columns; NaN where a row has no such number.
+
+    Raises:
+        ArgumentError: the file holds something else.
+    """
+    table = _table(path, score)
+    fields = next(table, [])
+    places = [fields.index(name) if name in fields else -1 for name in (STEPS, score, *more)]
+    rows = (numbers for row in table if math.isfinite((numbers := _numbers(row, places))[1]))
+    kept, every, last = array("d"), 1, None
+    for number, last in enumerate(rows):
+        if number % every == 0:
+            kept.extend(last)
+            if len(kept) == _MOST * len(places):
+                every *= 2
+                kept = array("d", np.asarray(kept).reshape(-1, len(places))[::2].tobytes())
+    found = np.asarray(kept).reshape(-1, len(places))
+    if last is not None and found[-1, 0] != last[0]:
+        found = np.concatenate([found, np.asarray([last])])
+    return list(found.T)
+
+
+def _table(path: Path, score: str) -> Iterator[list[str]]:
+    """Yield the columns of a file, and then the cells of its whole rows; nothing if it isn't there, or is empty.
+
+    Raises:
+        ArgumentError: the file holds something else.
+    """
     try:
-        text = path.read_bytes().decode()
+        with open_regular(path, most=_LARGEST) as file:
+            lines = _lines(file)
+            header = next(lines, None)
+            if header is None:
+                return
+            fields, needed = _cells(header), (_UPDATE, STEPS, score)
+            if not set(needed) <= set(fields):
+                raise ArgumentError(
+                    f"{path} must have the columns {', '.join(needed)} of a run's metrics, got {header[:80]!r}: move "
+                    "it away; the run goes on with a new one."
+                )
+            yield fields
+            places = [fields.index(name) for name in needed]
+            for line in lines:
+                row = _cells(line)
+                if len(row) == len(fields) and _has_numbers(*(row[place] for place in places)):
+                    yield row
     except FileNotFoundError:
-        return [], []
+        return
     except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"{path} can't be read ({error}): move it away; the run goes on with a new one.") from error
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    if not lines:
-        return [], []
-    fields, *rows = _cells(lines)
-    needed = (_UPDATE, _STEPS, score)
-    if not set(needed) <= set(fields):
-        raise ArgumentError(
-            f"{path} must have the columns {', '.join(needed)} of a run's metrics, got {lines[0][:80]!r}: move it "
-            "away; the run goes on with a new one."
-        )
-    whole = [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
-    return fields, [row for row in whole if _has_numbers(row, score)]
+        said = error.strerror if isinstance(error, OSError) else error
+        raise ArgumentError(f"{path} can't be read ({said}): move it away; the run goes on with a new one.") from error
 
 
-def _cells(lines: list[str]) -> list[list[str]]:
+def _lines(file: IO[bytes]) -> Iterator[str]:
+    """Yield the whole lines of a file, of a very long one the beginning; a last one without end is left out."""
+    while line := file.readline(_LONGEST):
+        rest = line
+        while rest and not rest.endswith(b"\n"):
+            rest = file.readline(_LONGEST)
+        if rest:
+            yield line.decode(errors="strict" if rest is line else "replace").rstrip("\r\n")
+
+
+def _cells(line: str) -> list[str]:
     try:
-        return list(csv.reader(lines))
-    except csv.Error:  # a field of more than 100,000 letters
-        return [[]]
+        return next(csv.reader([line]), []) if '"' in line else line.split(",")
+    except csv.Error:
+        return []
 
 
-def _has_numbers(row: Mapping[str, str], score: str) -> bool:
+def _has_numbers(update: str, steps: str, score: str) -> bool:
     try:
-        update, steps, _ = int(row[_UPDATE]), int(row[_STEPS]), float(row[score])
+        whole, _ = (int(update), int(steps)), float(score)
     except ValueError:
         return False
-    return update > 0 and steps > 0
+    return all(0 < number <= _MOST_STEPS for number in whole)
+
+
+def _numbers(row: Sequence[str], places: Sequence[int]) -> list[float]:
+    return [_number(row[place]) if place >= 0 else math.nan for place in places]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _kept(rows: Sequence[dict[str, str]], updates: int) -> list[dict[str, str]]:
@@ -162,7 +247,7 @@ def _kept(rows: Sequence[dict[str, str]], updates: int) -> list[dict[str, str]]:
     kept: list[dict[str, str]] = []
     update = steps = 0
     for row in rows:
-        if update < int(row[_UPDATE]) <= updates and int(row[_STEPS]) > steps:
+        if update < int(row[_UPDATE]) <= updates and int(row[STEPS]) > steps:
             kept.append(row)
-            update, steps = int(row[_UPDATE]), int(row[_STEPS])
+            update, steps = int(row[_UPDATE]), int(row[STEPS])
     return kept

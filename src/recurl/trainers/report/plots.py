@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from recurl.trainers.report.figure import Line, draw_returns
-from recurl.trainers.report.metrics import EVALUATION, RETURN, SPREAD, read_metrics
+from recurl.trainers.report.metrics import EVALUATION, RETURN, SPREAD, Array, read_curve
 
 _SMOOTHED = 50  # of the width of the figure
+_POINTS = 2_000  # drawn at most
 
 
 def plot_learning_curve(
@@ -27,29 +29,30 @@ def plot_learning_curve(
     Raises:
         StorageError: the picture can't be written.
     """
-    lines = [_line("training return", read_metrics(metrics)[1], RETURN, SPREAD, smooth=True)]
+    lines = [_line("training return", metrics, RETURN, SPREAD, smooth=True)]
     if evaluations is not None:
-        rows = read_metrics(evaluations, EVALUATION)[1]
-        lines.append(_line("evaluation return", rows, EVALUATION, f"{EVALUATION}_std", smooth=False))
+        lines.append(_line("evaluation return", evaluations, EVALUATION, f"{EVALUATION}_std", smooth=False))
     lines = [line for line in lines if len(line.steps)]
     draw_returns(picture, lines, title=title, ylabel="return, mean and standard deviation", references=references)
 
 
-def _line(label: str, rows: Sequence[Mapping[str, str]], mean: str, spread: str, *, smooth: bool) -> Line:
-    numbers = [(int(row["env_steps"]), float(row[mean]), float(row.get(spread) or "nan")) for row in rows]
-    known = [row for row in numbers if math.isfinite(row[1])]
-    window = max(1, len(known) // _SMOOTHED) if smooth else 1
-    means, spreads = (smoothed([row[place] for row in known], window) for place in (1, 2))
-    bands = [0.0 if math.isnan(value) else value for value in spreads]
-    low, high = ([value + sign * band for value, band in zip(means, bands, strict=True)] for sign in (-1, 1))
-    return Line(label, [row[0] for row in known], means, low, high, points=not smooth)
+def _line(label: str, file: Path, mean: str, spread: str, *, smooth: bool) -> Line:
+    steps, means, spreads = read_curve(file, mean, spread)
+    window = max(1, len(steps) // _SMOOTHED) if smooth else 1
+    means, bands = smoothed(means, window), smoothed(np.nan_to_num(spreads, nan=0.0), window)
+    shown = np.unique(np.linspace(0, max(len(steps) - 1, 0), min(len(steps), _POINTS), dtype=int))
+    low, high = ((means + sign * bands)[shown].tolist() for sign in (-1, 1))
+    return Line(label, steps[shown].tolist(), means[shown].tolist(), low, high, points=not smooth)
 
 
-def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Return means over the last ``window`` values.
+def smoothed(values: Array, window: int) -> Array:
+    """Return means over the last ``window`` values, ``[rows]`` like the values.
 
     Example:
-        >>> smoothed([0.0, 2.0, 4.0, 6.0], 2)
+        >>> smoothed(np.array([0.0, 2.0, 4.0, 6.0]), 2).tolist()
         [0.0, 1.0, 3.0, 5.0]
     """
-    return [sum(last) / len(last) for end in range(1, len(values) + 1) if (last := values[max(0, end - window) : end])]
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[begins]) / (ends - begins)

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from recurl.envs.tasks import TASKS
+from recurl.errors import UnsupportedError
 
 OPTIMUM, MEMORYLESS = "optimum", "best without memory"
 """Names of the returns that tasks declare."""
 
 
 def reference_returns(env: str, arguments: Mapping[str, Any]) -> dict[str, float]:
-    """Return what is known of a task, by name; nothing of an environment that isn't one of recurl's tasks.
+    """Return what is known of a task, by name; nothing where it isn't one of recurl's, or doesn't take the arguments.
 
     Example:
         >>> reference_returns("recurl/RepeatPrevious-v0", {"k": 8})
@@ -25,4 +26,7 @@ def reference_returns(env: str, arguments: Mapping[str, Any]) -> dict[str, float
     task = TASKS[env]
     known = (task.optimal_return, task.memoryless_return)
     names = (OPTIMUM, MEMORYLESS)
-    return {name: float(value(**arguments)) for name, value in zip(names, known, strict=True)}
+    try:
+        return {name: float(value(**arguments)) for name, value in zip(names, known, strict=True)}
+    except (TypeError, ValueError, ArithmeticError, UnsupportedError):
+        return {}

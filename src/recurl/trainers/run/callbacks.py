@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from recurl.errors import ArgumentError, ArgumentTypeError, CallbackError, StorageError
 from recurl.importing import load_object
@@ -98,10 +97,9 @@ def load_callback(text: str) -> object:
         ArgumentError: there is none, it can't be made, or it has no method of a callback.
         MissingDependencyError: its module is not installed.
     """
-    made = load_object("--callback", text, "Class")
+    found = load_object("--callback", text, "Class")
     try:
-        callback: Any = made() if callable(made) else made
-        return check_callback(callback)
+        return check_callback(found() if isinstance(found, type) else found)
     except ArgumentTypeError as error:
         raise ArgumentError(f"--callback {text}: {error}") from error
     except Exception as error:

@@ -14,11 +14,14 @@ from typing import Any, cast
 
 from recurl.errors import ArgumentError, StorageError
 from recurl.trainers.algorithms.table import read_options
+from recurl.trainers.algorithms.written import WrittenOptions
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
 from recurl.trainers.files.checkpoints import latest_checkpoint, load_newest
 from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_whole, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
+from recurl.trainers.trust import check_names
+from recurl.untrusted import read_json
 
 CHECKPOINTS = ("newest", "best")
 """Names of the checkpoints that :meth:`RunFolder.read_checkpoint` reads."""
@@ -36,6 +39,9 @@ class RunFolder:
         path: the folder; it need not exist yet.
         notify: called with notices that are no errors, such as a damaged checkpoint in whose place an older one is
             read; warns by default.
+        trust: import what ``config.json`` names: environments, cells, wrappers, callbacks and algorithms outside of
+            recurl. Otherwise such a run is refused, unless the program has imported the modules itself: a folder from
+            elsewhere runs no code of its choice.
 
     Example:
         >>> RunFolder(Path("runs/demo")).metrics.as_posix()
@@ -44,6 +50,7 @@ class RunFolder:
 
     path: Path
     notify: Callable[[str], None] = field(default=_warn, repr=False, compare=False)
+    trust: bool = field(default=False, kw_only=True, repr=False, compare=False)
     _lock: FolderLock = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -216,27 +223,55 @@ class RunFolder:
                 object, of which the folder holds the name only.
 
         Raises:
-            ArgumentError: there is no run here, or its options can't be read.
+            ArgumentError: there is no run here, its options can't be read, or they name code and the folder isn't
+                trusted.
         """
-        config = self._read_config()
+        values = self.read_values()
+        if not self.trust:
+            check_names({name: value for name, value in values.items() if env is None or name != "env"}, self.config)
+        try:
+            config = read_options(values)
+        except ArgumentError as error:
+            raise ArgumentError(f"{self.config} can't be used: {error}") from error
         return config if env is None else config.with_env(env)
 
-    def _read_config(self) -> RunConfig:
+    def read_written(self) -> WrittenOptions:
+        """Return the options of the run in this folder as data, of which nothing is imported, trusted or not.
+
+        Raises:
+            ArgumentError: there is no run here, or its options can't be read.
+        """
         try:
-            values = json.loads(self.config.read_text())
+            return WrittenOptions.read(self.read_values())
+        except ArgumentError as error:
+            raise ArgumentError(f"{self.config} can't be used: {error}") from error
+
+    def read_values(self) -> dict[str, Any]:
+        """Return what is written in ``config.json``.
+
+        Raises:
+            ArgumentError: there is no run here, or its options can't be read.
+        """
+        try:
+            values = read_json(self.config)
         except OSError as error:
             raise ArgumentError(
                 f"{self.path} holds no run ({self.config} can't be read: {error.strerror}): name the folder that "
                 "recurl train wrote."
             ) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ArgumentError(f"{self.config} is not JSON: {error}.") from error
         if not isinstance(values, dict):
             raise ArgumentError(f"{self.config} must hold a JSON object, got {type(values).__name__}.")
-        try:
-            return read_options(cast(dict[str, Any], values))
-        except ArgumentError as error:
-            raise ArgumentError(f"{self.config} can't be used: {error}") from error
+        return cast("dict[str, Any]", values)
+
+    def holds(self, config: RunConfig) -> bool:
+        """Return whether the run in this folder has these options.
+
+        Raises:
+            ArgumentError: see :meth:`read_values`.
+        """
+        return self.read_values() == json.loads(json.dumps(config.to_dict()))
 
     def read_checkpoint(self, name: str = "newest") -> tuple[Path, dict[str, Any]]:
         """Return a checkpoint, its path and what it holds.

@@ -220,7 +220,7 @@ class Trainer:
         if not folder.path.is_dir():
             raise ArgumentError(f"There is no run in {folder.path}: make its folder first, folder.create(config).")
         with folder.hold():
-            if self._updates == 0 and (folder.read_config() != self.config or folder.checkpoints.exists()):
+            if self._updates == 0 and (not folder.holds(self.config) or folder.checkpoints.exists()):
                 raise ArgumentError(
                     f"{folder.path} must be the folder of a new run with these options, as folder.create(config) makes "
                     "it; go on with the run that is there after trainer.resume()."

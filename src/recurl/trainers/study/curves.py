@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from recurl.errors import ArgumentError
-from recurl.trainers.config import RunConfig
-from recurl.trainers.report.metrics import EVALUATION, RETURN, read_metrics
+from recurl.trainers.algorithms.written import WrittenOptions
+from recurl.trainers.report.metrics import EVALUATION, RETURN, STEPS, read_curve
 from recurl.trainers.run.folder import RunFolder
 
+_LARGEST = 1e100
 Metric: TypeAlias = Literal["training", "evaluation"]
 _ASIDE = {
     *("seed", "threads", "device", "backend", "checkpoint_every", "logger", "callback", "env", "env_kwargs"),
@@ -24,7 +26,7 @@ class Curve(NamedTuple):
     """Returns of a run over environment steps."""
 
     path: Path
-    config: RunConfig
+    config: WrittenOptions
     steps: list[int]
     values: list[float]
     trained: int = 0
@@ -62,23 +64,25 @@ def read_curves(folders: Iterable[RunFolder], metric: Metric | None = None) -> t
     Raises:
         ArgumentError: a run has no such return.
     """
-    runs = [(folder, folder.read_config()) for folder in folders]
+    runs = [(folder, folder.read_written()) for folder in folders]
     if metric is None:
-        evaluated = all(read_metrics(folder.evaluations, EVALUATION)[1] for folder, _ in runs)
+        evaluated = all(len(read_curve(folder.evaluations, EVALUATION)[0]) for folder, _ in runs)
         metric = "evaluation" if evaluated else "training"
     return metric, [_curve(folder, config, metric) for folder, config in runs]
 
 
-def _curve(folder: RunFolder, config: RunConfig, metric: Metric) -> Curve:
+def _curve(folder: RunFolder, config: WrittenOptions, metric: Metric) -> Curve:
     file, column = (folder.metrics, RETURN) if metric == "training" else (folder.evaluations, EVALUATION)
-    rows = [(int(row["env_steps"]), float(row[column])) for row in read_metrics(file, column)[1]]
-    known = [row for row in rows if math.isfinite(row[1])]
-    if not known:
+    steps, values = read_curve(file, column)
+    if not len(steps):
         lacking = "has no episode that ended" if metric == "training" else "has no evaluation (--eval-every)"
         raise ArgumentError(f"The run {folder.path} {lacking}: leave it out, or train it for longer.")
-    trained = read_metrics(folder.metrics)[1]
-    steps, values = [step for step, _ in known], [value for _, value in known]
-    return Curve(folder.path, config, steps, values, int(trained[-1]["env_steps"]) if trained else 0)
+    if np.abs(values).max() > _LARGEST:
+        raise ArgumentError(
+            f"The run {folder.path} has returns beyond {_LARGEST:g}, whose means can't be computed: leave it out."
+        )
+    trained = [int(step) for step in read_curve(folder.metrics, STEPS)[0][-1:]]
+    return Curve(folder.path, config, [int(step) for step in steps], values.tolist(), *trained)
 
 
 def by_task(curves: Sequence[Curve], metric: Metric) -> dict[str, list[Curve]]:

@@ -143,11 +143,17 @@ class Sweep:
     def _start(self, job: Job, say: Callable[[str], None]) -> None:
         folder = RunFolder(self.folder / job.name)
         if any(folder.checkpoints.glob("*.pt")):
-            words, what = ["--resume", str(folder.path)], "resumed"
+            own = False
+            with contextlib.suppress(ArgumentError):  # the process says it
+                own = folder.holds(job.config)  # then what it names is named by this sweep's command too
+            words, what = ["--resume", str(folder.path), *["--trust-run"] * own], "resumed"
         else:
             file = self.folder / f"{job.name}.toml"
             write_options_file(file, job.config)
-            words, what = ["--config", str(file), "--run-dir", str(folder.path), "--overwrite"], "started"
+            words, what = (
+                ["--config", str(file), "--run-dir", str(folder.path), "--overwrite", "--trust-run"],
+                "started",
+            )
         with (self.folder / f"{job.name}.log").open("ab") as log:
             command = [sys.executable, "-m", "recurl.cli.job", "train", *words]
             # In a session of its own: Ctrl-C in the terminal would reach it too, and be the first of two signals.

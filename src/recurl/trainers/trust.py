@@ -1,0 +1,116 @@
+"""Names of code in files that somebody else may have written, which need the user's word.
+
+A run folder is data. An option in its ``config.json`` may name code, ``module:Class``, and to import that module is to
+run it. So a name from a file is refused unless it is harmless by itself: it is recurl's own, it belongs to a package of
+environments that recurl knows and that is installed, or its module has been imported by the program and what it names
+is looked at before it is called. The user allows others with ``--trust-run`` (``trust=True`` in Python), or by giving
+the option.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Container, Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, cast
+
+from recurl.errors import ArgumentError
+from recurl.ranges import flag
+
+__all__ = ["check_names", "names_of_code"]
+
+_PACKAGES = frozenset({"ale_py", "memory_maze", "minigrid", "popgym"})
+_ENVS = ("env", "eval_env")
+_OF_PACKAGES = (*_ENVS, "wrapper")
+_CHECKED = (*_ENVS, "wrapper", "cell", "algorithm")  # only a registered environment, a wrapper class ... is called
+_WITH_ARGUMENTS = ("cell", "wrapper")  # in brackets, which never name code
+_NEVER = frozenset({"device", "collectors", "ray_address", "env_kwargs", "eval_env_kwargs"})
+"""Options in which a colon has another meaning. In all others, those of algorithms of users too, it names a module."""
+_ADAPTERS = "GymV2"  # environments of Gymnasium that import what an argument of theirs names
+_RECORDERS = "RecordVideo"  # wrappers of Gymnasium that write files where an argument of theirs says
+_MODULE = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
+_SHOWN = 80
+
+
+def check_names(values: Mapping[str, Any], source: str | Path) -> None:
+    """Refuse options from a file that name code which needs the user's word.
+
+    Args:
+        values: the options, as read.
+        source: the file, for the message.
+
+    Raises:
+        ArgumentError: there is one; it says which, what it would import, and how to allow it.
+
+    Example:
+        >>> check_names({"cell": "lstm", "env": "CartPole-v1"}, "config.json")
+        >>> check_names({"cell": "my_file:MyCell"}, "config.json")
+        Traceback (most recent call last):
+        recurl.errors.ArgumentError: config.json names code: --cell my_file:MyCell would use the module my_file, ...
+    """
+    found = names_of_code(values)
+    if not found:
+        return
+    option, text = found[0]
+    module = text.partition("(")[0].rpartition(":")[0]
+    what = f"would use the module {_short(module)}, {_place(module)}" if module else "imports what its arguments name"
+    more = f" (one of {len(found)} such names)" if len(found) > 1 else ""
+    raise ArgumentError(
+        f"{source} names code: {flag(option)} {_short(text)} {what}{more}. A file runs no code unless you say so: if "
+        "you trust who wrote it, add --trust-run (in Python, trust=True)."
+    )
+
+
+def names_of_code(values: Mapping[str, Any], imported: Container[str] = sys.modules) -> list[tuple[str, str]]:
+    """Return the options, and the names in them, for which the user's word is needed.
+
+    Args:
+        values: the options, as read.
+        imported: names of the modules that the program has imported itself.
+    """
+    texts = [(option, text) for option, value in values.items() if option not in _NEVER for text in _texts(value)]
+    return [(option, text) for option, text in texts if not _is_harmless(option, text, imported)]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    for part in cast("list[Any]", value) if isinstance(value, list | tuple) else (value,):
+        if isinstance(part, str):
+            yield part
+
+
+def _is_harmless(option: str, text: str, imported: Container[str]) -> bool:
+    name = text.partition("(")[0] if option in _WITH_ARGUMENTS else text
+    module, colon, rest = name.partition(":")
+    if (rest if colon else name).startswith(_ADAPTERS if option in _ENVS else _RECORDERS):
+        return False
+    if not colon:
+        return True
+    if ":" in rest or not _MODULE.fullmatch(module):
+        return False
+    package = module.partition(".")[0]
+    known = package == "recurl" or (option in _CHECKED and module in imported)
+    return known or (option in _OF_PACKAGES and package in _PACKAGES and _is_installed(package))
+
+
+def _is_installed(package: str) -> bool:
+    """Return whether a package would be imported from elsewhere than the working directory."""
+    origin = _origin(package)
+    return origin is not None and Path.cwd().resolve() not in (origin.parent, origin.parent.parent)
+
+
+def _origin(package: str) -> Path | None:
+    """Return the file that an import of ``package`` would run, or None where that is not known. Nothing is imported."""
+    spec = PathFinder.find_spec(package)
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+
+
+def _place(module: str) -> str:
+    package = module.partition(".")[0]
+    origin = _origin(package) if _MODULE.fullmatch(package) else None
+    return "which isn't found here" if origin is None else f"found at {origin}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -15,6 +15,7 @@ from recurl.ranges import Field, fields_of
 from recurl.trainers.algorithms.table import find_algorithm
 from recurl.trainers.config import RunConfig
 from recurl.trainers.files.durable import write_whole
+from recurl.untrusted import read_json
 
 PRESETS = Path(__file__).parents[2] / "presets"
 """Folder of the presets."""
@@ -44,8 +45,7 @@ def read_options_file(path: Path, source: str | None = None) -> OptionsFile:
     """
     source = str(path) if source is None else source
     try:
-        text = path.read_text(encoding="utf-8")
-        values: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        values: Any = read_json(path) if path.suffix == ".json" else tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArgumentError(f"{source} can't be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any, cast
 
 from recurl.errors import ArgumentError
+from recurl.untrusted import read_json
 
 
 def check_export(path: Path) -> dict[str, Any]:
@@ -19,11 +19,10 @@ def check_export(path: Path) -> dict[str, Any]:
         ArgumentError: it does not, or one of the two can't be read.
     """
     try:
-        data, text = path.read_bytes(), description_of(path).read_bytes()
-        about = json.loads(text)
+        data, about = path.read_bytes(), read_json(description_of(path))
     except OSError as error:
         raise ArgumentError(f"{error.filename} can't be read ({error.strerror}): export the run again.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ArgumentError(f"{description_of(path)} is not JSON ({error}): export the run again.") from error
     expected = about.get("sha256") if isinstance(about, dict) else None
     if expected != sha256(data):

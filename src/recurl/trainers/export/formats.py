@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -53,8 +55,32 @@ def _read_torch(path: Path) -> Function:
     wrong = damage(data)
     if wrong is not None:
         raise ArgumentError(f"{path} is damaged ({wrong}): export the run again.")
-    function = torch.export.load(BytesIO(data)).module()
+    with _without_pickles():
+        function = torch.export.load(BytesIO(data)).module()
     return lambda arguments: function(*arguments)
+
+
+@contextmanager
+def _without_pickles() -> Generator[None]:
+    """Let ``torch.load`` read tensors and plain values only, inside the block.
+
+    ``torch.export.load`` would otherwise unpickle whatever it can't read so.
+    """
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    except UnpicklingError as error:
+        raise ArgumentError(
+            "An exported policy must hold a program and tensors, this one holds objects that would run code: export "
+            "the run again."
+        ) from error
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _write_onnx(policy: PolicyStep, example: tuple[Tensor, ...], path: Path) -> None:

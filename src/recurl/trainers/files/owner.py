@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recurl.errors import LockedError
+from recurl.untrusted import read_json
 
 __all__ = ["OwnerFile", "this_process"]
 
@@ -89,7 +90,7 @@ class OwnerFile:
 
     def _read(self) -> dict[str, Any]:
         with suppress(OSError, ValueError):
-            owner = json.loads(self._path.read_text())
+            owner = read_json(self._path)
             if isinstance(owner, dict) and isinstance(owner.get("pid"), int):
                 return owner
         return {}

@@ -21,6 +21,8 @@ Row: TypeAlias = Mapping[str, float]
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 RETURN, SPREAD, EVALUATION = "return_mean_20", "return_std_20", "eval_return"
 """Columns: mean and standard deviation of the returns of the last 20 episodes, and the mean return of an evaluation."""
+LARGEST = 1e100
+"""Returns up to there are drawn and averaged; beyond, their sums would be infinite."""
 COLLECTION = ("lag_mean", "lag_max", "actors_replaced", "frames_lost")
 """Columns of a run with actors: how many versions old the weights were that acted, and what was lost so far."""
 _UPDATE, STEPS = "update", "env_steps"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from recurl.trainers.report.figure import Line, draw_returns
-from recurl.trainers.report.metrics import EVALUATION, RETURN, SPREAD, Array, read_curve
+from recurl.trainers.report.metrics import EVALUATION, LARGEST, RETURN, SPREAD, Array, read_curve
 
 _SMOOTHED = 50  # of the width of the figure
 _POINTS = 2_000  # drawn at most
@@ -37,7 +37,8 @@ def plot_learning_curve(
 
 
 def _line(label: str, file: Path, mean: str, spread: str, *, smooth: bool) -> Line:
-    steps, means, spreads = read_curve(file, mean, spread)
+    steps, *columns = read_curve(file, mean, spread)
+    means, spreads = (np.clip(column, -LARGEST, LARGEST) for column in columns)
     window = max(1, len(steps) // _SMOOTHED) if smooth else 1
     means, bands = smoothed(means, window), smoothed(np.nan_to_num(spreads, nan=0.0), window)
     shown = np.unique(np.linspace(0, max(len(steps) - 1, 0), min(len(steps), _POINTS), dtype=int))

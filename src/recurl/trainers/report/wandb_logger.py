@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recurl.errors import ArgumentError
 from recurl.trainers.files.durable import make_folder, write_whole
 from recurl.trainers.report.metrics import Row, tagged
+from recurl.untrusted import read_bytes
+
+_LONGEST = 1_000  # bytes of an id
 
 
 class WandbLogger:
@@ -31,7 +35,7 @@ class WandbLogger:
             name=folder.name,
             dir=folder,
             config=dict(options),
-            id=known.read_text() if known.exists() else None,
+            id=_read_id(known),
             resume="allow",
             settings=wandb.Settings(console="off", silent=True, disable_git=True),
         )
@@ -50,3 +54,12 @@ class WandbLogger:
     def on_end(self, outcome: object) -> None:
         """Finish; Weights & Biases lists a run that failed as such."""
         self._run.finish(exit_code=int(getattr(outcome, "status", "") == "failed"))
+
+
+def _read_id(path: Path) -> str | None:
+    try:
+        return read_bytes(path, _LONGEST).decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{path} holds no id of Weights & Biases ({error}): remove it.") from error

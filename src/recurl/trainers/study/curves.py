@@ -11,10 +11,9 @@ import numpy as np
 
 from recurl.errors import ArgumentError
 from recurl.trainers.algorithms.written import WrittenOptions
-from recurl.trainers.report.metrics import EVALUATION, RETURN, STEPS, read_curve
+from recurl.trainers.report.metrics import EVALUATION, LARGEST, RETURN, STEPS, read_curve
 from recurl.trainers.run.folder import RunFolder
 
-_LARGEST = 1e100
 Metric: TypeAlias = Literal["training", "evaluation"]
 _ASIDE = {
     *("seed", "threads", "device", "backend", "checkpoint_every", "logger", "callback", "env", "env_kwargs"),
@@ -77,9 +76,9 @@ def _curve(folder: RunFolder, config: WrittenOptions, metric: Metric) -> Curve:
     if not len(steps):
         lacking = "has no episode that ended" if metric == "training" else "has no evaluation (--eval-every)"
         raise ArgumentError(f"The run {folder.path} {lacking}: leave it out, or train it for longer.")
-    if np.abs(values).max() > _LARGEST:
+    if np.abs(values).max() > LARGEST:
         raise ArgumentError(
-            f"The run {folder.path} has returns beyond {_LARGEST:g}, whose means can't be computed: leave it out."
+            f"The run {folder.path} has returns beyond {LARGEST:g}, whose means can't be computed: leave it out."
         )
     trained = [int(step) for step in read_curve(folder.metrics, STEPS)[0][-1:]]
     return Curve(folder.path, config, [int(step) for step in steps], values.tolist(), *trained)

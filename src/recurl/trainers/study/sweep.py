@@ -22,10 +22,12 @@ from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 from recurl.trainers.report.metrics import EVALUATION, RETURN, read_metrics
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.study.grid import Job
+from recurl.untrusted import read_bytes, read_json
 
 _SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 _STOPPED = (*(-number for number in _SIGNALS), *(128 + number for number in _SIGNALS))  # before training, and then
+_LARGEST = 2**26  # bytes of the results
 _COLUMNS = ("job", "status", "env_steps", "wall_s", RETURN, EVALUATION)
 
 
@@ -83,7 +85,9 @@ class Sweep:
         path = self.folder / "sweep.json"
         if path.exists():
             try:
-                found = json.loads(path.read_text())
+                found = read_json(path)
+            except OSError as error:
+                raise ArgumentError(f"{path} can't be read ({error.strerror}): name another folder.") from error
             except ValueError as error:
                 raise ArgumentError(f"{path} is not JSON: {error}. Name another folder with --run-dir.") from error
             if found != json.loads(json.dumps(wanted)):
@@ -174,7 +178,8 @@ class Sweep:
         if code == 0:
             scores = (("training", numbers[RETURN]), ("evaluation", numbers[EVALUATION]))
             said = ", ".join(f"{what} return {float(value):.4g}" for what, value in scores if value)
-            say(f"finished {job.name}: {said or 'no return'} after {numbers['env_steps'] or 'unknown'} steps")
+            said = said or "without a return in metrics.csv"
+            say(f"finished {job.name}: {said} after {numbers['env_steps'] or 'unknown'} steps")
         else:
             said = (self.folder / f"{job.name}.log").read_text(errors="replace").strip().splitlines()
             last = said[-1] if said and not stopped else ""
@@ -198,12 +203,18 @@ class Sweep:
 
     def _read_results(self) -> list[dict[str, str]]:
         path = self.folder / "results.csv"
-        if not path.exists():
+        try:
+            text = read_bytes(path, _LARGEST).decode()
+            rows = list(csv.DictReader(io.StringIO(text, newline="")))
+        except FileNotFoundError:
             return []
-        with path.open(newline="") as file:
-            return [
-                row for row in csv.DictReader(file) if {"job", "status"} <= row.keys() and row["job"] in self._status
-            ]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            said = error.strerror if isinstance(error, OSError) else error
+            raise ArgumentError(
+                f"{path} can't be read ({said}): move it away; runs that are finished are then resumed, which ends at "
+                "once."
+            ) from error
+        return [row for row in rows if {"job", "status"} <= row.keys() and row["job"] in self._status]
 
     def _write_results(self) -> None:
         settings = list(self._jobs[0].settings)

@@ -12,7 +12,9 @@ from recurl.envs.tasks.popgym import POPGYM_TASKS
 from recurl.errors import ArgumentError
 from recurl.trainers.files.durable import write_whole
 from recurl.trainers.study.popgym.settings import MAZES
+from recurl.untrusted import read_bytes
 
+_LARGEST = 2**26  # bytes of a table
 _SAME = ("setting", "budget", "options")
 
 
@@ -97,8 +99,10 @@ class Results:
 def _read(path: Path) -> list[Result]:
     names = [field.name for field in fields(Result)]
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin a file with a mark
-            lines = list(csv.reader(file, strict=True))
+        text = read_bytes(path, _LARGEST).decode("utf-8-sig")  # spreadsheets begin a file with a mark
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be read: {error.strerror}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise ArgumentError(f"{path} is no table in UTF-8 ({error}): mend or remove it.") from error
     if not lines or lines[0] != names:

@@ -1,0 +1,227 @@
+"""Names of code in a run's folder: nothing that they name is imported, called or made without the user's word."""
+
+import contextlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import recurl
+from recurl.cli.main import main
+from recurl.errors import ArgumentError
+from recurl.trainers import PPOConfig, RunFolder, load_agent
+from recurl.trainers.policies.load import load
+from recurl.trainers.run.callbacks import load_callback
+from recurl.trainers.trust import names_of_code
+
+SMALL = ["--env", "recurl/RepeatPrevious-v0", "--env-kwargs", "k=1", "episode_length=8", "--hidden-size", "8"]
+SMALL += ["--num-envs", "4", "--rollout-steps", "16", "--eval-episodes", "2", "--total-steps", "64", "--logger", "none"]
+NAMED = {
+    "cell": {"cell": "evil_module:Cell"},
+    "cell with options": {"cell": "evil_module:Cell(size=3)"},
+    "algorithm": {"algorithm": "evil_module:ppo"},
+    "environment": {"env": "evil_module:Evil-v0"},
+    "environment of evaluations": {"eval_env": "evil_module:Evil-v0"},
+    "wrapper": {"wrapper": ["recurl.envs.gym_wrappers:SelectEntries(start=0, stop=1)", "evil_module:Wrapper(a=1)"]},
+    "callback": {"callback": ["evil_module:Callback"]},
+    "submodule": {"cell": "evil_module.part:Cell"},
+}
+READERS = {
+    "evaluate": ["evaluate", "RUN", "--episodes", "2"],
+    "play": ["play", "RUN"],
+    "export": ["export", "RUN", "--format", "torch"],
+    "doctor": ["doctor", "RUN"],
+    "resume": ["train", "--resume", "RUN"],
+    "extend": ["train", "--resume", "RUN", "--total-steps", "128"],
+    "config": ["train", "--config", "RUN/config.json", "--run-dir", "RUN/new"],
+    "sweep": ["sweep", "--config", "RUN/config.json", "--run-dir", "RUN/new"],
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trained") / "run"
+    assert main(["train", "ppo", *SMALL, "--run-dir", str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    """Return a function that makes the folder of a stranger's run, in a working directory with modules of his."""
+    (tmp_path / "evil_module.py").write_text("import pathlib\npathlib.Path('ran').write_text('x')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(**options):
+        shutil.copytree(trained, tmp_path / "RUN", dirs_exist_ok=True)
+        values = json.loads((trained / "config.json").read_text())
+        (tmp_path / "RUN" / "config.json").write_text(json.dumps(values | options))
+        return tmp_path / "RUN"
+
+    yield make
+    sys.modules.pop("evil_module", None)
+
+
+def ran():
+    return Path("ran").exists()
+
+
+@pytest.mark.parametrize("words", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("options", NAMED.values(), ids=NAMED)
+def test_what_a_folder_names_is_refused(run, capsys, options, words):
+    run(**options)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    (name, value) = next(iter(options.items()))
+    text = value[-1] if isinstance(value, list) else value
+    assert f"--{name.replace('_', '-')} {text} would use the module evil_module" in said
+    assert "found at" in said
+    assert "evil_module.py" in said
+    assert "add --trust-run (in Python, trust=True)" in said
+    assert "Traceback" not in said
+    assert not ran()
+
+
+@pytest.mark.parametrize("options", NAMED.values(), ids=NAMED)
+def test_reading_numbers_imports_nothing_trusted_or_not(run, options, capsys):
+    folder = run(**options)
+    assert main(["compare", str(folder)]) == 0
+    assert not ran()
+    if "algorithm" in options:
+        assert "ppo, lstm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", NAMED.values(), ids=NAMED)
+def test_python_asks_for_the_same_word(run, options):
+    folder = run(**options)
+    for read in (
+        load,
+        recurl.load,
+        lambda path: load_agent(RunFolder(path)),
+        lambda path: RunFolder(path).read_config(),
+    ):
+        with pytest.raises(ArgumentError, match=r"names code: --.* would use the module evil_module.*trust=True"):
+            read(folder)
+    assert not ran()
+    with contextlib.suppress(ArgumentError):  # the module has nothing that it should
+        recurl.load(folder, trust=True)
+    assert ran() == (not {"callback", "eval_env"} & options.keys())  # these are for training
+
+
+@pytest.mark.parametrize("words", READERS.values(), ids=READERS)
+def test_the_word_is_given(run, words):
+    run(cell="evil_module:Cell")
+    assert main([*words, "--trust-run"]) == 2  # the module has no such cell
+    assert ran()
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_a_name_of_the_command_line_is_the_users_word(run, command, capsys):
+    run(cell="evil_module:Cell")
+    assert main([command, "--config", "RUN/config.json", "--run-dir", "new", "--cell", "evil_module:Other"]) == 2
+    assert "has no cell 'Other'" in capsys.readouterr().err
+    assert ran()
+
+
+def test_an_environment_that_is_given_needs_no_other(run):
+    folder = run(env="evil_module:Evil-v0")
+    kwargs = {"k": 1, "episode_length": 8}
+    policy = recurl.load(folder, env="recurl/RepeatPrevious-v0")
+    assert not ran()
+    assert policy is not None
+    assert kwargs == RunFolder(folder).read_config("recurl/RepeatPrevious-v0").env_arguments
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("cell", "lstm"),
+        ("cell", "s5(state_size=64)"),
+        ("cell", "recurl.recurrence.cells.lstm:LSTMCell"),
+        ("cell", f"{__name__}:Cell"),
+        ("env", "CartPole-v1"),
+        ("env", "recurl/TMaze-v0"),
+        ("env", "minigrid:MiniGrid-MemoryS7-v0"),
+        ("env", "popgym:popgym-RepeatFirstEasy-v0"),
+        ("env", "my_file.make()"),
+        ("wrapper", ["gymnasium.wrappers:FlattenObservation", "minigrid.wrappers:ImgObsWrapper"]),
+        ("wrapper", ["recurl.envs.gym_wrappers:SelectEntries(start=0, stop=8)"]),
+        ("algorithm", "ppo"),
+        ("device", "cuda:0"),
+        ("collectors", "ray:8"),
+        ("ray_address", "head:6379"),
+        ("env_kwargs", ["mode=a:b"]),
+    ],
+)
+def test_harmless_names(option, text):
+    assert names_of_code({option: text}) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("cell", "no_such_module:Cell"),
+        ("cell", "no_such_module:Cell(a=1)"),
+        ("env", "no_such_module:Env-v0"),
+        ("env", "a:b:c"),
+        ("env", "a(evil_module:Env"),
+        ("env", ":Env-v0"),
+        ("env", "..:Env"),
+        ("env", "GymV21Environment-v0"),
+        ("env", "gymnasium:GymV26Environment-v0"),
+        ("wrapper", ["gymnasium.wrappers:RecordVideo(video_folder='/tmp')"]),
+        ("callback", ["os:abort"]),
+        ("callback", [f"{__name__}:main"]),
+        ("algorithm", "a(b:ppo"),
+        ("an_option_of_an_algorithm_of_a_user", "no_such_module:Thing"),
+        ("encoder", "no_such_module:Thing"),
+    ],
+)
+def test_names_that_need_the_word(option, text):
+    assert names_of_code({option: text})
+
+
+def test_known_packages_count_only_where_they_are_installed(tmp_path, monkeypatch):
+    """A package of environments in the working directory is not the one that recurl knows."""
+    (tmp_path / "memory_maze.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert names_of_code({"env": "memory_maze:MemoryMaze-9x9-v0"})
+    (tmp_path / "memory_maze.py").unlink()
+    (tmp_path / "minigrid").mkdir()
+    (tmp_path / "minigrid" / "__init__.py").write_text("")
+    assert names_of_code({"env": "minigrid:MiniGrid-MemoryS7-v0"})
+
+
+def test_what_this_process_made_itself_needs_no_word(tmp_path):
+    """The module of a cell that the program has imported may be named by a folder too."""
+    config = PPOConfig(env="recurl/TMaze-v0", cell="tests.own_cells:FastWeights")
+    folder = RunFolder(tmp_path / "run")
+    folder.create(config)
+    assert folder.read_config() == config
+    assert folder.holds(config)
+    assert not folder.holds(PPOConfig(env="recurl/TMaze-v0"))
+
+
+CALLED = []
+
+
+def called(**options):
+    CALLED.append(options)
+
+
+@pytest.mark.parametrize(
+    "text", [f"{__name__}:called", f"{__name__}:called()", f"{__name__}:called(a=1)", "os:getcwd(a=1)"]
+)
+def test_what_is_no_cell_is_not_called(text):
+    with pytest.raises(ArgumentError, match=r"must be a subclass of recurl\.recurrence\.Cell"):
+        PPOConfig(env="recurl/TMaze-v0", cell=text)
+    assert not CALLED
+
+
+def test_a_function_is_not_called_as_a_callback():
+    with pytest.raises(ArgumentError, match="A callback must have one of the methods"):
+        load_callback(f"{__name__}:called")
+    assert not CALLED

@@ -162,7 +162,7 @@ def read_json(path: Path, most: int = 2**20) -> Any:
         an object has the key 'seed' twice
     """
     try:
-        value = json.loads(read_bytes(path, most), object_pairs_hook=_object, parse_constant=_constant)
+        value = json.loads(read_bytes(path, most).decode(), object_pairs_hook=_object, parse_constant=_constant)
     except RecursionError:
         raise ValueError(_DEEP) from None
     _check_depth(value)

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from recurl.compiled.function import CompiledFunction, Port
+from recurl.errors import ArgumentError
+from recurl.ranges import shown
 from recurl.recurrence import CELLS, Cell, LayerWeights
 from recurl.recurrence.cpu.program import ProgramBuilder, Value
 
 __all__ = ["Recorder", "read_function", "write_function"]
 
 _PROGRAM = "program"
+_OPERATIONS = frozenset(name for name in vars(ProgramBuilder) if not name.startswith("_") and name != "finish")
 
 
 class Recorder:
@@ -57,12 +60,18 @@ def write_function(function: CompiledFunction, recorder: Recorder, path: Path) -
 
 
 def read_function(path: Path) -> CompiledFunction:
-    """Read what :func:`write_function` wrote."""
+    """Read what :func:`write_function` wrote.
+
+    Raises:
+        ArgumentError: the file names something else than the operations of a program.
+    """
     with np.load(path, allow_pickle=False) as archive:
         about = json.loads(archive[_PROGRAM].tobytes())
         weights = {name: torch.from_numpy(archive[name]) for name in archive.files if name != _PROGRAM}
     builder = ProgramBuilder(_decoded(about["dtype"], weights))
     for name, given, options in about["calls"]:
+        if name not in _OPERATIONS:
+            raise ArgumentError(f"{path} names {shown(name)}, which is no operation of a policy: export the run again.")
         getattr(builder, name)(*_decoded(given, weights), **_decoded(options, weights))
     ports = [
         [Port(slot, tuple(shape), _decoded(dtype, weights)) for slot, shape, dtype in part] for part in about["ports"]

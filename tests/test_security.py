@@ -1,0 +1,266 @@
+"""The threat model of SECURITY.md, a test for each of its sentences, which is the test's docstring."""
+
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import recurl
+from recurl.archive import load_archive
+from recurl.cli.main import main
+from recurl.data import LazyMemmapStorage, ReplayBuffer
+from recurl.errors import ArgumentError, RecurlError
+from recurl.trainers import PPOConfig, RunFolder
+from recurl.trainers.export.formats import FORMATS
+from recurl.trainers.files.checkpoints import load_checkpoint
+from recurl.trainers.report.metrics import read_metrics
+from recurl.trainers.run.callbacks import load_callback
+
+SENTENCES = re.findall(r"^\d+\. (.*?\.)$", (Path(__file__).parents[1] / "SECURITY.md").read_text(), re.MULTILINE)
+MODULE = "module_of_a_stranger"
+SMALL = ["--env", "recurl/RepeatPrevious-v0", "--env-kwargs", "k=1", "episode_length=8", "--hidden-size", "8"]
+SMALL += ["--num-envs", "4", "--rollout-steps", "16", "--eval-episodes", "2", "--total-steps", "64", "--logger", "none"]
+COMMANDS = ["evaluate RUN --episodes 2", "play RUN", "export RUN --format torch", "doctor RUN", "train --resume RUN"]
+COMMANDS += ["train --config RUN/config.json --run-dir RUN/new", "sweep --config RUN/config.json --run-dir RUN/new"]
+NAMED = {
+    "cell": f"{MODULE}:Cell",
+    "algorithm": f"{MODULE}:ppo",
+    "env": f"{MODULE}:Env-v0",
+    "eval_env": f"{MODULE}:Env-v0",
+    "wrapper": [f"{MODULE}:Wrapper(a=1)"],
+    "callback": [f"{MODULE}:Callback"],
+}
+CALLS = []
+
+
+def test_every_sentence_has_its_test():
+    said = {" ".join(value.__doc__.split()) for value in globals().values() if getattr(value, "__doc__", None)}
+    assert len(SENTENCES) >= 10
+    assert [sentence for sentence in SENTENCES if sentence not in said] == []
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+def ran():
+    return Path("ran").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trained") / "run"
+    assert main(["train", "ppo", *SMALL, "--run-dir", str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def stranger(trained, tmp_path, monkeypatch):
+    """Return a function that puts the folder RUN into the working directory, beside a module that notes its import."""
+    (tmp_path / f"{MODULE}.py").write_text("import os\nos.mkdir('ran')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")  # as python -m recurl has it
+
+    def put(**options):
+        shutil.rmtree("RUN", ignore_errors=True)
+        shutil.copytree(trained, "RUN")
+        values = json.loads(Path("RUN/config.json").read_text())
+        Path("RUN/config.json").write_text(json.dumps(values | options))
+
+    put()
+    yield put
+    sys.modules.pop(MODULE, None)
+
+
+@pytest.mark.parametrize("option", NAMED)
+def test_nothing_runs(stranger, option, capsys):
+    """Nothing in a run folder runs: no command imports, calls or unpickles anything of the folder's choice."""
+    stranger(**{option: NAMED[option]})
+    for command in COMMANDS:
+        assert main(command.split()) == 2, command
+        assert "names code" in capsys.readouterr().err
+    assert main(["compare", "RUN"]) == 0
+    assert not ran()
+
+
+def test_the_users_word(stranger):
+    """What names code needs the user's word: `--trust-run`, `trust=True`, or the same name given by the user."""
+    given = ["--config", "RUN/config.json", "--run-dir", "new", "--cell", f"{MODULE}:Cell"]
+    for words in (*(f"{command} --trust-run".split() for command in COMMANDS), ["train", *given], ["sweep", *given]):
+        stranger(cell=f"{MODULE}:Cell")
+        assert main(words) == 2  # the module has no cell
+        assert ran(), words
+        Path("ran").rmdir()
+        del sys.modules[MODULE]
+    for read in (lambda: recurl.load("RUN", trust=True), RunFolder(Path("RUN"), trust=True).read_config):
+        with pytest.raises(ArgumentError, match="has no cell"):
+            read()
+        assert ran()
+        Path("ran").rmdir()
+        del sys.modules[MODULE]
+
+
+def test_numbers_are_read_as_data(stranger):
+    """`recurl compare` reads options and numbers as data, and imports nothing that a folder names, trusted or not."""
+    stranger(**NAMED, num_envs=2**31 - 1, env_workers=2)
+    assert main(["compare", "RUN", "RUN"]) == 0
+    with pytest.raises(ArgumentError, match=r"has no evaluation \(--eval-every\)"):
+        recurl.trainers.study.compare([Path("RUN")], "evaluation")
+    RunFolder(Path("RUN"), trust=True).read_written()
+    assert not ran()
+
+
+@pytest.mark.parametrize("package", ["memory_maze", "minigrid", "popgym", "ale_py"])
+def test_the_working_directory(stranger, package, capsys, monkeypatch):
+    """A module in the working directory is never imported on a folder's behalf without that word."""
+    Path(f"{MODULE}.py").rename(f"{package}.py")
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    stranger(env=f"{package}:Env-v0")
+    assert main(["evaluate", "RUN"]) == 2
+    assert f"{package}.py" in capsys.readouterr().err
+    assert not ran()
+
+
+def function(*arguments, **options):
+    CALLS.append((arguments, options))
+
+
+def test_what_is_called():
+    """Only what is a cell, a wrapper, a callback or a registered environment or algorithm is called."""
+    here = f"{__name__}:function"
+    for options in ({"cell": here}, {"cell": f"{here}(a=1)"}, {"wrapper": (here,)}, {"wrapper": (f"{here}(a=1)",)}):
+        with pytest.raises(ArgumentError, match="must be a subclass of"):
+            recurl.trainers.make_env(PPOConfig(env="recurl/TMaze-v0", **options), 1)
+    with pytest.raises(ArgumentError, match="A callback must have one of the methods"):
+        load_callback(here)
+    with pytest.raises(ArgumentError, match="There is no algorithm"):
+        recurl.trainers.find_algorithm(here)
+    with pytest.raises(ArgumentError, match="can't create"):
+        recurl.trainers.make_env(PPOConfig(env=here), 1)
+    assert not CALLS
+
+
+def test_tensors_and_plain_values(tmp_path, monkeypatch):
+    """Checkpoints and replay buffers hold tensors and plain values; anything else in them is refused, not unpickled."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"format_version": 2, "contents": {}, "x": Bomb()}, "000000000001.pt")
+    for read in (load_checkpoint, load_archive):
+        with pytest.raises(ArgumentError):
+            read(Path("000000000001.pt"))
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(8))
+    buffer.extend(recurl_steps())
+    buffer.dumps(tmp_path / "buffer")
+    for path in [path for path in (tmp_path / "buffer").rglob("*") if path.is_file()]:
+        kept = path.read_bytes()
+        torch.save(Bomb(), path)
+        with pytest.raises((RecurlError, OSError)):
+            ReplayBuffer(storage=LazyMemmapStorage(8)).loads(tmp_path / "buffer")
+        path.write_bytes(kept)
+    assert not ran()
+
+
+def recurl_steps():
+    from tensordict import TensorDict
+
+    return TensorDict({"x": torch.arange(8.0)}, [8])
+
+
+def test_exported_policies(tmp_path, monkeypatch):
+    """An exported policy is read without unpickling objects, and a `.recurl` file calls nothing but the operations of a
+    policy.
+    """
+    monkeypatch.chdir(tmp_path)
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), "policy.pt2")
+    bomb = io.BytesIO()
+    torch.save((Bomb(),), bomb)
+    with zipfile.ZipFile("policy.pt2") as whole, zipfile.ZipFile("bomb.pt2", "w") as changed:
+        for member in whole.infolist():
+            data = bomb.getvalue() if member.filename.endswith(".pt") else whole.read(member)
+            changed.writestr(member.filename, data)
+    with pytest.raises(ArgumentError, match="this one holds objects that would run code"):
+        FORMATS["torch"].read(Path("bomb.pt2"))
+    for name in ("__setattr__", "__class__", "finish", "_call", "nothing"):
+        about = {"dtype": {"dtype": "float32"}, "calls": [[name, [], {"options": {}}]], "ports": [[], [], []]}
+        with Path("policy.recurl").open("wb") as file:
+            np.savez(file, program=np.frombuffer(json.dumps(about).encode(), np.uint8))
+        with pytest.raises(ArgumentError, match=f"names '{name}', which is no operation of a policy"):
+            FORMATS["compiled"].read(Path("policy.recurl"))
+    np.savez("policy.npz", program=np.array([Bomb()], dtype=object))
+    with pytest.raises(ValueError, match="pickle"):
+        FORMATS["compiled"].read(Path("policy.npz"))
+    assert not ran()
+
+
+READERS = {
+    "config.json": lambda: RunFolder(Path("RUN")).read_values(),
+    "metrics.csv": lambda: read_metrics(Path("RUN/metrics.csv")),
+    "evaluations.csv": lambda: read_metrics(Path("RUN/evaluations.csv")),
+    "sweep.json": lambda: main(["sweep", "ppo", "--env", "recurl/TMaze-v0", "--run-dir", "RUN"]) == 2 and refuse(),
+}
+
+
+def refuse():
+    raise ArgumentError("refused")
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("kind", ["link", "device", "FIFO", "folder"])
+def test_regular_files(stranger, name, kind):
+    """Options, metrics and results of sweeps are read only from regular files; links, FIFOs and devices are refused at
+    once.
+    """
+    path, begin = Path("RUN") / name, time.perf_counter()
+    if path.exists():
+        path.rename("kept")
+    make = {"link": lambda: path.symlink_to("../kept"), "device": lambda: path.symlink_to("/dev/zero")}
+    make |= {"FIFO": lambda: os.mkfifo(path), "folder": path.mkdir}
+    make[kind]()
+    with pytest.raises(ArgumentError):
+        READERS[name]()
+    assert time.perf_counter() - begin < 2
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_bounds_of_files(stranger, name, capsys):
+    """Options, metrics and results of sweeps are read within bounds of size and depth, and refused in one line beyond
+    them.
+    """
+    path, begin = Path("RUN") / name, time.perf_counter()
+    path.write_bytes(b"[" * 100_000)
+    for _ in range(2):
+        with pytest.raises(ArgumentError) as caught:
+            READERS[name]()
+        assert "\n" not in str(caught.value)
+        with path.open("wb") as file:
+            file.truncate(2**33)  # a sparse file of 8 GiB
+    assert len(capsys.readouterr().err.splitlines()) in (0, 2)
+    assert time.perf_counter() - begin < 5
+
+
+VALUES = [2**31 - 1, 10**400, -1, 1e308, float("inf"), "x" * 10**5, "-" * 5000 + "1", "(" * 5000, None, [], {}, [["a"]]]
+VALUES += [True, "", "s5(state_size=" + "-" * 5000 + "1)", "lstm(" * 5000, "$\\frac{", "\x7f", ["k=" + "[" * 5000]]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_options_of_any_value(stranger, value, capsys):
+    """Options of any value are checked, or refused in one line, within a second."""
+    for option in PPOConfig(env="recurl/TMaze-v0").to_dict():
+        stranger(env_workers=2 if option == "num_envs" else 0, **({} if option == "env_workers" else {option: value}))
+        begin = time.perf_counter()
+        for read in (RunFolder(Path("RUN")).read_config, RunFolder(Path("RUN")).read_written):
+            try:
+                read()
+            except ArgumentError as error:
+                assert "\n" not in str(error)  # noqa: PT017 - it may also be fine
+        assert time.perf_counter() - begin < 1, option

@@ -358,13 +358,18 @@ class EnvBase(EnvSpecs, metaclass=_EnvMeta):
         """Whether :meth:`get_state` and :meth:`set_state` can save and restore the running episodes."""
         return False
 
+    @property
+    def state_obstacle(self) -> str | None:
+        """The reason why the state can't be saved, None if it can."""
+        return None if self.can_save_state else f"{type(self).__name__} has no get_state() and set_state()"
+
     def get_state(self) -> dict[str, Any]:
         """Return the state of the running episodes as tensors and plain Python values, fit for ``torch.save``.
 
         Raises:
             UnsupportedError: the environment can't save its state (see :attr:`can_save_state`).
         """
-        raise UnsupportedError(f"{self!r} can't save its state: reset it when resuming.")
+        raise UnsupportedError(f"{self!r} can't save its state: {self.state_obstacle}. Reset it when resuming.")
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state returned by :meth:`get_state`, on an environment constructed the same way.

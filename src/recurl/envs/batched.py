@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from recurl.envs.base import EnvBase
-from recurl.envs.workers_env import EnvInfo, creators, make_env, written_keys
+from recurl.envs.workers_env import EnvInfo, creators, firsts, make_env, written_keys
 from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.keys import NestedKey
 from recurl.specs import Composite
@@ -95,7 +95,6 @@ class BatchedEnv(EnvBase):
         self._observation, self._state, self._reward, self._done = (spec.to(self.device) for spec in stacked)
         self._plan_carry()
         self._root_keys, self._step_keys = written_keys(first)
-        self._can_save_state = first.can_save_state
         self._each = first.batch_size
         self._rows = first.batch_size.numel()
 
@@ -108,7 +107,23 @@ class BatchedEnv(EnvBase):
     @property
     def can_save_state(self) -> bool:
         """Whether all environments can save their state."""
-        return self._can_save_state
+        return self.state_obstacle is None
+
+    @property
+    def state_obstacle(self) -> str | None:
+        """The reason why the state of an environment can't be saved, None if that of all can."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _saved_envs(state: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the states of the environments.
+
+        Raises:
+            ArgumentError: there are none.
+        """
+        if "envs" not in state:
+            raise ArgumentError(f"A batch restores only states that one like it has saved, got {sorted(state)}.")
+        return state["envs"]
 
 
 class SerialEnv(BatchedEnv):
@@ -133,7 +148,9 @@ class SerialEnv(BatchedEnv):
     """
 
     def __init__(self, num_workers: int, create_env_fn: CreateEnv | Sequence[CreateEnv]) -> None:
-        self.envs = [make_env(create) for create in creators(num_workers, create_env_fn)]
+        functions = creators(num_workers, create_env_fn)
+        self.envs = [make_env(create) for create in functions]
+        self._kinds = [self.envs[index] for index in firsts(functions)]
         super().__init__([EnvInfo.of(env) for env in self.envs])
 
     @makes_memory
@@ -157,6 +174,11 @@ class SerialEnv(BatchedEnv):
         for index, env in enumerate(self.envs):
             env.set_seed(seed + index * self._rows)
 
+    @property
+    def state_obstacle(self) -> str | None:
+        """The reason why the state of an environment can't be saved, None if that of all can."""
+        return next((found for env in self._kinds if (found := env.state_obstacle) is not None), None)
+
     def get_state(self) -> dict[str, Any]:
         """Return the states of all environments.
 
@@ -167,7 +189,7 @@ class SerialEnv(BatchedEnv):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore states returned by :meth:`get_state`."""
-        for env, saved in zip(self.envs, state["envs"], strict=True):
+        for env, saved in zip(self.envs, self._saved_envs(state), strict=True):
             env.set_state(saved)
 
     def _close(self) -> None:

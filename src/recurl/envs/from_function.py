@@ -76,10 +76,12 @@ def env_from_function(
         drop_observations=drop_observations,
         action_mask=action_mask,
     )
+    another = partial(_another, partial(make, **{name: 1 for name in rows}), wrappers)
     if isinstance(first, gym.Env) and num_envs is None:
-        return wrap(_showing(wrapped(first, wrappers), render_mode))
+        return wrap(_showing(wrapped(first, wrappers), render_mode), create_env=another)
     if isinstance(first, gym.Env):
-        return wrap(_vector(first, make, num_envs or 1, vectorization_mode, wrappers, not drop_observations))
+        vector = _vector(first, make, num_envs or 1, vectorization_mode, wrappers, not drop_observations)
+        return wrap(vector, create_env=partial(vector_of, [another, another][: vector.num_envs], None))
     tasks = (None, "vector_entry_point", "device") if isinstance(first, Dynamics) else (None,)
     if wrappers or vectorization_mode not in tasks:
         raise ArgumentError(
@@ -87,7 +89,7 @@ def env_from_function(
             f"{_kind(first)}: apply them in the function."
         )
     if isinstance(first, VectorEnv):
-        return wrap(first)
+        return wrap(first, create_env=partial(make, **rows))
     if isinstance(first, Dynamics) and not (num_envs and _is_on_device(vectorization_mode, device)):
         return wrap(_rows_of(first, num_envs, render_mode))
     if drop_observations or action_mask not in (None, ACTION_MASK):
@@ -96,6 +98,10 @@ def env_from_function(
             f"{_kind(first)}, which has its own entries: leave these options out."
         )
     return _of_recurl(first, make, num_envs, device)
+
+
+def _another(make: Callable[[], gym.Env[Any, Any]], wrappers: Sequence[Wrap]) -> gym.Env[Any, Any]:
+    return wrapped(make(), wrappers)
 
 
 def _of_recurl(
@@ -144,9 +150,7 @@ def _vector(
             "or Dynamics, and one on the device Dynamics; this one makes single environments: take sync or async."
         )
 
-    def again() -> gym.Env[Any, Any]:
-        return wrapped(make(), wrappers)
-
+    again = partial(_another, make, wrappers)
     if mode == "async":
         first.close()
         return vector_of([again] * num_envs, mode, shared_memory)

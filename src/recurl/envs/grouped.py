@@ -73,6 +73,11 @@ class GroupedEnv(BatchedEnv):
         for index, group in enumerate(self._members):
             group.set_seed(seed + index * self._rows)
 
+    @property
+    def state_obstacle(self) -> str | None:
+        """The reason why the state of a group can't be saved, None if that of all can."""
+        return next((found for group in self._members if (found := group.state_obstacle) is not None), None)
+
     def get_state(self) -> dict[str, Any]:
         """Return the states of all groups.
 
@@ -83,7 +88,7 @@ class GroupedEnv(BatchedEnv):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore states returned by :meth:`get_state`."""
-        for group, saved in zip(self._members, state["envs"], strict=True):
+        for group, saved in zip(self._members, self._saved_envs(state), strict=True):
             group.set_state(saved)
 
     def _close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import gymnasium as gym
@@ -12,7 +13,7 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from recurl._torch import edits_of
-from recurl.envs import gym_state
+from recurl.envs import gym_state, state_trial
 from recurl.envs.base import EnvBase
 from recurl.envs.gym_actions import ActionReader
 from recurl.envs.gym_masks import MaskReader, no_mask, path_in, paths_of, value_at, without
@@ -21,7 +22,8 @@ from recurl.envs.gym_spaces import brief
 from recurl.envs.gym_vector import autoreset_disabled, make, make_vector
 from recurl.envs.gym_wrappers import Wrap
 from recurl.envs.in_place import InPlace
-from recurl.errors import ArgumentError, ArgumentTypeError, UsageError
+from recurl.envs.state_plain import UnsavableError
+from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
 from recurl.keys import ACTION, ACTION_MASK, DONE, RESET, REWARD, TERMINATED, TRUNCATED, NestedKey, normalize_key
 from recurl.lowering import Entries, Step, like, takes_entries
 from recurl.specs import choice_counts
@@ -35,6 +37,7 @@ _RESET = ("observation", "info")
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
 _FLAGS = (np.dtype(np.bool_),)
 _AS_USUAL = {"reward": (np.dtype(np.float64), np.dtype(np.float32)), "terminated": _FLAGS, "truncated": _FLAGS}
+_UNKNOWN: Any = object()
 _KINDS = {"reward": "fiub", "terminated": "biu", "truncated": "biu"}  # of numpy, that are taken
 
 
@@ -84,6 +87,8 @@ class GymWrapper(EnvBase):
             in ``info``: integers or bools, 1 for an allowed choice, see :class:`~recurl.envs.gym_masks.MaskReader`.
             ``"action_mask"`` need not exist, any other name must. None: there is no mask, and an observation of that
             name is one as any other.
+        create_env: function that makes another such environment, for the trial whether its state can be saved
+            (:attr:`can_save_state`). None: Gymnasium makes it, if it made ``env``.
 
     Raises:
         ArgumentTypeError: ``env`` is not a Gymnasium environment.
@@ -109,6 +114,7 @@ class GymWrapper(EnvBase):
         categorical_action_encoding: bool = False,
         drop_observations: Sequence[NestedKey] = (),
         action_mask: NestedKey | None = ACTION_MASK,
+        create_env: Callable[[], gym_state.Gym] | None = None,
     ) -> None:
         if isinstance(env, VectorEnv):
             env = autoreset_disabled(env)
@@ -119,6 +125,8 @@ class GymWrapper(EnvBase):
         else:
             raise ArgumentTypeError(f"A gymnasium.Env or gymnasium.vector.VectorEnv is needed, got {type(env)}.")
         self._env: Any = env
+        self._create, self._obstacle = create_env, _UNKNOWN
+        self._reading: dict[str, Any] = {"drop_observations": drop_observations, "action_mask": action_mask}
         self._begun: tuple[Any, Any] | None = None  # what a reset at the beginning returned, for the first reset
         self._actions = ActionReader(action_space, batch_size, categorical_action_encoding)
         self._mask = None if action_mask is None else self._find_mask(action_mask, observation_space, batch_size)
@@ -307,11 +315,33 @@ class GymWrapper(EnvBase):
 
     @property
     def can_save_state(self) -> bool:
-        """Whether the environment has ``get_state()`` and ``set_state(state)``, and no wrapper with unknown state.
+        """Whether the state of the running episodes can be saved; :attr:`state_obstacle` says why it can't.
 
-        A vector environment must have these two methods itself, or be a ``SyncVectorEnv`` of such environments.
+        It can if the environment has ``get_state()`` and ``set_state(state)`` of its own. That of any other is what its
+        attributes and those of its wrappers hold, which a trial with two more environments checks once.
         """
-        return gym_state.can_save(self._env)
+        return self.state_obstacle is None
+
+    @property
+    def state_obstacle(self) -> str | None:
+        """The reason why the state can't be saved, None if it can."""
+        if self._obstacle is _UNKNOWN:
+            self._obstacle = None if gym_state.saves_itself(self._env) else self._found_obstacle()
+        return self._obstacle
+
+    def _found_obstacle(self) -> str | None:
+        create = self._create or gym_state.creator_of(self._env)
+        if create is None:
+            return "it was given as an object, and a trial needs a function that makes such environments"
+        mine = {id(core) for core in gym_state.cores(self._env)}
+
+        def make() -> GymWrapper:
+            env = create()
+            if not mine.isdisjoint(id(core) for core in gym_state.cores(env)):
+                raise UsageError("the function that makes it must make a new one at every call")
+            return GymWrapper(env, **self._reading)
+
+        return state_trial.obstacle(make)
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of the running episodes, random generators included.
@@ -319,15 +349,17 @@ class GymWrapper(EnvBase):
         Raises:
             UnsupportedError: the environment can't save its state.
         """
-        if not self.can_save_state:
-            return super().get_state()
-        done = torch.from_numpy(self._closed_rows.copy())
-        return {"gym": gym_state.save(self._env), "done": done, "seed": self._seed}
+        if self._obstacle is _UNKNOWN or self._obstacle is None:
+            try:
+                saved = gym_state.save(self._env)
+            except UnsavableError as error:
+                raise UnsupportedError(f"{self!r} can't save its state: {error}.") from error
+            done = torch.from_numpy(self._closed_rows.copy())
+            return {"gym": saved, "done": done, "seed": self._seed}
+        return super().get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state returned by :meth:`get_state`, on an environment constructed the same way."""
-        if not self.can_save_state:
-            super().set_state(state)
         if "gym" not in state:
             raise ArgumentError(f"{self} restores only states that it, or one like it, has saved; got {sorted(state)}.")
         self._begun = None
@@ -387,12 +419,18 @@ class GymEnv(GymWrapper):
     ) -> None:
         if num_envs is None and vectorization_mode is not None:
             raise ArgumentError(f"vectorization_mode={vectorization_mode!r} needs num_envs.")
+        create: Callable[[], gym_state.Gym] = partial(make, env_name, wrappers, **kwargs)
+        another = create
+        if num_envs is not None:
+            mode, shared = vectorization_mode, not drop_observations
+            create = partial(make_vector, env_name, num_envs, mode, wrappers, shared, **kwargs)
+            mode = "sync" if mode == "async" else mode
+            another = partial(make_vector, env_name, min(num_envs, 2), mode, wrappers, shared, **kwargs)
         super().__init__(
-            make(env_name, wrappers, **kwargs)
-            if num_envs is None
-            else make_vector(env_name, num_envs, vectorization_mode, wrappers, not drop_observations, **kwargs),
+            create(),
             device=device,
             categorical_action_encoding=categorical_action_encoding,
             drop_observations=drop_observations,
             action_mask=action_mask,
+            create_env=another,
         )

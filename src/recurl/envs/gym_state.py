@@ -2,46 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import gymnasium as gym
-import numpy as np
 import torch
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-__all__ = ["can_save", "restore", "save"]
+from recurl.envs.state_plain import MOST_BYTES
+from recurl.envs.state_graph import GraphReader, GraphWriter, has_own_state
+from recurl.errors import ArgumentError
 
-_STATELESS = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker)
+__all__ = ["Gym", "SavedState", "cores", "creator_of", "restore", "save", "saves_itself"]
+
+Gym: TypeAlias = gym.Env[Any, Any] | VectorEnv[Any, Any, Any]
+
+_KNOWN = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, gym.wrappers.TimeLimit)
 
 
-def can_save(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> bool:
-    """Return whether :func:`save` covers the whole state of ``env`` and its wrappers.
+class SavedState(gym.Wrapper[Any, Any, Any, Any]):
+    """Outermost wrapper of an environment in a process of Gymnasium, for its state to be read and written."""
 
-    The environment itself must have ``get_state()`` and ``set_state(state)``, random generator included; only the
-    wrappers that ``gymnasium.make`` adds are supported. A ``SyncVectorEnv`` is supported if its environments are.
-    """
+    @property
+    def saved_state(self) -> tuple[str, bytes]:
+        """The state of the environment inside."""
+        state = save(self.env)
+        return state["objects"], state["bytes"].numpy().tobytes()
+
+    @saved_state.setter
+    def saved_state(self, state: tuple[str, bytes]) -> None:
+        restore(self.env, _state(*state))
+
+
+def _state(objects: str, data: bytes) -> dict[str, Any]:
+    return {"objects": objects, "bytes": torch.frombuffer(bytearray(data), dtype=torch.uint8)}
+
+
+def saves_itself(env: Any) -> bool:
+    """Return whether an environment has ``get_state()`` and ``set_state(state)``, and no wrapper but Gymnasium's."""
     if isinstance(env, SyncVectorEnv):
-        return all(can_save(child) for child in env.envs)
-    while isinstance(env, gym.Wrapper) and isinstance(env, (*_STATELESS, gym.wrappers.TimeLimit)):
+        return all(saves_itself(child) for child in env.envs)
+    while isinstance(env, _KNOWN):
         env = env.env
-    return env is env.unwrapped and hasattr(env, "get_state") and hasattr(env, "set_state")
+    return has_own_state(env)
 
 
 def save(env: Any) -> dict[str, Any]:
-    """Return the state of ``env`` as tensors and plain Python values (see :func:`can_save`)."""
-    if isinstance(env, SyncVectorEnv):
-        return {"envs": [save(child) for child in env.envs]}
-    return {"env": _to_tensors(env.unwrapped.get_state()), "elapsed": [limit._elapsed_steps for limit in _limits(env)]}
+    """Return the state of ``env`` and its wrappers as tensors and plain Python values.
+
+    Raises:
+        UnsavableError: something in it can't be saved.
+    """
+    if isinstance(env, AsyncVectorEnv):
+        return {"envs": [_state(*state) for state in env.get_attr("saved_state")]}
+    return GraphWriter(MOST_BYTES * getattr(env, "num_envs", 1)).written(env)
 
 
 def restore(env: Any, state: dict[str, Any]) -> None:
-    """Restore a state returned by :func:`save` on ``env``, which was constructed the same way."""
+    """Restore a state returned by :func:`save` on ``env``, which was constructed the same way.
+
+    Raises:
+        ArgumentError: the state is of another environment.
+    """
+    env.reset()  # what an environment makes at its first reset is there then
+    if isinstance(env, AsyncVectorEnv):
+        states: Sequence[dict[str, Any]] = state["envs"]
+        env.set_attr("saved_state", [(each["objects"], each["bytes"].numpy().tobytes()) for each in states])
+    elif "objects" in state:
+        GraphReader(state).restore(env)
+    else:
+        _restore_old(env, state)
+
+
+def _restore_old(env: Any, state: dict[str, Any]) -> None:
+    """Restore a state as earlier versions saved it: that of ``get_state()``, and the steps that limits had counted."""
     if isinstance(env, SyncVectorEnv):
-        env.reset()
         for child, saved in zip(env.envs, state["envs"], strict=True):
-            restore(child, saved)
+            child.reset()
+            _restore_old(child, saved)
         return
-    env.reset()
+    if not has_own_state(env.unwrapped):
+        raise ArgumentError(f"The state is of another environment than {env}.")
     env.unwrapped.set_state(_to_arrays(state["env"]))
     for limit, elapsed in zip(_limits(env), state["elapsed"], strict=True):
         limit._elapsed_steps = elapsed
@@ -56,18 +98,6 @@ def _limits(env: Any) -> list[Any]:
     return limits
 
 
-def _to_tensors(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {key: _to_tensors(child) for key, child in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_to_tensors(child) for child in value)
-    return value
-
-
 def _to_arrays(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.cpu().numpy().copy()
@@ -76,3 +106,19 @@ def _to_arrays(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_to_arrays(child) for child in value)
     return value
+
+
+def creator_of(env: Gym) -> Callable[[], Gym] | None:
+    """Return what makes such an environment anew, None where that isn't known."""
+    if isinstance(env, SyncVectorEnv):
+        return partial(SyncVectorEnv, list(env.env_fns)[:2], autoreset_mode=env.autoreset_mode)
+    spec: Any = env.spec
+    return None if spec is None or isinstance(env, VectorEnv) else partial(gym.make, spec)
+
+
+def cores(env: Gym) -> list[object]:
+    """Return the environments without their wrappers."""
+    if isinstance(env, SyncVectorEnv):
+        return [core for child in env.envs for core in cores(child)]
+    return [env.unwrapped]
+

@@ -7,6 +7,7 @@ done row keeps its true final observation until it is reset with ``reset(options
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from recurl.envs.gym_ids import check_id, spec_of, with_clear_errors
+from recurl.envs.gym_state import SavedState
 from recurl.envs.gym_wrappers import Wrap, wrapped
 from recurl.errors import ArgumentError, UsageError
 
@@ -103,8 +105,8 @@ def _make_vector(
         env = SyncVectorEnv([lambda: wrapped(gym.make(name, **kwargs), wrappers)] * num_envs, **_settings(mode))
         env.spec = spec
         return env
-    settings = _settings(mode, shared_memory)
-    return gym.make_vec(name, num_envs, mode, vector_kwargs=settings, wrappers=cast(Any, wrappers), **kwargs)
+    settings, around = _settings(mode, shared_memory), (*wrappers, SavedState)
+    return gym.make_vec(name, num_envs, mode, vector_kwargs=settings, wrappers=cast(Any, around), **kwargs)
 
 
 def _settings(mode: str, shared_memory: bool = True) -> dict[str, Any]:
@@ -126,11 +128,16 @@ def vector_of(
         ArgumentError: two functions return the same environment.
     """
     if mode == "async":
-        return gym.vector.AsyncVectorEnv(creators, **_settings(mode, shared_memory))
+        around = [partial(_saved, create) for create in creators]
+        return gym.vector.AsyncVectorEnv(around, **_settings(mode, shared_memory))
     env = SyncVectorEnv(creators, **_settings("sync"))
     if len({id(single.unwrapped) for single in env.envs}) < len(creators):
         raise ArgumentError("A function that makes an environment must make a new one at every call.")
     return env
+
+
+def _saved(create: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
+    return SavedState(create())
 
 
 def _make_native(name: str, num_envs: int, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any]:

@@ -15,7 +15,7 @@ from recurl.envs.batched import BatchedEnv, CreateEnv
 from recurl.envs.grouped import GroupedEnv
 from recurl.envs.transfers import Download, Upload
 from recurl.envs.workers import Task, WorkerGroup
-from recurl.envs.workers_env import EnvInfo, Plan, creators, layout, serve_envs
+from recurl.envs.workers_env import EnvInfo, Plan, creators, firsts, layout, serve_envs
 from recurl.envs.workers_memory import SharedTensors
 from recurl.envs.workers_requests import Requests
 from recurl.errors import ArgumentError, UsageError
@@ -86,6 +86,7 @@ class _RowsInWorkers(BatchedEnv):
         self._pending: Any = None  # the action of a step that was begun
         self._advanced = False  # whether rows that are done were reset already
         self._known_done: _OnHost | None = None  # of the last step
+        self._obstacles: list[str | None] | None = None  # to saving the state, once the workers were asked
 
     def _in_batch(self, tensor: Tensor) -> Tensor:
         """Return a view of ``[num_workers, *B, ...]`` that begins with the batch size."""
@@ -209,6 +210,20 @@ class _RowsInWorkers(BatchedEnv):
     def _set_seed(self, seed: int) -> None:
         self._ask_all(*[("set_seed", seed + index * self._rows) for index in range(self.num_workers)])
 
+    @property
+    def state_obstacle(self) -> str | None:
+        """The reason why the state of an environment can't be saved, None if that of all can.
+
+        One worker of each kind finds out, at the first time.
+        """
+        if self._obstacles is None:
+            self._settle()
+            asked = firsts([task.arguments[0] for task in self._group.tasks])
+            for index in asked:
+                self._workers.ask(self._place, index, pickle.dumps(("state_obstacle", self._place)))
+            self._obstacles = self._workers.answers(self._place, asked)
+        return next((found for found in self._obstacles if found is not None), None)
+
     def get_state(self) -> dict[str, Any]:
         """Return the states of all environments.
 
@@ -221,9 +236,7 @@ class _RowsInWorkers(BatchedEnv):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore states returned by :meth:`get_state`."""
-        if not self.can_save_state:
-            super().set_state(state)
-        self._ask_all(*[("set_state", saved) for saved in state["envs"]])
+        self._ask_all(*[("set_state", saved) for saved in self._saved_envs(state)])
 
     def _close(self) -> None:
         self._workers.close()

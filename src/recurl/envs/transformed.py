@@ -134,6 +134,11 @@ class TransformedEnv(EnvBase, wraps=True):
         """Whether the base environment can save its state (transforms have no state)."""
         return self.base_env.can_save_state
 
+    @property
+    def state_obstacle(self) -> str | None:
+        """The reason why the state of the base environment can't be saved, None if it can."""
+        return self.base_env.state_obstacle
+
     def get_state(self) -> dict[str, Any]:
         """Return the base environment's state."""
         return self.base_env.get_state()

@@ -218,7 +218,7 @@ class WorkerGroup:
         if timeout is not None and not timeout > 0:  # also refuses NaN
             raise ArgumentError(f"timeout must be positive, or None for no limit, got {timeout}.")
         self.timeout = timeout
-        self._tasks = list(tasks)
+        self.tasks = list(tasks)
         registered = registrations()
         messages = [self._first_message(task, registered) for task in tasks]
         self.workers: list[Worker] = []
@@ -248,7 +248,7 @@ class WorkerGroup:
         """Return the interpreter whose forks are the workers; a new one where there is none that runs."""
         if not self._interpreters or self._interpreters[-1].returncode is not None:
             # Other modules than recurl's might start threads, which no fork has.
-            names = {name for task in self._tasks if (name := task.serve.__module__).startswith("recurl.")}
+            names = {name for task in self.tasks if (name := task.serve.__module__).startswith("recurl.")}
             self._interpreters.append(Interpreter(names))
         return self._interpreters[-1]
 
@@ -326,7 +326,7 @@ class WorkerGroup:
 
     def restart(self, index: int) -> None:
         """Replace a worker by a new process, without waiting for its first answer."""
-        message = self._first_message(self._tasks[index], registrations())
+        message = self._first_message(self.tasks[index], registrations())
         self.end(index)
         self.workers[index] = Worker(index, self._interpreter())
         self._watch(self.workers[index])

@@ -27,6 +27,7 @@ __all__ = [
     "Plan",
     "Server",
     "creators",
+    "firsts",
     "layout",
     "make_env",
     "serve_envs",
@@ -46,7 +47,6 @@ class EnvInfo(NamedTuple):
     action_spec_unbatched: TensorSpec
     batch_size: torch.Size
     device: torch.device | None
-    can_save_state: bool
     reads_root: bool
 
     @classmethod
@@ -60,7 +60,6 @@ class EnvInfo(NamedTuple):
             env.action_spec_unbatched,
             env.batch_size,
             env.device,
-            env.can_save_state,
             env.reads_root,
         )
 
@@ -139,6 +138,11 @@ class Layout(NamedTuple):
     """``next`` of a step."""
     fresh: list[Entry]
     """The root after a reset."""
+
+
+def firsts(functions: Sequence[object]) -> list[int]:
+    """Return where each of the functions is first, when some are given several times."""
+    return list({id(function): index for index, function in reversed(list(enumerate(functions)))}.values())[::-1]
 
 
 def layout(info: EnvInfo, num_workers: int) -> Layout:
@@ -310,6 +314,8 @@ def _call(envs: list[EnvBase], name: str, place: int = 0, argument: Any = None) 
     env = envs[place]
     if name == "set_seed":
         env.set_seed(argument)
+    elif name == "state_obstacle":
+        return env.state_obstacle
     elif name == "get_state":
         return env.get_state()
     else:

@@ -1,0 +1,106 @@
+"""An experiment that shows whether the state of an environment can be saved."""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from recurl.envs.base import EnvBase
+from recurl.envs.state_plain import UnsavableError
+from recurl.keys import ACTION, NEXT
+
+__all__ = ["obstacle"]
+
+_SECONDS = 10.0
+_STEPS = 20
+
+
+class _LateError(Exception):
+    pass
+
+
+def obstacle(make: Callable[[], EnvBase]) -> str | None:
+    """Return why a state of such an environment, restored in another, isn't gone on with as in the first; or None.
+
+    One environment steps, is saved, and is restored in a second. Both then take the same actions, across a reset, and
+    must return the same. The global random generators are put back afterwards.
+
+    Args:
+        make: makes an environment.
+    """
+    end = time.monotonic() + _SECONDS
+    try:
+        with _undisturbed(), ExitStack() as stack:
+            original = stack.enter_context(make())
+            if time.monotonic() > end:
+                raise _LateError
+            return _difference(original, stack.enter_context(make()), end)
+    except _LateError:
+        return f"a trial of it takes longer than {_SECONDS:g} s"
+    except Exception as error:  # noqa: BLE001 - of somebody else's code
+        if isinstance(error.__cause__, UnsavableError):
+            return str(error.__cause__)
+        return f"a trial of it raised {type(error).__name__}: {error}"
+
+
+def _difference(original: EnvBase, copy: EnvBase, end: float) -> str | None:
+    original.set_seed(0)
+    for begin in (original.reset(), original.reset()):
+        root = begin
+        for _ in range(_STEPS // 2):
+            root = _step(original, original.rand_action(root), end)[1]
+    copy.set_state(original.get_state())
+    roots = root, root.clone()
+    for count in (_STEPS, 1 + _STEPS // 4):
+        for step in range(count):
+            action = original.rand_action(roots[0])[ACTION]
+            mine, theirs = (
+                _step(env, each.set(ACTION, action.clone()), end)
+                for env, each in zip((original, copy), roots, strict=True)
+            )
+            found = _unequal(mine[0][NEXT], theirs[0][NEXT]) or _unequal(mine[1], theirs[1])
+            if found is not None:
+                return f"{found!r} of step {step + 1} after saving is another one when it is restored"
+            roots = mine[1], theirs[1]
+        roots = original.reset(), copy.reset()
+        found = _unequal(*roots)
+        if found is not None:
+            return f"{found!r} after a reset is another one when it is restored"
+    return None
+
+
+def _step(env: EnvBase, root: TensorDictBase, end: float) -> tuple[TensorDictBase, TensorDictBase]:
+    if time.monotonic() > end:
+        raise _LateError
+    return env.step_and_maybe_reset(root)
+
+
+def _unequal(mine: TensorDictBase, theirs: TensorDictBase) -> Any:
+    """Return the key of an entry that differs in a bit, or None."""
+    for key in mine.keys(True, True):
+        values = mine[key].cpu(), theirs[key].cpu()
+        if values[0].shape != values[1].shape or values[0].numpy().tobytes() != values[1].numpy().tobytes():
+            return key
+    return None
+
+
+@contextmanager
+def _undisturbed() -> Generator[None]:
+    """Put the global random generators back, and show no warnings."""
+    python, legacy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - global
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002 - see above
+        torch.set_rng_state(own)

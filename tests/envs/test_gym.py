@@ -383,15 +383,38 @@ class TestSavedState:
         with pytest.raises(UsageError, match="are done"):
             other.rand_step(root)
 
+    @pytest.mark.parametrize("mode", [None, "sync", "vector_entry_point"])
+    def test_so_do_environments_without_methods_for_it(self, mode):
+        def make():
+            return GymEnv("CartPole-v1", num_envs=2, vectorization_mode=mode)
+
+        env = make()
+        assert env.can_save_state
+        root = env.reset(seed=1)
+        for _ in range(9):
+            _, root = env.step_and_maybe_reset(env.rand_action(root))
+        other = make()
+        other.set_state(env.get_state())
+        for _ in range(60):
+            root = env.rand_action(root)
+            after, fresh = env.step_and_maybe_reset(root.clone())
+            expected, other_fresh = other.step_and_maybe_reset(root.clone())
+            assert (after["next"] == expected["next"]).all()
+            assert torch.equal(fresh["observation"], other_fresh["observation"])
+            root = fresh
+
+    def test_states_of_earlier_versions_are_restored(self):
+        env, old = saving("sync"), {"time": 2, "rng": np.random.default_rng(5).bit_generator.state}
+        old |= {"array": torch.arange(2), "pair": (1, 2.5)}
+        state = {"envs": [{"env": old, "elapsed": [2]}] * 2}
+        root = env.rand_action(env.reset())
+        env.set_state({"gym": state, "done": torch.zeros(2, 1, dtype=torch.bool), "seed": None})
+        after = env.step(root)["next"]
+        assert after["observation"].tolist() == [[pytest.approx(np.random.default_rng(5).random())]] * 2
+        assert after["reward"].tolist() == [[3.0]] * 2
+
     def test_environments_of_unknown_state_say_so(self):
-        for env in (
-            GymEnv("CartPole-v1"),
-            GymEnv("CartPole-v1", num_envs=2),
-            GymWrapper(gym.wrappers.FrameStackObservation(SavingEnv(), 2)),
-            GymEnv("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point"),
-        ):
-            assert not env.can_save_state
-            with pytest.raises(UnsupportedError, match="can't save its state"):
-                env.get_state()
-            with pytest.raises(UnsupportedError, match="can't restore a state"):
-                env.set_state({})
+        env = GymWrapper(gym.wrappers.FrameStackObservation(SavingEnv(), 2))
+        assert not env.can_save_state
+        with pytest.raises(UnsupportedError, match="can't save its state: it was given as an object, and a trial"):
+            env.get_state()

@@ -76,7 +76,7 @@ def env_from_function(
         drop_observations=drop_observations,
         action_mask=action_mask,
     )
-    another = partial(_another, partial(make, **{name: 1 for name in rows}), wrappers)
+    another = partial(_another, partial(make, **dict.fromkeys(rows, 1)), wrappers)
     if isinstance(first, gym.Env) and num_envs is None:
         return wrap(_showing(wrapped(first, wrappers), render_mode), create_env=another)
     if isinstance(first, gym.Env):

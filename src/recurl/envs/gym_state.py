@@ -10,8 +10,8 @@ import gymnasium as gym
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from recurl.envs.state_plain import MOST_BYTES
 from recurl.envs.state_graph import GraphReader, GraphWriter, has_own_state
+from recurl.envs.state_plain import MOST_BYTES
 from recurl.errors import ArgumentError
 
 __all__ = ["Gym", "SavedState", "cores", "creator_of", "restore", "save", "saves_itself"]
@@ -121,4 +121,3 @@ def cores(env: Gym) -> list[object]:
     if isinstance(env, SyncVectorEnv):
         return [core for child in env.envs for core in cores(child)]
     return [env.unwrapped]
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,8 +14,10 @@ from recurl.errors import ArgumentError
 
 __all__ = ["FOREIGN", "Foreign"]
 
-_BITS = {kind.__name__: kind for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox)}
-_BITS["SFC64"] = np.random.SFC64
+_BITS = {
+    kind.__name__: kind
+    for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
 
 
 class Foreign(NamedTuple):
@@ -83,8 +86,7 @@ def _write_floats(holder: Any, saved: dict[str, Any]) -> None:
 
 
 def _data_state(data: Any) -> dict[str, Any]:
-    import mujoco  # noqa: PLC0415 - the object is one of it
-
+    mujoco: Any = sys.modules["mujoco"]  # the object is one of it
     whole: Any = mujoco.mjtState.mjSTATE_INTEGRATION
     integration = np.empty(mujoco.mj_stateSize(data.model, whole))
     mujoco.mj_getState(data.model, data, integration, whole)
@@ -92,8 +94,7 @@ def _data_state(data: Any) -> dict[str, Any]:
 
 
 def _restore_data(data: Any, state: dict[str, Any]) -> None:
-    import mujoco  # noqa: PLC0415 - the object is one of it
-
+    mujoco: Any = sys.modules["mujoco"]  # the object is one of it
     whole: Any = mujoco.mjtState.mjSTATE_INTEGRATION
     mujoco.mj_setState(data.model, data, state["integration"], whole)
     mujoco.mj_forward(data.model, data)
@@ -115,7 +116,7 @@ FOREIGN: dict[str, Foreign] = {
     "numpy.random.mtrand.RandomState": Foreign(
         lambda generator: dict(generator.get_state(legacy=False)),
         lambda generator, state: generator.set_state(_checked(state)),
-        lambda _: np.random.RandomState(0),  # noqa: NPY002 - where an environment uses one
+        lambda _: np.random.RandomState(0),
     ),
     "random.Random": Foreign(
         lambda generator: generator.getstate(),

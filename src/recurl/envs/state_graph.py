@@ -46,7 +46,7 @@ _CONTAINERS: dict[str, type] = {
 }
 
 
-def has_own_state(env: object) -> bool:
+def has_own_state(env: Any) -> bool:
     """Return whether an environment, no wrapper, has ``get_state()`` and ``set_state(state)`` of its own."""
     wrapper = isinstance(env, gym.Wrapper | gym.vector.VectorWrapper)
     mine = isinstance(env, gym.Env | VectorEnv) and not wrapper
@@ -145,10 +145,11 @@ class GraphWriter(PlainWriter):
         name = ".".join(_name(kind))
         if name in FOREIGN:
             return ["foreign", name, self._plain(FOREIGN[name].save(value), at)]
-        if callable(value) and getattr(value, "__self__", None) is not None and hasattr(value, "__name__"):
-            return ["method", value.__name__, self.value(value.__self__, at)]
+        owner = getattr(value, "__self__", None)
+        if callable(value) and owner is not None and hasattr(value, "__name__"):
+            return ["method", value.__name__, self.value(owner, at)]
         if has_own_state(value):
-            return ["own", *_name(kind), self._plain(value.get_state(), f"{kind.__name__}.get_state()")]
+            return ["own", *_name(kind), self._plain(cast(Any, value).get_state(), f"{kind.__name__}.get_state()")]
         return self._object(value, at)
 
     def _plain(self, value: Any, at: str) -> Any:
@@ -173,7 +174,12 @@ class GraphWriter(PlainWriter):
             raise UnsavableError(f"{at} is a tensor that is sparse, on {value.device}, or part of a graph")
         storage = value.untyped_storage()
         number = self._number(storage, ("storage", storage.data_ptr()) if storage.nbytes() else id(storage), at)
-        form = [str(value.dtype).removeprefix("torch."), list(value.shape), list(value.stride()), value.storage_offset()]
+        form = [
+            str(value.dtype).removeprefix("torch."),
+            list(value.shape),
+            list(value.stride()),
+            value.storage_offset(),
+        ]
         return ["tensor", number, *form, value.requires_grad, isinstance(value, torch.nn.Parameter)]
 
     def _function(self, value: types.FunctionType, at: str) -> list[Any]:
@@ -201,7 +207,7 @@ class GraphReader(PlainReader):
 
     def __init__(self, state: dict[str, Any]) -> None:
         super().__init__(memoryview(state["bytes"].cpu().contiguous().numpy()))
-        self._begin, self._nodes = json.loads(state["objects"])
+        self._text, self._nodes = state["objects"], list[Any]()
         self._made: dict[int, Any] = {}
         self._claimed: set[int] = set()
         self._alive: list[Any] = []
@@ -218,7 +224,8 @@ class GraphReader(PlainReader):
         self._packages = {kind.__module__.partition(".")[0] for env in _chain(root) for kind in type(env).__mro__}
         self._packages -= {"builtins", "abc", "typing", "recurl"}
         try:
-            if self.value(self._begin, root) is not root:
+            begin, self._nodes = json.loads(self._text)
+            if self.value(begin, root) is not root:
                 raise ArgumentError(f"The state is of another kind of environment than {root}.")
             while self._queue:
                 self._queue.popleft()()
@@ -285,8 +292,10 @@ class GraphReader(PlainReader):
             known: dict[Any, Any] = dict(cast("dict[Any, Any]", fresh)) if isinstance(fresh, dict) else {}
             pairs = [(_hashable(self.value(key)), item) for key, item in contents]
             found = [(key, self._there(self.value(item, known.get(key)))) for key, item in pairs]
-            cast("dict[Any, Any]", made).clear()
-            dict.update(cast("dict[Any, Any]", made), found)
+            filled = cast("dict[Any, Any]", made)
+            filled.clear()
+            for key, item in found:
+                filled[key] = item
             return
         before: Any = list(cast("list[Any]", fresh)) if isinstance(fresh, list | collections.deque) else None
         items = [self._there(item) for item in self._items(contents, before)]
@@ -416,7 +425,7 @@ class GraphReader(PlainReader):
     def _fill_object(self, made: object, attributes: list[Any]) -> None:
         before = _attributes(made)
         for name, content in attributes:
-            if not isinstance(name, str) or name not in before and _is_of_class(type(made), name):
+            if not isinstance(name, str) or (name not in before and _is_of_class(type(made), name)):
                 raise ArgumentError(f"The state has the attribute {name!r}, which is one of the class {type(made)}.")
             value = self.value(content, before.get(name))
             if value is not _ABSENT:
@@ -428,8 +437,9 @@ class GraphReader(PlainReader):
 
     def _empty(self, module: str, name: str) -> object:
         kind = self._class((module, name), None)
-        if not _is_plain_class(kind) or hasattr(kind, "__del__") or isinstance(kind, enum.EnumMeta):
-            raise ArgumentError(f"No object of the class {module}.{name} can be made for a state.")
+        whole = issubclass(kind, gym.Env | VectorEnv | gym.Space | enum.Enum)
+        if whole or not _is_plain_class(kind) or hasattr(kind, "__del__"):
+            raise ArgumentError(f"The state has a {module}.{name} where a fresh environment has none or another one.")
         return object.__new__(kind)
 
     def _class(self, name: Any, known: type | None) -> type:
@@ -476,15 +486,17 @@ def _member(kind: type, name: str) -> enum.Enum:
 
 
 def _hashable(value: Any) -> Any:
-    """Return a key or member of a set, which must be hashed before its attributes are there."""
-    parts = cast("tuple[Any, ...]", tuple(value)) if isinstance(value, tuple | frozenset) else (value,)
-    for part in parts:
-        kind = type(part)
-        if part is not value and isinstance(part, tuple | frozenset):
+    """Return a key or member of a set, which is hashed before its attributes are there."""
+    kind = type(value)
+    if kind in (tuple, frozenset):
+        for part in value:
             _hashable(part)
-        elif kind.__module__ not in ("builtins", "numpy") and not isinstance(part, enum.Enum | tuple):
-            if kind.__hash__ is not object.__hash__:
-                raise ArgumentError(f"The state has an object of {kind}, which has a hash of its own, as a key.")
+    elif (
+        kind.__module__ not in ("builtins", "numpy")
+        and not isinstance(value, enum.Enum)
+        and kind.__hash__ not in (object.__hash__, tuple.__hash__)
+    ):
+        raise ArgumentError(f"The state has an object of {kind}, which has a hash of its own, as a key.")
     return value
 
 

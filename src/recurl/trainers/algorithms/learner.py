@@ -64,7 +64,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         agent: the networks, on the device of the run.
         collector: collects with ``agent.policy``.
         env_steps: environment steps taken, by all ranks.
-        can_save_env: True where running episodes can be saved and restored.
+        state_obstacle: why running episodes can't be saved and restored; None where they can.
+        restored_episodes: whether the last :meth:`load_state_dict` restored running episodes.
         collection: numbers of the actors that collect, by column of the metrics; empty without actors.
         fault: the number of the latest update that wasn't finite, None if all were; :meth:`report` sets it.
 
@@ -93,7 +94,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         env = training_env(config)
         check_machine(config, env.observation_spec)
         env.set_seed(self.env_seed)
-        self.can_save_env = env.can_save_state
+        self.state_obstacle = env.state_obstacle
+        self.restored_episodes = False
         seed_everything(config.seed, "networks")  # the same on all ranks
         self.agent = self.make_agent(config, env.observation_spec, env.action_spec_unbatched).to(config.device)
         check_names(self.agent)
@@ -101,6 +103,11 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         seed_everything(config.seed, "training", rank())
         self.collection: dict[str, float] = dict.fromkeys(COLLECTION, math.nan) if config.actors else {}
         self.collector = self._overlapped(env) if overlap else self._collector(env)
+
+    @property
+    def can_save_env(self) -> bool:
+        """True where running episodes can be saved and restored."""
+        return self.state_obstacle is None
 
     @property
     def programs(self) -> Programs:
@@ -337,5 +344,6 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             scaler = self.parts().get("scaler")
             if isinstance(scaler, RewardScaler):
                 scaler.returns.zero_()
-        if begin_anew or not self.collector.load_state_dict(state["collector"]):
+        self.restored_episodes = not begin_anew and self.collector.load_state_dict(state["collector"])
+        if not self.restored_episodes:
             self.collector.set_seed(self._env_seed("restart", self.env_steps))

@@ -101,10 +101,6 @@ class Trainer:
                 self._load(for_this_rank(state))
             self._held.close()
             self._held = stack.pop_all()
-        if not self.algorithm.can_save_env:
-            self._notify(
-                f"{self.config.env_name} can't save its state: its episodes start over, the resumed run differs."
-            )
 
     def _load(self, state: Mapping[str, Any]) -> None:
         saved, options = state.get("config", {}), self.config.to_dict()
@@ -122,6 +118,12 @@ class Trainer:
             self._notify(
                 f"The checkpoint is of {ranks_of(state)} ranks, this run has {world_size()}: its episodes start over, "
                 "the resumed run differs."
+            )
+        elif not self.algorithm.restored_episodes:
+            reason = self.algorithm.state_obstacle or "the checkpoint is of an earlier version"
+            self._notify(
+                f"The state of {self.config.env_name} wasn't saved: {reason}. Its episodes start over, the resumed run "
+                "differs."
             )
         self._updates = int(state["rows"])
         if "faults" in state:  # runs of old have none

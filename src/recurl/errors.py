@@ -3,6 +3,10 @@
 A message states what must hold, what was given (names, shapes, dtypes), and what to do.
 """
 
+from __future__ import annotations
+
+from typing import Self
+
 
 class RecurlError(Exception):
     """Base of all errors that recurl raises on purpose."""
@@ -52,6 +56,19 @@ class EnvError(RecurlError, RuntimeError):
     """An environment raised an exception, its cause, in the process of a command."""
 
 
+class ExitError(EnvError):
+    """Code that a run calls, such as its environment, called ``sys.exit``, which must not end a run."""
+
+    @classmethod
+    def of(cls, raised: BaseException) -> Self:
+        """Return the error for a ``SystemExit`` or ``GeneratorExit``."""
+        said = f"{type(raised).__name__}({', '.join(map(repr, raised.args))})"
+        return cls(
+            f"The environment, or other code that the run calls, raised {said}, as sys.exit does: it must return, or "
+            "raise an Exception. "
+        )
+
+
 class RankError(RecurlError, RuntimeError):
     """Another rank of a distributed run failed, or none answers."""
 
@@ -81,6 +98,10 @@ class LockedError(UsageError):
 
 class CallbackError(RecurlError, RuntimeError):
     """A callback of a run raised an exception, its cause; the run was saved and ended."""
+
+
+class SaidElsewhere(SystemExit):
+    """The end of a process whose error another process reports."""
 
 
 class NonFiniteError(RecurlError, ArithmeticError):

@@ -13,7 +13,16 @@ from typing import Any, Protocol, cast
 from recurl._version import __version__
 from recurl.cli.notices import keep_trace
 from recurl.cli.output import with_output
-from recurl.errors import ArgumentError, CallbackError, EnvError, MissingDependencyError, RecurlError, RemoteTraceback
+from recurl.errors import (
+    ArgumentError,
+    CallbackError,
+    EnvError,
+    ExitError,
+    MissingDependencyError,
+    RecurlError,
+    RemoteTraceback,
+    SaidElsewhere,
+)
 from recurl.nearest import nearest
 
 _LONGEST = 600  # characters of a message
@@ -89,7 +98,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     try:
         command, wanted = _read(arguments)
-        return command.run(wanted)
+        return _call(command, wanted)
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
@@ -107,6 +116,16 @@ def _run(arguments: list[str]) -> int:
         return 2
 
 
+def _call(command: Command, wanted: Any) -> int:
+    """Run a command; code of others that it calls doesn't end the program."""
+    try:
+        return command.run(wanted)
+    except SaidElsewhere:
+        raise
+    except (SystemExit, GeneratorExit) as error:
+        raise ExitError.of(error) from error
+
+
 def _read(arguments: list[str]) -> tuple[Command, Any]:
     """Load a command and read its arguments; of several processes with the same mistake in them, one says so."""
     try:
@@ -120,7 +139,7 @@ def _read(arguments: list[str]) -> tuple[Command, Any]:
     except RecurlError:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # of the processes that torchrun starts
             raise
-        raise SystemExit(2) from None
+        raise SaidElsewhere(2) from None
 
 
 def _trace(error: BaseException) -> str | None:

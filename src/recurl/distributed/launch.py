@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from recurl._version import __version__
 from recurl.distributed.collectives import all_sum_, world_size
 from recurl.distributed.watch import Watch
-from recurl.errors import ArgumentError, MissingDependencyError, RankError, RecurlError
+from recurl.errors import ArgumentError, MissingDependencyError, RankError, RecurlError, SaidElsewhere
 
 __all__ = ["check_nccl", "is_launched", "joined", "restarted", "said_once", "speaks"]
 
@@ -57,14 +57,14 @@ def said_once() -> Generator[None]:
     """Let one process of a machine say what all of them find, before they are joined.
 
     Raises:
-        SystemExit: instead of an error that another process says.
+        SaidElsewhere: instead of an error that another process says.
     """
     try:
         yield
     except RecurlError:
         if speaks():
             raise
-        raise SystemExit(2) from None
+        raise SaidElsewhere(2) from None
 
 
 def check_nccl() -> None:
@@ -114,7 +114,7 @@ def joined(device: str = "cpu") -> Generator[None]:
             signal.alarm(_END)  # NCCL may wait for the other ranks when the process ends
         if _says(error):
             raise
-        raise SystemExit(2) from error  # another rank says it
+        raise SaidElsewhere(2) from error  # another rank says it
 
 
 def _says(error: BaseException) -> bool:

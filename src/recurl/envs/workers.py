@@ -83,6 +83,7 @@ class Worker:
         self._last_beat, self._patience = self.process.beats, START_SECONDS
         self.connection = Connection(os.dup(self._socket.fileno()))
         self._limit: float | None = None
+        self._started = False
 
     def ask(self, message: bytes, seconds: float | None) -> None:
         """Send a request; after ``seconds`` without an answer or a step (None: no limit) the worker counts as hung."""
@@ -138,6 +139,7 @@ class Worker:
             failure: Failure = pickle.loads(message[1:])
             return Reply(self.index, None, failure.error(self))
         assert message[:1] == VALUE
+        self._started = True
         return Reply(self.index, pickle.loads(message[1:]) if len(message) > 1 else None, None)
 
     def check_hanging(self) -> Exception | None:
@@ -158,10 +160,12 @@ class Worker:
         end = time.monotonic() + 0.5
         while not self.process.stack and time.monotonic() < end:
             time.sleep(0.02)
-        text = (
-            f"{self} hangs: no answer and no step for {self._patience:g} s. If an environment may take longer, set a "
-            "larger timeout."
+        advice = (
+            "If a step of its environment may take longer, set a larger timeout (--env-timeout)."
+            if self._started
+            else "Its imports and the creation of its environment may not take longer."
         )
+        text = f"{self} hangs: no answer and no step for {self._patience:g} s. {advice}"
         return _with_traceback(WorkerError(text), self.process.stack)
 
     def _exit_error(self) -> Exception:

@@ -172,6 +172,9 @@ class RunConfig:
     """Step limit of these episodes; the evaluation says how many were cut there."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """Reaction to a NaN or infinite reward, observation, loss or gradient: stop, or skip the batch or step."""
+    env_timeout: Positive = 60.0
+    """Seconds that a step or reset of environments in other processes (--env-workers, --overlap) may take before they
+    count as hung."""
     rank_timeout: Positive = 60.0
     """Seconds without progress of a rank under torchrun after which all end; set-up, the first three updates,
     evaluations and checkpoints may take longer."""

@@ -86,7 +86,7 @@ class CollectorActor:
         """
         try:
             return self._begin(expected, shared, own)
-        except Exception as error:  # noqa: BLE001 - the driver raises it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver raises it
             return Failure.of(error)
 
     def _begin(self, expected: dict[str, str], shared: bytes, own: bytes) -> Begun:
@@ -127,7 +127,7 @@ class CollectorActor:
             if weights and weights[0].hex() != self._loaded:
                 self._load_weights(weights[0])
             return arrays_of(cast("dict[NestedKey, Tensor]", dict(self._collector.collect().items(True, True))))
-        except Exception as error:  # noqa: BLE001 - the driver raises it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver raises it
             return Failure.of(error)
 
     def _load_weights(self, reference: Any) -> None:
@@ -154,7 +154,7 @@ class CollectorActor:
         try:
             assert self._collector is not None
             return requests[name](self._collector, *arguments)
-        except Exception as error:  # noqa: BLE001 - the driver raises it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver raises it
             return Failure.of(error)
 
     @staticmethod

@@ -25,7 +25,6 @@ from recurl.trainers.env_name import is_name_only, source_of
 from recurl.transforms import PreviousAction, PreviousReward
 
 _MODES = {"auto": None, "native": "vector_entry_point", "sync": "sync", "device": "device"}
-_WORKER_SECONDS = 60.0
 _T = TypeVar("_T")
 
 
@@ -84,8 +83,8 @@ def _of_training(config: RunConfig, num_envs: int) -> EnvBase:
     groups, workers = config.env_groups, config.env_workers
     create = partial(_single_process, config.on_cpu(), num_envs // workers // groups)
     if groups > 1:
-        return parallel_groups(groups, workers, create, timeout=_WORKER_SECONDS, device=config.device)
-    return ParallelEnv(workers, create, timeout=_WORKER_SECONDS, concatenate=True, device=config.device)
+        return parallel_groups(groups, workers, create, timeout=config.env_timeout, device=config.device)
+    return ParallelEnv(workers, create, timeout=config.env_timeout, concatenate=True, device=config.device)
 
 
 def _with_past(config: RunConfig, env: EnvBase) -> EnvBase:
@@ -135,7 +134,7 @@ def _process_each(config: RunConfig, num_envs: int) -> EnvBase:
     single = replace(config.on_cpu(), vectorization="auto")
     _single_process(single, None).close()  # what is wrong with it is said as in every other case
     create = partial(_single_process, single, None)
-    return ParallelEnv(num_envs, create, timeout=_WORKER_SECONDS, device=config.device)
+    return ParallelEnv(num_envs, create, timeout=config.env_timeout, device=config.device)
 
 
 def _dynamics_on_device(config: RunConfig) -> Dynamics | None:
@@ -166,7 +165,7 @@ def _clearly(config: RunConfig, create: Callable[..., _T], render_mode: str | No
         raise
     except DependencyNotInstalled as error:
         raise MissingDependencyError(f"--env {asked} needs a package that is missing: {error}") from error
-    except Exception as error:  # the environment is somebody else's code
+    except (Exception, SystemExit) as error:  # the environment is somebody else's code
         if isinstance(error, TypeError) and config.env_kwargs:
             raise ArgumentError(
                 f"--env {config.env_name} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"

@@ -195,7 +195,12 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
                 sequence_length=config.states_every,
             )
         env.close()
-        collector = OverlappedCollector(partial(training_env, config), policy, frames_per_batch=config.frames_per_batch)
+        collector = OverlappedCollector(
+            partial(training_env, config),
+            policy,
+            frames_per_batch=config.frames_per_batch,
+            timeout=config.env_timeout,
+        )
         collector.set_seed(self.env_seed)
         return collector
 

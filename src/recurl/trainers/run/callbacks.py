@@ -45,7 +45,7 @@ class Callbacks:
                     method(*arguments)
                 except StorageError:
                     raise
-                except Exception as error:  # noqa: BLE001 - a callback is somebody else's code
+                except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - a callback is somebody else's code
                     self._note(member, hook, error)
 
     def end(self, outcome: Outcome) -> None:
@@ -57,7 +57,7 @@ class Callbacks:
         self._failed.clear()
         self.call("on_end", outcome)
 
-    def _note(self, member: object, hook: str, error: Exception) -> None:
+    def _note(self, member: object, hook: str, error: BaseException) -> None:
         self._failed.append(member)
         if self.error is None:
             said = " ".join(str(error).split())
@@ -102,5 +102,5 @@ def load_callback(text: str) -> object:
         return check_callback(found() if isinstance(found, type) else found)
     except ArgumentTypeError as error:
         raise ArgumentError(f"--callback {text}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ArgumentError(f"--callback {text} can't be made, {type(error).__name__}: {error}") from error

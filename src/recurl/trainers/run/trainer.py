@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from recurl.distributed import Watch, broadcast, on_any_rank, rank, world_size
-from recurl.errors import ArgumentError
+from recurl.errors import ArgumentError, ExitError
 from recurl.precision import torch_matmul_precision
 from recurl.seeding import rng_state, set_rng_state
 from recurl.trainers.algorithms.table import make_algorithm
@@ -150,6 +150,7 @@ class Trainer:
             ArgumentError: the folder isn't that of a new run with these options.
             LockedError: another process works in the folder.
             CallbackError: a callback failed; the run was saved and ended.
+            ExitError: the environment, or other code that the run calls, called ``sys.exit``.
             NonFiniteError: a number isn't finite, and is not to be skipped or can't be; nothing is saved of it.
             StorageError: the folder can't be written; the newest checkpoint stays as it was.
         """
@@ -160,8 +161,10 @@ class Trainer:
                 self._open()
                 clock = Clock(*self._times)
                 self._loop(clock, should_stop)
-            except BaseException:
+            except BaseException as error:
                 self._callbacks.end(self._outcome(clock, "failed"))
+                if isinstance(error, SystemExit | GeneratorExit):
+                    raise ExitError.of(error) from error
                 raise
             outcome = self._outcome(clock)
             self._callbacks.end(outcome)

@@ -17,6 +17,7 @@ from typing import Any
 
 from recurl.errors import ArgumentError, LockedError
 from recurl.trainers.algorithms.options_file import write_options_file
+from recurl.trainers.files.checkpoints import latest_checkpoint
 from recurl.trainers.files.durable import is_partial, make_folder, write_whole
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 from recurl.trainers.report.metrics import EVALUATION, RETURN, read_metrics
@@ -173,9 +174,10 @@ class Sweep:
 
     def _end(self, job: Job, code: int, say: Callable[[str], None]) -> None:
         stopped = code in _STOPPED
-        self._status[job.name] = "finished" if code == 0 else "stopped" if stopped else "failed"
         numbers = self._numbers(job.name)
-        if code == 0:
+        finished = code == 0 and self._is_complete(job, numbers)
+        self._status[job.name] = "finished" if finished else "stopped" if stopped else "failed"
+        if finished:
             scores = (("training", numbers[RETURN]), ("evaluation", numbers[EVALUATION]))
             said = ", ".join(f"{what} return {float(value):.4g}" for what, value in scores if value)
             said = said or "without a return in metrics.csv"
@@ -185,6 +187,18 @@ class Sweep:
             last = said[-1] if said and not stopped else ""
             say(f"{self._status[job.name]} {job.name}{last and f': {last}'} ({self.folder / job.name}.log)")
         self._write_results()
+
+    def _is_complete(self, job: Job, numbers: dict[str, Any]) -> bool:
+        """Return whether the newest checkpoint of a run is of its last update, which an exit code doesn't say."""
+        config, goal = job.config, job.config.stop_return
+        with contextlib.suppress(ArgumentError):
+            steps = int(latest_checkpoint(RunFolder(self.folder / job.name).checkpoints).stem)
+            if steps + config.frames_per_batch > config.total_steps:
+                return True
+            return goal is not None and any(
+                numbers[name] and float(numbers[name]) >= goal for name in (RETURN, EVALUATION)
+            )
+        return False
 
     def _terminate(self) -> None:
         for process in self._processes.values():

@@ -65,7 +65,7 @@ class ExitError(EnvError):
         said = f"{type(raised).__name__}({', '.join(map(repr, raised.args))})"
         return cls(
             f"The environment, or other code that the run calls, raised {said}, as sys.exit does: it must return, or "
-            "raise an Exception. "
+            "raise an Exception."
         )
 
 

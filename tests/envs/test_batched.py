@@ -272,7 +272,7 @@ class Faulty(gym.Env):
 
 FAULTS = {
     1: r"^Worker 0 \(process \d+\) raised ValueError: the wheel came off$",
-    2: r"^Worker 0 \(process \d+\) hangs: no answer and no step for 1 s\. If an environment .* larger timeout\.$",
+    2: r"^Worker 0 \(process \d+\) hangs: no answer and no step for 1 s\. .*: --env-timeout, or timeout= in Python\.$",
     3: r"^Worker 0 \(process \d+\) was killed by SIGKILL, possibly by the system because memory ran out\.$",
 }
 

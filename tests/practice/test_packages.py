@@ -14,6 +14,7 @@ import pytest
 import recurl
 from recurl.cli import main
 from recurl.envs.gym_wrappers import SelectEntries
+from tests.trainers.resumes import assert_resumes_bit_for_bit, small, train
 
 pytestmark = pytest.mark.slow
 
@@ -71,3 +72,40 @@ def test_trains_and_acts(options: list[str], tmp_path: Path) -> None:
             observation, _ = env.reset()
             state = None
     env.close()
+
+
+RESUMED = {
+    "ale-py": [{"env": "ale_py:ALE/Breakout-v5", "env_kwargs": ("obs_type=ram",)}],
+    "mujoco": [
+        {"env": f"{name}-v5"}
+        for name in (
+            ["Ant", "HalfCheetah", "Hopper", "Humanoid", "InvertedDoublePendulum", "InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d"]
+        )
+    ],
+    "minigrid": [
+        {"env": f"minigrid:{name}-v0", "drop_observations": ("mission",)}
+        for name in ("MiniGrid-MemoryS7", "MiniGrid-KeyCorridorS3R1", "BabyAI-GoToObjS4")
+    ],
+    "popgym": [{"env": f"popgym:popgym-{name}Easy-v0"} for name in ("CountRecall", "Battleship", "Concentration")],
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of these packages
+@pytest.mark.parametrize(
+    "options",
+    [options for package, found in RESUMED.items() if is_installed(package) for options in found],
+    ids=lambda options: options["env"],
+)
+def test_a_resumed_run_is_the_run_that_was_left_alone(options: dict[str, object], tmp_path: Path) -> None:
+    assert_resumes_bit_for_bit(small(**options), tmp_path)
+
+
+BOX2D = ["LunarLander-v3", "BipedalWalker-v3"] if is_installed("box2d") else []
+
+
+@pytest.mark.filterwarnings("ignore")  # of these packages
+@pytest.mark.parametrize("name", BOX2D)
+def test_worlds_of_box2d_are_not_saved_which_is_said(name: str, tmp_path: Path) -> None:
+    config = small(env=name)
+    train(config, tmp_path, stop_after=2)
+    assert "wasn't saved: b2World.this is of type SwigPyObject" in train(config, tmp_path, resume=True)

@@ -22,6 +22,7 @@ from recurl.errors import (
     RecurlError,
     RemoteTraceback,
     SaidElsewhere,
+    WorkerError,
 )
 from recurl.nearest import nearest
 
@@ -147,6 +148,8 @@ def _trace(error: BaseException) -> str | None:
     cause = error.__cause__
     if isinstance(error, CallbackError | EnvError) and cause is not None:
         return _trace(cause) or "".join(traceback.format_exception(cause))
+    if isinstance(cause, WorkerError):
+        return _trace(cause)
     return str(cause).lstrip() if isinstance(cause, RemoteTraceback) else None
 
 

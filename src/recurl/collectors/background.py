@@ -222,7 +222,9 @@ class CollectorBase(ABC):
             Exception: the exception that ended the thread, if it was not raised before.
         """
         if self._background is not None and not self._background.stop(timeout):
-            raise UsageError(f"The background thread has not finished its batch after {timeout} s: give it more time.")
+            raise UsageError(
+                f"The background thread has not finished its batch after {timeout} s: set a larger timeout=."
+            )
         self.closed = True
         self._close()
         self._raise_background_error()

@@ -161,7 +161,7 @@ class Worker:
         while not self.process.stack and time.monotonic() < end:
             time.sleep(0.02)
         advice = (
-            "If a step of its environment may take longer, set a larger timeout (--env-timeout)."
+            "If a step of its environment may take longer, raise the limit: --env-timeout, or timeout= in Python."
             if self._started
             else "Its imports and the creation of its environment may not take longer."
         )

@@ -101,7 +101,9 @@ class SharedTensors:
         end = math.inf if seconds is None else time.monotonic() + seconds
         while not self._try_lock():
             if time.monotonic() > end:
-                raise WorkerError(f"A worker process hangs: it has held the lock of shared memory for {seconds:g} s.")
+                raise WorkerError(
+                    f"A worker process hangs: it has held the lock of shared memory for {seconds:g} s (timeout=)."
+                )
             time.sleep(0.001)
         try:
             yield

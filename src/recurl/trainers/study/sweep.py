@@ -195,9 +195,8 @@ class Sweep:
             steps = int(latest_checkpoint(RunFolder(self.folder / job.name).checkpoints).stem)
             if steps + config.frames_per_batch > config.total_steps:
                 return True
-            return goal is not None and any(
-                numbers[name] and float(numbers[name]) >= goal for name in (RETURN, EVALUATION)
-            )
+            reached = [float(numbers[name]) for name in (RETURN, EVALUATION) if numbers[name]]
+            return goal is not None and max(reached, default=goal - 1) >= goal
         return False
 
     def _terminate(self) -> None:

@@ -1,0 +1,64 @@
+"""An environment and a callback that end the program, and an environment that is slow."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+
+
+class Exiting(gym.Env):
+    """Calls sys.exit(0), or os._exit(0), at a place: after 50 steps, or when it is made, reset or closed."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, at="step", kind="exit"):
+        self.at, self.kind, self.steps = at, kind, 0
+        self.leave("make")
+
+    def leave(self, at):
+        if at == self.at and self.kind == "exit":
+            sys.exit(0)
+        if at == self.at and self.kind == "raise":
+            raise GeneratorExit
+        if at == self.at:
+            os._exit(0)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.leave("reset")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 50:
+            self.leave("step")
+        return np.zeros(2, np.float32), 0.0, self.steps % 7 == 0, False, {}
+
+    def close(self):
+        self.leave("close")
+
+
+class Slow(Exiting):
+    """Some steps take two seconds."""
+
+    def __init__(self):
+        super().__init__(at="never")
+
+    def step(self, action):
+        if self.steps == 20:
+            time.sleep(2)
+        return super().step(action)
+
+
+class Callback:
+    def on_batch(self, batch):
+        sys.exit(0)
+
+
+gym.register("recurl-test/Exiting-v0", Exiting)
+gym.register("recurl-test/Slow-v0", Slow)

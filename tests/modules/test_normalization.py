@@ -54,6 +54,37 @@ def test_state_dict_restores_everything():
     assert torch.equal(norm(data), other(data))
 
 
+def test_statistics_move_after_hundreds_of_millions_of_samples():
+    """Where a batch changes them by less than float32 resolves, and again after they were saved and restored."""
+    norm = ObservationNorm((1,))
+    norm.moments.count.fill_(10**9)
+    norm.moments.mean.fill_(100.0)
+    norm.moments.var.fill_(4.0)
+    batch = torch.tensor([99.0, 101.0, 103.0, 105.0]).reshape(-1, 1)  # mean 102, variance 5
+    for _ in range(2):
+        for _ in range(500):
+            norm.update(batch.repeat(32, 1))
+        norm, saved = ObservationNorm((1,)), norm.state_dict()
+        norm.load_state_dict(saved)
+    share = 128_000 / (10**9 + 128_000)
+    assert norm.moments.exact[0].item() == pytest.approx(100 + 2 * share, rel=1e-12)
+    assert norm.moments.exact[1].item() == pytest.approx(4 + share + 4 * share * (1 - share), rel=1e-12)
+    assert norm.moments.mean.item() == torch.tensor(100 + 2 * share).item()
+
+
+def test_statistics_of_an_earlier_version_or_set_by_hand_count():
+    norm, other = ObservationNorm((2,)), ObservationNorm((2,))
+    norm.update(torch.randn(50, 2) + 3)
+    other.update(torch.randn(9, 2))
+    old = {name: value for name, value in norm.state_dict().items() if "exact" not in name}
+    other.load_state_dict(old)
+    assert len(old) == 4
+    more = torch.randn(5, 2)
+    norm.update(more)
+    other.update(more)
+    torch.testing.assert_close(norm.state_dict(), other.state_dict(), rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("shape", [(5, 4), ()])
 def test_wrong_observation_shape(shape):
     with pytest.raises(ArgumentError, match=r"end with the shape \(3,\)"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ __all__ = ["ObservationNorm", "RewardScaler"]
 class _RunningMoments(nn.Module):
     """Mean and variance of everything seen so far, merged batch by batch.
 
+    They are kept in float64, ``exact``, and rounded to ``mean`` and ``var``: after many samples, what a batch changes
+    is less than float32 resolves. A mean or variance that was set by hand, or loaded without the exact one, counts.
+
     Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
     """
 
@@ -26,6 +30,7 @@ class _RunningMoments(nn.Module):
         self.mean = nn.Buffer(torch.zeros(torch.Size(shape)))
         self.var = nn.Buffer(torch.ones(torch.Size(shape)))
         self.count = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.exact = nn.Buffer(torch.stack([self.mean, self.var]).double())
 
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
@@ -34,12 +39,21 @@ class _RunningMoments(nn.Module):
         if own == 0:  # other ranks may have some
             samples = torch.zeros_like(self.mean).unsqueeze(0)
         count, mean, var = merge_moments(own, samples.mean(0), samples.var(0, correction=0))
-        weight = count / (self.count + count).clamp_min(1).to(self.mean.dtype)
-        delta = mean - self.mean
-        var = torch.lerp(self.var, var, weight) + delta.square() * weight * (1 - weight)
-        self.mean.add_(delta * weight)
-        self.var.copy_(var)
+        weight = count / (self.count + count).clamp_min(1).double()
+        rounded = torch.stack([self.mean, self.var])
+        exact = torch.where(self.exact.to(rounded.dtype) == rounded, self.exact.double(), rounded.double())
+        delta = mean.double() - exact[0]
+        exact = torch.lerp(exact, torch.stack([mean, var]).double(), weight)
+        exact[1].add_(delta.square() * weight * (1 - weight))
+        self.exact.copy_(exact)
+        self.mean.copy_(exact[0])
+        self.var.copy_(exact[1])
         self.count.add_(count)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Load a state; one of an earlier version has no exact moments."""
+        state_dict.setdefault(f"{prefix}exact", self.exact)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class ObservationNorm(nn.Module):

@@ -16,7 +16,7 @@ import torch
 
 import recurl
 from recurl.archive import load_archive
-from recurl.cli.main import main
+from recurl.cli.main import load, main
 from recurl.data import LazyMemmapStorage, ReplayBuffer
 from recurl.errors import ArgumentError, RecurlError
 from recurl.trainers import PPOConfig, RunFolder
@@ -94,7 +94,9 @@ def test_nothing_runs(stranger, option, capsys):
 
 
 def test_the_users_word(stranger):
-    """What names code needs the user's word: `--trust-run`, `trust=True`, or the same name given by the user."""
+    """What names code or a Ray cluster needs the user's word: `--trust-run`, `trust=True`, or the same name given by the
+    user.
+    """
     given = ["--config", "RUN/config.json", "--run-dir", "new", "--cell", f"{MODULE}:Cell"]
     for words in (*(f"{command} --trust-run".split() for command in COMMANDS), ["train", *given], ["sweep", *given]):
         stranger(cell=f"{MODULE}:Cell")
@@ -102,6 +104,10 @@ def test_the_users_word(stranger):
         assert ran(), words
         Path("ran").rmdir()
         del sys.modules[MODULE]
+    stranger(collectors="ray:2", ray_address="198.51.100.1:6379")
+    with pytest.raises(ArgumentError, match="would join the Ray cluster there"):
+        RunFolder(Path("RUN")).read_config()
+    stranger(cell=f"{MODULE}:Cell")
     for read in (lambda: recurl.load("RUN", trust=True), RunFolder(Path("RUN"), trust=True).read_config):
         with pytest.raises(ArgumentError, match="has no cell"):
             read()
@@ -130,6 +136,18 @@ def test_the_working_directory(stranger, package, capsys, monkeypatch):
     assert main(["evaluate", "RUN"]) == 2
     assert f"{package}.py" in capsys.readouterr().err
     assert not ran()
+
+
+@pytest.mark.parametrize(
+    "command", ["compare RUN", "evaluate RUN", "train --resume RUN", "doctor RUN", "train ppo --help"]
+)
+def test_the_path(stranger, command, monkeypatch):
+    """A module in the working directory is never imported on a folder's behalf without that word."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    load(command.split())
+    assert ("" in sys.path) == command.endswith("--help")  # which takes names of the command line
+    load([*command.split(), "--trust-run"])
+    assert ("" in sys.path) == (command != "compare RUN")
 
 
 def function(*arguments, **options):
@@ -237,7 +255,7 @@ def test_bounds_of_files(stranger, name, capsys):
     them.
     """
     path, begin = Path("RUN") / name, time.perf_counter()
-    path.write_bytes(b"[" * 100_000)
+    path.write_bytes(b"[" * 100_000 + b"\n")
     for _ in range(2):
         with pytest.raises(ArgumentError) as caught:
             READERS[name]()

@@ -102,7 +102,7 @@ def check(words: list[str]) -> None:
 
 
 def check_recurl(words: list[str]) -> None:
-    load(words[0]).read(words[1:])
+    load(words).read(words[1:])
 
 
 class _Loader(yaml.SafeLoader):

@@ -151,7 +151,7 @@ def test_an_environment_that_is_given_needs_no_other(run):
         ("algorithm", "ppo"),
         ("device", "cuda:0"),
         ("collectors", "ray:8"),
-        ("ray_address", "head:6379"),
+        ("ray_address", "auto"),
         ("env_kwargs", ["mode=a:b"]),
     ],
 )
@@ -177,6 +177,8 @@ def test_harmless_names(option, text):
         ("algorithm", "a(b:ppo"),
         ("an_option_of_an_algorithm_of_a_user", "no_such_module:Thing"),
         ("encoder", "no_such_module:Thing"),
+        ("ray_address", "head:6379"),
+        ("ray_address", "ray://head"),
     ],
 )
 def test_names_that_need_the_word(option, text):
@@ -225,3 +227,13 @@ def test_a_function_is_not_called_as_a_callback():
     with pytest.raises(ArgumentError, match="A callback must have one of the methods"):
         load_callback(f"{__name__}:called")
     assert not CALLED
+
+
+def test_a_ray_cluster_of_a_strangers_choice_is_not_joined(run, capsys):
+    """Its processes send pickles. The user's own address is his word."""
+    folder = run(collectors="ray:2", ray_address="198.51.100.1:6379")
+    assert main(["train", "--resume", "RUN"]) == 2
+    said = capsys.readouterr().err
+    assert "--ray-address 198.51.100.1:6379 would join the Ray cluster there, whose processes send code" in said
+    config = RunFolder(folder).read_config(given=("ray_address",))
+    assert config == RunFolder(folder, trust=True).read_config()

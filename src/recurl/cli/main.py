@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Protocol, cast
 
 from recurl._version import __version__
@@ -135,7 +135,7 @@ def _read(arguments: list[str]) -> tuple[Command, Any]:
             from recurl.cli.train_help import show_train_help  # noqa: PLC0415 - recurl.cli itself imports no tyro
 
             show_train_help(arguments[1:])
-        command = load(arguments[0])
+        command = load(arguments)
         return command, command.read(arguments[1:])
     except RecurlError:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # of the processes that torchrun starts
@@ -195,19 +195,30 @@ def check_text(arguments: Sequence[str]) -> None:
             raise ArgumentError(f"Arguments must not have null characters, got {argument!r}.")
 
 
-def load(name: str) -> Command:
-    """Import a command, and put the working directory on the path.
+def _names_modules(command: str, options: Container[str]) -> bool:
+    """Return whether a command line may name modules of the user, or trusts those that a run names."""
+    if command in ("train", "sweep", "bench") and "--resume" not in options:
+        return True
+    return "--env" in options or ("--trust-run" in options and command != "compare")
+
+
+def load(arguments: Sequence[str]) -> Command:
+    """Import the command that the first argument names.
+
+    The working directory is put on the path where the other arguments may name modules, or where those that a run
+    names are trusted: an environment, a cell, an algorithm may lie there.
 
     Raises:
         ArgumentError: there is no such command.
         MissingDependencyError: a package of the extra ``train`` is not installed.
     """
+    name, *words = arguments
     if name not in COMMANDS:
         raise ArgumentError(
             f"There is no command {name!r}: use {', '.join(COMMANDS)} (recurl --help).{nearest(name, COMMANDS)}"
         )
-    if "" not in sys.path:
-        sys.path.append("")  # as python -m recurl does: an environment, a cell, an algorithm may lie there
+    if "" not in sys.path and _names_modules(name, {word.partition("=")[0] for word in words}):
+        sys.path.append("")  # as python -m recurl does
     try:
         return cast(Command, importlib.import_module(f"recurl.cli.{name}"))
     except ModuleNotFoundError as error:

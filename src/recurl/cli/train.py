@@ -141,7 +141,9 @@ def _begun(config: RunConfig, folder: RunFolder) -> bool | None:
 def _resume(wanted: Resume) -> int:
     folder = RunFolder(wanted.resume, notify, trust=wanted.trust_run)
     with said_once():
-        config = folder.read_config() if wanted.total_steps is None else folder.extend(wanted.total_steps)
+        given = () if wanted.ray_address is None else ("ray_address",)
+        steps = wanted.total_steps
+        config = folder.read_config(given=given) if steps is None else folder.extend(steps, given)
     if wanted.ray_address is not None:
         config = replace(config, ray_address=wanted.ray_address)
     with (

@@ -26,7 +26,8 @@ _ENVS = ("env", "eval_env")
 _OF_PACKAGES = (*_ENVS, "wrapper")
 _CHECKED = (*_ENVS, "wrapper", "cell", "algorithm")  # only a registered environment, a wrapper class ... is called
 _WITH_ARGUMENTS = ("cell", "wrapper")  # in brackets, which never name code
-_NEVER = frozenset({"device", "collectors", "ray_address", "env_kwargs", "eval_env_kwargs"})
+_CLUSTER, _OWN_CLUSTER = "ray_address", "auto"
+_NEVER = frozenset({"device", "collectors", "env_kwargs", "eval_env_kwargs"})
 """Options in which a colon has another meaning. In all others, those of algorithms of users too, it names a module."""
 _ADAPTERS = "GymV2"  # environments of Gymnasium that import what an argument of theirs names
 _RECORDERS = "RecordVideo"  # wrappers of Gymnasium that write files where an argument of theirs says
@@ -54,8 +55,7 @@ def check_names(values: Mapping[str, Any], source: str | Path) -> None:
     if not found:
         return
     option, text = found[0]
-    module = text.partition("(")[0].rpartition(":")[0]
-    what = f"would use the module {_short(module)}, {_place(module)}" if module else "imports what its arguments name"
+    what = _what(option, text)
     more = f" (one of {len(found)} such names)" if len(found) > 1 else ""
     raise ArgumentError(
         f"{source} names code: {flag(option)} {_short(text)} {what}{more}. A file runs no code unless you say so: if "
@@ -81,17 +81,22 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_harmless(option: str, text: str, imported: Container[str]) -> bool:
+    if option == _CLUSTER:
+        return text == _OWN_CLUSTER
     name = text.partition("(")[0] if option in _WITH_ARGUMENTS else text
     module, colon, rest = name.partition(":")
     if (rest if colon else name).startswith(_ADAPTERS if option in _ENVS else _RECORDERS):
         return False
     if not colon:
         return True
-    if ":" in rest or not _MODULE.fullmatch(module):
+    if option not in _CHECKED or ":" in rest or not _MODULE.fullmatch(module):
         return False
     package = module.partition(".")[0]
-    known = package == "recurl" or (option in _CHECKED and module in imported)
-    return known or (option in _OF_PACKAGES and package in _PACKAGES and _is_installed(package))
+    return (
+        package == "recurl"
+        or module in imported
+        or (option in _OF_PACKAGES and package in _PACKAGES and _is_installed(package))
+    )
 
 
 def _is_installed(package: str) -> bool:
@@ -104,6 +109,14 @@ def _origin(package: str) -> Path | None:
     """Return the file that an import of ``package`` would run, or None where that is not known. Nothing is imported."""
     spec = PathFinder.find_spec(package)
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+
+
+def _what(option: str, text: str) -> str:
+    """Return what would happen with a name."""
+    if option == _CLUSTER:
+        return "would join the Ray cluster there, whose processes send code"
+    module = text.partition("(")[0].rpartition(":")[0]
+    return f"would use the module {_short(module)}, {_place(module)}" if module else "imports what its arguments name"
 
 
 def _place(module: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -154,16 +154,17 @@ class RunFolder:
             self._clear()
             self._write(config)
 
-    def extend(self, total_steps: int) -> RunConfig:
+    def extend(self, total_steps: int, given: Collection[str] = ()) -> RunConfig:
         """Return the options of this run with more steps; see :meth:`rewrite`.
 
         Args:
             total_steps: environment steps in all, those of its newest checkpoint included.
+            given: see :meth:`read_config`.
 
         Raises:
             ArgumentError: there is no run or checkpoint here, or not even one batch would be added.
         """
-        config, taken = self.read_config(), int(latest_checkpoint(self.checkpoints).stem)
+        config, taken = self.read_config(given=given), int(latest_checkpoint(self.checkpoints).stem)
         extended = replace(config, total_steps=total_steps)
         if extended.updates * extended.frames_per_batch <= taken:
             raise ArgumentError(
@@ -215,12 +216,13 @@ class RunFolder:
             remove_partials(self.path, file.name)
         sync_folder(self.path)
 
-    def read_config(self, env: EnvSource | None = None) -> RunConfig:
+    def read_config(self, env: EnvSource | None = None, *, given: Collection[str] = ()) -> RunConfig:
         """Return the options of the run in this folder.
 
         Args:
             env: environment to take instead, see ``RunConfig.env``; needed where the run was given a function or an
                 object, of which the folder holds the name only.
+            given: options in whose place the caller takes others: what they name needs no trust.
 
         Raises:
             ArgumentError: there is no run here, its options can't be read, or they name code and the folder isn't
@@ -228,7 +230,8 @@ class RunFolder:
         """
         values = self.read_values()
         if not self.trust:
-            check_names({name: value for name, value in values.items() if env is None or name != "env"}, self.config)
+            replaced = {*given, *(() if env is None else ("env",))}
+            check_names({name: value for name, value in values.items() if name not in replaced}, self.config)
         try:
             config = read_options(values)
         except ArgumentError as error:

@@ -99,7 +99,7 @@ def test_no_code_runs(tmp_path):
 def test_missing_and_unreadable(tmp_path):
     with pytest.raises(ArgumentError, match=r"There is no file .*none.pt"):
         load_archive(tmp_path / "none.pt")
-    with pytest.raises(ArgumentError, match="can't be read: Is a directory"):
+    with pytest.raises(ArgumentError, match="can't be read: it is a folder"):
         load_archive(tmp_path)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.serialization import set_crc32_options
 
-from recurl.errors import ArgumentError, StorageError
+from recurl.errors import ArgumentError, ArgumentTypeError, StorageError
 from recurl.trainers.files.checkpoints import fitting, latest_checkpoint, load_checkpoint, load_newest, save_checkpoint
 
 STATE = {"x": torch.arange(100.0), "nested": [{"a": (1, "b")}], "empty": {}}
@@ -40,7 +40,7 @@ def test_a_run_that_goes_back_leaves_no_later_checkpoint(tmp_path):
 
 def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
     path = save_checkpoint(tmp_path, 1, {"x": 1})
-    with pytest.raises(AttributeError):
+    with pytest.raises(ArgumentTypeError, match=r"can be saved; x is builtins\.function"):
         save_checkpoint(tmp_path, 2, {"x": lambda: None})
     assert names(tmp_path) == [path.name]
     assert load_checkpoint(path)["x"] == 1
@@ -79,7 +79,7 @@ def test_missing_and_foreign_files(tmp_path):
         with pytest.raises(ArgumentError, match="must have format version 2, got"):
             load_checkpoint(tmp_path / f"{number}.pt")
     (tmp_path / "7.pt").mkdir()
-    with pytest.raises(ArgumentError, match=r"7.pt is broken or not a checkpoint \(Is a directory\)"):
+    with pytest.raises(ArgumentError, match=r"7.pt is broken or not a checkpoint \(it is a folder\)"):
         load_checkpoint(tmp_path / "7.pt")
 
 
@@ -172,7 +172,12 @@ def test_reading_while_a_run_writes(tmp_path):
 
 def test_checkpoints_that_always_vanish(tmp_path, monkeypatch):
     monkeypatch.setattr("recurl.trainers.files.checkpoints._SECONDS", 0.0)
-    (tmp_path / "1.pt").symlink_to(tmp_path / "nowhere")
+    save_checkpoint(tmp_path, 1, {"x": 1})
+
+    def gone(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("recurl.trainers.files.checkpoints.open_regular", gone)
     with pytest.raises(ArgumentError, match=r"vanish while they are read: copy the folder"):
         load_newest(tmp_path, print)
 

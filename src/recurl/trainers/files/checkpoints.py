@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
-from recurl.archive import damage, save_archive
+from recurl.archive import read_archive, savable, save_archive
 from recurl.errors import ArgumentError, RecurlError
 from recurl.trainers.files.contents import changed, contents_of
-from recurl.trainers.files.durable import make_folder, remove_partials, replacing, sync_folder
+from recurl.trainers.files.durable import make_folder, remove_partials, replacing, sync_folder, writing
+from recurl.untrusted import open_regular
 
 FORMAT_VERSION = 2
 _SUFFIX = ".pt"
@@ -45,6 +43,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int
 
     Raises:
         StorageError: it can't be written; the checkpoints that are there stay as they are.
+        ArgumentTypeError: ``state`` holds something else, which could not be read again.
 
     Example:
         >>> import tempfile
@@ -53,16 +52,17 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int
         ...     load_checkpoint(path)["weights"]
         tensor([1., 1.])
     """
+    content = savable({name: value for name, value in state.items() if name not in _ABOUT})
     make_folder(folder)
-    content = {name: value for name, value in state.items() if name not in _ABOUT}
     path = folder / f"{step:012d}{_SUFFIX}"
     with replacing(path) as file:
         save_archive({"format_version": FORMAT_VERSION, "contents": contents_of(content), **content}, file)
     found = _checkpoints(folder)
     kept = found[: found.index(path) + 1][-keep:]
-    for old in found:
-        if old not in kept:
-            old.unlink(missing_ok=True)
+    with writing(folder):
+        for old in found:
+            if old not in kept:
+                old.unlink(missing_ok=True)
     remove_partials(folder)
     sync_folder(folder)
     return path
@@ -148,7 +148,7 @@ def fitting(path: Path) -> Generator[None]:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit())
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isascii() and path.stem.isdigit())
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -175,15 +175,13 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _unpacked(path: Path) -> Any:
     try:
-        data = path.read_bytes()
-        wrong = damage(data)
-        if wrong is None:
-            return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
-    except (FileNotFoundError, MemoryError):
+        with open_regular(path) as file:
+            return read_archive(file)
+    except FileNotFoundError:
         raise
     except OSError as error:
         wrong = error.strerror or str(error)
-    except Exception as error:  # noqa: BLE001 - torch raises whatever the bytes make it raise
-        wrong = str(error).partition("\n")[0] or type(error).__name__
+    except ArgumentError as error:
+        wrong = str(error)
     wrong = wrong if len(wrong) <= _LONGEST else f"{wrong[:_LONGEST]}..."
     raise _DamagedError(f"The checkpoint {path} is broken or not a checkpoint ({wrong}).")

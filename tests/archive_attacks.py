@@ -1,0 +1,131 @@
+"""Files of ``torch.save`` made by hand: pickles of any instructions, beside any members."""
+
+import io
+import struct
+import zipfile
+
+import torch
+
+
+def container(members):
+    """The bytes of a container of ``members``, bytes by name."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(f"archive/{name}", data)
+    return file.getvalue()
+
+
+def archive(code, **storages):
+    """The bytes of a file whose pickle is ``code``; the data of its storages by key."""
+    members = {f"data/{key.removeprefix('data')}": data for key, data in storages.items()}
+    return container({"data.pkl": b"\x80\x02" + code + b".", "byteorder": b"little", **members})
+
+
+def text(value):
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def number(value):
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8a" + bytes([len(data)]) + data
+
+
+def numbers(values):
+    return b"(" + b"".join(map(number, values)) + b"t"
+
+
+def tensor(size, stride, offset=0, *, key="0", count=1, kind="FloatStorage", rest=b"\x89ccollections\nOrderedDict\n)R"):
+    """Code that makes a tensor of a storage."""
+    storage = (
+        b"(" + text("storage") + b"ctorch\n" + kind.encode() + b"\n" + text(key) + text("cpu") + number(count) + b"tQ"
+    )
+    return (
+        b"ctorch._utils\n_rebuild_tensor_v2\n("
+        + storage
+        + number(offset)
+        + numbers(size)
+        + numbers(stride)
+        + rest
+        + b"tR"
+    )
+
+
+def saved(value):
+    """The bytes that ``torch.save`` writes."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def shared_lists(levels=60):
+    """Lists, each of which holds the one before twice: 2 ** levels leaves."""
+    code = b"]q\x00K\x01a"
+    for level in range(levels):
+        code += b"]q" + bytes([level + 1]) + b"(h" + bytes([level]) + b"h" + bytes([level]) + b"e"
+    return code
+
+
+def shared_tuples(levels=60):
+    code = b")q\x00"
+    for level in range(levels):
+        code += b"h" + bytes([level]) + b"h" + bytes([level]) + b"\x86q" + bytes([level + 1])
+    return code
+
+
+def last(code):
+    """Code whose value is the last one that ``code`` pushes: in a list, then nothing but it."""
+    return b"(" + code + b"t"
+
+
+NUMBER = struct.pack("<f", 1.0)
+FOREIGN = {  # code, storages and what is said of it
+    "a function": (b"cos\nmkdir\n" + text("attacked") + b"\x85R", {}, "os.mkdir"),
+    "an allocation": (b"c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R", {}, "what isn't bytes"),
+    "an allocation by torch": (b"ctorch\nFloatStorage\nJ\xff\xff\xff\x7f\x85R", {}, "what isn't a function"),
+    "shared lists": (last(shared_lists()), {}, "in too many places"),
+    "shared tuples": (last(shared_tuples()), {}, "in too many places"),
+    "a cyclic list": (b"]q\x00h\x00a", {}, "in too many places"),
+    "a cyclic dict": (b"}q\x00X\x01\x00\x00\x00ah\x00s", {}, "in too many places"),
+    "deep lists": (b"]" * 5000 + b"a" * 4999, {}, "nested too deeply"),
+    "deep tuples": (b")" + b"\x85" * 100_000, {}, "nested too deeply"),
+    "a deep key": (b"}" + b")" + b"\x85" * 100_000 + b"Ns", {}, "A key must be"),
+    "shared tuples as a key": (
+        b"}" + shared_tuples()[:-2].replace(b")q\x00", b"K\x01q\x00") + b"Ns",
+        {},
+        "key must be|damaged|isn't a dict",
+    ),
+    "a tensor as a key": (b"}" + tensor((1,), (1,)) + b"Ns", {"data0": NUMBER}, "A key must be"),
+    "equal hashes": (b"}" + b"".join(number((2**61 - 1) << shift) + b"Ns" for shift in range(80)), {}, "A key must be"),
+    "stride 0": (tensor((10**9, 3), (0, 0)), {"data0": NUMBER}, "more elements than its storage"),
+    "elements beyond the storage": (tensor((2,), (1,)), {"data0": NUMBER}, "more elements than its storage"),
+    "an offset beyond the storage": (tensor((1,), (1,), 7), {"data0": NUMBER}, "more elements than its storage"),
+    "a negative offset": (tensor((1,), (1,), -1), {"data0": NUMBER}, "no natural numbers"),
+    "a negative stride": (tensor((1,), (-1,)), {"data0": NUMBER}, "no natural numbers"),
+    "sizes beyond 64 bits": (tensor((2**100,), (1,)), {"data0": NUMBER}, "no natural numbers"),
+    "no elements in huge dimensions": (tensor((0, 2**60, 2**60), (1, 1, 1)), {"data0": NUMBER}, "damaged"),
+    "65 dimensions": (tensor((1,) * 65, (1,) * 65), {"data0": NUMBER}, "too many"),
+    "another storage size": (tensor((1,), (1,), count=2), {"data0": NUMBER}, "another size than its data"),
+    "a missing storage": (tensor((1,), (1,)), {}, "it lacks data/0"),
+    "a conjugated tensor": (
+        tensor(
+            (1,), (1,), kind="ComplexFloatStorage", rest=b"\x89ccollections\nOrderedDict\n)R}" + text("conj") + b"\x88s"
+        ),
+        {"data0": NUMBER * 2},
+        "conjugated",
+    ),
+    "a gradient of integers": (tensor((1,), (1,), kind="IntStorage", rest=b"\x88N"), {"data0": NUMBER}, "damaged"),
+    "a huge memo": (b"Nr\xff\xff\xff\xff0.", {}, "an instruction"),
+    "a long text": (b"X\xff\xff\xff\xffabc", {}, "less than it says"),
+    "an unknown place in the memo": (b"h\x07", {}, "damaged"),
+    "nothing": (b"", {}, "damaged"),
+    "two values": (b"NN", {}, "damaged"),
+    "attributes": (b"ccollections\nOrderedDict\n)R}" + text("items") + b"Nsb", {}, "an object with attributes"),
+    "a tensor with a state": (tensor((1,), (1,)) + b"(tb", {"data0": NUMBER}, "an object with attributes"),
+    "a storage": (
+        b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\x01tQ",
+        {"data0": NUMBER},
+        "something else",
+    ),
+    "a long integer": (b"\x8b\xff\xff\xff\x7f", {}, "an instruction"),
+}

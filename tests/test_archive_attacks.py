@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from archive_attacks import FOREIGN, archive, saved, tensor
 from recurl.archive import load_archive, save_archive
 from recurl.errors import ArgumentError, ArgumentTypeError
-from tests.archive_attacks import FOREIGN, archive, saved, tensor
 
 
 def refused(path, data, said):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-__all__ = ["check_regular", "open_regular", "open_regular_descriptor", "read_bytes", "read_json"]
+__all__ = ["check_folder", "check_regular", "open_regular", "open_regular_descriptor", "read_bytes", "read_json"]
 
 _DEEPEST = 32  # levels of JSON
 _DEEP = f"it is nested more than {_DEEPEST} levels deep"
@@ -104,6 +104,20 @@ def check_regular(path: Path) -> None:
     """
     found = os.lstat(path).st_mode
     if not stat.S_ISREG(found):
+        raise _refusal(path, found)
+
+
+def check_folder(path: Path) -> None:
+    """Refuse what is not a folder, a link to one included.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        OSError: it is a symbolic link or a file. Its ``strerror`` says which.
+    """
+    found = os.lstat(path).st_mode
+    if stat.S_ISREG(found):
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(path))
+    if not stat.S_ISDIR(found):
         raise _refusal(path, found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import platform
 import tempfile
@@ -23,6 +24,7 @@ from recurl.diagnostics import RNNCase, RNNTime, time_rnn
 from recurl.errors import ArgumentError
 from recurl.ranges import Count, NotNegative, Threads, Whole
 from recurl.recurrence import BACKENDS
+from recurl.trainers.files.durable import write_whole
 
 _THREADS = min(torch.get_num_threads(), 1024)
 
@@ -86,9 +88,10 @@ def bench_rnn(wanted: BenchRNN) -> int:
             results += measured
     finally:
         torch.set_num_threads(before)
-    with _writing(wanted.out):
-        _write(wanted.out / "rnn.csv", results, wanted)
-        figure(cases, results).savefig(wanted.out / "rnn.png", dpi=120)
+    _write(wanted.out / "rnn.csv", results, wanted)
+    picture = io.BytesIO()
+    figure(cases, results).savefig(picture, format="png", dpi=120)
+    write_whole(wanted.out / "rnn.png", picture.getvalue())
     console.print(f"{wanted.out / 'rnn.csv'} and {wanted.out / 'rnn.png'} hold these results", soft_wrap=True)
     return 0
 
@@ -163,10 +166,11 @@ def _show(console: Console, case: RNNCase, results: Sequence[RNNTime]) -> None:
 
 def _write(path: Path, results: Sequence[RNNTime], wanted: BenchRNN) -> None:
     rows = [_row(result, wanted) for result in results]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue().encode())
 
 
 def _row(result: RNNTime, wanted: BenchRNN) -> dict[str, Any]:

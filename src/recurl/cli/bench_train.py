@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import time
 from contextlib import closing
@@ -24,6 +25,7 @@ from recurl.precision import torch_matmul_precision
 from recurl.ranges import Count
 from recurl.trainers import ALGORITHMS, RunConfig
 from recurl.trainers.algorithms.table import make_algorithm
+from recurl.trainers.files.durable import write_whole
 from recurl.trainers.run.update_times import UpdateTimes, time_updates
 
 
@@ -81,8 +83,9 @@ def _long_enough(config: RunConfig, updates: int) -> RunConfig:
 
 
 def _check_writable(path: Path) -> None:
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ArgumentError(f"--csv must be a file that can be written, in a folder that exists, got {path}.")
+    irregular = os.path.lexists(path) and (path.is_symlink() or not path.is_file())
+    if irregular or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArgumentError(f"--csv must be a regular file that can be written, in a folder that exists, got {path}.")
 
 
 def _heading(config: RunConfig, found: UpdateTimes, updates: int) -> list[str]:
@@ -135,7 +138,8 @@ def _write(path: Path, config: RunConfig, found: UpdateTimes) -> None:
         {**own, "part": name, "ms": f"{seconds * 1e3:.4f}", "update_ms": f"{found.wall * 1e3:.4f}", "gpu_busy_ms": busy}
         for name, seconds in found.parts.items()
     ]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue().encode())

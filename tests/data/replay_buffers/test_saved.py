@@ -188,7 +188,7 @@ def test_no_pickled_entry_runs_code(tmp_path):
                     content = file.read_bytes()
                     files[file.relative_to(storage).as_posix()] = [len(content), zlib.crc32(content)]
             save_archive({"facts": {"lanes": 3}, "files": files}, storage / "contents.pt")
-        with pytest.raises(ArgumentError, match="must be a folder of memory-mapped tensors: Refusing to load pickled"):
+        with pytest.raises(ArgumentError, match="must hold a TensorDict of tensors and nothing else"):
             make().loads(folder)
     assert not made.exists()
 

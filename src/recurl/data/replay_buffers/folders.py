@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import math
+import mmap
+import os
 import shutil
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, cast
+from urllib.parse import unquote
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from recurl.archive import load_archive, save_archive
-from recurl.errors import ArgumentError, RecurlError
+from recurl.errors import ArgumentError, RecurlError, UsageError
 from recurl.keys import NestedKey
+from recurl.untrusted import check_folder, open_regular
 
 __all__ = ["flat_tensordict", "fresh_folder", "load_folder", "map_tensors", "readable", "seal_folder", "tensor_leaves"]
 
 Entries: TypeAlias = dict[NestedKey, Tensor]
 _CONTENTS = "contents.pt"
+_METADATA, _SUFFIX = "meta.json", ".memmap"
+_TYPE = "<class 'tensordict._td.TensorDict'>"
 _CHUNK = 1 << 22
+_LONGEST = 1 << 24
+_DEPTH = 50
+_DIMENSIONS = 64
 
 
 def tensor_leaves(data: TensorDictBase) -> Entries:
@@ -53,8 +64,19 @@ def map_tensors(items: Entries, batch_size: torch.Size, path: Path) -> Entries:
 
 @contextmanager
 def fresh_folder(path: Path) -> Generator[Path]:
-    """Yield an empty folder, which replaces ``path`` once the block has ended without an error."""
+    """Yield an empty folder, which replaces ``path`` once the block has ended without an error.
+
+    Raises:
+        UsageError: ``path`` is a link or a file.
+    """
     new, old = path.with_name(path.name + ".new"), path.with_name(path.name + ".old")
+    for folder in (path, new, old):
+        try:
+            check_folder(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UsageError(f"{folder} can't be replaced ({error.strerror}): name another folder.") from error
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir(parents=True)
@@ -107,42 +129,121 @@ def load_folder(path: Path) -> tuple[TensorDict, dict[str, Any]]:
         ArgumentError: the folder is missing, its files are damaged, or they hold anything but tensors.
     """
     facts: dict[str, Any] = {}
-    if (path / _CONTENTS).exists():
+    names = _names(path)
+    if _CONTENTS in names:
         contents = load_archive(path / _CONTENTS)
+        names.remove(_CONTENTS)
         try:
             facts, files = dict(contents["facts"]), dict(contents["files"])
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"{path / _CONTENTS} must hold the checksums of the files beside it.") from error
-        for name in sorted(files.keys() | _names(path)):
-            if name not in files or not (path / name).is_file() or _checksum(path / name) != files[name]:
+        for name in sorted({*map(str, files), *names}):
+            if name not in files or name not in names or _checksum(path / name) != files[name]:
                 raise ArgumentError(f"{path / name} is damaged: its checksum differs from the saved one.")
+    return _read_tensordict(path, 0), facts
+
+
+def _read_tensordict(path: Path, depth: int) -> TensorDict:
+    """Return what ``TensorDict.memmap`` wrote, in memory that is private to this process: files are never changed."""
+    about = _read_metadata(path / _METADATA)
+    if about.get("_type") != _TYPE or depth > _DEPTH:
+        raise ArgumentError(
+            f"{path} must hold a TensorDict of tensors and nothing else, got {str(about.get('_type'))[:80]}."
+        )
+    data = TensorDict({}, _shape(about.get("shape"), path))
+    folders, files = _by_key(path)
+    for key, entry in about.items():
+        if not isinstance(entry, dict):
+            continue
+        if "type" not in entry:
+            data.set(key, _mapped(files.get(key), f"{path} ({key[:80]})", cast(dict[str, Any], entry)))
+        elif key in folders:
+            data.set(key, _read_tensordict(folders[key], depth + 1))
+    return data
+
+
+def _by_key(path: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Return folders and files of tensors in a folder by key; names have ``%`` and two digits for some letters."""
+    folders: dict[str, Path] = {}
+    files: dict[str, Path] = {}
+    for found in path.iterdir():
+        table = files if found.suffix == _SUFFIX else folders
+        name = found.name.removesuffix(_SUFFIX)
+        table.setdefault(name, found)  # as earlier versions of tensordict wrote it
+        table["" if name == "%" else unquote(name)] = found
+    return folders, files
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
     try:
-        data = TensorDict.load_memmap(path, allow_pickle=False)
-    except Exception as error:  # tensordict raises many classes, depending on the contents of the folder
-        raise ArgumentError(f"{path} must be a folder of memory-mapped tensors: {error}") from error
-    if any(type(part) is not TensorDict for part in _parts(data)):
-        raise ArgumentError(f"{path} must hold a TensorDict of tensors and nothing else.")
-    return data, facts
+        with open_regular(path) as file:
+            about = json.loads(file.read(_LONGEST))
+    except OSError as error:
+        raise ArgumentError(
+            f"{path.parent} must be a folder of memory-mapped tensors, but {path.name} can't be read: {error.strerror}."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"{path} must hold the shapes of memory-mapped tensors: it is not JSON.") from error
+    if not isinstance(about, dict):
+        raise ArgumentError(f"{path} must hold the shapes of memory-mapped tensors, got {type(about).__name__}.")
+    return cast(dict[str, Any], about)
 
 
-def _parts(data: Any) -> Iterator[Any]:
-    """Yield ``data`` and all values in it that are not tensors, at any depth."""
-    yield data
-    if type(data) is TensorDict:
-        for value in data.values():
-            if not isinstance(value, Tensor):
-                yield from _parts(value)
+def _mapped(file: Path | None, what: str, entry: dict[str, Any]) -> Tensor:
+    """Return the tensor in a file, which must have the length that its shape says."""
+    name = str(entry.get("dtype"))
+    dtype = getattr(torch, name.removeprefix("torch."), None) if name.startswith("torch.") else None
+    if not isinstance(dtype, torch.dtype) or entry.get("is_nested"):
+        raise ArgumentError(f"{what} must be a dense tensor of a dtype of torch, not of {name[:80]}.")
+    shape = _shape(entry.get("shape"), what)
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0:
+        return torch.empty(shape, dtype=dtype)
+    if file is None:
+        raise ArgumentError(f"{what} lacks its file.")
+    try:
+        with open_regular(file) as opened:
+            length = os.fstat(opened.fileno()).st_size
+            if length != size:
+                raise ArgumentError(f"{file} must have the {size:,} bytes of {dtype} {list(shape)}, it has {length:,}.")
+            memory = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        raise ArgumentError(f"{file} can't be read: {error.strerror}.") from error
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def _shape(value: Any, what: Path | str) -> torch.Size:
+    sizes: list[Any] = cast(list[Any], value) if isinstance(value, list) else [None]
+    if len(sizes) > _DIMENSIONS or any(type(size) is not int or not 0 <= size < 1 << 48 for size in sizes):
+        raise ArgumentError(f"{what} must have a shape of natural numbers, got {str(value)[:80]}.")
+    return torch.Size(sizes)
 
 
 def _names(path: Path) -> set[str]:
-    files = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
-    return files - {_CONTENTS}
+    """Return the names of all files under a folder; anything but files and folders is refused."""
+    names: set[str] = set()
+    left = [path]
+    while left:
+        folder = left.pop()
+        try:
+            check_folder(folder)
+            entries = list(os.scandir(folder))
+        except OSError as error:
+            raise ArgumentError(f"{folder} must be a folder of memory-mapped tensors: {error.strerror}.") from error
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                left.append(Path(entry.path))
+            elif entry.is_file(follow_symlinks=False):
+                names.add(Path(entry.path).relative_to(path).as_posix())
+            else:
+                raise ArgumentError(f"{entry.path} must be a file or a folder, and is a link or something else.")
+    return names
 
 
 def _checksum(path: Path) -> list[int]:
     """Return length and CRC32 of a file."""
     length = crc = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK):
             length, crc = length + len(chunk), zlib.crc32(chunk, crc)
     return [length, crc]

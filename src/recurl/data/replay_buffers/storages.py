@@ -20,6 +20,7 @@ from recurl.data.replay_buffers.next_images import NextImages, next_images_of
 from recurl.data.replay_buffers.storage import Storage
 from recurl.errors import ArgumentError, ArgumentTypeError, UnsupportedError, UsageError
 from recurl.keys import NestedKey
+from recurl.untrusted import open_regular
 
 if not TYPE_CHECKING:  # type checkers assume that a module with __getattr__ has every name
     __getattr__ = absent_names(__name__)
@@ -28,6 +29,7 @@ __all__ = ["LazyMemmapStorage", "LazyTensorStorage", "ListStorage", "Storage", "
 
 Data: TypeAlias = TensorDictBase | Tensor
 _CHUNK = 1024  # items
+_LANES_BYTES = 20
 _PLAIN = "_tensor"  # key of data that is a single tensor
 
 
@@ -217,7 +219,7 @@ class LazyTensorStorage(Storage):
             ArgumentError: the folder is missing or damaged, or its contents don't fit this storage.
         """
         saved, facts = load_folder(path)
-        lanes = facts["lanes"] if facts else int((path / "lanes").read_text())  # a separate file in earlier versions
+        lanes = facts["lanes"] if facts else _read_lanes(path / "lanes")
         self._take(lanes, tensor_leaves(saved), saved.batch_size[1:])
 
     def _positions(self, steps: int) -> Tensor:
@@ -378,6 +380,12 @@ class ListStorage(Storage):
             ArgumentError: the file is missing or damaged.
         """
         self.load_state_dict(load_archive(path / "items.pt"))
+
+
+def _read_lanes(path: Path) -> int:
+    """Return the number of lanes from a file of its own, where earlier versions saved it."""
+    with open_regular(path) as file:
+        return int(file.read(_LANES_BYTES))
 
 
 def leaves(data: TensorDictBase | Tensor) -> dict[NestedKey, Tensor]:

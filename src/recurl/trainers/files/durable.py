@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recurl.errors import StorageError
+from recurl.untrusted import check_regular, open_regular_descriptor
 
 _SUFFIX = ".partial"
 _SPACE = "make room there, or take a folder elsewhere"
@@ -21,6 +22,9 @@ _ADVICE = {
     errno.EROFS: _ALLOWED,
     errno.EACCES: _ALLOWED,
     errno.EPERM: _ALLOWED,
+    errno.ELOOP: "name the file or folder that it points to, or remove the link",
+    errno.EINVAL: "name a regular file",
+    errno.EISDIR: "name a file",
 }
 
 _NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system without such a call
@@ -74,7 +78,8 @@ def replacing(path: Path) -> Generator[Any]:
     """Yield a file to write to, whose content stands under ``path`` after the block: whole and on disk, or not at all.
 
     Raises:
-        StorageError: it can't be written; what was there before is unharmed.
+        StorageError: it can't be written, or ``path`` is a link, a folder, a FIFO, a socket or a device; what was there
+            before is unharmed.
 
     Example:
         >>> import tempfile
@@ -88,8 +93,12 @@ def replacing(path: Path) -> Generator[Any]:
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}{_SUFFIX}")
     with writing(path):
+        with suppress(FileNotFoundError):
+            check_regular(path)
+        with suppress(FileNotFoundError):
+            partial.unlink()  # of a process of the same number that died, or a link
         try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
+            descriptor = open_regular_descriptor(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 sink = _Sink(descriptor)
                 yield sink

@@ -13,6 +13,7 @@ from pathlib import Path
 from recurl.errors import LockedError
 from recurl.trainers.files.durable import writing
 from recurl.trainers.files.owner import OwnerFile, this_process
+from recurl.untrusted import open_regular_descriptor
 
 try:
     import fcntl
@@ -82,7 +83,7 @@ class FolderLock:
     def _take(self) -> None:
         path = self._folder / _LOCK
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = open_regular_descriptor(path, os.O_RDWR | os.O_CREAT)
             locks = _lock_of_folder(descriptor, self._folder)
             if _is_still(path, descriptor):
                 break
@@ -90,6 +91,8 @@ class FolderLock:
         self._descriptor = descriptor
         if not locks:
             self._take_file()
+        if os.fstat(descriptor).st_nlink > 1:  # a hard link to another file, which keeps its content
+            return
         with suppress(OSError):  # it is for the message only
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
@@ -153,7 +156,7 @@ def _lock(descriptor: int) -> None:
 
 def _is_still(path: Path, descriptor: int) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 

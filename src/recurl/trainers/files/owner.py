@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from recurl.errors import LockedError
-from recurl.untrusted import read_json
+from recurl.untrusted import open_regular_descriptor, read_json
 
 __all__ = ["OwnerFile", "this_process"]
 
 _PROC = Path("/proc")
+_LONGEST = 4096
 
 
 def this_process() -> dict[str, Any]:
@@ -104,8 +105,9 @@ class OwnerFile:
         if not self._named_dead():
             return False
         name = hashlib.sha256(str(self._path.resolve()).encode()).hexdigest()[:16]
-        with suppress(OSError), (Path(tempfile.gettempdir()) / f"recurl-{name}.lock").open("a") as turn:
-            self._lock(turn.fileno())
+        turn = Path(tempfile.gettempdir()) / f"recurl-{name}.lock"
+        with suppress(OSError), os.fdopen(open_regular_descriptor(turn, os.O_RDWR | os.O_CREAT), "r+b") as file:
+            self._lock(file.fileno())
             if self._named_dead():
                 self._path.unlink()
                 return True

@@ -21,10 +21,12 @@ from recurl.seeding import derive_seed, env_seed
 from recurl.trainers.algorithms.environment import gym_of, make_env
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
+from recurl.trainers.files.durable import replacing
 from recurl.trainers.report.evaluation_display import EvaluationDisplay
 from recurl.trainers.run.evaluate import Evaluation, check_bounds, evaluate_policy
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.run.load import load_agent
+from recurl.untrusted import check_regular
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -126,6 +128,12 @@ def _check_video(video: Path) -> None:
         raise ArgumentError(f"--video must end with {_SUFFIX}, got {video}.")
     if not video.parent.is_dir():
         raise ArgumentError(f"There is no folder {video.parent}: make it, or name another file with --video.")
+    try:
+        check_regular(video)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ArgumentError(f"--video can't be {video} ({error.strerror}): name another file.") from error
     if importlib.util.find_spec("moviepy") is None:
         raise MissingDependencyError("moviepy is not installed: pip install 'recurl[train]'")
 
@@ -135,5 +143,6 @@ def _moved(place: Path, video: Path) -> list[Path]:
     found = sorted(place.glob(f"*{_SUFFIX}"), key=lambda path: int(path.stem.rpartition("-")[2]))
     names = [video] if len(found) == 1 else [video.with_stem(f"{video.stem}-{i + 1}") for i in range(len(found))]
     for path, name in zip(found, names, strict=True):
-        shutil.move(path, name)
+        with path.open("rb") as recorded, replacing(name) as file:
+            shutil.copyfileobj(recorded, file)
     return names

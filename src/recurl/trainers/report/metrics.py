@@ -15,7 +15,7 @@ import numpy as np
 
 from recurl.errors import ArgumentError
 from recurl.trainers.files.durable import sync_folder, write_all, write_whole, writing
-from recurl.untrusted import open_regular, open_regular_descriptor, read_bytes
+from recurl.untrusted import open_regular, open_regular_descriptor
 
 Row: TypeAlias = Mapping[str, float]
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -95,9 +95,9 @@ class MetricsFile:
                 "lost, the run goes on without them."
             )
         text = self._text([dict(zip(self._fields, self._fields, strict=True)), *kept])
-        if not _holds(path, text):
-            write_whole(path, text)
         with writing(path):
+            if not _holds(path, text):
+                write_whole(path, text)
             self._descriptor = open_regular_descriptor(path, os.O_WRONLY | os.O_APPEND)
 
     def _text(self, rows: Sequence[Mapping[str, object]]) -> bytes:
@@ -127,9 +127,12 @@ class MetricsFile:
 
 
 def _holds(path: Path, text: bytes) -> bool:
+    """Return whether a file holds ``text``, and has no other name (a hard link) whose file would grow with it."""
     try:
-        return read_bytes(path, len(text)) == text
-    except OSError:
+        with open_regular(path) as file:
+            about = os.fstat(file.fileno())
+            return about.st_nlink == 1 and about.st_size == len(text) and file.read() == text
+    except FileNotFoundError:
         return False
 
 

@@ -62,4 +62,6 @@ def _read_id(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"{path} holds no id of Weights & Biases ({error}): remove it.") from error
+        raise ArgumentError(
+            f"{path} holds no id of Weights & Biases ({error}): remove it; the run gets another id."
+        ) from error

@@ -21,7 +21,7 @@ from recurl.trainers.files.checkpoints import latest_checkpoint, load_newest
 from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_whole, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 from recurl.trainers.trust import check_names
-from recurl.untrusted import read_json
+from recurl.untrusted import check_folder, read_json
 
 CHECKPOINTS = ("newest", "best")
 """Names of the checkpoints that :meth:`RunFolder.read_checkpoint` reads."""
@@ -65,12 +65,14 @@ class RunFolder:
         :meth:`create` to the end of the run. Reading needs no such right.
 
         Raises:
+            ArgumentError: a folder in it is a link.
             LockedError: another process holds it.
             StorageError: the folder can't be written.
         """
         with ExitStack() as stack:
             with _naming_another():
                 make_folder(self.path)
+                self._check_folders()
                 stack.enter_context(self._lock.hold())
             yield
 
@@ -113,6 +115,23 @@ class RunFolder:
     def curve(self) -> Path:
         """Picture of the learning curve."""
         return self.path / "learning_curve.png"
+
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        return self.checkpoints, self.best, self.tensorboard, self.path / "wandb"
+
+    def _check_folders(self) -> None:
+        """Refuse links in place of folders: what they point to is not part of the run."""
+        for folder in self._folders:
+            try:
+                check_folder(folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise ArgumentError(
+                    f"{folder} can't be used ({error.strerror}): the folders of a run must be folders in it; move what "
+                    "belongs to the run there, or remove it."
+                ) from error
 
     def check_free(self, *, overwrite: bool) -> None:
         """Refuse a folder that holds a run or other files.
@@ -164,6 +183,7 @@ class RunFolder:
         Raises:
             ArgumentError: there is no run or checkpoint here, or not even one batch would be added.
         """
+        self._check_folders()
         config, taken = self.read_config(given=given), int(latest_checkpoint(self.checkpoints).stem)
         extended = replace(config, total_steps=total_steps)
         if extended.updates * extended.frames_per_batch <= taken:
@@ -207,7 +227,7 @@ class RunFolder:
     def _clear(self) -> None:
         """Remove the files of another run; its options stay until the next ones replace them."""
         with writing(self.path):
-            for folder in (self.checkpoints, self.best, self.tensorboard, self.path / "wandb"):
+            for folder in self._folders:
                 if folder.exists():
                     shutil.rmtree(folder)
             for file in (self.metrics, self.evaluations, self.versions, self.curve):
@@ -291,6 +311,7 @@ class RunFolder:
                 f"--checkpoint must be one of {', '.join(CHECKPOINTS)}, got {name!r}"
                 f"{f': did you mean {near[0]}?' if near else '.'}"
             )
+        self._check_folders()
         if name == "newest":
             return load_newest(self.checkpoints, self.notify)
         if not self.best.is_dir():

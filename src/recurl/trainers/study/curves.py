@@ -44,6 +44,9 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
 def _runs_in(path: Path) -> list[RunFolder]:
     if (path / "sweep.json").exists():
         runs = [RunFolder(file.parent) for file in sorted(path.glob("*/config.json"))]
+        for run in runs:
+            if run.path.is_symlink():
+                raise ArgumentError(f"{run.path} is a symbolic link: name the run that it points to, not the sweep.")
         if not runs:
             raise ArgumentError(f"The sweep {path} holds no run yet.")
         return runs

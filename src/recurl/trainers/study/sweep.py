@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,12 +19,12 @@ from typing import Any
 from recurl.errors import ArgumentError, LockedError
 from recurl.trainers.algorithms.options_file import write_options_file
 from recurl.trainers.files.checkpoints import latest_checkpoint
-from recurl.trainers.files.durable import is_partial, make_folder, write_whole
+from recurl.trainers.files.durable import is_partial, make_folder, write_whole, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 from recurl.trainers.report.metrics import EVALUATION, RETURN, read_metrics
 from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.study.grid import Job
-from recurl.untrusted import read_bytes, read_json
+from recurl.untrusted import check_folder, open_regular_descriptor, read_bytes, read_json
 
 _SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
@@ -72,11 +73,25 @@ class Sweep:
         make_folder(self.folder)
         with self._lock.hold():
             self._check_or_write()
+            self._check_folders()
             self._status = {job.name: "waiting" for job in self._jobs}
             for row in self._read_results():
                 if row["status"] == "finished" and (self.folder / row["job"] / "config.json").exists():
                     self._status[row["job"]] = "finished"
             yield
+
+    def _check_folders(self) -> None:
+        """Refuse links in place of the folders of runs."""
+        for job in self._jobs:
+            try:
+                check_folder(self.folder / job.name)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise ArgumentError(
+                    f"{self.folder / job.name} can't be used ({error.strerror}): the runs of a sweep must be folders "
+                    "in it; move the run there, or remove what is there."
+                ) from error
 
     def _check_or_write(self) -> None:
         first = self._jobs[0]
@@ -159,7 +174,10 @@ class Sweep:
                 ["--config", str(file), "--run-dir", str(folder.path), "--overwrite", "--trust-run"],
                 "started",
             )
-        with (self.folder / f"{job.name}.log").open("ab") as log:
+        path = self.folder / f"{job.name}.log"
+        with writing(path):
+            descriptor = open_regular_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with os.fdopen(descriptor, "ab") as log:
             command = [sys.executable, "-m", "recurl.cli.job", "train", *words]
             # In a session of its own: Ctrl-C in the terminal would reach it too, and be the first of two signals.
             self._processes[job.name] = subprocess.Popen(

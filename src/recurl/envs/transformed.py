@@ -8,12 +8,12 @@ from torch import Tensor
 
 from recurl.envs.base import EnvBase
 from recurl.envs.in_place import InPlace
-from recurl.errors import ArgumentTypeError
-from recurl.keys import REWARD
-from recurl.lowering import Step, takes_entries, unmarked
+from recurl.errors import ArgumentError, ArgumentTypeError
+from recurl.keys import NEXT, RESET, REWARD, normalize_key
+from recurl.lowering import Step, leaves, like, takes_entries, unmarked
 from recurl.specs import Composite
 from recurl.transforms import Compose, Transform
-from recurl.transforms.base import keeps_memory
+from recurl.transforms.base import HOOKS, keeps_memory, merge_reset, reset_mask, rewrites
 
 
 class TransformedEnv(EnvBase, wraps=True):
@@ -68,10 +68,43 @@ class TransformedEnv(EnvBase, wraps=True):
         self._reward = parts.transform_reward_spec(reward)[REWARD]
         self._observation, self._state, self._done = observation, state, done
         self._plan_carry()
+        self._rewrites = any(map(rewrites, parts))
+        for part in parts:
+            self._check_keys(part)
+
+    def _check_keys(self, part: Transform) -> None:
+        """Refuse keys of a transform that are no entries of a step."""
+        if not rewrites(part) or type(part)._call is not Transform._call:  # pyright: ignore[reportPrivateUsage] - the hook
+            return
+        specs = (self.base_env.observation_spec, self._observation, self._state, self._done)
+        for name, keys, known in (("in_keys", part.in_keys, specs), ("out_keys", part.out_keys, specs[1:])):
+            for key in keys:
+                if key != REWARD and not any(key in spec for spec in known):
+                    entries = [REWARD, *dict.fromkeys(entry for spec in known for entry in spec.keys(True, True))]
+                    raise ArgumentError(
+                        f"The {name} of a transform must be entries of a step, but {part!r} has {key!r}, and there are "
+                        f"{entries}. A new entry must be declared: override transform_observation_spec."
+                    )
 
     @takes_entries
     def _root(self, tensordict: Step | None) -> Any:
+        mask = reset_mask(tensordict) if self._rewrites else None
+        if tensordict is not None and mask is not None:
+            return self._own(self._partial_root(tensordict, mask))
         return self._own(self.transform._reset(tensordict, self.base_env._root(tensordict)))  # type: ignore[reportPrivateUsage] # the hook
+
+    def _partial_root(self, tensordict: Step, mask: Tensor) -> Any:
+        """Reset some rows, where transforms rewrite entries: those of the other rows have been rewritten already."""
+        if not self.never_waits and not self.has_any(mask):
+            return tensordict.copy().exclude(RESET, NEXT)
+        own, states = self.base_env.observation_spec, self.base_env.state_spec
+        entries = ((normalize_key(path), value) for path, value in leaves(tensordict))
+        given = {key: value for key, value in entries if key not in own or key in states}
+        fresh = self.base_env._root(like(tensordict, given, self.batch_size, self.device))  # type: ignore[reportPrivateUsage] # the hook
+        root = self.transform._reset(tensordict, fresh)  # type: ignore[reportPrivateUsage] # the hook
+        for key, value in leaves(root):
+            root.set(key, merge_reset(mask, value, tensordict, key))
+        return root
 
     @takes_entries
     def _next(self, tensordict: Step) -> Any:
@@ -112,7 +145,7 @@ class TransformedEnv(EnvBase, wraps=True):
     def why_not_lowered(self) -> str | None:
         """Return the reason why the base environment or a transform needs TensorDicts at every step, or None."""
         own = super().why_not_lowered() or self.base_env.why_not_lowered()
-        reasons = [own, *(unmarked(transform, "_reset", "_step") for transform in self.transform)]
+        reasons = [own, *(unmarked(transform, *HOOKS) for transform in self.transform)]
         return next((reason for reason in reasons if reason), None)
 
     def in_place(self) -> InPlace | str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from tensordict import TensorDictBase
 
-from recurl.errors import ArgumentTypeError, UnsupportedError
-from recurl.keys import RESET, NestedKey
+from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UnsupportedError
+from recurl.keys import RESET, NestedKey, normalize_key
 from recurl.lowering import Step, takes_entries
 from recurl.specs import Composite
 
 __all__ = [
+    "HOOKS",
     "Compose",
     "Constant",
     "Transform",
@@ -23,10 +24,35 @@ __all__ = [
     "makes_memory",
     "merge_reset",
     "reset_mask",
+    "rewrites",
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MAKES_MEMORY = "_recurl_makes_memory"
+HOOKS = ("_reset", "_step", "_call", "_apply_transform")
+"""What runs at resets and steps."""
+_OF_ACTIONS = (
+    "actions stay as the policy chose them: convert them in the environment, for instance with "
+    "gymnasium.wrappers.TransformAction"
+)
+_OF_SPECS = "override transform_observation_spec, transform_state_spec, transform_reward_spec or transform_done_spec"
+_OF_STATE = "keep what a transform remembers in the TensorDict, as an entry that _reset sets and _step updates"
+_UNUSED_HOOKS = {
+    "_inv_call": _OF_ACTIONS,
+    "_inv_apply_transform": _OF_ACTIONS,
+    "inv": _OF_ACTIONS,
+    "transform_action_spec": _OF_ACTIONS,
+    "transform_input_spec": _OF_SPECS,
+    "transform_output_spec": _OF_SPECS,
+    "transform_env_batch_size": _OF_SPECS,
+    "transform_env_device": _OF_SPECS,
+    "_reset_env_preprocess": "override _reset, which gets the argument of the reset and its result",
+    "_reset_func": "override _reset, which gets the argument of the reset and its result",
+    "reset": "override _reset, which gets the argument of the reset and its result",
+    "step": "override _step, which gets the root that was stepped and the result of the step",
+    "init": _OF_STATE,
+}
+"""Methods of TorchRL's transforms that nothing here calls, and what to write instead."""
 
 
 def makes_memory(function: _F) -> _F:
@@ -41,9 +67,14 @@ def makes_memory(function: _F) -> _F:
 
 def keeps_memory(instance: object) -> bool:
     """Return whether the results of ``_reset`` and ``_step`` of an environment or transform must be copied."""
-    methods = ("_reset", "_step")
+    methods = [name for name in HOOKS if hasattr(type(instance), name)]
     own = [getattr(getattr(type(instance), name), _MAKES_MEMORY, False) for name in methods]
     return not all(own) or any(name in vars(instance) for name in methods)
+
+
+def rewrites(transform: Transform) -> bool:
+    """Return whether a transform has hooks that compute entries from others without regard to the reset mask."""
+    return any(getattr(type(transform), name) is not getattr(Transform, name) for name in ("_call", "_apply_transform"))
 
 
 class Constant(NamedTuple):
@@ -67,8 +98,76 @@ class Transform:
     several environments. Every hook is the identity unless overridden. Iterating over a transform yields its parts: a
     single transform yields itself.
 
+    A subclass overrides the methods of specs for the entries that it changes, and one of
+
+    * :meth:`_apply_transform`, a function of one tensor: applied to each of ``in_keys``, at resets and at steps;
+    * :meth:`_call`, a function of one TensorDict, and :meth:`_reset`, as in TorchRL: ``_call`` gets the ``next`` of
+      every step, and ``_reset`` decides what happens at a reset, usually ``return self._call(tensordict_reset)``;
+    * :meth:`_step` and :meth:`_reset`, which also see what was there before.
+
+    After a partial reset, ``_call`` and ``_apply_transform`` count in the rows that were reset only. There are no
+    inverse transforms of actions. A class with a method of TorchRL's transforms that nothing here calls is refused.
+
     The results of the hooks are copied, unless the hooks are marked with :func:`makes_memory`.
+
+    Args:
+        in_keys: entries that :meth:`_apply_transform` reads; those of a reward are read at steps only.
+        out_keys: entries that it writes; ``in_keys`` when None.
+        in_keys_inv: must be empty, as TorchRL's inverse transforms don't exist here.
+        out_keys_inv: likewise.
+
+    Raises:
+        ArgumentError: ``in_keys`` and ``out_keys`` differ in length.
+        UnsupportedError: there are keys of an inverse transform; or a class is defined with a method that is not used.
+
+    Example:
+        >>> from recurl.envs import GymEnv, TransformedEnv
+        >>> class Halved(Transform):
+        ...     def _apply_transform(self, value):
+        ...         return value / 2
+        >>> env = TransformedEnv(GymEnv("CartPole-v1"), Halved(in_keys=["reward"]))
+        >>> env.rollout(3)["next", "reward"].squeeze(-1)
+        tensor([0.5000, 0.5000, 0.5000])
     """
+
+    in_keys: Sequence[NestedKey] = ()
+    out_keys: Sequence[NestedKey] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a class with a hook that nothing calls."""
+        super().__init_subclass__(**kwargs)
+        for name in vars(cls):
+            advice = _UNUSED_HOOKS.get(name)
+            if advice is None and name.startswith("transform_") and name.endswith("_spec"):
+                advice = None if hasattr(Transform, name) else _OF_SPECS
+            if advice is not None:
+                raise UnsupportedError(f"{cls.__name__}.{name} would never be called by recurl: {advice}.")
+        if cls._call is not Transform._call and Transform._reset is cls._reset and Transform._step is cls._step:
+            raise UnsupportedError(
+                f"{cls.__name__} overrides _call, which transforms the results of steps, and must say what happens at "
+                "resets: define _reset(self, tensordict, tensordict_reset) too, which returns "
+                "self._call(tensordict_reset), or tensordict_reset where nothing is to be done, as for a reward."
+            )
+
+    def __init__(
+        self,
+        in_keys: Sequence[NestedKey] | None = None,
+        out_keys: Sequence[NestedKey] | None = None,
+        in_keys_inv: Sequence[NestedKey] | None = None,
+        out_keys_inv: Sequence[NestedKey] | None = None,
+    ) -> None:
+        if in_keys_inv or out_keys_inv:
+            raise UnsupportedError(
+                f"{type(self).__name__} got in_keys_inv={in_keys_inv} and out_keys_inv={out_keys_inv}, but recurl has "
+                f"no inverse transforms: {_OF_ACTIONS}."
+            )
+        self.in_keys = _keys("in_keys", in_keys)
+        self.out_keys = self.in_keys if out_keys is None else _keys("out_keys", out_keys)
+        if len(self.in_keys) != len(self.out_keys):
+            raise ArgumentError(
+                f"{type(self).__name__} needs one out_key for each in_key, got in_keys={self.in_keys} and "
+                f"out_keys={self.out_keys}."
+            )
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Return the observation spec (its shape is the environment's batch size) with the entries added here."""
@@ -97,7 +196,7 @@ class Transform:
             tensordict: argument of ``reset``, with its mask under ``"_reset"`` (see :func:`reset_mask`), or None.
             tensordict_reset: root after the reset; rows that were not reset keep their values.
         """
-        return tensordict_reset
+        return self._applied(tensordict_reset, at_step=False)
 
     @takes_entries
     @makes_memory
@@ -108,18 +207,44 @@ class Transform:
             tensordict: root that was stepped.
             next_tensordict: ``next`` as the environment and earlier transforms have filled it.
         """
-        return next_tensordict
+        return self._call(next_tensordict)
+
+    @takes_entries
+    @makes_memory
+    def _call(self, next_tensordict: Any) -> Any:
+        """Return the result of a step with each of ``in_keys`` transformed.
+
+        Args:
+            next_tensordict: ``next`` as the environment and earlier transforms have filled it.
+        """
+        return self._applied(next_tensordict, at_step=True)
+
+    @takes_entries
+    @makes_memory
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the entry to write to an ``out_key``, given that of its ``in_key``."""
+        return value
+
+    def _applied(self, tensordict: Step, *, at_step: bool) -> Step:
+        """Transform the entries ``in_keys``; a reset may lack some of them, such as the reward."""
+        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+            value = tensordict.get(in_key, None)
+            if value is not None:
+                tensordict.set(out_key, self._apply_transform(value))
+            elif at_step:
+                raise MissingKeyError(f"{self!r} transforms the entry {in_key!r}, which the step did not return.")
+        return tensordict
 
     def constants(self) -> Sequence[Constant] | None:
         """Return the entries that the hooks set, if each is a constant, or None if the hooks do anything else.
 
-        A collector then sets them itself, in the memory of a batch. A class that overrides ``_reset`` or ``_step`` must
+        A collector then sets them itself, in the memory of a batch. A class that overrides one of the hooks must
         override this method too for it to count.
         """
         return ()
 
-    def forward(self, tensordict: TensorDictBase) -> NoReturn:
-        """Raise UnsupportedError: a transform acts inside an environment only.
+    def forward(self, tensordict: TensorDictBase) -> Any:
+        """Raise UnsupportedError: a transform acts inside an environment only, unless a subclass overrides this.
 
         Raises:
             UnsupportedError: always.
@@ -130,7 +255,9 @@ class Transform:
             "environments take TorchRL's transforms; prepare policies for them with recurl.interop.for_torchrl(policy)."
         )
 
-    __call__ = forward
+    def __call__(self, tensordict: TensorDictBase) -> Any:
+        """Call :meth:`forward`."""
+        return self.forward(tensordict)
 
     def __iter__(self) -> Iterator[Transform]:
         yield self
@@ -173,7 +300,15 @@ class Compose(Transform):
                 f"{kind.__module__}.{kind.__name__}. Modules of recurl.modules create primers of recurl, unless "
                 "recurl.interop.for_torchrl has prepared them for TorchRL."
             )
-        self._parts.extend(transform)
+        for part in transform:
+            kind = type(part)
+            applies = kind._apply_transform is not Transform._apply_transform and kind._call is Transform._call
+            if applies and kind._step is Transform._step and not part.in_keys:
+                raise ArgumentError(
+                    f"{kind.__name__}._apply_transform is applied to the entries in_keys, but there are none: name "
+                    "them, super().__init__(in_keys=['observation'])."
+                )
+            self._parts.append(part)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Return the spec after all transforms."""
@@ -236,9 +371,16 @@ def constants_of(transform: Transform) -> Sequence[Constant] | None:
         >>> print(constants_of(RewardSum()))
         None
     """
-    names = {"_reset", "_step", "constants"}
+    names = {*HOOKS, "constants"}
     owner = next(cls for cls in type(transform).__mro__ if names & vars(cls).keys())
     return transform.constants() if "constants" in vars(owner) else None
+
+
+def _keys(name: str, keys: Any) -> list[NestedKey]:
+    """Return keys as a list; a single string would be taken apart."""
+    if isinstance(keys, str):
+        raise ArgumentTypeError(f"{name} must be a list of keys, got {keys!r}: write [{keys!r}].")
+    return [normalize_key(key) for key in keys or ()]
 
 
 def reset_mask(tensordict: Step | None) -> torch.Tensor | None:

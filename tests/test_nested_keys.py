@@ -30,6 +30,7 @@ from recurl.diagnostics import check_wiring
 from recurl.envs import EnvBase, GroupedEnv, GymWrapper, ParallelEnv, SerialEnv
 from recurl.envs.utils import step_mdp
 from recurl.envs.wiring import policy_transforms
+from recurl.errors import ArgumentError, UsageError, WiringError
 from recurl.keys import NestedKey, next_key, normalize_key, path_of
 from recurl.lowering import leaves_by_path
 from recurl.modules import (
@@ -47,6 +48,8 @@ from recurl.modules import (
 )
 from recurl.objectives import A2CLoss, ClipPPOLoss, DiscreteSACLoss, DQNLoss, ReinforceLoss, SACLoss, TD3Loss
 from recurl.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
+from recurl.trainers import DQN, PPO, DQNConfig, PPOConfig
+from recurl.transforms import InitTracker, RewardSum, StepCounter, Transform
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 OBSERVATIONS: dict[NestedKey, gym.Space] = {
@@ -80,7 +83,7 @@ class Bot(gym.Env):
         def drawn(space: gym.Space) -> Any:
             if isinstance(space, gym.spaces.Dict):
                 return {name: drawn(part) for name, part in sorted(space.items(), reverse=True)}
-            return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+            return self.np_random.uniform(-1, 1, space.shape).astype(np.float32)
 
         return drawn(self.observation_space)
 
@@ -432,3 +435,81 @@ def test_doctor_finds_nothing(observation: NestedKey, state: NestedKey) -> None:
     found = check_wiring(case.actor(LSTMModule), case.env(), auto_register_policy_transforms=True)
     assert {"feedback", "memory", "replay"} <= {result.name for result in found}
     assert [result for result in found if not result.passed] == []
+
+
+def gru(state: NestedKey, reads: NestedKey = "observation") -> TensorDictSequential:
+    memory = GRUModule(3, 3, in_keys=[reads, state], out_keys=["features", next_key(state)])
+    head = TensorDictModule(nn.Linear(3, 3), ["features"], ["logits"])
+    return ProbabilisticActor(TensorDictSequential(memory, head), in_keys=["logits"], distribution_class=Categorical)
+
+
+@pytest.mark.parametrize(
+    ("observation", "state", "said"),
+    [
+        (("robot", "joint"), "robot", r"'robot' can't be a tensor, as \[\('robot', 'joint'\)\] are nested in it"),
+        ("observation", ("observation", "h"), "can't be nested in 'observation', which is a tensor"),
+        ("observation", "reward", "'reward' is another entry of a step"),
+        ("observation", ("action", "h"), "'action' is another entry of a step"),
+        ("observation", ("next", "h"), "'next' is another entry of a step"),
+        ("observation", ("collector", "h"), "'collector' is another entry of a step"),
+    ],
+)
+def test_a_state_that_would_overwrite_another_entry(observation: NestedKey, state: NestedKey, said: str) -> None:
+    env = GymWrapper(Bot(OBSERVATIONS[observation]))
+    with pytest.raises(ArgumentError, match=said):
+        Collector(env, gru(state, observation), frames_per_batch=8)
+
+
+@pytest.mark.parametrize("name", ["action", "reward", "done", "terminated", "next", "_reset", "collector"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_observation_with_the_name_of_another_entry(name: str, nested: bool) -> None:
+    space = gym.spaces.Dict({name: gym.spaces.Dict({"x": BOX}) if nested else BOX, "y": BOX})
+    with pytest.raises(ArgumentError, match=f"{name!r} is another entry of a step.*drop_observations"):
+        GymWrapper(Bot(space))
+    assert list(GymWrapper(Bot(space), drop_observations=[name]).observation_spec.keys()) == ["y"]
+
+
+def test_a_state_with_the_key_of_an_observation() -> None:
+    space = gym.spaces.Dict({"observation": BOX, "h": gym.spaces.Box(-1, 1, (1, 3), np.float32)})
+    policy = gru("h")
+    with pytest.raises(WiringError, match=r"\('next', 'h'\).*overwrites at every step"):
+        Collector(GymWrapper(Bot(space)), policy, frames_per_batch=8)
+    with pytest.raises(WiringError, match=r"\('next', 'h'\).*overwrites at every step"):
+        GymWrapper(Bot(space), policy=policy).rollout(3, policy)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [InitTracker("observation"), StepCounter(step_count_key="observation"), RewardSum(out_keys=["observation"])],
+    ids=repr,
+)
+def test_a_transform_that_would_overwrite_an_observation(transform: Transform) -> None:
+    with pytest.raises(ArgumentError, match="already declares it"):
+        GymWrapper(Bot(BOX)).append_transform(transform)
+    with pytest.raises(ArgumentError, match="can't be a tensor"):
+        GymWrapper(Bot(OBSERVATIONS["robot", "joint"])).append_transform(StepCounter(step_count_key="robot"))
+
+
+def test_a_step_that_was_made_already_names_nested_states() -> None:
+    case = Case(("robot", "joint"), ("robot", "h"))
+    policy = case.actor()
+    env = GymWrapper(Bot(OBSERVATIONS[case.observation]), policy=policy)
+    after = env.step(policy(env.reset()))
+    with pytest.raises(UsageError, match=r"new states \[\('robot', 'actor_h'\)\]"):
+        env.step(after)
+
+
+def test_names_with_dots_are_other_names() -> None:
+    env = GymWrapper(Bot(gym.spaces.Dict({"a": gym.spaces.Dict({"b": BOX}), "a.b": BOX})))
+    assert set(env.reset().keys(True, True)) >= {("a", "b"), "a.b"}
+
+
+@pytest.mark.parametrize(("kind", "config"), [(PPO, PPOConfig), (DQN, DQNConfig)])
+@pytest.mark.parametrize("name", ["memory", "embedding", "state_h", "advantage"])
+def test_runs_refuse_observations_with_names_of_their_networks(kind: Any, config: Any, name: str) -> None:
+    gym.register("Named-v0", lambda: Bot(gym.spaces.Dict({name: BOX, "other": BOX})))
+    try:
+        with pytest.raises(ArgumentError, match=f"{name!r}.*--drop-observations {name}"):
+            kind(config(env="Named-v0", num_envs=2, cell="gru"))
+    finally:
+        gym.registry.pop("Named-v0")

@@ -126,3 +126,63 @@ def test_composite_clone_is_independent():
     assert ("n", "c") not in spec
     assert copy != spec
     assert spec.to("cpu") == Composite({("n", "b"): Categorical(2)}, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: Binary(2), (2,)),
+        (lambda: Binary(n=2), (2,)),
+        (lambda: Binary(n=2, shape=(3, 2)), (3, 2)),
+        (lambda: Binary(), ()),
+        (lambda: Binary((1,), None, torch.int8), (1,)),
+        (lambda: Unbounded(shape=0), (0,)),
+        (lambda: Unbounded(), ()),
+        (lambda: Bounded(-1, 1, 2), (2,)),
+        (lambda: Categorical(4, 2), (2,)),
+        (lambda: OneHot(3, 3), (3,)),
+        (lambda: MultiCategorical((2, 3), 2), (2,)),
+        (lambda: MultiCategorical(torch.tensor([2, 3])), (2,)),
+        (lambda: Composite(a=Unbounded(3, 2), shape=3), (3,)),
+    ],
+)
+def test_a_shape_is_an_int_or_a_sequence(make, shape):
+    assert make().shape == torch.Size(shape)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda: Binary("a"), ArgumentTypeError, "an int or a sequence of ints"),
+        (lambda: Binary(2, 3), ArgumentError, "device of a spec"),
+        (lambda: Binary(n=2, shape=(2, 3)), ArgumentError, "must be n=2"),
+        (lambda: Binary(-1), ArgumentError, "must not be negative"),
+        (lambda: Unbounded(2.5), ArgumentTypeError, "an int or a sequence of ints"),
+        (lambda: Unbounded(2, shape=(3,)), ArgumentError, "given once"),
+        (lambda: Unbounded(2, dtype="float"), ArgumentTypeError, "must be a torch.dtype"),
+        (lambda: Unbounded(2, device="foo"), ArgumentError, "a device of torch"),
+        (lambda: Unbounded(2).to("foo"), ArgumentError, "a device of torch"),
+        (lambda: Unbounded(2).expand("a"), ArgumentTypeError, "an int or a sequence of ints"),
+        (lambda: Bounded("a", 1), ArgumentError, "low must be a number"),
+        (lambda: Bounded(-1, None), ArgumentError, "high must be a number"),
+        (lambda: Bounded(math.nan, 1), ArgumentError, "Every low must be"),
+        (lambda: Bounded(0, 300, dtype=torch.uint8), ArgumentError, "high must be a number.*uint8"),
+        (lambda: Bounded(0.5, 1, dtype=torch.int64), ArgumentError, "low must be a number.*int64"),
+        (lambda: Categorical("4"), ArgumentTypeError, "number of categories"),
+        (lambda: Categorical(math.nan), ArgumentError, "number of categories"),
+        (lambda: Categorical(math.inf), ArgumentError, "number of categories"),
+        (lambda: Categorical(300, dtype=torch.uint8), ArgumentError, "can't hold 300 categories"),
+        (lambda: OneHot("3"), ArgumentTypeError, "number of categories"),
+        (lambda: MultiCategorical(3), ArgumentTypeError, "a sequence of numbers"),
+        (lambda: MultiCategorical([2, "a"]), ArgumentTypeError, "number"),
+        (lambda: MultiCategorical([[2, 3], [4]]), ArgumentError, "one length"),
+        (lambda: MultiCategorical([2, 300], dtype=torch.uint8), ArgumentError, "can't hold 300 categories"),
+        (lambda: Composite([1]), ArgumentTypeError, "maps keys to specs"),
+        (lambda: Composite({"a": Unbounded(1), ("a", "b"): Unbounded(1)}), ArgumentError, "can't be nested in 'a'"),
+        (lambda: Composite({("a", "b"): Unbounded(1), "a": Unbounded(1)}), ArgumentError, "given once"),
+        (lambda: Composite({"a": Unbounded(1)}, a=Unbounded(2)), ArgumentError, "given once"),
+    ],
+)
+def test_arguments_that_make_no_spec(make, error, said):
+    with pytest.raises(error, match=said):
+        make()

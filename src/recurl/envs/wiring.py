@@ -116,4 +116,6 @@ def _keys(module: Any, name: str) -> list[NestedKey]:
 
 
 def _declares(env: Declares, key: NestedKey) -> bool:
-    return key in env.observation_spec or key in env.state_spec
+    """Return whether ``env`` carries the entry ``key``, which is a tensor, not a group of entries."""
+    found = (env.observation_spec.get(key), env.state_spec.get(key))
+    return any(spec is not None and not isinstance(spec, Composite) for spec in found)

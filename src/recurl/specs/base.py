@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 
-from recurl.errors import ArgumentError
+from recurl.errors import ArgumentError, ArgumentTypeError
 
 _S = TypeVar("_S", bound="TensorSpec")
 Device: TypeAlias = torch.device | str | None
@@ -18,16 +19,27 @@ Device: TypeAlias = torch.device | str | None
 class TensorSpec(ABC):
     """Base class of all specs.
 
+    Args:
+        shape: shape of the tensors, an int or a sequence of ints.
+        dtype: dtype of the tensors.
+        device: device of the tensors.
+
+    Raises:
+        ArgumentTypeError: the shape or the dtype is something else.
+        ArgumentError: a size is negative, or there is no such device.
+
     Attributes:
         shape: shape of the tensors, batch dimensions included.
         dtype: dtype of the tensors (``None`` for a :class:`Composite`).
         device: device on which :meth:`rand` and :meth:`zero` create tensors (``None``: torch's default device).
     """
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype | None, device: Device) -> None:
-        self.shape = torch.Size(shape)
+    def __init__(self, shape: int | Sequence[int], dtype: torch.dtype | None, device: Device) -> None:
+        if dtype is not None and not isinstance(dtype, torch.dtype):  # type: ignore[reportUnnecessaryIsInstance] # users
+            raise ArgumentTypeError(f"The dtype of a spec must be a torch.dtype, such as torch.float32, got {dtype!r}.")
+        self.shape = as_size(shape)
         self.dtype = dtype
-        self.device = None if device is None else torch.device(device)
+        self.device = _device(device)
 
     @abstractmethod
     def rand(self) -> Any:
@@ -52,7 +64,7 @@ class TensorSpec(ABC):
             >>> Unbounded(3).expand(8, 3).shape
             torch.Size([8, 3])
         """
-        target = as_size(shape)
+        target = as_size(cast(Any, shape[0] if len(shape) == 1 else shape))
         if len(target) < len(self.shape) or target[len(target) - len(self.shape) :] != self.shape:
             raise ArgumentError(
                 f"A spec of shape {list(self.shape)} can't expand to {list(target)}: the new shape must end with the "
@@ -77,7 +89,7 @@ class TensorSpec(ABC):
     def to(self: _S, device: Device) -> _S:
         """Return this spec for tensors on ``device``."""
         out = self.clone()
-        out.device = None if device is None else torch.device(device)
+        out.device = _device(device)
         return out
 
     def clone(self: _S) -> _S:
@@ -105,8 +117,26 @@ class TensorSpec(ABC):
         return f"{type(self).__name__}(shape={list(self.shape)}, dtype={self.dtype}, device={self.device}{domain})"
 
 
-def as_size(shape: tuple[int | Sequence[int], ...]) -> torch.Size:
-    """Return ``shape``, several ints or one sequence, as a ``torch.Size``."""
-    if len(shape) == 1 and not isinstance(shape[0], int):
-        return torch.Size(shape[0])
-    return torch.Size(cast(tuple[int, ...], shape))
+def as_size(shape: int | Sequence[int]) -> torch.Size:
+    """Return ``shape`` as a ``torch.Size``.
+
+    Raises:
+        ArgumentTypeError: it is neither an int nor a sequence of ints.
+        ArgumentError: a size is negative.
+    """
+    sizes = list(shape) if isinstance(shape, Iterable) else [shape]
+    try:
+        found = torch.Size([operator.index(size) for size in sizes])
+    except TypeError as error:
+        raise ArgumentTypeError(f"A shape must be an int or a sequence of ints, got {shape!r}.") from error
+    if any(size < 0 for size in found):
+        raise ArgumentError(f"The sizes of a shape must not be negative, got {list(found)}.")
+    return found
+
+
+def _device(device: Device) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        said = str(error).splitlines()[0]
+        raise ArgumentError(f"The device of a spec must be a device of torch, got {device!r}: {said}") from error

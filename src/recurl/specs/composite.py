@@ -38,12 +38,14 @@ class Composite(TensorSpec):
     def __init__(
         self,
         specs: Mapping[Any, Any] | None = None,
-        shape: Sequence[int] = (),
+        shape: int | Sequence[int] = (),
         device: Device = None,
         **named: Any,
     ) -> None:
         super().__init__(shape, None, device)
         self._specs: dict[str, TensorSpec] = {}
+        if specs is not None and not isinstance(specs, Mapping | Composite):  # type: ignore[reportUnnecessaryIsInstance] # users
+            raise ArgumentTypeError(f"A Composite maps keys to specs, {{'observation': spec}}, got {specs!r}.")
         for key, spec in (*(specs or {}).items(), *named.items()):
             if key in self:
                 raise ArgumentError(f"Every entry of a Composite must be given once, but {key!r} is there already.")

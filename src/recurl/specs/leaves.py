@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
 
-from recurl.errors import ArgumentError
+from recurl.errors import ArgumentError, ArgumentTypeError
 from recurl.specs.base import Device, TensorSpec, as_size
 
 
@@ -29,11 +29,14 @@ class Unbounded(TensorSpec):
     def __init__(
         self,
         *sizes: int | Sequence[int],
-        shape: int | Sequence[int] = (),
+        shape: int | Sequence[int] | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(as_size(sizes or (shape,)), dtype or torch.get_default_dtype(), device)
+        if sizes and shape is not None:
+            raise ArgumentError(f"A shape must be given once, got {sizes} and shape={shape!r}.")
+        given: Any = sizes[0] if len(sizes) == 1 else sizes if shape is None else shape
+        super().__init__(given, dtype or torch.get_default_dtype(), device)
 
     def rand(self) -> torch.Tensor:
         """Return a standard normal sample (floats) or uniform integers."""
@@ -61,7 +64,7 @@ class Bounded(TensorSpec):
         dtype: torch's default dtype when None.
 
     Raises:
-        ArgumentError: some ``low > high``, or a bound does not broadcast to ``shape``.
+        ArgumentError: some ``low > high``, a bound does not broadcast to ``shape``, or the dtype can't hold it.
 
     Example:
         >>> Bounded(-2.0, 2.0, shape=(1,)).is_in(torch.tensor([2.5]))
@@ -72,21 +75,22 @@ class Bounded(TensorSpec):
         self,
         low: float | torch.Tensor,
         high: float | torch.Tensor,
-        shape: Sequence[int] | None = None,
+        shape: int | Sequence[int] | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         dtype = dtype or torch.get_default_dtype()
-        low, high = (torch.as_tensor(bound, dtype=dtype).cpu() for bound in (low, high))
+        size = None if shape is None else as_size(shape)
+        low, high = (_bound(name, bound, dtype) for name, bound in (("low", low), ("high", high)))
         try:
-            size = torch.broadcast_shapes(low.shape, high.shape) if shape is None else torch.Size(shape)
+            size = torch.broadcast_shapes(low.shape, high.shape) if size is None else size
             self._low, self._high = low.expand(size), high.expand(size)
         except RuntimeError as error:
             raise ArgumentError(
                 f"The bounds must broadcast to the shape of the spec, got low {list(low.shape)}, "
-                f"high {list(high.shape)} and shape {None if shape is None else list(shape)}."
+                f"high {list(high.shape)} and shape {None if size is None else list(size)}."
             ) from error
-        if bool((self._low > self._high).any()):
+        if not bool((self._low <= self._high).all()):
             raise ArgumentError(f"Every low must be <= its high, got low={low} and high={high}.")
         super().__init__(size, dtype, device)
         self._low, self._high = self._low.to(self.device), self._high.to(self.device)
@@ -149,16 +153,19 @@ class Categorical(TensorSpec):
         device: see :class:`TensorSpec`.
         dtype: dtype of the values.
 
+    Raises:
+        ArgumentError: ``n`` is not such a number, or the dtype can't hold it.
+
     Example:
         >>> Categorical(4).is_in(torch.tensor(3))
         True
     """
 
     def __init__(
-        self, n: int, shape: Sequence[int] = (), device: Device = None, dtype: torch.dtype = torch.int64
+        self, n: int, shape: int | Sequence[int] = (), device: Device = None, dtype: torch.dtype = torch.int64
     ) -> None:
         super().__init__(shape, dtype, device)
-        self.n = _positive(n)
+        self.n = _held(_positive(n), dtype)
 
     def rand(self) -> torch.Tensor:
         """Return uniform integers."""
@@ -192,15 +199,15 @@ class OneHot(TensorSpec):
     def __init__(
         self,
         n: int,
-        shape: Sequence[int] | None = None,
+        shape: int | Sequence[int] | None = None,
         device: Device = None,
         dtype: torch.dtype = torch.int64,
     ) -> None:
         self.n = _positive(n)
-        shape = (n,) if shape is None else shape
-        if not shape or shape[-1] != n:
-            raise ArgumentError(f"The last dimension of a OneHot spec must be n={n}, got shape {list(shape)}.")
-        super().__init__(shape, dtype, device)
+        size = as_size(self.n if shape is None else shape)
+        if not size or size[-1] != self.n:
+            raise ArgumentError(f"The last dimension of a OneHot spec must be n={n}, got shape {list(size)}.")
+        super().__init__(size, dtype, device)
 
     def rand(self) -> torch.Tensor:
         """Return uniform one-hot vectors."""
@@ -231,7 +238,8 @@ class MultiCategorical(TensorSpec):
         sizes: the same numbers as one flat tuple.
 
     Raises:
-        ArgumentError: the shape does not end with that of ``nvec``.
+        ArgumentError: the shape does not end with that of ``nvec``, or the dtype can't hold a number.
+        ArgumentTypeError: ``nvec`` is no sequence of numbers.
 
     Example:
         >>> MultiCategorical([2, 5]).is_in(torch.tensor([1, 4]))
@@ -243,21 +251,25 @@ class MultiCategorical(TensorSpec):
     def __init__(
         self,
         nvec: Sequence[Any],
-        shape: Sequence[int] | None = None,
+        shape: int | Sequence[int] | None = None,
         device: Device = None,
         dtype: torch.dtype = torch.int64,
     ) -> None:
         self.nvec = _tuples(nvec)
-        self._sizes = torch.tensor(self.nvec, dtype=torch.int64)
+        try:
+            self._sizes = torch.tensor(self.nvec, dtype=torch.int64)
+        except ValueError as error:
+            raise ArgumentError(f"The rows of nvec must have one length, got {self.nvec}.") from error
         self.sizes: tuple[int, ...] = tuple(self._sizes.flatten().tolist())
         inner = self._sizes.shape
-        shape = inner if shape is None else torch.Size(shape)
-        if len(shape) < len(inner) or shape[len(shape) - len(inner) :] != inner:
+        size = inner if shape is None else as_size(shape)
+        if len(size) < len(inner) or size[len(size) - len(inner) :] != inner:
             raise ArgumentError(
                 f"The last dimensions of a MultiCategorical spec must be those of nvec, {list(inner)}, "
-                f"got shape {list(shape)}."
+                f"got shape {list(size)}."
             )
-        super().__init__(shape, dtype, device)
+        super().__init__(size, dtype, device)
+        _held(max(self.sizes, default=1), dtype)
 
     def rand(self) -> torch.Tensor:
         """Return uniform integers."""
@@ -285,17 +297,33 @@ class Binary(TensorSpec):
     """Zeros and ones (or False and True).
 
     Args:
-        shape: shape of the values.
+        shape: shape of the values, an int or a sequence.
         device: see :class:`TensorSpec`.
         dtype: dtype of the values.
+        n: size of the last dimension, as in TorchRL; that of ``shape``, or the only one, when None.
+
+    Raises:
+        ArgumentError: the last dimension of ``shape`` is not ``n``.
 
     Example:
         >>> Binary((1,)).zero()
         tensor([False])
+        >>> Binary(2).shape, Binary(n=2).shape, Binary(n=2, shape=(3, 2)).shape
+        (torch.Size([2]), torch.Size([2]), torch.Size([3, 2]))
     """
 
-    def __init__(self, shape: Sequence[int] = (), device: Device = None, dtype: torch.dtype = torch.bool) -> None:
-        super().__init__(shape, dtype, device)
+    def __init__(
+        self,
+        shape: int | Sequence[int] | None = None,
+        device: Device = None,
+        dtype: torch.dtype = torch.bool,
+        *,
+        n: int | None = None,
+    ) -> None:
+        size = as_size((() if n is None else n) if shape is None else shape)
+        if n is not None and (not size or size[-1] != n):
+            raise ArgumentError(f"The last dimension of a Binary spec must be n={n}, got shape {list(size)}.")
+        super().__init__(size, dtype, device)
 
     def rand(self) -> torch.Tensor:
         """Return zeros and ones with equal probability."""
@@ -306,11 +334,39 @@ class Binary(TensorSpec):
         return self._fits(value) and bool(((value == 0) | (value == 1)).all())
 
 
-def _tuples(nvec: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(_tuples(cast("Sequence[Any]", n)) if isinstance(n, Sequence) else _positive(n) for n in nvec)
+def _bound(name: str, bound: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a bound as a tensor, unchanged: integers can't hold fractions."""
+    try:
+        found = torch.as_tensor(bound, dtype=dtype).cpu()
+        exact = dtype.is_floating_point or bool((found == torch.as_tensor(bound).cpu()).all())
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentError(f"{name} must be a number, or a tensor of them, in {dtype}, got {bound!r}.") from error
+    if not exact:
+        raise ArgumentError(f"{name} must be a number, or a tensor of them, in {dtype}, got {bound!r}.")
+    return found
 
 
-def _positive(n: int) -> int:
-    if math.floor(n) != n or n < 1:
+def _tuples(nvec: Any) -> tuple[Any, ...]:
+    if isinstance(nvec, str) or not isinstance(nvec, Iterable) or getattr(nvec, "ndim", 1) == 0:
+        raise ArgumentTypeError(f"nvec must be a sequence of numbers of categories, such as [2, 3], got {nvec!r}.")
+    return tuple(_tuples(n) if isinstance(n, Sequence) or getattr(n, "ndim", 0) else _positive(n) for n in nvec)
+
+
+def _positive(n: Any) -> int:
+    try:
+        whole = math.floor(n)
+    except TypeError as error:
+        raise ArgumentTypeError(f"The number of categories must be an integer >= 1, got {n!r}.") from error
+    except (OverflowError, ValueError):  # infinite, or NaN
+        whole = 0
+    if whole != n or whole < 1:
         raise ArgumentError(f"The number of categories must be an integer >= 1, got {n!r}.")
-    return int(n)
+    return int(whole)
+
+
+def _held(n: int, dtype: torch.dtype) -> int:
+    """Return a number of categories, or refuse one that the dtype can't count."""
+    largest = 1 if dtype is torch.bool else n if dtype.is_floating_point else torch.iinfo(dtype).max
+    if n - 1 > largest:
+        raise ArgumentError(f"{dtype} can't hold {n} categories, numbers up to {n - 1}: choose a larger dtype.")
+    return n

@@ -197,6 +197,11 @@ def test_keys_are_checked() -> None:
     with pytest.raises(ArgumentError, match="A new entry must be declared"):
         TransformedEnv(count(), Added("undeclared"))
     env = TransformedEnv(count(), Unnamed(["reward"]))
+    before = list(env.observation_spec.keys(True, True))
+    for wrong in (Added("undeclared"), InitTracker("reward")):
+        with pytest.raises(ArgumentError):
+            env.append_transform(wrong)
+        assert list(env.observation_spec.keys(True, True)) == before
     with pytest.raises(MissingKeyError, match="'reward', which the step did not return"):
         env.transform._step(env.reset(), env.reset())
 

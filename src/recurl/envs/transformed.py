@@ -25,6 +25,7 @@ class TransformedEnv(EnvBase, wraps=True):
 
     Raises:
         ArgumentTypeError: ``base_env`` is not an environment, or ``transform`` not a transform.
+        ArgumentError: an entry would overwrite another one, or a key of a transform is no entry of a step.
 
     Example:
         >>> from recurl.envs import GymEnv, InitTracker
@@ -56,6 +57,7 @@ class TransformedEnv(EnvBase, wraps=True):
             self._respec()
         except Exception:
             self.transform = previous
+            self._respec()
             raise
         return self
 

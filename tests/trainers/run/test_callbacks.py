@@ -182,6 +182,11 @@ def test_objects_that_are_none():
     class Misspelt:
         def on_udpate(self, row): ...
 
+    class AlsoRight(Misspelt):
+        def on_start(self, run): ...
+
+    with pytest.raises(ArgumentTypeError, match=r"on_udpate of the callback AlsoRight would never be called\. Did you"):
+        check_callback(AlsoRight())
     with pytest.raises(ArgumentTypeError, match=r"got Misspelt\. Did you mean on_update\?"):
         check_callback(Misspelt())
     with pytest.raises(ArgumentTypeError, match=r"must be an object, got the class Quitter: call it"):

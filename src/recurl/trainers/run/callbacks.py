@@ -72,7 +72,7 @@ def check_callback(callback: object) -> object:
     """Return an object that has at least one of the methods of a callback.
 
     Raises:
-        ArgumentTypeError: it has none.
+        ArgumentTypeError: it has none, or one with nearly such a name, which would never be called.
 
     Example:
         >>> check_callback(3)
@@ -82,11 +82,13 @@ def check_callback(callback: object) -> object:
     """
     if isinstance(callback, type):
         raise ArgumentTypeError(f"A callback must be an object, got the class {callback.__name__}: call it.")
+    others = [name for name in dir(callback) if name.startswith("on") and name not in HOOKS]
+    misspelt, near = next(((name, text) for name in others if (text := nearest(name, HOOKS))), ("", ""))
+    kind = type(callback).__name__
     if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
-        near = next((text for name in dir(callback) if name.startswith("on") and (text := nearest(name, HOOKS))), "")
-        raise ArgumentTypeError(
-            f"A callback must have one of the methods {', '.join(HOOKS)}, got {type(callback).__name__}.{near}"
-        )
+        raise ArgumentTypeError(f"A callback must have one of the methods {', '.join(HOOKS)}, got {kind}.{near}")
+    if near:
+        raise ArgumentTypeError(f"The method {misspelt} of the callback {kind} would never be called.{near}")
     return callback
 
 

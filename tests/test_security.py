@@ -94,8 +94,8 @@ def test_nothing_runs(stranger, option, capsys):
 
 
 def test_the_users_word(stranger):
-    """What names code or a Ray cluster needs the user's word: `--trust-run`, `trust=True`, or the same name given by the
-    user.
+    """What names code or a Ray cluster needs the user's word: `--trust-run`, `trust=True`, or the same name given by
+    the user.
     """
     given = ["--config", "RUN/config.json", "--run-dir", "new", "--cell", f"{MODULE}:Cell"]
     for words in (*(f"{command} --trust-run".split() for command in COMMANDS), ["train", *given], ["sweep", *given]):

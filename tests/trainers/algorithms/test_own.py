@@ -100,6 +100,9 @@ def test_a_new_process_finds_it(tmp_path, programs):
     assert train(tmp_path / "run", "--total-steps", "64") == 0
     command = [sys.executable, "-m", "recurl", "evaluate", str(tmp_path / "run"), "--episodes", "2"]
     done = programs.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"--algorithm {NAME} would use the module" in done.stderr
+    done = programs.run([*command, "--trust-run"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "over 2 episodes" in done.stdout
 

@@ -4,7 +4,9 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
+import stat
 import sys
 import time
 import zipfile
@@ -13,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 import recurl
 from recurl.archive import load_archive
@@ -177,7 +180,7 @@ def test_tensors_and_plain_values(tmp_path, monkeypatch):
         with pytest.raises(ArgumentError):
             read(Path("000000000001.pt"))
     buffer = ReplayBuffer(storage=LazyMemmapStorage(8))
-    buffer.extend(recurl_steps())
+    buffer.extend(TensorDict({"x": torch.arange(8.0)}, [8]))
     buffer.dumps(tmp_path / "buffer")
     for path in [path for path in (tmp_path / "buffer").rglob("*") if path.is_file()]:
         kept = path.read_bytes()
@@ -186,12 +189,6 @@ def test_tensors_and_plain_values(tmp_path, monkeypatch):
             ReplayBuffer(storage=LazyMemmapStorage(8)).loads(tmp_path / "buffer")
         path.write_bytes(kept)
     assert not ran()
-
-
-def recurl_steps():
-    from tensordict import TensorDict
-
-    return TensorDict({"x": torch.arange(8.0)}, [8])
 
 
 def test_exported_policies(tmp_path, monkeypatch):
@@ -282,3 +279,112 @@ def test_options_of_any_value(stranger, value, capsys):
             except ArgumentError as error:
                 assert "\n" not in str(error)  # noqa: PT017 - it may also be fine
         assert time.perf_counter() - begin < 1, option
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "best", "tensorboard", "wandb", ".lock", "metrics.csv", "config.json"])
+def test_links_inside_a_run_folder(stranger, name):
+    """Links inside a run folder are not followed: nothing that they point to is read, written or removed."""
+    path, outside = Path("RUN") / name, Path("outside")
+    if path.is_dir():
+        path.rename(outside)
+    else:
+        outside.mkdir()
+        shutil.move(path, outside / "it") if path.exists() else (outside / "it").write_text("mine")
+    path.symlink_to(
+        Path("..") / outside if name in ("checkpoints", "best", "tensorboard", "wandb") else "../outside/it"
+    )
+    before = {file: file.read_bytes() for file in outside.iterdir()}
+    assert main(["train", "--resume", "RUN", "--total-steps", "128"]) == 2
+    assert path.is_symlink()
+    main(["train", "ppo", "--overwrite", "--run-dir", "RUN", *SMALL])  # refused, or the link is removed
+    assert {file: file.read_bytes() for file in outside.iterdir()} == before
+
+
+def nested(depth):
+    value = [1]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+def cyclic():
+    value = [1]
+    value.append(value)
+    return value
+
+
+def compressed(method):
+    data = io.BytesIO()
+    torch.save({"x": torch.zeros(2**24)}, data)
+    small = io.BytesIO()
+    with zipfile.ZipFile(data) as whole, zipfile.ZipFile(small, "w", method) as changed:
+        for member in whole.infolist():
+            changed.writestr(member.filename, whole.read(member))
+    return small.getvalue()
+
+
+def saved(value):
+    data = io.BytesIO()
+    torch.save({"format_version": 2, "contents": {}, "x": value}, data)
+    return data.getvalue()
+
+
+ARCHIVES = {
+    "bz2": lambda: compressed(zipfile.ZIP_BZIP2),
+    "lzma": lambda: compressed(zipfile.ZIP_LZMA),
+    "shared lists": lambda: saved(nested(60)),
+    "cyclic list": lambda: saved(cyclic()),
+    "strides of zero": lambda: saved(torch.zeros(1).expand(2**33)),
+    "sparse": lambda: saved(torch.zeros(3).to_sparse()),
+    "meta": lambda: saved(torch.zeros(2**40, device="meta")),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_bounds_of_checkpoints(tmp_path, name):
+    """Checkpoints are read in time and memory that the size of the file bounds, whatever it declares."""
+    path = tmp_path / "000000000001.pt"
+    path.write_bytes(ARCHIVES[name]())
+    begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ArgumentError) as caught:
+        load_checkpoint(path)
+    assert "\n" not in str(caught.value)
+    assert time.perf_counter() - begin < 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_buffers_are_mapped_privately(tmp_path):
+    """A replay buffer on disk is mapped privately: loading it and adding to it changes no file."""
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(8))
+    buffer.extend(TensorDict({"x": torch.arange(8.0)}, [8]))
+    buffer.dumps(tmp_path / "buffer")
+    before = {path: path.read_bytes() for path in (tmp_path / "buffer").rglob("*") if path.is_file()}
+    again = ReplayBuffer(storage=LazyMemmapStorage(8))
+    again.loads(tmp_path / "buffer")
+    again.extend(TensorDict({"x": -torch.ones(4)}, [4]))
+    again[:]["x"].fill_(7)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "buffer").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["link", "link to a device", "FIFO"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train ppo --env recurl/TMaze-v0 --save-config OUT.toml",
+        "compare RUN --out OUT.png",
+        "export RUN --out OUT.onnx",
+    ],
+)
+def test_what_is_written(stranger, kind, command):
+    """Files that recurl writes, where the user says or in a folder, never go through a link and never replace a FIFO or
+    a device.
+    """
+    path = Path(command.split()[-1])
+    Path("mine").write_text("mine")
+    make = {"link": lambda: path.symlink_to("mine"), "FIFO": lambda: os.mkfifo(path)}
+    make.get(kind, lambda: path.symlink_to("/dev/null"))()
+    before = path.lstat()
+    assert main(command.split()) == 2
+    assert path.lstat().st_ino == before.st_ino
+    assert Path("mine").read_text() == "mine"
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)

@@ -1,24 +1,27 @@
-"""Signals held back while Ray starts or ends: an exception in the middle would crash it, or leave processes behind."""
+"""Signals that must not leave processes of Ray behind."""
 
 from __future__ import annotations
 
+import atexit
 import signal
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ["signals_deferred"]
 
-_NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextmanager
 def signals_deferred() -> Generator[list[int]]:
-    """Hold back Ctrl-C, SIGTERM and SIGHUP inside the block; they arrive at its end, in their order.
+    """Hold back Ctrl-C, SIGTERM and SIGHUP inside the block, in which Ray starts or ends; they arrive afterwards.
 
-    Handlers that are registered inside take effect at the end. In other threads than the main one, where Python raises
-    nothing, this does nothing.
+    An exception in the middle would crash Ray, or leave its processes behind. From then on, a SIGTERM or SIGHUP that
+    would end this process at once raises KeyboardInterrupt, so that Ray is shut down, and ends the process after that.
+    Ray's own handler, which would drain its node for half a minute, is not registered. In other threads than the main
+    one, where signals raise nothing, this does nothing.
 
     Yields:
         The signals that have come so far.
@@ -32,27 +35,30 @@ def signals_deferred() -> Generator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield came
         return
-    register, handlers = signal.signal, {number: signal.getsignal(number) for number in _NUMBERS}
+    register, before = signal.signal, {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
 
     def note(number: int, _: object) -> None:
         if number not in came:
             came.append(number)
 
-    def register_later(number: int, handler: Any) -> Any:
-        if number not in handlers:
-            return register(number, handler)
-        before, handlers[number] = handlers[number], handler
-        return before
+    def register_none_of_these(number: int, handler: Any) -> Any:
+        return before[number] if number in before else register(number, handler)
 
-    for number in handlers:
+    for number in before:
         register(number, note)
-    signal.signal = register_later
+    signal.signal = register_none_of_these
     try:
         yield came
     finally:
         signal.signal = register
-        for number, handler in handlers.items():
-            if handler is not None:  # registered by C code
-                register(number, handler)
+        for number, handler in before.items():
+            ends = number in _ENDING and handler is signal.SIG_DFL
+            register(number, _interrupt if ends else handler)
         for number in came:
             signal.raise_signal(number)
+
+
+def _interrupt(number: int, _: object) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
+    atexit.register(signal.raise_signal, number)  # the exit status is that of the signal
+    raise KeyboardInterrupt  # Ray makes SystemExit(1) of any other exception

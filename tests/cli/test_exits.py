@@ -79,6 +79,7 @@ def test_how_long_a_step_may_take(words, tmp_path, capsys):
     assert started(tmp_path / "run", SLOW, *words, "--env-timeout", "0.5") == 2
     said = capsys.readouterr().err
     assert "hangs: no answer and no step for 0.5 s. If a step of its environment may take longer" in said
-    assert "raise the limit: --env-timeout, or timeout= in Python. The run has no checkpoint yet" in said
+    assert "raise the limit: --env-timeout, or timeout= in Python. " in said
+    assert "recurl train --resume" in said or "begin it anew" in said
     assert started(tmp_path / "run", SLOW, *words, "--overwrite", "--env-timeout", "30") == 0
     assert RunFolder(tmp_path / "run").read_config().env_timeout == 30

@@ -388,3 +388,9 @@ def test_one_worker_of_each_kind_makes_the_trial(tmp_path):
             env.get_state()
     with pytest.raises(UsageError):
         env.set_state({"envs": []})
+
+
+def test_a_trial_may_take_longer_than_a_step():
+    with ParallelEnv(1, lambda: GymWrapper(Slow(), create_env=Slow), timeout=0.3) as env:
+        assert env.can_save_state  # two seconds of steps
+        env.step(env.rand_action(env.reset()))

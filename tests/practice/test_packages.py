@@ -79,18 +79,8 @@ RESUMED = {
     "mujoco": [
         {"env": f"{name}-v5"}
         for name in (
-            [
-                "Ant",
-                "HalfCheetah",
-                "Hopper",
-                "Humanoid",
-                "InvertedDoublePendulum",
-                "InvertedPendulum",
-                "Pusher",
-                "Reacher",
-                "Swimmer",
-                "Walker2d",
-            ]
+            *("Ant", "HalfCheetah", "Hopper", "Humanoid", "InvertedDoublePendulum"),
+            *("InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d"),
         )
     ],
     "minigrid": [

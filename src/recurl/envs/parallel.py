@@ -220,7 +220,8 @@ class _RowsInWorkers(BatchedEnv):
             self._settle()
             asked = firsts([task.arguments[0] for task in self._group.tasks])
             for index in asked:
-                self._workers.ask(self._place, index, pickle.dumps(("state_obstacle", self._place)))
+                request = pickle.dumps(("state_obstacle", self._place))
+                self._workers.ask(self._place, index, request, makes_envs=True)
             self._obstacles = self._workers.answers(self._place, asked)
         return next((found for found in self._obstacles if found is not None), None)
 

@@ -265,9 +265,10 @@ class WorkerGroup:
         """Indices of the workers by the file descriptors of their sockets."""
         return self._by_descriptor
 
-    def ask(self, index: int, message: bytes) -> None:
-        """Send a request to a worker."""
-        self.workers[index].ask(message, self.timeout)
+    def ask(self, index: int, message: bytes, *, makes_envs: bool = False) -> None:
+        """Send a request to a worker, one for which it may make environments if ``makes_envs``: that takes longer."""
+        longest = None if self.timeout is None else max(self.timeout, START_SECONDS)
+        self.workers[index].ask(message, longest if makes_envs else self.timeout)
 
     def ask_all(self, *message: Any) -> None:
         """Send the same request to every worker."""

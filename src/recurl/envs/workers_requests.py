@@ -41,10 +41,10 @@ class Requests(Rounds):
         with self._all_or_nothing():
             self.begin(plan.place, plan)
 
-    def ask(self, place: int, index: int, message: bytes) -> None:
-        """Send a request to a worker for its environment number ``place``."""
+    def ask(self, place: int, index: int, message: bytes, *, makes_envs: bool = False) -> None:
+        """Send a request to a worker for its environment number ``place``; see :meth:`WorkerGroup.ask`."""
         self._asked[index].append(place)
-        self.group.ask(index, message)
+        self.group.ask(index, message, makes_envs=makes_envs)
 
     def answers(self, place: int, indices: Collection[int]) -> list[Any]:
         """Return the answers of these workers for their environments number ``place``, in order of the workers.

@@ -3,11 +3,12 @@
 import io
 import struct
 import zipfile
+from typing import Any
 
 import torch
 
 
-def container(members):
+def container(members: dict[str, bytes]) -> bytes:
     """The bytes of a container of ``members``, bytes by name."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -16,26 +17,35 @@ def container(members):
     return file.getvalue()
 
 
-def archive(code, **storages):
+def archive(code: bytes, **storages: bytes) -> bytes:
     """The bytes of a file whose pickle is ``code``; the data of its storages by key."""
     members = {f"data/{key.removeprefix('data')}": data for key, data in storages.items()}
     return container({"data.pkl": b"\x80\x02" + code + b".", "byteorder": b"little", **members})
 
 
-def text(value):
+def text(value: str) -> bytes:
     return b"X" + struct.pack("<I", len(value)) + value.encode()
 
 
-def number(value):
+def number(value: int) -> bytes:
     data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     return b"\x8a" + bytes([len(data)]) + data
 
 
-def numbers(values):
+def numbers(values: tuple[int, ...]) -> bytes:
     return b"(" + b"".join(map(number, values)) + b"t"
 
 
-def tensor(size, stride, offset=0, *, key="0", count=1, kind="FloatStorage", rest=b"\x89ccollections\nOrderedDict\n)R"):
+def tensor(
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int = 0,
+    *,
+    key: str = "0",
+    count: int = 1,
+    kind: str = "FloatStorage",
+    rest: bytes = b"\x89ccollections\nOrderedDict\n)R",
+) -> bytes:
     """Code that makes a tensor of a storage."""
     storage = (
         b"(" + text("storage") + b"ctorch\n" + kind.encode() + b"\n" + text(key) + text("cpu") + number(count) + b"tQ"
@@ -51,14 +61,14 @@ def tensor(size, stride, offset=0, *, key="0", count=1, kind="FloatStorage", res
     )
 
 
-def saved(value):
+def saved(value: Any) -> bytes:
     """The bytes that ``torch.save`` writes."""
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
 
 
-def shared_lists(levels=60):
+def shared_lists(levels: int = 60) -> bytes:
     """Lists, each of which holds the one before twice: 2 ** levels leaves."""
     code = b"]q\x00K\x01a"
     for level in range(levels):
@@ -66,14 +76,14 @@ def shared_lists(levels=60):
     return code
 
 
-def shared_tuples(levels=60):
+def shared_tuples(levels: int = 60) -> bytes:
     code = b")q\x00"
     for level in range(levels):
         code += b"h" + bytes([level]) + b"h" + bytes([level]) + b"\x86q" + bytes([level + 1])
     return code
 
 
-def last(code):
+def last(code: bytes) -> bytes:
     """Code whose value is the last one that ``code`` pushes: in a list, then nothing but it."""
     return b"(" + code + b"t"
 

@@ -22,7 +22,7 @@ from recurl.data import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from recurl.errors import ArgumentError
+from recurl.errors import ArgumentError, UsageError
 
 SIZE, LANES = 1200, 3
 
@@ -255,3 +255,94 @@ def test_inconsistent_states():
                 changed = {**state, part: {**state[part], name: wrong}}
                 with contextlib.suppress(ArgumentError):  # some are as good as the original
                     make().load_state_dict(changed)
+
+
+def resealed(storage):
+    """Make the checksums of a folder fit."""
+    files = {}
+    for file in storage.rglob("*"):
+        if file.is_file() and file.name != "contents.pt":
+            content = file.read_bytes()
+            files[file.relative_to(storage).as_posix()] = [len(content), zlib.crc32(content)]
+    save_archive({"facts": {"lanes": 3}, "files": files}, storage / "contents.pt")
+
+
+@pytest.mark.parametrize("seal", [True, False])
+def test_loading_changes_no_file(tmp_path, seal):
+    """A link, and a shape that is larger than its file: mapped for writing, the file outside grew."""
+    saved(tmp_path / "saved", LazyTensorStorage)
+    storage, outside = tmp_path / "saved" / "storage", tmp_path / "outside"
+    outside.write_bytes(bytes(224))
+    meta = storage / "meta.json"
+    meta.write_text(meta.read_text().replace("[90", "[900000"))
+    for link in (False, True):
+        if link:
+            (storage / "observation.memmap").unlink()
+            (storage / "observation.memmap").symlink_to(outside)
+        if seal:
+            resealed(storage)
+        else:
+            (storage / "contents.pt").unlink(missing_ok=True)
+            (storage / "lanes").write_text("3")
+        before = {file: file.stat().st_size for file in storage.rglob("*")}
+        with pytest.raises(ArgumentError, match=r"it has 360|it has 720|it has 90|is a link or something else"):
+            make().loads(tmp_path / "saved")
+        assert {file: file.stat().st_size for file in storage.rglob("*")} == before
+    assert outside.read_bytes() == bytes(224)
+
+
+def test_what_is_loaded_is_a_copy(tmp_path):
+    saved(tmp_path / "saved", LazyTensorStorage)
+    file = tmp_path / "saved" / "storage" / "observation.memmap"
+    before, other = file.read_bytes(), make()
+    other.loads(tmp_path / "saved")
+    other.extend(steps(0, 390))
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_anything_but_files_is_refused(tmp_path, kind):
+    for number, name in enumerate(saved(tmp_path / "saved", LazyTensorStorage)):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "saved", folder)
+        (folder / name).rename(tmp_path / f"moved{number}")
+        if kind == "link":
+            (folder / name).symlink_to(tmp_path / f"moved{number}")
+        elif kind == "fifo":
+            os.mkfifo(folder / name)
+        else:
+            (folder / name).mkdir()
+        with pytest.raises(ArgumentError, match=r"link|regular|folder|damaged|lacks|storage/lanes"):
+            make().loads(folder)
+
+
+def test_dumps_replaces_no_link(tmp_path):
+    buffer, there = make(), tmp_path / "there"
+    buffer.extend(steps(0, 30))
+    buffer.dumps(there)
+    (tmp_path / "link").symlink_to(there)
+    with pytest.raises(UsageError, match=r"link can't be replaced \(it is a symbolic link\)"):
+        buffer.dumps(tmp_path / "link")
+    (tmp_path / "there.new").symlink_to(tmp_path)
+    with pytest.raises(UsageError, match=r"there\.new can't be replaced"):
+        buffer.dumps(there)
+    make().loads(there)
+
+
+def test_keys_of_any_letters(tmp_path):
+    keys = ["a b", "x/y", "k.z", "ä", "100%", ("n:1", "b c")]
+    data = TensorDict({key: torch.randn(6, 2) for key in keys}, [6])
+    data["next"] = TensorDict({"done": torch.zeros(6, 1, dtype=torch.bool)}, [6])
+    buffer, other = (ReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2))
+    buffer.extend(data)
+    buffer.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")
+    assert (other[:].select(*keys) == buffer[:].select(*keys)).all()
+
+
+def test_a_longer_file_is_refused_before_it_is_read(tmp_path):
+    saved(tmp_path / "saved", LazyTensorStorage)
+    with (tmp_path / "saved" / "storage" / "observation.memmap").open("r+b") as file:
+        file.truncate(50 << 30)
+    with pytest.raises(ArgumentError, match="is damaged"):
+        make().loads(tmp_path / "saved")

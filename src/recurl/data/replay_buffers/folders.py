@@ -138,7 +138,7 @@ def load_folder(path: Path) -> tuple[TensorDict, dict[str, Any]]:
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"{path / _CONTENTS} must hold the checksums of the files beside it.") from error
         for name in sorted({*map(str, files), *names}):
-            if name not in files or name not in names or _checksum(path / name) != files[name]:
+            if name not in files or name not in names or not _has_checksum(path / name, files[name]):
                 raise ArgumentError(f"{path / name} is damaged: its checksum differs from the saved one.")
     return _read_tensordict(path, 0), facts
 
@@ -238,6 +238,11 @@ def _names(path: Path) -> set[str]:
             else:
                 raise ArgumentError(f"{entry.path} must be a file or a folder, and is a link or something else.")
     return names
+
+
+def _has_checksum(path: Path, expected: Any) -> bool:
+    """Return whether a file has a length and a CRC32; the length first, as reading a longer one could take long."""
+    return path.lstat().st_size == expected[0] and _checksum(path) == expected
 
 
 def _checksum(path: Path) -> list[int]:

@@ -26,13 +26,19 @@ from recurl.archive import load_archive, save_archive
 from recurl.trainers.checkpoint import save_checkpoint
 
 Mutation = Callable[[Path, random.Random, Path], str]
-HUGE = 20 << 30
+HUGE, MOST = 20 << 30, 16 << 20
 EVIL = "evil_module"
 """Module that notes that it was imported; it lies in every folder and in the working directory."""
 
 
 def files_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and EVIL not in path.name)
+    """The files that may be changed: no links, whose targets would change, and none that are huge."""
+    return sorted(path for path in folder.rglob("*") if EVIL not in path.name and _changeable(path))
+
+
+def _changeable(path: Path) -> bool:
+    about = path.lstat()
+    return stat.S_ISREG(about.st_mode) and about.st_nlink == 1 and about.st_size < MOST
 
 
 def a_file(folder: Path, draw: random.Random, suffix: str = "") -> Path:
@@ -365,7 +371,7 @@ def seal(folder: Path) -> None:
             continue
         files: dict[str, Any] = {}
         for path in contents.parent.rglob("*"):
-            if path != contents and path.is_file() and path.stat().st_size < 1 << 24 and not path.is_symlink():
+            if path != contents and _changeable(path):
                 data = path.read_bytes()
                 files[path.relative_to(contents.parent).as_posix()] = [len(data), zlib.crc32(data)]
         save_archive({"facts": facts, "files": files}, contents)

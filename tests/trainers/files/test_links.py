@@ -139,10 +139,19 @@ def test_only_regular_files_are_replaced(tmp_path, outside, monkeypatch, kind):
     assert sorted(tmp_path.iterdir()) == [path, outside]
 
 
-def test_a_device_named_on_the_command_line_stays_one(run):
-    assert main(["train", "ppo", "--env", "recurl/RepeatPrevious-v0", "--save-config", "/dev/null"]) == 2
-    assert main(["export", str(run.path), "--format", "compiled", "--out", "/dev/null"]) == 2
-    assert not os.path.isfile("/dev/null")
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_a_command_line_names_is_not_replaced_either(run, tmp_path, outside, kind):
+    """A FIFO stands for devices, which only root can make: neither is a regular file."""
+    for name, words in (
+        ("options.toml", ["train", "ppo", "--env", "recurl/RepeatPrevious-v0", "--save-config"]),
+        ("policy.recurl", ["export", str(run.path), "--format", "compiled", "--out"]),
+        ("curves.png", ["compare", str(run.path), "--out"]),
+    ):
+        path = tmp_path / name
+        irregular(path, kind, outside / "mine")
+        before = path.lstat()
+        assert main([*words, str(path)]) == 2
+        assert os.path.samestat(path.lstat(), before)
 
 
 def test_a_link_under_the_name_of_the_partial_file_is_removed(tmp_path, outside):

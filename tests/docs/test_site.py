@@ -109,6 +109,9 @@ class _Loader(yaml.SafeLoader):
     """Reads mkdocs.yml; its tags are of no interest here."""
 
 
+_Loader.add_constructor("!ENV", lambda *_: None)
+
+
 def navigation() -> list[str]:
     def leaves(entry: object) -> list[str]:
         if isinstance(entry, str):

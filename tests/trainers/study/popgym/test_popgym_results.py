@@ -129,6 +129,13 @@ def test_means_are_over_common_tasks_and_seeds(tmp_path):
     assert (tmp_path / "popgym.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_no_cell_hides_another():
+    summary = Summary(scored({("HigherLowerEasy", cell): [0.5] for cell in ("gru", "lstm", "s5", "none")}))
+    offsets = summary.offsets()
+    assert offsets == pytest.approx([-0.3, -0.1, 0.1, 0.3])
+    assert Summary(scored({("HigherLowerEasy", "gru"): [0.5]})).offsets() == [0.0]
+
+
 def test_a_task_without_a_score_is_not_common():
     """No episode of a run has ended: the other tasks have a mean all the same."""
     scores = {("RepeatFirstHard", "gru"): [math.nan], ("HigherLowerEasy", "gru"): [0.5]}

@@ -82,8 +82,13 @@ class Summary:
             lines.append(f"No cell beats no memory: {', '.join(self.unbeaten)}")
         return "\n".join(lines)
 
+    def offsets(self) -> list[float]:
+        """Return how far the points of each cell lie below the middle of a task's row, in rows."""
+        count = len(self.cells)
+        return [0.8 * ((place + 0.5) / count - 0.5) for place in range(count)]
+
     def draw(self, path: Path) -> None:
-        """Write a picture: a line for each task, a point for each cell.
+        """Write a picture: a row for each task, in it a point for each cell, one below the other.
 
         Raises:
             StorageError: the picture can't be written.
@@ -92,26 +97,28 @@ class Summary:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - as said above
         from matplotlib.figure import Figure  # noqa: PLC0415 - as said above
 
-        figure = Figure(figsize=(8, 1.5 + 0.22 * (len(self.tasks) + 1)), layout="constrained")
+        names = [*self.tasks, f"mean of {len(self.common)} common tasks"]
+        height = max(0.22, 0.064 * len(self.cells))  # of a row, in inches
+        figure = Figure(figsize=(8, 1.5 + height * len(names)), layout="constrained")
         canvas: Any = FigureCanvasAgg(figure)
         axes: Any = figure.add_subplot()
-        names = [*self.tasks, f"mean of {len(self.common)} common tasks"]
-        places = list(range(len(names)))
-        for color, cell in zip(COLORS * len(self.cells), self.cells, strict=False):
+        for row in range(0, len(names), 2):
+            axes.axhspan(row - 0.5, row + 0.5, color="0.95", zorder=0)
+        for color, cell, offset in zip(COLORS * len(self.cells), self.cells, self.offsets(), strict=False):
             mean, low, high = self.mean(cell)
-            axes.plot(
-                [*(self.score(task, cell) for task in self.tasks), mean], places, "o", color=color, label=cell, ms=5
-            )
-            axes.plot([low, high], places[-1:] * 2, color=color, alpha=0.5)
-        axes.set_yticks(places, names, fontsize=8)
+            places = [row + offset for row in range(len(names))]
+            scores = [*(self.score(task, cell) for task in self.tasks), mean]
+            axes.plot(scores, places, "o", color=color, label=cell, ms=3.5)
+            axes.plot([low, high], places[-1:] * 2, color=color, lw=1)
+        axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set(xlabel="MMER: largest mean return of 65,536 steps of training; mean over seeds")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(visible=True, alpha=0.3)
+        axes.grid(visible=True, axis="x", alpha=0.3)
         if self.cells:
             figure.legend(loc="outside upper center", ncols=6, frameon=False)
         drawn = io.BytesIO()
-        canvas.print_png(drawn)
+        canvas.print_png(drawn, pil_kwargs={"optimize": True})
         write_whole(path, drawn.getvalue())
 
 

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ from recurl.modules import (
 )
 from recurl.objectives import ClipPPOLoss, DQNLoss
 from recurl.objectives.value import GAE
+from recurl.ranges import flag
 from recurl.torchrl_names import ABSENT
+from recurl.trainers import OPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating_from_torchrl.md").read_text()
 
@@ -245,3 +248,11 @@ def test_the_network_inside_is_recurls_own() -> None:
     assert not isinstance(module.lstm, nn.LSTM)
     assert isinstance(module.lstm, LSTM)
     nn.LSTM(3, 8).load_state_dict(module.lstm.state_dict())
+
+
+def test_the_options_beside_those_of_other_libraries_exist() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "from_sb3.md").read_text()
+    cells = [line.strip("|").split(" | ")[-1] for line in page.splitlines() if line.startswith("| ")]
+    flags = {found for cell in cells for found in re.findall(r"--[a-z-]+", cell)}
+    assert len(flags) > 40
+    assert flags <= {flag(field.name) for kind in OPTIONS.values() for field in fields(kind)}

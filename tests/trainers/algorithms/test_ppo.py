@@ -68,3 +68,32 @@ def test_a_state_of_other_options_is_refused():
         fitting(Path("1.pt")),
     ):
         PPO(config(hidden_size=16)).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "options", [{"clip_value": 0.02}, {"adam_eps": 0.1}, {"clip_value": 0.02, "shared_trunk": False}]
+)
+def test_options_of_loss_and_optimizer_count_with_and_without_the_compiled_pass(options):
+    def learnt(compiled, **more):
+        ppo = PPO(config(learning_rate=0.01, **more))
+        batch = ppo.collect()
+        gradients, passes = ppo.loss.gradients, []
+
+        def counted(minibatch):
+            found = gradients(minibatch) if compiled else "not in this test"
+            passes.append(isinstance(found, str))
+            return found
+
+        ppo.loss.gradients = counted
+        ppo.learn(batch)
+        assert set(passes) == {not compiled}
+        ppo.close()
+        return torch.nn.utils.parameters_to_vector(ppo.agent.parameters()).detach()
+
+    fast, plain, other = (
+        learnt(True, **options),
+        learnt(False, **options),
+        learnt(True, **{**options, "clip_value": 0.0, "adam_eps": 1e-5}),
+    )
+    torch.testing.assert_close(fast, plain, rtol=1e-3, atol=1e-4)
+    assert (fast - other).abs().max() > 1e-2

@@ -92,7 +92,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             self.agent.parameters(),
             learning_rate=config.learning_rate,
             max_norm=config.max_grad_norm,
-            eps=1e-5,
+            eps=config.adam_eps,
             capturable=self.config.cuda_graph,
         )
         self._estimate: Callable[[TensorDictBase], Any] = self.estimator

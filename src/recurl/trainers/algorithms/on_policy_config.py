@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from recurl.errors import ArgumentError
-from recurl.ranges import NotNegative
+from recurl.ranges import NotNegative, Positive
 from recurl.trainers.algorithms.programs_config import ProgramsConfig
 from recurl.trainers.config import Schedule
 from recurl.trainers.env_name import is_environment, source_of
@@ -32,6 +32,8 @@ class OnPolicyConfig(ProgramsConfig):
     """How it falls to zero over --total-steps."""
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""
+    adam_eps: Positive = 1e-5
+    """Term of Adam that keeps its steps finite."""
     store_states: Literal["auto", "all", "starts"] = "auto"
     """Recurrent states that a batch holds: those of all steps, or those at the starts of the sequences that are learnt
     from, to save memory; auto takes starts on a GPU where rows are whole sequences."""

@@ -41,6 +41,7 @@ class PPO(OnPolicy[PPOConfig]):
             critic_coeff=config.critic_coeff,
             loss_critic_type="l2",
             normalize_advantage=True,
+            clip_value=config.clip_value,
         )
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recurl.errors import ArgumentError
-from recurl.ranges import Count, Fraction, Inside
+from recurl.ranges import Count, Fraction, Inside, NotNegative
 from recurl.trainers.algorithms.on_policy_config import OverlappedConfig
 from recurl.trainers.config import Schedule
 
@@ -40,6 +40,9 @@ class PPOConfig(OverlappedConfig):
     """Distance of the probability ratio from 1 beyond which its gradient is cut, at the start."""
     clip_epsilon_schedule: Schedule = "constant"
     """How it falls to zero over --total-steps."""
+
+    clip_value: NotNegative = 0.0
+    """Distance of a value from the collected one beyond which its gradient is cut; 0 for no bound."""
 
     @property
     def gradient_steps_per_batch(self) -> int:

@@ -329,6 +329,17 @@ def test_dumps_replaces_no_link(tmp_path):
     make().loads(there)
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("length", torch.zeros(3)), ("length", 0), ("max_priority", -1.0), ("max_priority", "x")]
+)
+def test_wrong_numbers_of_a_sampler_are_refused_when_loaded(name, wrong):
+    buffer = make()
+    buffer.extend(steps(0, 30))
+    state = buffer.state_dict()
+    with pytest.raises(ArgumentError, match=f"saved .*{name}"):
+        make().load_state_dict({**state, "sampler": {**state["sampler"], name: wrong}})
+
+
 def test_keys_of_any_letters(tmp_path):
     keys = ["a b", "x/y", "k.z", "ä", "100%", ("n:1", "b c")]
     data = TensorDict({key: torch.randn(6, 2) for key in keys}, [6])

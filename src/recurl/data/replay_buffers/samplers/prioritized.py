@@ -119,7 +119,12 @@ class PrioritizedSampler(Sampler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`Sampler.load_state_dict`."""
-        self.max_priority = state["max_priority"]
+        highest = state["max_priority"]
+        if type(highest) is not float or not 0 <= highest < np.inf:
+            raise ArgumentError(
+                f"The saved max_priority must be a finite number that isn't negative, got {highest!r:.80}."
+            )
+        self.max_priority = highest
         self._tree.set(np.arange(self.max_capacity), state["tree"].numpy())
 
 
@@ -236,6 +241,9 @@ class PrioritizedSliceSampler(PrioritizedSampler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`Sampler.load_state_dict`."""
+        length = state["length"]
+        if length is not None and (type(length) is not int or length < 1):
+            raise ArgumentError(f"The saved length of slices must be a positive integer or None, got {length!r:.80}.")
         super().load_state_dict(state)
         self._priority[:] = state["priorities"].numpy()
-        self._length = state["length"]
+        self._length = length

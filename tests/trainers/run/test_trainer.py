@@ -28,7 +28,7 @@ from recurl.trainers import (
     Trainer,
 )
 from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
-from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
+from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from recurl.versions import source_commit
 
 pytestmark = pytest.mark.slow
@@ -195,11 +195,15 @@ def test_same_seed_same_run_other_seed_other_run(tmp_path):
     assert metrics(tmp_path / "a") != metrics(tmp_path / "c")
 
 
-def test_environments_without_a_state_start_over_with_a_notice(tmp_path):
+def test_checkpoints_without_the_state_of_environments_start_over_with_a_notice(tmp_path):
     options = config(env="CartPole-v1", env_kwargs=())
     train(options, tmp_path, stop_after=3)
+    newest = latest_checkpoint(RunFolder(tmp_path).checkpoints)
+    state = load_checkpoint(newest)
+    state["algorithm"]["collector"] |= {"env": None, "root": None}  # as earlier versions saved CartPole
+    save_checkpoint(newest.parent, 192, state)
     outcome, printed = train(options, tmp_path, resume=True)
-    assert "Notice: CartPole-v1 can't save its state" in printed
+    assert "CartPole-v1 wasn't saved: the checkpoint is of an earlier version." in " ".join(printed.split())
     assert (outcome.status, outcome.env_steps) == ("finished", 384)
     assert len(metrics(tmp_path)) == 7
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +14,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode
 
 from recurl.envs import GymEnv
-from recurl.envs.gym_vector import SyncVectorEnv
+from recurl.envs.gym_vector import SyncVectorEnv, make_vector
+from recurl.errors import WorkerError
 
 spaces = gym.spaces
 
@@ -106,3 +109,16 @@ def test_environments_are_made_as_by_gymnasium() -> None:
     assert type(env) is SyncVectorEnv
     assert repr(env) == repr(gym.make_vec("CartPole-v1", 2, "sync"))
     assert [repr(one) for one in env.envs] == [repr(gym.make("CartPole-v1"))] * 2
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_named_and_all_are_ended(monkeypatch):
+    monkeypatch.setattr("recurl.envs.gym_vector._SECONDS", 1.0)
+    env = make_vector("CartPole-v1", 2, "async")
+    env.reset(seed=0)
+    pids = [process.pid for process in env.processes]
+    os.kill(pids[1], signal.SIGSTOP)
+    with pytest.raises(WorkerError, match=rf"^Environment 1 \(process {pids[1]}\) hangs: no answer for 1 s"):
+        env.step(np.array([0, 1]))
+    assert [process.exitcode for process in env.processes] == [-signal.SIGKILL] * 2
+    assert env.closed

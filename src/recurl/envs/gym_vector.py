@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from recurl.envs.gym_ids import check_id, spec_of, with_clear_errors
 from recurl.envs.gym_state import SavedState
 from recurl.envs.gym_wrappers import Wrap, wrapped
-from recurl.errors import ArgumentError, UsageError
+from recurl.errors import ArgumentError, UsageError, WorkerError
 
 __all__ = [
+    "AsyncVectorEnv",
     "SameStepVectorEnv",
     "SingleRowsVectorEnv",
     "SyncVectorEnv",
@@ -33,6 +35,7 @@ __all__ = [
 
 _MODES = (None, "sync", "async", "vector_entry_point")
 _CONTEXT = "spawn"  # how processes of Gymnasium begin
+_SECONDS = 60.0  # that a reset or step may take in one
 
 
 def make(name: str, wrappers: Sequence[Wrap], /, **kwargs: Any) -> gym.Env[Any, Any]:
@@ -105,8 +108,10 @@ def _make_vector(
         env = SyncVectorEnv([lambda: wrapped(gym.make(name, **kwargs), wrappers)] * num_envs, **_settings(mode))
         env.spec = spec
         return env
-    settings, around = _settings(mode, shared_memory), (*wrappers, SavedState)
-    return gym.make_vec(name, num_envs, mode, vector_kwargs=settings, wrappers=cast(Any, around), **kwargs)
+    create = partial(_saved, lambda: wrapped(gym.make(spec, **kwargs), wrappers))
+    env = AsyncVectorEnv([create] * num_envs, **_settings(mode, shared_memory))
+    env.spec = spec
+    return env
 
 
 def _settings(mode: str, shared_memory: bool = True) -> dict[str, Any]:
@@ -128,8 +133,7 @@ def vector_of(
         ArgumentError: two functions return the same environment.
     """
     if mode == "async":
-        around = [partial(_saved, create) for create in creators]
-        return gym.vector.AsyncVectorEnv(around, **_settings(mode, shared_memory))
+        return AsyncVectorEnv([partial(_saved, create) for create in creators], **_settings(mode, shared_memory))
     env = SyncVectorEnv(creators, **_settings("sync"))
     if len({id(single.unwrapped) for single in env.envs}) < len(creators):
         raise ArgumentError("A function that makes an environment must make a new one at every call.")
@@ -239,6 +243,39 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):
             batch = self._observations = concatenate(space, self._env_obs, batch)
         self._autoreset_envs = np.logical_or(terminated, truncated)
         return batch, np.copy(rewards), np.copy(terminated), np.copy(truncated), infos
+
+
+class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
+    """Steps environments in processes, as Gymnasium's class does, and gives up where one of them hangs.
+
+    Raises:
+        WorkerError: (at a reset or step) an environment hasn't answered for a minute. All processes are ended.
+
+    Example:
+        >>> AsyncVectorEnv.__mro__[1]
+        <class 'gymnasium.vector.async_vector_env.AsyncVectorEnv'>
+    """
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Wait for the results of a reset."""
+        self._check_answers(timeout)
+        return super().reset_wait(timeout)
+
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Wait for the results of a step."""
+        self._check_answers(timeout)
+        return super().step_wait(timeout)
+
+    def _check_answers(self, timeout: float | None) -> None:
+        if timeout is not None or self._poll_pipe_envs(_SECONDS):  # else Gymnasium's own limit
+            return
+        silent = [index for index, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)]
+        named = ", ".join(f"{index} (process {self.processes[index].pid})" for index in silent)
+        for process in self.processes:
+            process.kill()  # one that is stopped ignores anything else
+        self._state = AsyncState.DEFAULT
+        self.close(terminate=True)
+        raise WorkerError(f"Environment {named} hangs: no answer for {_SECONDS:g} s. All processes were ended.")
 
 
 class SameStepVectorEnv(gym.vector.VectorWrapper):

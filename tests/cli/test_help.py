@@ -96,7 +96,8 @@ def test_every_option_of_all_algorithms_is_in_one_group() -> None:
     learning = {"rollout_steps", "learning_rate", "learning_rate_schedule", "gamma", "max_grad_norm"}
     assert common - learning <= set(listed)
     every = {field.name for kind in OPTIONS.values() for field in fields(kind)}
-    others = {"run_dir", "overwrite", "print_model", "preset", "config", "save_config", "warm_up", "updates", "csv"}
+    others = {"run_dir", "overwrite", "print_model", "preset", "config", "save_config", "trust_run"}
+    others |= {"warm_up", "updates", "csv"}
     assert BASIC | set(listed) <= every | others
 
 

@@ -15,12 +15,14 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
 
 from recurl.cli.main import load
 from recurl.recurrence import BACKENDS
+from recurl.trainers import ALGORITHMS
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +61,7 @@ def test_code_runs_and_prints_what_stands_below(page: Path, tmp_path: Path, monk
         if language != "python":
             continue
         said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(said), mock.patch.dict(ALGORITHMS):
             exec(compile(text, f"{name_of(page)}, block {number + 1}", "exec", dont_inherit=True), namespace)
         if number + 1 < len(all_blocks) and all_blocks[number + 1][0] == "text":
             expected = all_blocks[number + 1][1]

@@ -105,6 +105,6 @@ def refuse_stale(given: Step, observations: Composite, states: Composite) -> Non
     stale = dict.fromkeys((*states.keys(True, True), *(key for key in written if key not in known)))
     if stale:
         raise UsageError(
-            f"This TensorDict was already stepped and holds new states {list(stale)} under 'next', while its "
-            "root still holds the old ones: continue from step_mdp(tensordict), or use env.step_and_maybe_reset."
+            f"This TensorDict was already stepped and holds new states {sorted(stale, key=str)} under 'next', while "
+            "its root still holds the old ones: continue from step_mdp(tensordict), or use env.step_and_maybe_reset."
         )

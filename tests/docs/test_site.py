@@ -37,6 +37,13 @@ RAISING = DOCS / "mistakes.md"  # what it shows raises, as test_mistakes.py sees
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+@pytest.fixture(autouse=True)
+def algorithms():
+    """Forget the algorithms that a page, or a command on it, registers."""
+    with mock.patch.dict(ALGORITHMS):
+        yield
+
+
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Language and text of every code block, inclusions filled in."""
     found = BLOCK.findall(page.read_text())
@@ -61,7 +68,7 @@ def test_code_runs_and_prints_what_stands_below(page: Path, tmp_path: Path, monk
         if language != "python":
             continue
         said = io.StringIO()
-        with contextlib.redirect_stdout(said), mock.patch.dict(ALGORITHMS):
+        with contextlib.redirect_stdout(said):
             exec(compile(text, f"{name_of(page)}, block {number + 1}", "exec", dont_inherit=True), namespace)
         if number + 1 < len(all_blocks) and all_blocks[number + 1][0] == "text":
             expected = all_blocks[number + 1][1]

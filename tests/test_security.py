@@ -21,6 +21,7 @@ import recurl
 from recurl.archive import load_archive
 from recurl.cli.main import load, main
 from recurl.data import LazyMemmapStorage, ReplayBuffer
+from recurl.envs import GymEnv
 from recurl.errors import ArgumentError, RecurlError
 from recurl.trainers import PPOConfig, RunFolder
 from recurl.trainers.export.formats import FORMATS
@@ -388,3 +389,33 @@ def test_what_is_written(stranger, kind, command):
     assert path.lstat().st_ino == before.st_ino
     assert Path("mine").read_text() == "mine"
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+HOSTILE_STATES = {
+    "a function": ["same", "posix", "system"],
+    "an object of another package": ["object", "subprocess", "Popen", []],
+    "an object of a stranger": ["object", MODULE, "Env", []],
+    "a method": ["method", "close", ["ref", 0]],
+    "a call": ["partial", [["same", "posix", "system"], ["tuple", ["touch ran"]], None]],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_STATES)
+def test_states_of_environments(stranger, name):
+    """The state of an environment in a checkpoint sets attributes to plain values; it imports nothing, and calls
+    nothing that it names.
+    """
+    hostile = HOSTILE_STATES[name]
+    env = GymEnv("CartPole-v1")
+    env.reset(seed=0)
+    state = env.get_state()
+    begin, nodes = json.loads(state["gym"]["objects"])
+    (attributes,) = [node[3] for node in nodes if node[0] == "object" and node[2] == "CartPoleEnv"]
+    (force,) = [pair for pair in attributes if pair[0] == "force_mag"]
+    nodes.append(hostile)
+    force[1] = hostile if hostile[0] == "same" else ["ref", len(nodes) - 1]
+    state["gym"]["objects"] = json.dumps([begin, nodes])
+    with pytest.raises(ArgumentError):
+        GymEnv("CartPole-v1").set_state(state)
+    assert not ran()
+    assert MODULE not in sys.modules

@@ -209,7 +209,7 @@ def check(arguments: Sequence[str]) -> str:
     """
     try:
         check_text(arguments)
-        command = load(arguments[0])
+        command = load(arguments)
         wanted = command.read(list(arguments[1:]))
         if isinstance(wanted, Doctor):  # what is asked of it at random ends early
             return "accepted" if command.run(wanted) in (0, 1) else "refused"

@@ -252,7 +252,7 @@ def test_an_error_of_an_environment_is_two_lines_and_a_file(tmp_path, capsys, mo
     first, second = capsys.readouterr().err.splitlines()
     told = re.fullmatch(
         rf"recurl: {who} raised KeyError: 'the wheel\\ncame off'\. Its newest checkpoint, of (\d+) steps, is good: "
-        rf"recurl train --resume {run}",
+        rf"recurl train --resume {run} --trust-run",
         first,
     )
     assert int(told[1]) == int(latest_checkpoint(run / "checkpoints").stem) > 0

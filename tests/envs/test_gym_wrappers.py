@@ -47,7 +47,7 @@ def test_names_that_cannot_be_used(text, message):
 
 
 def test_what_cannot_wrap():
-    with pytest.raises(MissingDependencyError, match="there is no module 'no_such': install it"):
+    with pytest.raises(MissingDependencyError, match="there is no module 'no_such': install the package"):
         NamedWrapper("no_such:Thing")
     with pytest.raises(ArgumentError, match=r"TimeLimit can't wrap .*max_episode_steps.*write its arguments"):
         GymEnv("CartPole-v1", wrappers=[NamedWrapper("gymnasium.wrappers:TimeLimit")])

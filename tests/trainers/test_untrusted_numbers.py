@@ -164,7 +164,7 @@ def test_texts_are_drawn_as_they_are(tmp_path, kind):
 )
 def test_rows_with_numbers_that_no_run_has_are_left_out(tmp_path, rows):
     folder = make(tmp_path / "run", rows + "2,2000,0.25\n")
-    assert compare([folder]).groups[0].scores == [0.25]
+    assert compare([folder]).tasks[0].groups[0].scores == [0.25]
 
 
 def test_returns_beyond_all_bounds_are_refused(tmp_path):
@@ -245,14 +245,14 @@ def test_sweeps_with_files_that_are_none(tmp_path, name, content, message):
 
 
 def test_a_sweep_with_a_run_without_metrics(tmp_path, monkeypatch):
-    """A run that says that it is finished, and left no metrics, ends no sweep."""
+    """A run that ends with 0, and left nothing, has failed, and ends no sweep."""
     jobs, said = make_jobs(PPOConfig, {}, 1, lambda words: PPOConfig(env=ENV)), []
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", ""], **options))
     sweep = Sweep(tmp_path, jobs, pytest.fail)
     with sweep.hold():
         sweep.run(1, say=said.append, should_stop=lambda: False)
-    assert said[-1] == "finished seed=0: without a return in metrics.csv after unknown steps"
+    assert said[-1] == f"failed seed=0 ({tmp_path / 'seed=0'}.log)"
 
 
 class Bomb:

@@ -12,6 +12,7 @@ import sys
 import threading
 
 from recurl.cli.main import main
+from recurl.trainers.study.sweep import FINISHED
 
 
 def stop_with_parent() -> None:
@@ -30,4 +31,4 @@ def _stop_at_end(pipe: int) -> None:
 
 if __name__ == "__main__":
     stop_with_parent()
-    sys.exit(main())
+    sys.exit(main() or FINISHED)

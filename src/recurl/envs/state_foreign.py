@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from recurl.errors import ArgumentError
+from recurl.seeding import derive_seed
 
 __all__ = ["FOREIGN", "Foreign"]
 
@@ -116,12 +117,12 @@ FOREIGN: dict[str, Foreign] = {
     "numpy.random.mtrand.RandomState": Foreign(
         lambda generator: dict(generator.get_state(legacy=False)),
         lambda generator, state: generator.set_state(_checked(state)),
-        lambda _: np.random.RandomState(0),
+        lambda _: np.random.RandomState(derive_seed(0, "restored") % 2**32),  # its state is set then
     ),
     "random.Random": Foreign(
         lambda generator: generator.getstate(),
         lambda generator, state: generator.setstate(state),
-        lambda _: random.Random(0),
+        lambda _: random.Random(derive_seed(0, "restored")),
     ),
     "torch._C.Generator": Foreign(
         lambda generator: generator.get_state(),

@@ -187,7 +187,7 @@ class _Trial:
     def _check_reach(self, x: Tensor, states: States) -> None:
         """Try two steps whose states have every magnitude, where time answers alike: nothing else may reach a state."""
         for draw in range(_DRAWS):
-            generator = torch.Generator().manual_seed(draw)
+            generator = torch.Generator().manual_seed(derive_seed(0, "states", draw))
             before = tuple(_of_every_magnitude(state.shape, x, generator) for state in states)
             first, second = _Probe(x, _DRAWS + draw), _Probe(x, _DRAWS + draw)
             features, after = self._step(x, before, time=first)
@@ -217,7 +217,7 @@ class _Probe:
     """
 
     def __init__(self, like: Tensor, seed: int) -> None:
-        self.like, self.generator = like, torch.Generator().manual_seed(seed)
+        self.like, self.generator = like, torch.Generator().manual_seed(derive_seed(0, "answers of time", seed))
         self.taken, self.given, self.kept = list[Tensor](), list[Tensor](), list[Tensor]()
 
     def recur(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:

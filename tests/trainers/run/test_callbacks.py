@@ -1,6 +1,7 @@
 """Callbacks: what they are called with, when, and what comes of one that fails."""
 
 import io
+import json
 import random
 import sys
 from pathlib import Path
@@ -90,7 +91,20 @@ def test_the_run_with_everything_on_is_the_run_without(tmp_path, monkeypatch, lo
     assert metrics(path) == metrics(tmp_path / "without")
     one, other = final_state(path), final_state(tmp_path / "without")
     del one["config"], other["config"], one["evaluation"], other["evaluation"]
-    assert differing(one, other) == []
+    assert differing(without_spaces(one), without_spaces(other)) == []
+
+
+def without_spaces(state):
+    """Leave out the generators of spaces, which Gymnasium seeds from the operating system, and nothing draws from."""
+    env = state["algorithm"]["collector"].get("env", {}).get("gym", {})
+    if "objects" in env:
+        begin, nodes = json.loads(env["objects"])
+        spaces = [node for node in nodes if node[0] == "object" and node[1].startswith("gymnasium.spaces")]
+        drawing = [
+            reference[1] for space in spaces for name, reference in space[3] if name == "_np_random" and reference
+        ]
+        env["objects"] = json.dumps([begin, [None if place in drawing else node for place, node in enumerate(nodes)]])
+    return state
 
 
 class Failing:
@@ -174,7 +188,7 @@ def test_names_that_lead_nowhere(text, message):
 
 
 def test_a_module_that_is_missing():
-    with pytest.raises(MissingDependencyError, match=r"--callback: there is no module 'nowhere': install it"):
+    with pytest.raises(MissingDependencyError, match=r"--callback: there is no module 'nowhere': install the package"):
         load_callback("nowhere:Recorder")
 
 

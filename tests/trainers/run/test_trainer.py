@@ -319,6 +319,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_them(tmp_path, m
     log.clear()
     trainer.run()
     trainer.close()
+    log = [entry for entry in log if not (entry.startswith("drop") and entry.endswith(".partial"))]  # of killed runs
     start = log.index("name 000000000128.pt")
     assert log[start - 3 : start + 2] == [
         "sync metrics.csv",

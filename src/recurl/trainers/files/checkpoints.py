@@ -47,6 +47,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int
 
     Example:
         >>> import tempfile
+        >>> import torch
         >>> with tempfile.TemporaryDirectory() as name:
         ...     path = save_checkpoint(Path(name), 1024, {"weights": torch.ones(2)})
         ...     load_checkpoint(path)["weights"]

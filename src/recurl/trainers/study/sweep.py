@@ -18,7 +18,6 @@ from typing import Any
 
 from recurl.errors import ArgumentError, LockedError
 from recurl.trainers.algorithms.options_file import write_options_file
-from recurl.trainers.files.checkpoints import latest_checkpoint
 from recurl.trainers.files.durable import is_partial, make_folder, write_whole, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
 from recurl.trainers.report.metrics import EVALUATION, RETURN, read_metrics
@@ -26,6 +25,8 @@ from recurl.trainers.run.folder import RunFolder
 from recurl.trainers.study.grid import Job
 from recurl.untrusted import check_folder, open_regular_descriptor, read_bytes, read_json
 
+FINISHED = 64
+"""Exit code of a run that came to its end: 0 would also be that of an environment which ends the process."""
 _SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 _STOPPED = (*(-number for number in _SIGNALS), *(128 + number for number in _SIGNALS))  # before training, and then
@@ -193,7 +194,7 @@ class Sweep:
     def _end(self, job: Job, code: int, say: Callable[[str], None]) -> None:
         stopped = code in _STOPPED
         numbers = self._numbers(job.name)
-        finished = code == 0 and self._is_complete(job, numbers)
+        finished = code == FINISHED
         self._status[job.name] = "finished" if finished else "stopped" if stopped else "failed"
         if finished:
             scores = (("training", numbers[RETURN]), ("evaluation", numbers[EVALUATION]))
@@ -205,17 +206,6 @@ class Sweep:
             last = said[-1] if said and not stopped else ""
             say(f"{self._status[job.name]} {job.name}{last and f': {last}'} ({self.folder / job.name}.log)")
         self._write_results()
-
-    def _is_complete(self, job: Job, numbers: dict[str, Any]) -> bool:
-        """Return whether the newest checkpoint of a run is of its last update, which an exit code doesn't say."""
-        config, goal = job.config, job.config.stop_return
-        with contextlib.suppress(ArgumentError):
-            steps = int(latest_checkpoint(RunFolder(self.folder / job.name).checkpoints).stem)
-            if steps + config.frames_per_batch > config.total_steps:
-                return True
-            reached = [float(numbers[name]) for name in (RETURN, EVALUATION) if numbers[name]]
-            return goal is not None and max(reached, default=goal - 1) >= goal
-        return False
 
     def _terminate(self) -> None:
         for process in self._processes.values():

@@ -111,8 +111,9 @@ def test_a_rank_that_fails_ends_the_others(server, tmp_path):
     slow = ["--env", "tests.distributed.slow:recurl-test/Slow-v0", "--env-kwargs", "fails=True"]
     ranks = server.both(*with_options(LONG, *slow), "--run-dir", tmp_path / "run")
     texts = [rank.ends_within(SECONDS + 20) for rank in ranks]
-    assert "rank 0 ends, as rank 1 has failed: no more" in texts[0]
-    assert "RuntimeError: no more" in texts[1]
+    assert "rank 0 ends, as rank 1 has failed: The environment raised RuntimeError: no more." in texts[0]
+    assert "recurl: The environment raised RuntimeError: no more." in texts[1]
+    assert "Traceback" not in "".join(texts)
 
 
 def test_a_rank_that_hangs_ends_all(server, tmp_path):

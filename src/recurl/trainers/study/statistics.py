@@ -86,7 +86,7 @@ def stratified_intervals(scores: Sequence[Array]) -> tuple[Array, Array]:
         >>> float(low[2]), float(high[2])
         (0.25, 0.75)
     """
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(derive_seed(0, "stratified bootstrap"))
     drawn = [one[random.integers(len(one), size=(_RESAMPLES, len(one)))] for one in scores]
     low, high = np.percentile(aggregates(drawn), _PERCENTILES, axis=0)
     return low, high

@@ -8,7 +8,7 @@ ratios within a round. A system that can't run is named with its reason and left
 
     python benchmarks/bench_ppo.py                               # masked CartPole
     python benchmarks/bench_ppo.py --python pufferlib=/tmp/p/bin/python peers=/tmp/q/bin/python
-    python benchmarks/bench_ppo.py --systems recurl recurl-before --python before=/tmp/r/bin/python  # another commit
+    python benchmarks/bench_ppo.py --systems recurl recurl-before --python before=/tmp/r/bin/python --before abc12
     python benchmarks/bench_ppo.py --task pendulum               # continuous actions; r2d2: recurl alone
     python benchmarks/bench_ppo.py --num-envs 1 8 64 256 --systems recurl pufferlib sb3
     python benchmarks/bench_ppo.py --solve 200000 --repeats 1    # steps and seconds to a mean return of 475
@@ -98,6 +98,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--num-envs", type=int, nargs="+", help="8 by default, of r2d2 16")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=[s for s in SYSTEMS if s != BEFORE])
     parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PATH", help="interpreters of peers, pufferlib")
+    parser.add_argument("--before", default="", help="the commit of recurl-before")
     parser.add_argument("--repeats", type=int, default=9, help="rounds; with --solve: seeds")
     parser.add_argument("--steps", type=int, default=2048, help="environment steps of a round; of fast systems 4 x")
     parser.add_argument("--warmup", type=int, default=2048, help="environment steps before")
@@ -254,7 +255,7 @@ def about(name: str, words: dict[str, Any], options: argparse.Namespace) -> dict
     """What the numbers depend on."""
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
+        "commit": options.before if name == BEFORE else commit(),
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
         "threads": options.threads,
         "task": {"r2d2": "masked-cartpole-r2d2", "frames": "frames"}.get(options.task, f"masked-{options.task}"),

@@ -27,12 +27,14 @@ import tempfile
 import time
 import traceback
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import tensordict
 import torch
@@ -246,6 +248,10 @@ class Place:
         return self.case
 
 
+UNFIT = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, BadZipFile, zlib.error)
+"""What a mutation raises where it can't change what another has changed."""
+
+
 def prepare(place: Place, number: int, seed: int) -> Case:
     draw = random.Random(f"{seed} {number}")
     kind = draw.choices([*SHARES], [*SHARES.values()])[0]
@@ -256,7 +262,7 @@ def prepare(place: Place, number: int, seed: int) -> Case:
         mutation = draw.choice(MUTATIONS[kind])
         try:
             said.append(mutation(folder, draw, place.guard))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # of a second one, often
+        except UNFIT as error:  # of a second one, often
             said.append(f"no {getattr(mutation, '__name__', '')} ({type(error).__name__})")
     return Case(number, kind, "; ".join(said), reader)
 

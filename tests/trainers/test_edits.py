@@ -10,7 +10,7 @@ from rich.console import Console
 
 from recurl.errors import ArgumentError
 from recurl.trainers import PPOConfig, R2D2Config, RunFolder, Trainer
-from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint
+from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from recurl.trainers.files.contents import changed, contents_of
 
 VALUES = (None, "x", [], {}, -1, 1.5, True, math.nan, {"a": 1})
@@ -117,6 +117,18 @@ def test_options_that_do_not_fit_the_checkpoint(run, name, value):
         trainer.close()
     finally:
         run.config.write_text(text)
+
+
+@pytest.mark.parametrize("value", [1e300, -1.0, float("nan")])
+def test_durations_that_no_run_has(run, value):
+    path = latest_checkpoint(run.checkpoints)
+    whole = path.read_bytes()
+    save_checkpoint(run.checkpoints, int(path.stem), {**load_checkpoint(path), "wall_s": value})
+    trainer = Trainer(run.read_config(), run, console=Console(file=io.StringIO()))
+    with pytest.raises(ArgumentError, match="doesn't fit .*wall_s must lie between 0 and 1e"):
+        trainer.resume()
+    trainer.close()
+    path.write_bytes(whole)
 
 
 def test_a_run_without_its_table_of_contents_goes_on(run):

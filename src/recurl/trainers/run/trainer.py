@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WARM_UP = 3  # updates in which kernels are compiled and graphs recorded
+_LONGEST = 1e9  # seconds of a run
 
 
 class Trainer:
@@ -130,7 +131,7 @@ class Trainer:
             self._watch.load_state_dict(state["faults"])
         if "evaluation" in state:  # runs of old have none
             self._evaluation.load_state_dict(state["evaluation"])
-        self._times = (float(state["wall_s"]), float(state["cpu_s"]))
+        self._times = _seconds(state, "wall_s"), _seconds(state, "cpu_s")
         if same:
             self._rng = state["rng"]
             set_rng_state(state["rng"])
@@ -308,6 +309,14 @@ class Trainer:
         failed = status or ("failed" if self._callbacks.error else None)
         ended = failed or ("solved" if self._solved() else "finished" if self._ended() else "stopped")
         return Outcome(ended, self.algorithm.env_steps, clock.wall_s, clock.cpu_s, self.stats.mean_return)
+
+
+def _seconds(state: Mapping[str, Any], name: str) -> float:
+    """Return a duration that a checkpoint holds."""
+    value = float(state[name])
+    if not 0 <= value <= _LONGEST:
+        raise ValueError(f"{name} must lie between 0 and {_LONGEST:g} seconds, got {value:g}.")
+    return value
 
 
 @contextmanager

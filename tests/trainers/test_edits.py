@@ -125,7 +125,7 @@ def test_durations_that_no_run_has(run, value):
     whole = path.read_bytes()
     save_checkpoint(run.checkpoints, int(path.stem), {**load_checkpoint(path), "wall_s": value})
     trainer = Trainer(run.read_config(), run, console=Console(file=io.StringIO()))
-    with pytest.raises(ArgumentError, match="doesn't fit .*wall_s must lie between 0 and 1e"):
+    with pytest.raises(ArgumentError, match=r"doesn't fit .*wall_s must lie between 0 and 1e"):
         trainer.resume()
     trainer.close()
     path.write_bytes(whole)

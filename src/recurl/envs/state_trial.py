@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import random
 import time
 import warnings
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-import torch
 from tensordict import TensorDictBase
 
 from recurl.envs.base import EnvBase
 from recurl.envs.state_plain import UnsavableError
 from recurl.keys import ACTION, NEXT
+from recurl.seeding import preserved_rng
 
 __all__ = ["obstacle"]
 
@@ -38,7 +36,8 @@ def obstacle(make: Callable[[], EnvBase]) -> str | None:
     """
     end = time.monotonic() + _SECONDS
     try:
-        with _undisturbed(), ExitStack() as stack:
+        with preserved_rng(), warnings.catch_warnings(), ExitStack() as stack:
+            warnings.simplefilter("ignore")
             original = stack.enter_context(make())
             if time.monotonic() > end:
                 raise _LateError
@@ -90,17 +89,3 @@ def _unequal(mine: TensorDictBase, theirs: TensorDictBase) -> Any:
         if values[0].shape != values[1].shape or values[0].numpy().tobytes() != values[1].numpy().tobytes():
             return key
     return None
-
-
-@contextmanager
-def _undisturbed() -> Generator[None]:
-    """Put the global random generators back, and show no warnings."""
-    python, legacy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - global
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002 - see above
-        torch.set_rng_state(own)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -109,7 +110,9 @@ def test_annealing_resumes_bit_for_bit(kind, spec, amount):
 
 
 def test_frames_are_whole():
-    with pytest.raises(ArgumentError, match=r"frames counts environment steps and must be an integer, got 0\.5"):
+    with pytest.raises(
+        ArgumentError, match=r"frames counts environment steps and must be an integer from 0 on, got 0\.5"
+    ):
         EGreedyModule(Categorical(2)).step(0.5)
 
 
@@ -188,3 +191,20 @@ def test_what_noise_refuses(arguments, message):
 def test_noise_needs_an_action():
     with pytest.raises(MissingKeyError, match="There is no 'action' to change: put the policy before the Additive"):
         AdditiveGaussianModule(BOX)(TensorDict({"x": torch.zeros(1)}, [1]))
+
+
+@pytest.mark.parametrize(("init", "end"), [(1, 0), (1, 0.05), (1.0, 0)])
+def test_integers_are_amounts_too(init, end):
+    explore = EGreedyModule(Categorical(3), init, end, annealing_num_steps=100)
+    explore.step(50)
+    assert explore.eps.item() == pytest.approx((init + end) / 2)
+
+
+def test_counts_of_any_size():
+    explore = EGreedyModule(Categorical(3), 1.0, 0.25, annealing_num_steps=100)
+    for frames in (2**62, 2**62, 10**20):
+        explore.step(frames)
+        assert explore.eps.item() == 0.25
+    for frames in (-1, 1.0, np.float32(1), torch.tensor(1.0)):
+        with pytest.raises(ArgumentError, match="must be an integer from 0 on"):
+            explore.step(frames)

@@ -246,7 +246,7 @@ def build(cell: type[Cell]) -> CellModule:
         (Negative, r"must give shapes as tuples of integers, not negative; got \(5, -1\) for 'weight'"),
         (Draws, r"must be a function of input.*the features differed by .*Leave out random numbers"),
         (Overwrites, r"must not change its inputs; .*changed the state 'h' in place"),
-        (Centred, r"must not depend on each other; the features of .*between a row among 3 and the same row alone"),
+        (Centred, r"must not depend on each other; the features of .*in a row when the others changed"),
         (PeeksAtStates, r"must give the same over a sequence as step by step; the features.*at step [123] of 6"),
         (Leaks, r"must give the same over a sequence.*the features.*at step 4 of 6, whose second half was another"),
         (Lazy, r"Lazy\(.*\) keeps the Linear 'lazy' in itself, where no optimiser, no .to\(\) and no checkpoint finds"),
@@ -462,3 +462,26 @@ def test_a_class_that_is_defined_again_is_tried_again() -> None:
     build(define(0.0))
     with pytest.raises(ArgumentError, match="must be a function of input"):
         build(define(1.0))
+
+
+class ResetByLargeInputs(Sum):
+    def step(self, x, states, weight, *, time=ONE_STEP):
+        h = time.recur(torch.full_like(states[0], 0.5), F.linear(x, weight), states[0])
+        return h, (torch.where(x[:, :1] > 500, 0.0, h),)
+
+
+def test_a_state_that_large_inputs_reach_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="gave time another state than time had returned"):
+        build(ResetByLargeInputs)
+
+
+class FourierFeatures(Sum):
+    """Sound; its features amplify how a product is rounded, which may depend on the number of rows."""
+
+    def step(self, x, states, weight):
+        product = F.linear(x, weight)
+        return torch.sin(1000 * product), (torch.tanh(product + states[0]),)
+
+
+def test_features_that_amplify_rounding_are_no_dependence_on_rows() -> None:
+    build(FourierFeatures)

@@ -134,6 +134,7 @@ def test_composite_clone_is_independent():
         (lambda: Binary(2), (2,)),
         (lambda: Binary(n=2), (2,)),
         (lambda: Binary(n=2, shape=(3, 2)), (3, 2)),
+        (lambda: Binary(2, shape=(3, 2)), (3, 2)),
         (lambda: Binary(), ()),
         (lambda: Binary((1,), None, torch.int8), (1,)),
         (lambda: Unbounded(shape=0), (0,)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
@@ -19,6 +20,8 @@ from recurl.modules.qvalue import action_choices, mask_in
 from recurl.specs import Bounded, Categorical, Composite, TensorSpec, masked_rand
 
 __all__ = ["AdditiveGaussianModule", "EGreedyModule"]
+
+_MOST = 2**53  # steps that are counted, the last integer that float64 holds with all before it
 
 
 class _Exploration(TensorDictModuleBase):
@@ -49,7 +52,7 @@ class _Exploration(TensorDictModuleBase):
         self.out_keys = cast(Any, [self.action_key])
         self.annealing_num_steps = annealing_num_steps
         for name, value in (("", init), ("_init", init), ("_end", end), ("_anchor", init)):
-            self.register_buffer(self.amount + name, torch.tensor(value))
+            self.register_buffer(self.amount + name, torch.tensor(float(value)))
         self.frames = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
@@ -60,14 +63,15 @@ class _Exploration(TensorDictModuleBase):
         was set by hand, or loaded without its count, becomes the new anchor.
 
         Raises:
-            ArgumentError: ``frames`` is not an integer.
+            ArgumentError: ``frames`` is not an integer, or is negative.
         """
-        if isinstance(frames, float):
-            raise ArgumentError(f"frames counts environment steps and must be an integer, got {frames}.")
+        if not _is_count(frames):
+            raise ArgumentError(f"frames counts environment steps and must be an integer from 0 on, got {frames!r}.")
         now, anchor = (cast(Tensor, getattr(self, self.amount + name)) for name in ("", "_anchor"))
         same = now == self._annealed()
         anchor.copy_(torch.where(same, anchor, now))
-        self.frames.copy_(torch.where(same, self.frames, 0) + frames)
+        counted = torch.where(same, self.frames, 0) + min(int(frames), _MOST)
+        self.frames.copy_(counted.clamp_max(_MOST))  # twice that would still fit
         now.copy_(self._annealed())
 
     def _annealed(self) -> Tensor:
@@ -98,6 +102,13 @@ class _Exploration(TensorDictModuleBase):
     @abstractmethod
     def _explored(self, tensordict: Step, action: Tensor) -> Tensor:
         """Return the actions to take instead of ``action``."""
+
+
+def _is_count(value: Any) -> bool:
+    try:
+        return operator.index(value) >= 0
+    except TypeError:
+        return False
 
 
 class EGreedyModule(_Exploration):

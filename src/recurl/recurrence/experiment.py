@@ -154,13 +154,16 @@ class _Trial:
             )
 
     def _check_rows(self, x: Tensor, states: States) -> None:
+        """Try the first row beside other rows, of the same number, so that products are rounded alike."""
         features, after = self._step(x, states)
-        alone, after_alone = self._step(x[:1], tuple(state[:1] for state in states))
-        for name, one, other in zip(self.names, (features, *after), (alone, *after_alone), strict=True):
-            if not _equal(one[:1], other, _tolerance(x)):
+        given = zip((x, *states), self.others, strict=True)
+        other_x, *other_states = (torch.cat([one[:1], other[1:]]) for one, other in given)
+        beside, after_beside = self._step(other_x, tuple(other_states))
+        for name, one, other in zip(self.names, (features, *after), (beside, *after_beside), strict=True):
+            if not _equal(one[:1], other[:1], _tolerance(x)):
                 raise ArgumentError(
                     f"The rows of a step must not depend on each other; {name} of {self.cell}.step() differed by "
-                    f"{_difference(one[:1], other):.1e} between a row among {_ROWS} and the same row alone."
+                    f"{_difference(one[:1], other[:1]):.1e} in a row when the others changed."
                 )
 
     def _check_sequence(self, x: Tensor, states: States) -> None:
@@ -185,11 +188,13 @@ class _Trial:
                     )
 
     def _check_reach(self, x: Tensor, states: States) -> None:
-        """Try two steps whose states have every magnitude, where time answers alike: nothing else may reach a state."""
-        for draw in range(_DRAWS):
+        """Try two steps at every magnitude, of inputs too, where time answers alike: nothing else may reach a state."""
+        for draw in range(2 * _DRAWS):
             generator = torch.Generator().manual_seed(derive_seed(0, "states", draw))
+            if draw >= _DRAWS:
+                x = _of_every_magnitude(x.shape, x, generator)
             before = tuple(_of_every_magnitude(state.shape, x, generator) for state in states)
-            first, second = _Probe(x, _DRAWS + draw), _Probe(x, _DRAWS + draw)
+            first, second = _Probe(x, draw), _Probe(x, draw)
             features, after = self._step(x, before, time=first)
             again, _ = self._step(x, after, time=second)
             one, other = [features, *first.given], [again, *second.given]

@@ -297,9 +297,10 @@ class Binary(TensorSpec):
     """Zeros and ones (or False and True).
 
     Args:
-        shape: shape of the values, an int or a sequence.
+        size: shape of the values, an int or a sequence; an int beside ``shape`` is ``n``, as in TorchRL.
         device: see :class:`TensorSpec`.
         dtype: dtype of the values.
+        shape: the shape, where ``size`` is none.
         n: size of the last dimension, as in TorchRL; that of ``shape``, or the only one, when None.
 
     Raises:
@@ -314,12 +315,18 @@ class Binary(TensorSpec):
 
     def __init__(
         self,
-        shape: int | Sequence[int] | None = None,
+        size: int | Sequence[int] | None = None,
         device: Device = None,
         dtype: torch.dtype = torch.bool,
         *,
+        shape: int | Sequence[int] | None = None,
         n: int | None = None,
     ) -> None:
+        if isinstance(size, int) and shape is not None and n is None:
+            n, size = size, None  # as in TorchRL
+        if size is not None and shape is not None:
+            raise ArgumentError(f"A shape must be given once, got {size} and shape={shape!r}.")
+        shape = size if shape is None else shape
         size = as_size((() if n is None else n) if shape is None else shape)
         if n is not None and (not size or size[-1] != n):
             raise ArgumentError(f"The last dimension of a Binary spec must be n={n}, got shape {list(size)}.")

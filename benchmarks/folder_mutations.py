@@ -127,8 +127,10 @@ def put(path: Path, kind: str, draw: random.Random, guard: Path) -> None:
 def replace_folder(folder: Path, draw: random.Random, guard: Path) -> str:
     inner = sorted(path for path in folder.rglob("*") if path.is_dir())
     path = draw.choice([*inner, folder / "tensorboard", folder / "checkpoints", folder / "best", folder / "wandb"])
-    if path.exists():
-        shutil.rmtree(path)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)  # which would wait for a writer of a FIFO
+    else:
+        path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = draw.choice(("guard", "guard", "file", "root", "loop", "fifo", "dangling"))
     match kind:

@@ -69,6 +69,10 @@ class ExitError(EnvError):
         )
 
 
+class UnfitStateError(ArgumentError):
+    """The saved state of an environment doesn't fit the environment that is to be restored."""
+
+
 class RankError(RecurlError, RuntimeError):
     """Another rank of a distributed run failed, or none answers."""
 

@@ -14,7 +14,7 @@ from recurl.errors import ArgumentError
 from recurl.trainers import PPOConfig, RunFolder, load_agent
 from recurl.trainers.policies.load import load
 from recurl.trainers.run.callbacks import load_callback
-from recurl.trainers.trust import names_of_code
+from recurl.trainers.trust import check_names, names_of_code
 
 SMALL = ["--env", "recurl/RepeatPrevious-v0", "--env-kwargs", "k=1", "episode_length=8", "--hidden-size", "8"]
 SMALL += ["--num-envs", "4", "--rollout-steps", "16", "--eval-episodes", "2", "--total-steps", "64", "--logger", "none"]
@@ -238,3 +238,19 @@ def test_a_ray_cluster_of_a_strangers_choice_is_not_joined(run, capsys):
     assert "--ray-address 198.51.100.1:6379 would join the Ray cluster there, whose processes send code" in said
     config = RunFolder(folder).read_config(given=("ray_address",))
     assert config == RunFolder(folder, trust=True).read_config()
+
+
+def test_a_refusal_shows_the_file_in_the_working_directory(tmp_path, monkeypatch):
+    """Where it is found once the folder is trusted."""
+    (tmp_path / "module_that_is_here.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    with pytest.raises(ArgumentError, match=f"found at {tmp_path / 'module_that_is_here.py'}"):
+        check_names({"cell": "module_that_is_here:Cell"}, "config.json")
+
+
+def test_the_command_that_resumes_a_run_has_what_it_needs(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create(PPOConfig(env="recurl/TMaze-v0", cell="tests.own_cells:FastWeights"))
+    with pytest.raises(ArgumentError, match=f"recurl train --resume {tmp_path / 'run'} --trust-run"):
+        folder.create(PPOConfig(env="recurl/TMaze-v0"))

@@ -32,7 +32,7 @@ from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.checkpoint import latest_checkpoint
 from recurl.trainers.networks.description import describe_agent
 from recurl.trainers.run.memory import saying_what_fits
-from recurl.trainers.trust import names_of_code
+from recurl.trainers.trust import resume_command
 
 _REMEDY = "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip). "
 _STATUS = {"solved": "Solved", "finished": "Finished", "stopped": "Stopped"}
@@ -173,7 +173,7 @@ def _train(trainer: Trainer) -> int | None:
     trainer.close()
     _say(console, _summary(outcome, set_up))
     if on_any_rank(stop.requested()):
-        _say(console, f"Go on with: {_how_to_go_on(trainer.folder, config)}")
+        _say(console, f"Go on with: {resume_command(trainer.folder.path, config.to_dict())}")
         return stop.exit_code or 128 + signal.SIGTERM
     return None if rank() == 0 else 0
 
@@ -202,17 +202,11 @@ def _saying_how_to_go_on(folder: RunFolder, config: RunConfig) -> Generator[None
         except ArgumentError:
             advice = "The run has no checkpoint yet: begin it anew."
         else:
-            how = _how_to_go_on(folder, config)
+            how = resume_command(folder.path, config.to_dict())
             advice = f"Its newest checkpoint, of {int(newest.stem):,} steps, is good: {how}"
         remedy = _REMEDY if isinstance(error, NonFiniteError) else ""
         stop = "" if str(error).endswith(".") else "."
         raise type(error)(f"{error}{stop} {remedy}{advice}") from error.__cause__ or error
-
-
-def _how_to_go_on(folder: RunFolder, config: RunConfig) -> str:
-    """Return the command that goes on with a run in a new process, which has imported nothing yet."""
-    trust = " --trust-run" if names_of_code(config.to_dict(), imported=()) else ""
-    return f"recurl train --resume {folder.path}{trust}"
 
 
 def _summary(outcome: Outcome, set_up: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -28,7 +29,7 @@ from recurl.envs import Act, EnvBase, StepCounter, interact
 from recurl.envs.rollout import Policy
 from recurl.envs.trajectories import TRAJECTORY_IDS, Trajectories
 from recurl.envs.wiring import policy_transforms
-from recurl.errors import ArgumentTypeError, UnsupportedError, UsageError
+from recurl.errors import ArgumentTypeError, UnfitStateError, UnsupportedError, UsageError
 from recurl.keys import NEXT
 from recurl.lowering import Entries, Network, Step
 from recurl.mode import ExplorationType
@@ -358,34 +359,45 @@ class Collector(CollectorBase):
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state for exact continuation: carried states, trajectories, frames, environment.
 
-        It consists of tensors and plain Python values. ``"env"`` is None if the environment can't save its state.
+        It consists of tensors and plain Python values. ``"env"`` is None if the environment can't save its state, and
+        ``"obstacle"`` says why.
         Weights and torch's random generator are not included. In the background it is taken between two batches.
         """
         return self._between_batches(self._state_dict)
 
     def _state_dict(self) -> dict[str, Any]:
-        saves = self._roots is not None and self.env.can_save_state
+        env, obstacle = self._env_state() if self._roots is not None else (None, None)
         return {
             "frames": self.frames,
             **self._trajectories.state_dict(),
-            "root": self._groups.joined(self._roots).to_dict() if saves and self._roots is not None else None,
-            "env": self.env.get_state() if saves else None,
+            "root": self._groups.joined(self._roots).to_dict() if env is not None and self._roots is not None else None,
+            "env": env,
+            "obstacle": obstacle,
         }
+
+    def _env_state(self) -> tuple[dict[str, Any] | None, str | None]:
+        """Return the state of the environment, or why it can't be saved, which may turn out in the midst of a run."""
+        if not self.env.can_save_state:
+            return None, self.env.state_obstacle
+        try:
+            return self.env.get_state(), None
+        except UnsupportedError as error:
+            warnings.warn(f"{error} A run that resumes from here begins new episodes.", stacklevel=4)
+            return None, str(error)
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore a :meth:`state_dict`.
 
         Returns:
-            Whether the environment's state was restored. If not (as it can't save its state), the next batch starts
-            with a reset and new trajectories.
+            Whether the environment's state was restored. If not (it wasn't saved, or doesn't fit, of which a warning
+            gives the reason), the next batch starts with a reset and new trajectories.
         """
         self._check_idle()
         self.frames = state["frames"]
-        restored = state["env"] is not None
+        restored = self._restore_env(state["env"])
         TRAJECTORY_IDS.skip(state["traj_ids"])
         self._roots = None
         if restored:
-            self.env.set_state(state["env"])
             root = TensorDict.from_dict(state["root"], batch_size=self.env.batch_size, device=self.env.device)
             self._roots = self._groups.split(root)
             self._resets = self.env.full_resets
@@ -393,6 +405,16 @@ class Collector(CollectorBase):
         else:
             self._trajectories.renew()
         return restored
+
+    def _restore_env(self, state: dict[str, Any] | None) -> bool:
+        if state is None:
+            return False
+        try:
+            self.env.set_state(state)
+        except UnfitStateError as error:
+            warnings.warn(f"The state of the environment can't be restored: {error}", stacklevel=3)
+            return False
+        return True
 
     def _close(self) -> None:
         for captured in self._captured if isinstance(self._captured, list) else [self._captured]:

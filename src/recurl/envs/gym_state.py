@@ -12,7 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from recurl.envs.state_graph import GraphReader, GraphWriter, has_own_state
 from recurl.envs.state_plain import MOST_BYTES
-from recurl.errors import ArgumentError
+from recurl.errors import ArgumentError, UnfitStateError
 
 __all__ = ["Gym", "SavedState", "cores", "creator_of", "restore", "save", "saves_itself"]
 
@@ -63,16 +63,20 @@ def restore(env: Any, state: dict[str, Any]) -> None:
     """Restore a state returned by :func:`save` on ``env``, which was constructed the same way.
 
     Raises:
-        ArgumentError: the state is of another environment.
+        UnfitStateError: the state is of another environment, or holds what this one can't take. The environment must be
+            reset then, as some of the state may be restored.
     """
     env.reset()  # what an environment makes at its first reset is there then
-    if isinstance(env, AsyncVectorEnv):
-        states: Sequence[dict[str, Any]] = state["envs"]
-        env.set_attr("saved_state", [(each["objects"], each["bytes"].numpy().tobytes()) for each in states])
-    elif "objects" in state:
-        GraphReader(state).restore(env)
-    else:
-        _restore_old(env, state)
+    try:
+        if isinstance(env, AsyncVectorEnv):
+            states: Sequence[dict[str, Any]] = state["envs"]
+            env.set_attr("saved_state", [(each["objects"], each["bytes"].numpy().tobytes()) for each in states])
+        elif "objects" in state:
+            GraphReader(state).restore(env)
+        else:
+            _restore_old(env, state)
+    except ArgumentError as error:
+        raise UnfitStateError(str(error)) from error
 
 
 def _restore_old(env: Any, state: dict[str, Any]) -> None:

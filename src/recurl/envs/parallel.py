@@ -18,7 +18,7 @@ from recurl.envs.workers import Task, WorkerGroup
 from recurl.envs.workers_env import EnvInfo, Plan, creators, firsts, layout, serve_envs
 from recurl.envs.workers_memory import SharedTensors
 from recurl.envs.workers_requests import Requests
-from recurl.errors import ArgumentError, UsageError
+from recurl.errors import ArgumentError, RecurlError, UsageError
 from recurl.keys import ACTION, DONE, NEXT, RESET, NestedKey, next_key
 from recurl.lowering import Step, leaves, like, takes_entries
 from recurl.transforms.base import makes_memory, reset_mask
@@ -233,14 +233,26 @@ class _RowsInWorkers(BatchedEnv):
         """
         if not self.can_save_state:
             return super().get_state()
-        return {"envs": self._ask_all(*[("get_state",)] * self.num_workers)}
+        return {"envs": _checked(self._ask_all(*[("get_state",)] * self.num_workers))}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore states returned by :meth:`get_state`."""
-        self._ask_all(*[("set_state", saved) for saved in self._saved_envs(state)])
+        """Restore states returned by :meth:`get_state`.
+
+        Raises:
+            UnfitStateError: a state doesn't fit its environment.
+        """
+        _checked(self._ask_all(*[("set_state", saved) for saved in self._saved_envs(state)]))
 
     def _close(self) -> None:
         self._workers.close()
+
+
+def _checked(answers: list[Any]) -> list[Any]:
+    """Return the answers of workers, or raise the first that is an error."""
+    for answer in answers:
+        if isinstance(answer, RecurlError):
+            raise answer
+    return answers
 
 
 def _where(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:

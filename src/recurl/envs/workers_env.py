@@ -15,7 +15,14 @@ from recurl.envs.in_place import InPlace
 from recurl.envs.workers_child import Channel, Closed
 from recurl.envs.workers_memory import Entry
 from recurl.envs.workers_rounds import RoundServer
-from recurl.errors import ArgumentError, ArgumentTypeError, MissingKeyError, UsageError
+from recurl.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MissingKeyError,
+    UnfitStateError,
+    UnsupportedError,
+    UsageError,
+)
 from recurl.keys import ACTION, DONE, DONE_KEYS, RESET, REWARD, NestedKey, next_key, path_of
 from recurl.lowering import Entries, Step
 from recurl.specs import Composite, TensorSpec, choice_counts
@@ -316,8 +323,9 @@ def _call(envs: list[EnvBase], name: str, place: int = 0, argument: Any = None) 
         env.set_seed(argument)
     elif name == "state_obstacle":
         return env.state_obstacle
-    elif name == "get_state":
-        return env.get_state()
     else:
-        env.set_state(argument)
+        try:
+            return env.get_state() if name == "get_state" else env.set_state(argument)
+        except (UnsupportedError, UnfitStateError) as error:  # an answer, not the end of the worker
+            return error
     return None

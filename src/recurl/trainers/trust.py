@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, cast
@@ -105,9 +105,9 @@ def _is_installed(package: str) -> bool:
     return origin is not None and Path.cwd().resolve() not in (origin.parent, origin.parent.parent)
 
 
-def _origin(package: str) -> Path | None:
+def _origin(package: str, path: Sequence[str] | None = None) -> Path | None:
     """Return the file that an import of ``package`` would run, or None where that is not known. Nothing is imported."""
-    spec = PathFinder.find_spec(package)
+    spec = PathFinder.find_spec(package, path)
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
@@ -119,9 +119,21 @@ def _what(option: str, text: str) -> str:
     return f"would use the module {_short(module)}, {_place(module)}" if module else "imports what its arguments name"
 
 
+def resume_command(path: Path, values: Mapping[str, Any]) -> str:
+    """Return the command that resumes a run in a new process, which has imported nothing yet.
+
+    Args:
+        path: the folder of the run.
+        values: its options.
+    """
+    trust = " --trust-run" if names_of_code(values, imported=()) else ""
+    return f"recurl train --resume {path}{trust}"
+
+
 def _place(module: str) -> str:
     package = module.partition(".")[0]
-    origin = _origin(package) if _MODULE.fullmatch(package) else None
+    with_here = [*sys.path, str(Path.cwd())]  # what is trusted is found in the working directory too
+    origin = _origin(package, with_here) if _MODULE.fullmatch(package) else None
     return "which isn't found here" if origin is None else f"found at {origin}"
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import gymnasium as gym
@@ -120,6 +123,61 @@ def test_why_a_state_is_not_saved_is_said_when_a_run_is_resumed(tmp_path):
     config = small(env=Forgetful)
     train(config, tmp_path, stop_after=3)
     said = " ".join(train(config, tmp_path, resume=True).split())
-    assert "Forgetful() wasn't saved: Forgetful.numbers is of type generator, whose state can't be read." in said
+    assert "Forgetful() isn't restored: Forgetful.numbers is of type generator, whose state can't be read." in said
+    assert "Its episodes start over, the resumed run differs." in said
+    assert len(rows(tmp_path)) == 8
+
+
+class ForgetfulLater(OwnEnv):
+    """Makes such a generator after the trial, whose steps are fewer."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 40:
+            self.numbers = (number for number in range(10**9))
+        return super().step(action)
+
+
+class Fleeing(OwnEnv):
+    """Its state is a method, another one after the trial."""
+
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.mode = self.chase
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 40:
+            self.mode = self.flee
+        return super().step(self.mode(action))
+
+    def chase(self, action):
+        return action
+
+    def flee(self, action):
+        return 1 - action
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("env", "saving", "restoring", "why"),
+    [
+        (ForgetfulLater, r"ForgetfulLater\.numbers is of type generator.* begins new", None, "ForgetfulLater.numbers"),
+        (Fleeing, None, r"can't be restored: The state has the method flee", "the checkpoint holds none that fits"),
+    ],
+)
+def test_a_state_that_is_lost_after_the_trial_costs_no_training(tmp_path, env, saving, restoring, why, workers):
+    config = small(env=env, env_workers=workers)
+    with pytest.warns(UserWarning, match=saving) if saving else nullcontext():
+        train(config, tmp_path, stop_after=3)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        said = " ".join(train(config, tmp_path, resume=True).split())
+    assert restoring is None or any(re.search(restoring, str(warning.message)) for warning in warned)
+    assert why in said
     assert "Its episodes start over, the resumed run differs." in said
     assert len(rows(tmp_path)) == 8

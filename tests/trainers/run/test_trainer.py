@@ -203,7 +203,7 @@ def test_checkpoints_without_the_state_of_environments_start_over_with_a_notice(
     state["algorithm"]["collector"] |= {"env": None, "root": None}  # as earlier versions saved CartPole
     save_checkpoint(newest.parent, 192, state)
     outcome, printed = train(options, tmp_path, resume=True)
-    assert "CartPole-v1 wasn't saved: the checkpoint is of an earlier version." in " ".join(printed.split())
+    assert "CartPole-v1 isn't restored: the checkpoint holds none that fits." in " ".join(printed.split())
     assert (outcome.status, outcome.env_steps) == ("finished", 384)
     assert len(metrics(tmp_path)) == 7
 

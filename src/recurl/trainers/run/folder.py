@@ -6,7 +6,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +20,7 @@ from recurl.trainers.env_name import EnvSource
 from recurl.trainers.files.checkpoints import latest_checkpoint, load_newest
 from recurl.trainers.files.durable import is_partial, make_folder, remove_partials, sync_folder, write_whole, writing
 from recurl.trainers.files.lock import LOCK_FILES, FolderLock
-from recurl.trainers.trust import check_names
+from recurl.trainers.trust import check_names, resume_command
 from recurl.untrusted import check_folder, read_json
 
 CHECKPOINTS = ("newest", "best")
@@ -148,8 +148,11 @@ class RunFolder:
             raise ArgumentError(f"{self.path} is not a folder: name another with --run-dir.")
         if self.config.exists():
             if not overwrite:
+                values: dict[str, Any] = {}
+                with suppress(ArgumentError):  # who resumes it is told what is wrong
+                    values = self.read_values()
                 raise ArgumentError(
-                    f"{self.path} holds a run already: go on with it (recurl train --resume {self.path}), "
+                    f"{self.path} holds a run already: go on with it ({resume_command(self.path, values)}), "
                     "replace it (--overwrite) or name another folder (--run-dir)."
                 )
         elif self._has_content():

@@ -121,10 +121,11 @@ class Trainer:
                 "the resumed run differs."
             )
         elif not self.algorithm.restored_episodes:
-            reason = self.algorithm.state_obstacle or "the checkpoint is of an earlier version"
+            later = state["algorithm"]["collector"].get("obstacle")
+            reason = self.algorithm.state_obstacle or later or "the checkpoint holds none that fits"
             self._notify(
-                f"The state of {self.config.env_name} wasn't saved: {reason}. Its episodes start over, the resumed run "
-                "differs."
+                f"The state of {self.config.env_name} isn't restored: {reason}. Its episodes start over, the resumed "
+                "run differs."
             )
         self._updates = int(state["rows"])
         if "faults" in state:  # runs of old have none

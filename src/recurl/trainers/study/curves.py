@@ -146,4 +146,4 @@ def _places(values: Iterable[Any]) -> dict[str, int]:
 
 
 def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return (" ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

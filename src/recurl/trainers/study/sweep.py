@@ -203,7 +203,7 @@ class Sweep:
             say(f"finished {job.name}: {said} after {numbers['env_steps'] or 'unknown'} steps")
         else:
             said = (self.folder / f"{job.name}.log").read_text(errors="replace").strip().splitlines()
-            last = said[-1] if said and not stopped else ""
+            last = "" if stopped else said[-1] if said else f"it ended with status {code}"
             say(f"{self._status[job.name]} {job.name}{last and f': {last}'} ({self.folder / job.name}.log)")
         self._write_results()
 

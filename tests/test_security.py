@@ -4,11 +4,9 @@ import io
 import json
 import os
 import re
-import resource
 import shutil
 import stat
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from recurl.trainers.export.formats import FORMATS
 from recurl.trainers.files.checkpoints import load_checkpoint
 from recurl.trainers.report.metrics import read_metrics
 from recurl.trainers.run.callbacks import load_callback
+from tests.bounds import within
 
 SENTENCES = re.findall(r"^\d+\. (.*?\.)$", (Path(__file__).parents[1] / "SECURITY.md").read_text(), re.MULTILINE)
 MODULE = "module_of_a_stranger"
@@ -236,15 +235,14 @@ def test_regular_files(stranger, name, kind):
     """Options, metrics and results of sweeps are read only from regular files; links, FIFOs and devices are refused at
     once.
     """
-    path, begin = Path("RUN") / name, time.process_time()
+    path = Path("RUN") / name
     if path.exists():
         path.rename("kept")
     make = {"link": lambda: path.symlink_to("../kept"), "device": lambda: path.symlink_to("/dev/zero")}
     make |= {"FIFO": lambda: os.mkfifo(path), "folder": path.mkdir}
     make[kind]()
-    with pytest.raises(ArgumentError):
+    with within(seconds=3), pytest.raises(ArgumentError):
         READERS[name]()
-    assert time.process_time() - begin < 2
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -252,16 +250,15 @@ def test_bounds_of_files(stranger, name, capsys):
     """Options, metrics and results of sweeps are read within bounds of size and depth, and refused in one line beyond
     them.
     """
-    path, begin = Path("RUN") / name, time.process_time()
+    path = Path("RUN") / name
     path.write_bytes(b"[" * 100_000 + b"\n")
     for _ in range(2):
-        with pytest.raises(ArgumentError) as caught:
+        with within(seconds=3), pytest.raises(ArgumentError) as caught:
             READERS[name]()
         assert "\n" not in str(caught.value)
         with path.open("wb") as file:
             file.truncate(2**33)  # a sparse file of 8 GiB
     assert len(capsys.readouterr().err.splitlines()) in (0, 2)
-    assert time.process_time() - begin < 5
 
 
 VALUES = [2**31 - 1, 10**400, -1, 1e308, float("inf"), "x" * 10**5, "-" * 5000 + "1", "(" * 5000, None, [], {}, [["a"]]]
@@ -271,15 +268,16 @@ VALUES += [True, "", "s5(state_size=" + "-" * 5000 + "1)", "lstm(" * 5000, "$\\f
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
 def test_options_of_any_value(stranger, value, capsys):
     """Options of any value are checked, or refused in one line, within a second."""
-    for option in PPOConfig(env="recurl/TMaze-v0").to_dict():
-        stranger(env_workers=2 if option == "num_envs" else 0, **({} if option == "env_workers" else {option: value}))
-        begin = time.process_time()
-        for read in (RunFolder(Path("RUN")).read_config, RunFolder(Path("RUN")).read_written):
-            try:
-                read()
-            except ArgumentError as error:
-                assert "\n" not in str(error)  # noqa: PT017 - it may also be fine
-        assert time.process_time() - begin < 1, option
+    options = list(PPOConfig(env="recurl/TMaze-v0").to_dict())
+    with within(seconds=len(options)):
+        for option in options:
+            rest = {} if option == "env_workers" else {option: value}
+            stranger(env_workers=2 if option == "num_envs" else 0, **rest)
+            for read in (RunFolder(Path("RUN")).read_config, RunFolder(Path("RUN")).read_written):
+                try:
+                    read()
+                except ArgumentError as error:
+                    assert "\n" not in str(error)  # noqa: PT017 - it may also be fine
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "best", "tensorboard", "wandb", ".lock", "metrics.csv", "config.json"])
@@ -346,12 +344,9 @@ def test_bounds_of_checkpoints(tmp_path, name):
     """Checkpoints are read in time and memory that the size of the file bounds, whatever it declares."""
     path = tmp_path / "000000000001.pt"
     path.write_bytes(ARCHIVES[name]())
-    begin, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ArgumentError) as caught:
+    with within(seconds=3, megabytes=200), pytest.raises(ArgumentError) as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value)
-    assert time.process_time() - begin < 1
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
 def test_buffers_are_mapped_privately(tmp_path):

@@ -24,11 +24,11 @@ def test_public_names_are_importable(module: str) -> None:
 
 
 def test_names_that_the_papers_import_are_listed() -> None:
-    listed = set(NAMES)
-    missing = []
-    for page in PAGES:
-        for module, names in re.findall(r"^from (recurl[\w.]*) import (\([^)]*\)|.*)$", page.read_text(), re.MULTILINE):
-            for name in re.findall(r"(\w+)(?: as \w+)?", names.partition("#")[0]):
-                if f"{module}:{name}" not in listed and f"{module}.{name}" not in listed:
-                    missing.append(f"{page.name}: {module}:{name}")
-    assert missing == []
+    imports = re.compile(r"^from (recurl[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
+    found = {
+        (page.name, module, name)
+        for page in PAGES
+        for module, names in imports.findall(page.read_text())
+        for name in re.findall(r"(\w+)(?: as \w+)?", names.partition("#")[0])
+    }
+    assert [one for one in sorted(found) if not {f"{one[1]}:{one[2]}", f"{one[1]}.{one[2]}"} & {*NAMES}] == []

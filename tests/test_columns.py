@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from recurl import traced
 from recurl.collectors import Collector
-from recurl.columns import WIDEST, by_columns, loop_by_columns, put_together, take_apart, take_constants
+from recurl.columns import MAX_COLUMNS, put_together, scalarize_columns, scalarize_loop, take_apart, take_constants
 from recurl.envs import TensorEnv
 from recurl.envs.tasks import MaskedCartPole
 from recurl.traced import Traced
@@ -20,7 +20,7 @@ ROWS = 96
 def same(function, *examples, rows=ROWS):
     """Return the graph by columns, whose results are the function's, in memory of the same strides."""
     graph = make_fx(function, tracing_mode="fake")(*examples)
-    columns = by_columns(graph, rows)
+    columns = scalarize_columns(graph, rows)
     expected, found = (made(*(example.clone() for example in examples)) for made in (graph, columns))
     for wanted, result in zip(expected, found, strict=True):
         assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
@@ -62,7 +62,7 @@ FUNCTIONS = {
     "largest": (lambda a: (*a.max(1), *a.t().max(0), *a.max(1, keepdim=True)), x(ROWS, 4).round()),
     "not a number": (lambda a: (*a.max(1), a.softmax(1)), torch.where(x(ROWS, 3) > 0.7, torch.nan, x(ROWS, 3))),
     "converted": (lambda a: (a.float() * 2, a.long() + 1, (a > 0).to(torch.uint8), a.clone() * 3), x(ROWS, 2)),
-    "wide": (lambda a, b: (a * 2 + b, (a * b).sum(1)), x(ROWS, WIDEST + 1), x(ROWS, 1)),
+    "wide": (lambda a, b: (a * 2 + b, (a * b).sum(1)), x(ROWS, MAX_COLUMNS + 1), x(ROWS, 1)),
     "square": (lambda a: (a @ a, a * 2, (a * 2).sum(0)), x(ROWS, ROWS)),
     "products": (lambda a, w: (torch.addmm(w[0], a, w), (a * 2) @ w), x(ROWS, 3), x(3, 3)),
     "arguments": (lambda a: (a, a.t(), a[:, :1], a * 1), x(ROWS, 2)),
@@ -160,13 +160,13 @@ def test_results_lie_in_the_memory_of_arguments_only_where_they_did():
         return a.clone(), a[:, 0].clone(), a.sum(1), a[:, :1]
 
     example = x(ROWS, 1)
-    columns = by_columns(make_fx(function, tracing_mode="fake")(example), ROWS)
+    columns = scalarize_columns(make_fx(function, tracing_mode="fake")(example), ROWS)
     assert [result.data_ptr() == example.data_ptr() for result in columns(example)] == [False, False, False, True]
 
 
 def test_draws_are_left_whole():
     graph = make_fx(lambda a: (torch.bernoulli(a.sigmoid()), torch.rand_like(a)), tracing_mode="fake")(x(ROWS, 2))
-    operations = whole(by_columns(graph, ROWS))
+    operations = whole(scalarize_columns(graph, ROWS))
     assert sum("bernoulli" in name for name in operations) == sum("rand" in name for name in operations) == 1
 
 
@@ -175,11 +175,11 @@ def test_a_step_of_an_environment_is_compiled_by_columns(monkeypatch):
     counts = []
 
     def counted(graph, rows, count):
-        made, entering, leaving = loop_by_columns(graph, rows, count)
+        made, entering, leaving = scalarize_loop(graph, rows, count)
         counts.append((rows, len(made.graph.nodes) - len(graph.graph.nodes), entering, leaving))
         return made, entering, leaving
 
-    monkeypatch.setattr(traced, "loop_by_columns", counted)
+    monkeypatch.setattr(traced, "scalarize_loop", counted)
     monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))
     batches = []
     for compiled in (False, True):
@@ -223,7 +223,7 @@ def test_programs_of_layers_between_narrow_ends(monkeypatch):
 def looped(step, *given, rows=ROWS):
     """Return graph and forms of a step, whose results over three steps are the function's."""
     graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
-    made, entering, leaving = loop_by_columns(graph, rows, len(given))
+    made, entering, leaving = scalarize_loop(graph, rows, len(given))
     current, expected, found = given, [], []
     apart = take_apart(entering, given)
     for _ in range(3):
@@ -251,7 +251,7 @@ def test_narrow_tensors_stay_apart_between_steps():
         done = (after[0] > 1).unsqueeze(-1)
         return after.t().float(), torch.ones(ROWS, 1), hidden[:, 0], after, hidden.tanh() * ~flag, done
 
-    made, entering, leaving = looped(step, x(2, ROWS), x(ROWS, WIDEST + 8), x(ROWS, 1) > 0)
+    made, entering, leaving = looped(step, x(2, ROWS), x(ROWS, MAX_COLUMNS + 8), x(ROWS, 1) > 0)
     assert widths(entering) == [2, None, 1]
     assert widths(leaving) == [2, None, None, 2, None, 1]  # a column of what is whole is whole too
     assert not [node for node in made.graph.nodes if "stack" in str(node.target)]
@@ -289,7 +289,7 @@ def test_arguments_changed_in_place_enter_whole():
 @settings(max_examples=60, deadline=None)
 def test_any_loop(data, rows, count):
     """Arguments of any shapes, in steps that mix and swap them."""
-    shapes = [(rows,), (rows, 1), (rows, 2), (2, rows), (1, rows, 2), (rows, WIDEST + 1), (3,), ()]
+    shapes = [(rows,), (rows, 1), (rows, 2), (2, rows), (1, rows, 2), (rows, MAX_COLUMNS + 1), (3,), ()]
     given = [x(*data.draw(st.sampled_from(shapes)), seed=seed) for seed in range(count)]
     kinds = [data.draw(st.sampled_from(["same", "half", "softmax", "flipped", "product", "zero"])) for _ in given]
     written = data.draw(st.permutations(range(count)))

@@ -305,7 +305,7 @@ def test_what_has_no_form_in_the_library_runs_as_before(build: Callable[[], nn.M
     else:
         found, expected, network = both(policy, entries)
         assert_close(found, expected, TOLERANCE[torch.float32])
-        assert any(type(part) is compiled._Program for parts in network._parts.values() for part in parts)
+        assert any(type(part) is compiled._CompiledModules for parts in network._parts.values() for part in parts)
     with pytest.raises(AssertionError, match=reason):
         assert CompiledNetwork(Network([policy])).why_not_compiled(entries) is None
 

@@ -52,7 +52,7 @@ class StepsInMemory:
         self._noise: list[tuple[Callable[[Tensor], Tensor], Tensor]] = []
 
     def bind_entry(
-        self, slot: int, key: NestedKey, shape: torch.Size, dtype: torch.dtype, noted: list[NestedKey]
+        self, slot: int, key: NestedKey, shape: torch.Size, dtype: torch.dtype, keys: list[NestedKey]
     ) -> bool:
         """Bind a slot to an entry of the batch and append its key to ``keys``; return False if that is impossible."""
         entry = self._memory.get(key)

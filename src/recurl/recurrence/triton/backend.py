@@ -1,4 +1,4 @@
-"""The ``triton`` backend: which calls it serves, and one layer as products, recurrence and products again."""
+"""The ``triton`` backend: supported calls, and the forward and backward pass of a layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GATES = {"lstm": 4, "gru": 3}
 
 
 class TritonKernels:
-    """Forward and backward walks over segments on the GPU, weights resident, big products in ATen."""
+    """Forward and backward pass over segments on the GPU, with resident weights and large products in ATen."""
 
     name = "triton"
     cells = tuple(_GATES)
@@ -35,11 +35,14 @@ class TritonKernels:
         self.tile_for = tile_for
 
     def missing(self) -> str | None:
-        """Triton, which comes with torch's CUDA builds."""
+        """Return how to install Triton, which comes with torch's CUDA builds, if it is missing, else None."""
         return missing_package()
 
     def unsupported(self, support: Support) -> str | None:
-        """It needs an NVIDIA GPU of compute capability 8.0 or newer, float32 or bfloat16, and all units on the chip."""
+        """Return why a call isn't supported, or None.
+
+        Required are an NVIDIA GPU of compute capability 8.0 or newer, float32 or bfloat16, and units that fit on it.
+        """
         refusal = self.missing() or refused_device(support.device)
         if refusal is not None:
             return refusal
@@ -53,9 +56,9 @@ class TritonKernels:
         return None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.forward`.
+        """Return the states after every token and the saved tensors; see ``recurl.recurrence.kernels.Kernels.forward``.
 
-        Saves the gates, the arranged input weights and, with projection, the output before it.
+        Saved are the gates, the arranged input weights and, with projection, the output before it.
         """
         layer = self._layer(call)
         with module("launch").on(call.x.device):
@@ -71,13 +74,13 @@ class TritonKernels:
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
+        """Return the gradients; see :meth:`recurl.recurrence.kernels.Kernels.backward`."""
         layer = self._layer(call)
         with module("launch").on(call.x.device):
             return _backward(layer, after, saved, grads, needs)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
+        """Return tensors like the saved ones; see :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
         form, (tokens, inputs) = self._layer(call).form, call.x.shape
         layout = form.layout
         gates = call.x.new_empty(tokens, 4 * layout.width, dtype=form.kept_dtype)
@@ -87,11 +90,11 @@ class TritonKernels:
         return gates, weight, call.x.new_empty(tokens, layout.hidden, dtype=torch.float32)
 
     def differentiable(self, call: LayerCall) -> States | None:
-        """None: there are no second derivatives."""
+        """Return None: second derivatives are not supported."""
         return None
 
     def _layer(self, call: LayerCall) -> Layer:
-        hidden = int(call.weights.hidden_size)  # a symbol where torch.compile has met several sizes
+        hidden = int(call.weights.hidden_size)  # a symbol where torch.compile has seen several sizes
         lowest = torch.bfloat16 in (call.x.dtype, call.options.compute_dtype)
         precision = "bf16" if lowest else call.options.precision
         hardware, rows = None, 1
@@ -124,7 +127,7 @@ def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: Sta
 
 @torch.compiler.assume_constant_result
 def _hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
-    """Compute capability, multiprocessors and clusters of a GPU, by the driver, which torch.compile can't trace."""
+    """Compute capability, multiprocessors and clusters of a GPU; torch.compile can't trace the driver calls."""
     return _asked_hardware(device)
 
 
@@ -153,7 +156,7 @@ def refused_device(device: torch.device) -> str | None:
 
 @torch.compiler.assume_constant_result
 def missing_package() -> str | None:
-    """Return what must be installed, or None."""
+    """Return what has to be installed, or None."""
     return _missing_package()
 
 

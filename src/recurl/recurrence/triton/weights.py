@@ -1,4 +1,4 @@
-"""Launches that bring weights into the order of the kernels, and their gradients back."""
+"""Launches that arrange weights in the order of the kernels, and restore their gradients."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SUMMED_ROWS, _SUMMED_COLUMNS, _SUMMING_PROGRAMS = 32, 128, 264
 
 
 def arranged(w: Tensor, layout: Layout, dtype: torch.dtype, biases: tuple[Tensor | None, Tensor | None]) -> States:
-    """Weights ``[G * H, I]`` in the order of the input product, ``[G * W, I]``, and the sum of the biases ``[G * W]``.
+    """Return weights ``[G * H, I]`` in the order of the input product, ``[G * W, I]``, and the biases' sum ``[G * W]``.
 
-    Without any bias the second is empty. A GRU's b_hn is left out: it enters inside the reset gate.
+    Without any bias the sum is empty. A GRU's b_hn is excluded: it enters inside the reset gate.
     """
     rows, columns = layout.num_gates * layout.width, w.shape[1]
     in_bias, hidden_bias = (bias is not None for bias in biases)
@@ -53,16 +53,16 @@ def restored(
     biases: bool,
     sums: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of w_ih, w_hh, b_ih and b_hh in the order of torch.nn, float32, as far as they are asked for.
+    """Return the gradients of w_ih, w_hh, b_ih and b_hh in the order of torch.nn, float32; None where not requested.
 
     Args:
         grad_gates: gradients of the gates ``[N, 4 * W]``, summed for the biases in float32: ATen's reduction is three
             times slower on so tall a matrix.
         to_w_ih: the product ``[G * W, I]`` in the order of the input product, or None.
         to_w_hh: the product ``[G * W, H]`` in the order of the hidden product, or None.
-        layout: of them.
-        biases: whether the gradients of the biases are wanted.
-        sums: parts of the sums of ``grad_gates``, where they are known, ``[parts, 4 * W]``.
+        layout: layout of these products.
+        biases: whether the gradients of the biases are requested.
+        sums: partial sums of ``grad_gates`` if they are known, ``[parts, 4 * W]``.
     """
     rows, device = layout.num_gates * layout.hidden, grad_gates.device
     if not biases:
@@ -84,7 +84,7 @@ def restored(
 
 
 def _sums(grad_gates: Tensor) -> Tensor:
-    """Parts of the sums over all tokens, float32."""
+    """Return partial sums over all tokens, float32."""
     tokens, columns = grad_gates.shape
     share = max(_SUMMED_ROWS, -(-tokens // _SUMMING_PROGRAMS))
     sums = torch.empty(-(-tokens // share), columns, dtype=torch.float32, device=grad_gates.device)
@@ -104,7 +104,7 @@ def _restoring(layout: Layout) -> Launch:
 
 
 def packed(direction: str, w_hh: Tensor, layout: Layout, dtype: torch.dtype, exact: bool = False) -> Tensor:
-    """The recurrent weights ``[G * H, H]`` as the wide kernels read them, flat; see ``arrange.pack_kernel``."""
+    """Return the recurrent weights ``[G * H, H]`` as the wide kernels read them, flat; see ``arrange.pack_kernel``."""
     width, gates = layout.width, layout.num_gates
     found = torch.empty((2 if exact else 1) * gates * width * width, dtype=dtype, device=w_hh.device)
     pack = prepared(

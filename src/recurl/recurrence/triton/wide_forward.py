@@ -187,8 +187,8 @@ def wide_forward_kernel(
     Differences: ``weights`` ``[G * WIDTH, WIDTH]`` are rounded and packed by ``arrange.pack_kernel``. h is streamed
     through STAGES pages of shared memory; the weights are streamed through PAGES, or stay there if each of their blocks
     has a page. Gates are [slots, units]; one product computes all of the LSTM's, two those of the GRU. With EXACT, h
-    and the weights have twice the columns, see ``wide_product.multiply``. With two WALKS, the program serves two groups,
-    each with its own warps: while one waits, the other computes.
+    and the weights have twice the columns, see ``wide_product.multiply``. With two WALKS, the program serves two
+    groups, each with its own warps: while one waits, the other computes.
     """
     KIND: gl.constexpr = buffer.dtype.element_ty
     MEMBERS: gl.constexpr = WIDTH // UNITS

@@ -14,7 +14,7 @@ import torch
 from recurl.recurrence import CELLS, Backend, Boundaries, KernelBackend, LayerCall, Options, ReferenceBackend, run_stack
 from recurl.recurrence.triton import TritonKernels, launch, products, weights
 from recurl.recurrence.triton.config import Tile
-from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.layout import GateLayout
 
 from .contract import Case, relative_error
 from .interpreter import allow_bounds, patch_once
@@ -89,7 +89,7 @@ def arranged_error() -> float:
     worst = 0.0
     generator = torch.Generator().manual_seed(0)
     for lstm, width, interleaved in product((True, False), (5, 16), (True, False)):
-        layout = Layout(lstm, 5, width, interleaved)
+        layout = GateLayout(lstm, 5, width, interleaved)
         gates = layout.num_gates
         w, b_ih, b_hh = (torch.randn(gates * 5, *shape, generator=generator) for shape in ((3,), (), ()))
         into, hidden = (torch.tensor(layout.columns(hidden_part)) for hidden_part in (False, True))
@@ -114,7 +114,7 @@ def packed_differs() -> int:
     """Recurrent weights for the wide kernels, against the definition."""
     wrong = 0
     for lstm, direction in product((True, False), ("forward", "backward")):
-        layout = Layout(lstm, 100, 128, True)
+        layout = GateLayout(lstm, 100, 128, True)
         gates = layout.num_gates
         w = torch.randn(gates * 100, 100).bfloat16().float()
         padded = torch.zeros(gates, 128, 128)
@@ -153,7 +153,7 @@ def turned_differs() -> int:
         for exact, given in ((values, None), (before, (stored, Boundaries(starts, (tokens,))))):
             rounded = ((exact.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
             for split in (False, True):
-                found = products.turned(values, given, -(-columns // 128) * 128, split)
+                found = products.transpose_in_blocks(values, given, -(-columns // 128) * 128, split)
                 expected = torch.zeros(found.shape[0] * 32, *found.shape[1:3])
                 expected[:tokens, 0, :columns] = rounded
                 if split:

@@ -23,8 +23,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from recurl.recurrence.triton import arrange, backward, forward, large_product, products, step_kernel, walk
 from recurl.recurrence.triton import gluon_launch as launches
-from recurl.recurrence.triton.config import Resident, Single, Walk, Wide, chosen_for, padded, tile_for
-from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.config import KernelConfig, Resident, Single, Wide, chosen_for, padded, tile_for
+from recurl.recurrence.triton.layout import GateLayout
 from recurl.recurrence.triton.step_config import tile_for_step
 
 POINTERS = {"bounds": "*i64", "starts": "*u8", "flags": "*i32"}
@@ -85,9 +85,9 @@ def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -
     rows = {"single": 64, "resident": 1 if hidden > 128 else 4096, "wide": 512}[kind]
     chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows)
     assert chosen is not None
-    config: Walk = getattr(chosen, direction)
+    config: KernelConfig = getattr(chosen, direction)
     assert isinstance(config, {"single": Single, "resident": Resident, "wide": Wide}[kind])
-    layout = Layout(cell == "lstm", hidden, chosen.width, interleaved=True)
+    layout = GateLayout(cell == "lstm", hidden, chosen.width, interleaved=True)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     grid = launches.grid_for(direction, config, layout, processors=132, tokens=2**20)
     constants, types = walk_constants(direction, cell, hidden, precision)

@@ -14,7 +14,7 @@ from recurl.recurrence.triton.parts import operand
 
 @triton.jit
 def _place(gate, unit, WIDTH: tl.constexpr, LSTM: tl.constexpr, INTERLEAVED: tl.constexpr, HIDDEN_PART: tl.constexpr):
-    # The column of (gate, unit) in the input or hidden product, as listed by ``Layout.columns``.
+    # The column of (gate, unit) in the input or hidden product, as listed by ``GateLayout.columns``.
     if LSTM:
         place = unit * 4 + gate if INTERLEAVED else gate * WIDTH + unit
     else:

@@ -17,7 +17,7 @@ from recurl.recurrence.ops import known_rows
 from recurl.recurrence.triton import nvrtc
 from recurl.recurrence.triton.config import CLUSTERS, GLUON_CAPABILITY, Tile, tile_for
 from recurl.recurrence.triton.form import form_for
-from recurl.recurrence.triton.layer import Layer, module
+from recurl.recurrence.triton.layer import TritonLayer, lazy_import
 
 _OLDEST_TRITON = (3, 6)
 _OLDEST_CAPABILITY = (8, 0)
@@ -61,9 +61,9 @@ class TritonKernels:
         Saved are the gates, the arranged input weights and, with projection, the output before it.
         """
         layer = self._layer(call)
-        with module("launch").on(call.x.device):
+        with lazy_import("launch").on(call.x.device):
             weight, bias = layer.arranged_input()
-            after, gates = layer.walk_forward(weight, bias, keep)
+            after, gates = layer.forward_pass(weight, bias, keep)
         saved = (gates, weight) if keep else ()
         if call.weights.w_hr is not None:
             saved = (*saved, after[0]) if keep else ()
@@ -76,7 +76,7 @@ class TritonKernels:
     ) -> Gradients:
         """Return the gradients; see :meth:`recurl.recurrence.kernels.Kernels.backward`."""
         layer = self._layer(call)
-        with module("launch").on(call.x.device):
+        with lazy_import("launch").on(call.x.device):
             return _backward(layer, after, saved, grads, needs)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
@@ -93,7 +93,7 @@ class TritonKernels:
         """Return None: second derivatives are not supported."""
         return None
 
-    def _layer(self, call: LayerCall) -> Layer:
+    def _layer(self, call: LayerCall) -> TritonLayer:
         hidden = int(call.weights.hidden_size)  # a symbol where torch.compile has seen several sizes
         lowest = torch.bfloat16 in (call.x.dtype, call.options.compute_dtype)
         precision = "bf16" if lowest else call.options.precision
@@ -101,10 +101,12 @@ class TritonKernels:
         if call.x.device.type == "cuda":
             hardware = _hardware(call.x.device)
             rows = known_rows(call)
-        return Layer(call, form_for(hardware, call.cell.name, hidden, precision, rows), self.tile_for)
+        return TritonLayer(call, form_for(hardware, call.cell.name, hidden, precision, rows), self.tile_for)
 
 
-def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]) -> Gradients:
+def _backward(
+    layer: TritonLayer, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
+) -> Gradients:
     w = layer.call.weights
     after = tuple(state.float() for state in after)
     if saved:
@@ -113,12 +115,12 @@ def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: Sta
     else:
         weight, bias = layer.arranged_input()
         before = layer.before(after[0])
-        gates, others, h = layer.gates_again(weight, bias, before), (), (before, False)
+        gates, others, h = layer.recomputed_gates(weight, bias, before), (), (before, False)
     unprojected = after[0]
     if w.w_hr is not None:
         unprojected = others[0] if others else layer.unprojected(gates, after[1])
     into_h = grads[0] if w.w_hr is None else grads[0].float() @ w.w_hr.float()
-    grad_gates, grad_stored = layer.walk_backward(
+    grad_gates, grad_stored = layer.backward_pass(
         (into_h, *grads[1:]), gates, (unprojected, *after[1:]), to_stored=needs.states[-1]
     )
     weight = weight if needs.x else None
@@ -128,15 +130,15 @@ def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: Sta
 @torch.compiler.assume_constant_result
 def _hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
     """Compute capability, multiprocessors and clusters of a GPU; torch.compile can't trace the driver calls."""
-    return _asked_hardware(device)
+    return _query_hardware(device)
 
 
 @cache
-def _asked_hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
+def _query_hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
     properties = torch.cuda.get_device_properties(device)
     capability = properties.major, properties.minor
     can = capability == GLUON_CAPABILITY and nvrtc.library() is not None
-    clusters = module("cuda_launch").clusters_on(device, CLUSTERS) if can else ()
+    clusters = lazy_import("cuda_launch").clusters_on(device, CLUSTERS) if can else ()
     return capability, properties.multi_processor_count, clusters
 
 

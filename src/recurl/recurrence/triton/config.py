@@ -134,7 +134,7 @@ class Wide:
         held = 128 * parts * (self.walks * self.stages * self.rows + columns * weights)
         return columns if held <= _SHARED_BYTES else self.stages
 
-    def taken_for(self, pages: int, blocks: int) -> int:
+    def blocks_at_once(self, pages: int, blocks: int) -> int:
         """Return the blocks multiplied at a time: a third of the stages, or one where the weights are streamed too."""
         return math.gcd(self.stages // 3, blocks) if pages == blocks else 1
 
@@ -232,7 +232,7 @@ class Clustered:
 
 
 CLUSTERS = 2, 4, 8  # supported cluster sizes
-Walk = Single | Resident | Wide | Quartered | Clustered
+KernelConfig = Single | Resident | Wide | Quartered | Clustered
 _MOST_SHARED = 227 * 1024  # of one CTA
 _SHARED_BYTES = 224 * 1024  # the same, without the memory of a reduction
 
@@ -270,7 +270,7 @@ _QUARTERED_WIDTH = 96  # largest W whose weights fit in registers
 
 
 @dataclass(frozen=True)
-class Chosen:
+class KernelChoice:
     """Kernels of a layer on sm_90.
 
     Attributes:
@@ -280,8 +280,8 @@ class Chosen:
     """
 
     width: int
-    forward: Walk
-    backward: Walk
+    forward: KernelConfig
+    backward: KernelConfig
 
 
 _SINGLE_UNITS = 128
@@ -302,7 +302,7 @@ def single_for(cell: str, hidden: int, few: bool) -> Single:
     return Single(units, warps, _SINGLE_HELD[cell], few_programs if few else many_programs)
 
 
-def _singly(hidden: int, precision: str, batch_rows: int, processors: int) -> bool:
+def _single_is_fastest(hidden: int, precision: str, batch_rows: int, processors: int) -> bool:
     """Return whether the kernels with one slot per program are fastest."""
     if precision == "bf16" or hidden > _SINGLE_UNITS:
         return False
@@ -318,7 +318,7 @@ def chosen_for(
     precision: str,
     batch_rows: int,
     clusters: tuple[int, ...] = (),
-) -> Chosen | None:
+) -> KernelChoice | None:
     """Return the sm_90 kernels for a layer, or None if the plain ones are used.
 
     Kernels with one slot per program are fastest per step. Clusters and the resident kernels process more rows at once,
@@ -342,14 +342,14 @@ def chosen_for(
         )
         if by_cuda is not None:
             return by_cuda
-    if _singly(hidden, precision, batch_rows, processors):
+    if _single_is_fastest(hidden, precision, batch_rows, processors):
         single = single_for(cell, hidden, _STREAM <= batch_rows <= processors)
-        return Chosen(-(-hidden // 16) * 16, single, single)
+        return KernelChoice(-(-hidden // 16) * 16, single, single)
     width, resident = _resident_for(cell, hidden, precision)
     if resident is not None:
         groups = processors // resident.members_for(width)
         if resident.units == 0 or batch_rows <= groups * resident.rows:
-            return Chosen(width, resident, resident) if groups else None
+            return KernelChoice(width, resident, resident) if groups else None
     multiple = _WIDE_MULTIPLE.get(precision, 32)
     width = -(-hidden // multiple) * multiple
     table = _WIDE_EXACT if precision in _EXACT else _WIDE
@@ -357,10 +357,10 @@ def chosen_for(
     fitting = [pair for pair in tiles if pair[0].members_for(width) <= processors]
     enough = [pair for pair in fitting if batch_rows <= _slots(pair[0], width, processors)]
     best = (enough or fitting[-1:])[:1]
-    return Chosen(width, *best[0]) if best else None
+    return KernelChoice(width, *best[0]) if best else None
 
 
-def _quartered(hidden: int, precision: str, batch_rows: int, processors: int) -> Chosen | None:
+def _quartered(hidden: int, precision: str, batch_rows: int, processors: int) -> KernelChoice | None:
     """Return the kernels with one slot per CTA and four threads per unit if they are fastest, as measured.
 
     A multiprocessor gets as many CTAs as its rows require, and as their weights fit in its registers.
@@ -374,12 +374,12 @@ def _quartered(hidden: int, precision: str, batch_rows: int, processors: int) ->
         return None
     programs = most if batch_rows < _STREAM else min(most, 1 << (rows - 1).bit_length())
     config = Quartered(programs)
-    return Chosen(width, config, config)
+    return KernelChoice(width, config, config)
 
 
 def _clustered(
     cell: str, hidden: int, precision: str, batch_rows: int, processors: int, clusters: tuple[int, ...]
-) -> Chosen | None:
+) -> KernelChoice | None:
     """Return the cluster kernels with at most 64 units per CTA if they hold the weights and are fastest."""
     members = padded(hidden) // 64
     if hidden not in _CLUSTERED_UNITS:
@@ -388,11 +388,11 @@ def _clustered(
     width, exact = -(-hidden // multiple) * multiple, precision in _EXACT
     if config.groups == 0 or not config.fits(width, exact):
         return None
-    quickest = _clusters_are_quickest(cell, hidden, precision, batch_rows, processors, config.groups * config.rows)
-    return Chosen(width, config, config) if quickest else None
+    fastest = _clusters_are_fastest(cell, hidden, precision, batch_rows, processors, config.groups * config.rows)
+    return KernelChoice(width, config, config) if fastest else None
 
 
-def _clusters_are_quickest(
+def _clusters_are_fastest(
     cell: str, hidden: int, precision: str, batch_rows: int, processors: int, at_once: int
 ) -> bool:
     """Measured rule, with ``at_once`` rows at once; below 129 units a row alone on a multiprocessor is often faster."""
@@ -423,7 +423,7 @@ def _resident_for(cell: str, hidden: int, precision: str) -> tuple[int, Resident
     return width, found
 
 
-def groups_on(processors: int, config: Walk, width: int) -> int:
+def groups_on(processors: int, config: KernelConfig, width: int) -> int:
     """Return the number of groups that run at once."""
     return config.groups if isinstance(config, Clustered) else processors // config.members_for(width)
 

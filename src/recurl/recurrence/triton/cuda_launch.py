@@ -15,7 +15,7 @@ from triton.runtime.cache import get_cache_manager
 from recurl.recurrence.triton import nvrtc
 
 
-class Launch:
+class CudaLaunch:
     """A CUDA C++ kernel with its grid and constants, called with its other arguments in order.
 
     Arguments are tensors, which include the first one, or integers. The kernel receives them in one structure of 64-bit

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import torch
 
-from recurl.recurrence.triton.config import Chosen, chosen_for
-from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.config import KernelChoice, chosen_for
+from recurl.recurrence.triton.layout import GateLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +24,9 @@ class Form:
             bfloat16, and as many as tf32.
     """
 
-    layout: Layout
+    layout: GateLayout
     precision: str
-    chosen: Chosen | None
+    chosen: KernelChoice | None
     dtype: torch.dtype
     kept_dtype: torch.dtype
 
@@ -48,7 +48,7 @@ def form_for(
     if hardware:
         capability, processors, clusters = hardware
         chosen = chosen_for(capability, processors, cell, hidden, precision, rows, clusters)
-    layout = Layout(cell == "lstm", hidden, chosen.width if chosen else hidden, chosen is not None)
+    layout = GateLayout(cell == "lstm", hidden, chosen.width if chosen else hidden, chosen is not None)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     kept_dtype = torch.float16 if precision in ("bf16", "tf32") else torch.float32
     return Form(layout, precision, chosen, dtype, kept_dtype)

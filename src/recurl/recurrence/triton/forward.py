@@ -56,7 +56,7 @@ def forward_kernel(
     previous token and writes its own UNITS columns.
 
     Args (pointers unless noted otherwise):
-        input_gates: ``[N, G * H]``, input product with all biases except b_hn, in the order of :class:`Layout`.
+        input_gates: ``[N, G * H]``, input product with all biases except b_hn, in the order of :class:`GateLayout`.
         b_hn: float32 ``[H]``, hidden bias of n of a GRU.
         w_hh: float32 ``[G * H, H]`` with its strides (integers).
         stored_h, stored_c: stored states ``[N, H]`` with their strides (integers), read at segment starts only.

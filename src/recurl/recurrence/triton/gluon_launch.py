@@ -13,10 +13,19 @@ from torch import Tensor
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
 from recurl.recurrence.triton import cuda_launch
-from recurl.recurrence.triton.config import Clustered, Quartered, Resident, Single, Walk, Wide, groups_on, padded
+from recurl.recurrence.triton.config import (
+    Clustered,
+    KernelConfig,
+    Quartered,
+    Resident,
+    Single,
+    Wide,
+    groups_on,
+    padded,
+)
 from recurl.recurrence.triton.form import Form
 from recurl.recurrence.triton.launch import flags_of, groups_for, processors_of, slot_bounds
-from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.layout import GateLayout
 from recurl.recurrence.triton.prepared import prepared
 from recurl.recurrence.triton.resident_backward import resident_backward_kernel
 from recurl.recurrence.triton.resident_forward import resident_forward_kernel
@@ -32,10 +41,10 @@ def run_forward(
 ) -> tuple[States, Tensor]:
     """Run the forward pass: return states after every token and, with ``keep``, the gates."""
     tokens, device, layout = input_gates.shape[0], input_gates.device, form.layout
-    grid, walk = _walk(form, "forward", processors_of(device), tokens, keep)
+    grid, launch = _grid_and_launch(form, "forward", processors_of(device), tokens, keep)
     after = tuple(torch.empty(tokens, layout.hidden, dtype=torch.float32, device=device) for _ in stored)
     gates = torch.empty(tokens if keep else 0, 4 * layout.width, dtype=form.kept_dtype, device=device)
-    walk(
+    launch(
         *(input_gates, b_hn, grid.weights(w_hh, form)),
         *(stored[0], *stored[0].stride(), stored[-1], *stored[-1].stride()),
         *(flags_of(boundaries), slot_bounds(boundaries, grid.slots), after[0], after[-1], gates),
@@ -56,13 +65,13 @@ def run_backward(
 ) -> tuple[Tensor, Tensor]:
     """Run the backward pass: return gradients of the gates and, with ``to_stored``, of the last stored state."""
     tokens, device, layout = gates.shape[0], gates.device, form.layout
-    grid, walk = _walk(form, "backward", processors_of(device), tokens, to_stored)
+    grid, launch = _grid_and_launch(form, "backward", processors_of(device), tokens, to_stored)
     grad_gates = torch.empty(tokens, 4 * layout.width, dtype=form.dtype, device=device)
     shape = (tokens if to_stored else 0, layout.hidden)
     grad_stored = (torch.zeros if to_stored else torch.empty)(shape, dtype=torch.float32, device=device)
     if isinstance(grid.config, Quartered | Clustered):
         grads = tuple(grad.float() for grad in grads)
-    walk(
+    launch(
         *(grads[0], *grads[0].stride(), grads[-1], *grads[-1].stride()),
         *(gates, grid.weights(w_hh, form), stored[-1], *stored[-1].stride()),
         *(after[0], after[-1], flags_of(boundaries), slot_bounds(boundaries, grid.slots)),
@@ -77,8 +86,8 @@ class Grid:
 
     kernel: Any
     direction: str
-    config: Walk
-    layout: Layout
+    config: KernelConfig
+    layout: GateLayout
     groups: int
     members: int
 
@@ -163,14 +172,16 @@ class Grid:
             found["SHARES"] = shares = self._shares(config, dtype)
             blocks, weights = gates * blocks // shares, shares * config.units
         pages = config.pages_for(blocks, weights, 2 if exact else 1)
-        taken = 1 if exact else config.taken_for(pages, blocks)
+        taken = 1 if exact else config.blocks_at_once(pages, blocks)
         return {**found, "TAKEN": taken, "PAGES": pages, "WALKS": config.walks, "WARPS": config.warps}
 
 
 @lru_cache(maxsize=1024)
-def _walk(form: Form, direction: str, processors: int, tokens: int, flag: bool) -> tuple[Grid, Callable[..., None]]:
+def _grid_and_launch(
+    form: Form, direction: str, processors: int, tokens: int, flag: bool
+) -> tuple[Grid, Callable[..., None]]:
     """Return grid and launch of a pass over ``tokens`` tokens; ``flag`` is KEEP (forward) or TO_STORED (backward)."""
-    config: Walk = getattr(form.chosen, direction)
+    config: KernelConfig = getattr(form.chosen, direction)
     grid = grid_for(direction, config, form.layout, processors, tokens)
     asked = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
     constants = grid.constants(form.dtype, form.kept_dtype)
@@ -178,12 +189,12 @@ def _walk(form: Form, direction: str, processors: int, tokens: int, flag: bool) 
     if isinstance(config, Quartered | Clustered):
         width, constants = form.layout.width, {**constants, asked: flag}
         shared, source = config.shared_for(width, form.kept_dtype == torch.float32), _SOURCES[type(config)]
-        launch = cuda_launch.Launch(source, grid.kernel, programs, config.threads_for(width), shared, constants)
+        launch = cuda_launch.CudaLaunch(source, grid.kernel, programs, config.threads_for(width), shared, constants)
         return grid, launch
     return grid, prepared(grid.kernel, programs, LSTM=form.layout.lstm, **{asked: flag}, **constants)
 
 
-def grid_for(direction: str, config: Walk, layout: Layout, processors: int, tokens: int) -> Grid:
+def grid_for(direction: str, config: KernelConfig, layout: GateLayout, processors: int, tokens: int) -> Grid:
     """Return the grid of a pass over ``tokens`` tokens on a GPU with ``processors`` multiprocessors."""
     members = config.members_for(layout.width)
     kernel = _KERNELS[type(config)][direction]

@@ -14,8 +14,8 @@ from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
 from recurl.recurrence.triton import backward, forward, walk
 from recurl.recurrence.triton.config import Tile
-from recurl.recurrence.triton.layout import Layout
-from recurl.recurrence.triton.prepared import Launch, prepared
+from recurl.recurrence.triton.layout import GateLayout
+from recurl.recurrence.triton.prepared import PreparedLaunch, prepared
 
 _ALL_STEPS = 2**31 - 1
 _BLOCK = 1024
@@ -60,13 +60,13 @@ def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
         tokens = boundaries.num_tokens
         share = share_for(tokens, slots, boundaries.batch_shape[-1])
         bounds = torch.empty(slots + 1, dtype=torch.int64, device=boundaries.device)
-        _bounding(slots)(flags_of(boundaries), bounds, tokens, share)
+        _bounds_launch(slots)(flags_of(boundaries), bounds, tokens, share)
         plans[slots] = bounds
     return bounds
 
 
 @lru_cache(maxsize=256)
-def _bounding(slots: int) -> Launch:
+def _bounds_launch(slots: int) -> PreparedLaunch:
     return prepared(walk.bounds_kernel, slots + 1, BLOCK=_BLOCK, num_warps=4)
 
 
@@ -89,17 +89,19 @@ def states_before(stored: Tensor, after: Tensor, boundaries: Boundaries, dtype: 
     after = after.contiguous()
     before = torch.empty_like(after, dtype=dtype)
     numbers = after.numel()
-    launch = _recalling(-(-numbers // _BLOCK), after.shape[1])
+    launch = _previous_launch(-(-numbers // _BLOCK), after.shape[1])
     launch(stored, *stored.stride(), after, flags_of(boundaries), before, numbers)
     return before
 
 
 @lru_cache(maxsize=256)
-def _recalling(programs: int, hidden: int) -> Launch:
+def _previous_launch(programs: int, hidden: int) -> PreparedLaunch:
     return prepared(walk.previous_kernel, programs, HIDDEN=hidden, BLOCK=_BLOCK, num_warps=4)
 
 
-def finish_gates(input_gates: Tensor, hidden_gates: Tensor, b_hn: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+def finish_gates(
+    input_gates: Tensor, hidden_gates: Tensor, b_hn: Tensor, layout: GateLayout, dtype: torch.dtype
+) -> Tensor:
     """Return the gates ``[N, 4 * W]`` of all tokens at once, as the forward kernels keep them."""
     tokens, hidden = input_gates.shape[0], layout.hidden
     make = torch.zeros if layout.width != hidden else torch.empty

@@ -23,13 +23,13 @@ _LEAST_EXACT, _LEAST_TF32 = 2**31, 2**33
 
 
 @cache
-def module(name: str) -> Any:
+def lazy_import(name: str) -> Any:
     """Import a module of this package lazily, by name: static imports would load Triton for users without a GPU."""
     return importlib.import_module(f"recurl.recurrence.triton.{name}")
 
 
 @dataclass(eq=False, slots=True)
-class Layer:
+class TritonLayer:
     """One call of a layer, with its execution plan.
 
     With projection, h = W_hr u, the kernels carry u: their recurrent weight is W_hh W_hr, and the stored h enters the
@@ -71,7 +71,7 @@ class Layer:
     def arranged_input(self) -> States:
         """Return input weights and the sum of the biases in the order of the input product."""
         w = self.call.weights
-        return module("weights").arranged(w.w_ih, self.form.layout, self.form.dtype, (w.b_ih, w.b_hh))
+        return lazy_import("weights").arranged(w.w_ih, self.form.layout, self.form.dtype, (w.b_ih, w.b_hh))
 
     def _input_gates(self, weight: Tensor, bias: Tensor, with_stored: bool = True) -> Tensor:
         """Return the input product with all biases added to the gates, ``[N, G * W]`` in the order of the layout."""
@@ -82,7 +82,7 @@ class Layer:
             gates = gates.addmm_(first, self._arranged(w.w_hh).t())
         return gates
 
-    def walk_forward(self, weight: Tensor, bias: Tensor, keep: bool) -> tuple[States, Tensor]:
+    def forward_pass(self, weight: Tensor, bias: Tensor, keep: bool) -> tuple[States, Tensor]:
         """Return states after every token (before projection) and, with ``keep``, the gates.
 
         Args:
@@ -93,29 +93,29 @@ class Layer:
         form, boundaries = self.form, self.call.boundaries
         tensors = (self._input_gates(weight, bias), self._hidden_bias(), self._recurrent_weight(), self._initial())
         if form.chosen is not None:
-            return module("gluon_launch").run_forward(*tensors, boundaries, form, keep)
+            return lazy_import("gluon_launch").run_forward(*tensors, boundaries, form, keep)
         tile = self.tile_for("forward", form.layout.hidden, form.layout.num_gates, form.precision)
         kept = form.kept_dtype if keep else None
-        return module("launch").run_forward(*tensors, boundaries, tile, form.precision, kept)
+        return lazy_import("launch").run_forward(*tensors, boundaries, tile, form.precision, kept)
 
-    def walk_backward(self, grads: States, gates: Tensor, after: States, to_stored: bool) -> tuple[Tensor, Tensor]:
+    def backward_pass(self, grads: States, gates: Tensor, after: States, to_stored: bool) -> tuple[Tensor, Tensor]:
         """Return gradients of the gates and, with ``to_stored``, the pointwise part of the last stored state's."""
         form = self.form
         state = (grads, gates, self._recurrent_weight(), self._initial(), after, self.call.boundaries)
         if form.chosen is not None:
-            return module("gluon_launch").run_backward(*state, form, to_stored)
+            return lazy_import("gluon_launch").run_backward(*state, form, to_stored)
         tile = self.tile_for("backward", form.layout.hidden, form.layout.num_gates, form.precision)
-        return module("launch").run_backward(*state, tile, form.precision, form.dtype, to_stored)
+        return lazy_import("launch").run_backward(*state, tile, form.precision, form.dtype, to_stored)
 
     def before(self, after: Tensor) -> Tensor:
         """Return h before every token, an operand of the weight gradients."""
-        return module("launch").states_before(self.call.states[0], after, self.call.boundaries, self.form.dtype)
+        return lazy_import("launch").states_before(self.call.states[0], after, self.call.boundaries, self.form.dtype)
 
-    def gates_again(self, weight: Tensor, bias: Tensor, before: Tensor) -> Tensor:
+    def recomputed_gates(self, weight: Tensor, bias: Tensor, before: Tensor) -> Tensor:
         """Recompute the gates of all tokens at once, from the states before them."""
         hidden_gates = before @ self.call.weights.w_hh.to(self.form.dtype).t()
         input_gates = self._input_gates(weight, bias, with_stored=False)
-        finish = module("launch").finish_gates
+        finish = lazy_import("launch").finish_gates
         return finish(input_gates, hidden_gates, self._hidden_bias(), self.form.layout, self.form.kept_dtype)
 
     def unprojected(self, gates: Tensor, c: Tensor) -> Tensor:
@@ -150,7 +150,9 @@ class Layer:
             to_w_hh, sums = self._over_tokens(to_hidden, *h)
         found = (
             self._product(to_input, weight) if weight is not None else None,
-            *module("weights").restored(grad_gates, to_w_ih, to_w_hh, layout, biases, sums if layout.lstm else None),
+            *lazy_import("weights").restored(
+                grad_gates, to_w_ih, to_w_hh, layout, biases, sums if layout.lstm else None
+            ),
             self._to_projection(back, grad_h, unprojected) if wanted.w_hr and back is not None else None,
             *self._to_states(back, grad_stored, needs),
         )
@@ -170,14 +172,14 @@ class Layer:
         """
         if self._large(grad.shape[1] * values.shape[1]):
             states = (self.call.states[0], self.call.boundaries) if before else None
-            return module("products").over_tokens(grad, values, states, _exact())
+            return lazy_import("products").over_tokens(grad, values, states, _exact())
         return torch.mm(grad.t(), self.before(values) if before else values), None
 
     def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``a @ b + bias``."""
         if self._large(b.numel()):
             if _exact():
-                return module("products").product(a, b, bias)
+                return lazy_import("products").product(a, b, bias)
             if b.stride(0) != 1:  # in tf32 cuBLAS is faster with contiguous columns
                 b = b.t().contiguous().t()
         return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
@@ -195,7 +197,7 @@ class Layer:
         return arranged if self.form.layout.lstm else arranged.roll(-self.form.layout.width, 0)
 
     def _arranged(self, w: Tensor) -> Tensor:
-        return module("weights").arranged(w, self.form.layout, self.form.dtype, (None, None))[0]
+        return lazy_import("weights").arranged(w, self.form.layout, self.form.dtype, (None, None))[0]
 
     def _to_states(self, back: Tensor | None, grad_stored: Tensor, needs: Inputs[bool]) -> tuple[Tensor | None, ...]:
         grad_h = None

@@ -7,7 +7,7 @@ from functools import cached_property
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class GateLayout:
     """Columns of the input product and of the gates' gradients; W is H, padded where the kernel requires it.
 
     The input product has G * W columns. LSTM: i, f, g, o. GRU: n, r, z. The gradients have 4 * W columns. LSTM: the

@@ -13,7 +13,7 @@ _MOST_KINDS = 256  # specializations of a launch, such as lengths of a ragged st
 _ALIGNMENT = 16  # bytes: Triton specializes kernels on pointer alignment
 
 
-class Launch:
+class PreparedLaunch:
     """A kernel with its grid and constants, called with its other arguments in order, the first of them a tensor.
 
     Triton specializes a kernel on dtypes, pointer alignment and some properties of integers, and inspects each argument
@@ -33,7 +33,7 @@ class Launch:
         self._runs: dict[tuple[Any, ...], Callable[..., None]] = {}
 
     def __call__(self, *arguments: Any) -> None:
-        """Launch the kernel on the current device and stream."""
+        """PreparedLaunch the kernel on the current device and stream."""
         values: list[Any] = []
         kind: list[Any] = [arguments[0].device]
         for argument in arguments:
@@ -54,7 +54,7 @@ class Launch:
             run(*values, *self._last)
 
     def _prepare(self, key: tuple[Any, ...], arguments: tuple[Tensor | int, ...]) -> None:
-        """Launch the kernel through Triton, and cache the compiled kernel."""
+        """PreparedLaunch the kernel through Triton, and cache the compiled kernel."""
         compiled = self._kernel[self._programs](*arguments, **self._constants)
         if isinstance(compiled, CompiledKernel):  # else it is interpreted
             if len(self._runs) >= _MOST_KINDS:
@@ -62,15 +62,15 @@ class Launch:
             self._runs[key] = compiled[(*self._programs, 1, 1)[:3]]
 
 
-_launches: dict[tuple[Any, ...], Launch] = {}
+_launches: dict[tuple[Any, ...], PreparedLaunch] = {}
 
 
-def prepared(kernel: Any, *programs: int, **constants: Any) -> Launch:
-    """Return the cached launch of ``kernel`` on a grid, with its constants and options: see :class:`Launch`."""
+def prepared(kernel: Any, *programs: int, **constants: Any) -> PreparedLaunch:
+    """Return the cached launch of ``kernel`` on a grid, with its constants and options: see :class:`PreparedLaunch`."""
     key = (id(kernel), programs, *constants, *constants.values())  # Triton functions are slow to hash
     launch = _launches.get(key)
     if launch is None:
         if len(_launches) >= _MOST_LAUNCHES:
             _launches.clear()
-        launch = _launches[key] = Launch(kernel, programs, constants)
+        launch = _launches[key] = PreparedLaunch(kernel, programs, constants)
     return launch

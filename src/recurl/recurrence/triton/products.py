@@ -12,12 +12,12 @@ from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.triton import walk
 from recurl.recurrence.triton.large_product import large_product_kernel
 from recurl.recurrence.triton.launch import flags_of, processors_of
-from recurl.recurrence.triton.prepared import Launch, prepared
+from recurl.recurrence.triton.prepared import PreparedLaunch, prepared
 
 _ROWS, _DEPTH, _STAGES, _WARPS = 128, 32, 4, 8
 # Columns of a tile, and the cycles per term of its sums: in tf32, and accurate to float32.
 _TILES = {False: {128: 20, 256: 32}, True: {128: 58}}
-_TURNED = 128  # columns per program of the transposing kernel
+_TRANSPOSED_COLUMNS = 128  # columns per program of the transposing kernel
 _BYTES_A_CYCLE = 2000  # memory bandwidth of the GPU
 _LEAST_SHARE = 1024  # fewest terms of a sum that are worth a separate program
 _ALIGNED = 16  # rows are padded to a multiple of this many numbers, so that they are copied 16 bytes at a time
@@ -59,33 +59,35 @@ def _multiply(
     across = -(-columns // tile)
     c = torch.empty(shares, rows, columns, dtype=torch.float32, device=a.device)
     sums = torch.empty(shares if transposed else 0, rows, dtype=torch.float32, device=a.device)
-    multiply = _multiplying(-(-rows // _ROWS), across, shares, tile, transposed, exact, bias is not None)
+    multiply = _product_launch(-(-rows // _ROWS), across, shares, tile, transposed, exact, bias is not None)
     multiply(
-        *(a, turned(b, before, across * tile, exact), a if bias is None else bias, c, sums),
+        *(a, transpose_in_blocks(b, before, across * tile, exact), a if bias is None else bias, c, sums),
         *(depth, a.stride(0), across * tile, rows, columns, -(-depth // (shares * _DEPTH)) * _DEPTH),
     )
     return c[0] if shares == 1 else c.sum(0), sums
 
 
-def turned(values: Tensor, before: tuple[Tensor, Boundaries] | None, width: int, split: bool) -> Tensor:
+def transpose_in_blocks(values: Tensor, before: tuple[Tensor, Boundaries] | None, width: int, split: bool) -> Tensor:
     """Return the kernel's operand b, ``[blocks, parts, width, terms of a block]`` in tf32, padded by zeros."""
     tokens, columns = values.shape
     blocks = -(-tokens // _DEPTH)
     stored, starts = (values, values) if before is None else (before[0], flags_of(before[1]))
     found = torch.empty(blocks, 2 if split else 1, width, _DEPTH, dtype=torch.float32, device=values.device)
-    turn = _turning(blocks, width, before is not None, split)
+    turn = _transpose_launch(blocks, width, before is not None, split)
     turn(values, *values.stride(), stored, *stored.stride(), starts, found, tokens, columns)
     return found
 
 
 @lru_cache(maxsize=256)
-def _turning(blocks: int, width: int, before: bool, split: bool) -> Launch:
-    constants = {"BEFORE": before, "SPLIT": split, "WIDTH": width, "DEPTH": _DEPTH, "COLUMNS": _TURNED}
-    return prepared(walk.turn_kernel, blocks, -(-width // _TURNED), **constants, num_warps=4)
+def _transpose_launch(blocks: int, width: int, before: bool, split: bool) -> PreparedLaunch:
+    constants = {"BEFORE": before, "SPLIT": split, "WIDTH": width, "DEPTH": _DEPTH, "COLUMNS": _TRANSPOSED_COLUMNS}
+    return prepared(walk.turn_kernel, blocks, -(-width // _TRANSPOSED_COLUMNS), **constants, num_warps=4)
 
 
 @lru_cache(maxsize=256)
-def _multiplying(down: int, across: int, shares: int, tile: int, transposed: bool, exact: bool, biased: bool) -> Launch:
+def _product_launch(
+    down: int, across: int, shares: int, tile: int, transposed: bool, exact: bool, biased: bool
+) -> PreparedLaunch:
     constants = constants_for(tile, transposed, exact, biased)
     return prepared(large_product_kernel, down, across, shares, **constants, num_warps=_WARPS)
 

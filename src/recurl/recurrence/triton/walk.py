@@ -110,7 +110,7 @@ def gates_kernel(
 ):
     """Compute the gates of all tokens at once, as the forward kernels keep them.
 
-    The input product is in the order of its :class:`Layout`, the hidden one ``[N, G * H]`` in that of torch.nn.
+    The input product is in the order of its :class:`GateLayout`, the hidden one ``[N, G * H]`` in that of torch.nn.
     """
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < total

@@ -99,14 +99,14 @@ COMPILED = {
     "80": (PLAIN, 163 * 1024),
     "90": ([*PLAIN, *SINGLE, *RESIDENT, *GROUPS, *WIDE, *PRODUCTS], 227 * 1024),
 }
-# Bytes, elsewhere none. 128 slots of 32 units: what the next step needs is fetched early, and a part of it waits there.
+# Bytes, elsewhere none. 128 slots of 32 units: some of the inputs prefetched for the next step are spilled.
 SPILLED = {name: 48 for name in GROUPS if "ieee" in name} | {"wide,backward,gru,1024,tf32": 120}
 
 
 def run(
     module: str, *arguments: str, start: Callable[..., Any] = subprocess.run, **environment: str
 ) -> dict[str, list[str]]:
-    """The lines that a module prints, by all words but the last few numbers."""
+    """Return the lines that a module prints, keyed by all words except the last ``numbers``."""
     command = [sys.executable, "-m", f"tests.recurrence.{module}", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     done = start(command, capture_output=True, text=True, cwd=ROOT, env=environment)
@@ -115,7 +115,7 @@ def run(
 
 
 def test_interpreted_kernels_agree_with_the_reference() -> None:
-    """All in one test: pytest's processes would each compute them for their share."""
+    """A single test, because pytest's processes would each compute the results for their share."""
     found = run("triton_interpreted", TRITON_INTERPRET="1")
     assert found.keys() == CHECKS.keys()
     assert {name: float(found[name][0]) for name, limit in CHECKS.items() if not float(found[name][0]) <= limit} == {}
@@ -137,7 +137,7 @@ def test_compiled_kernels_hardly_spill_and_fit(capability: str, programs: Progra
 
 
 PRECISIONS = "tf32", "bf16", "ieee"
-CLUSTERED = 66, 30, 15  # clusters of two, four and eight programs on an H200
+CLUSTERED = 66, 30, 15  # clusters of two, four and eight CTAs on an H200
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_what_one_process_compiled_the_next_one_reads(tmp_path: Path, monkeypatc
 
 
 def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a driver that starts nothing."""
+    """With a fake driver that launches nothing."""
     started: list[tuple[Any, ...]] = []
     allowed: list[tuple[Any, ...]] = []
 
@@ -242,7 +242,7 @@ def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) 
         return 0
 
     class Driver:
-        """One GPU that isn't there."""
+        """Fake driver with one GPU."""
 
         cuLaunchKernel = staticmethod(start)
 

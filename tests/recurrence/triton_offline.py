@@ -1,8 +1,8 @@
-# ruff: noqa: T201 - a program that prints
-"""Compile the Triton kernels for a GPU that isn't here; arguments: capability, cases.
+# ruff: noqa: T201 - a script that prints
+"""Compile the Triton kernels without a GPU; arguments: capability, cases.
 
-Prints one line per kernel: ``name: registers spilled_bytes shared_bytes``. Runs in a process of its own, because the
-tests beside it load the same kernels into the interpreter.
+Prints one line per kernel: ``name: registers spilled_bytes shared_bytes``. Runs in a separate process, because other
+tests load the same kernels into the interpreter.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def signature(names: list[str], constants: dict[str, object], types: dict[str, s
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers per thread and bytes of stack (spills) of a compiled kernel."""
+    """Return registers per thread and bytes of stack (spills) of a compiled kernel."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -56,7 +56,7 @@ def resources(cubin: bytes) -> tuple[int, int]:
 
 
 def walk_constants(direction: str, cell: str, hidden: int, precision: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Constants and pointer types that plain and resident kernels share."""
+    """Return constants and pointer types shared by plain and resident kernels."""
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
     narrow = "*bf16" if precision == "bf16" else "*fp32"
     gates = "*fp16" if precision in ("bf16", "tf32") else "*fp32"
@@ -81,7 +81,7 @@ def plain(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSo
 
 
 def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
-    """A Gluon kernel as it is launched for a batch of few rows (``single``, ``resident``) or of more."""
+    """Return a Gluon kernel as launched for a batch of few rows (``single``, ``resident``) or of more."""
     rows = {"single": 64, "resident": 1 if hidden > 128 else 4096, "wide": 512}[kind]
     chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows)
     assert chosen is not None
@@ -126,7 +126,7 @@ def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSou
 
 
 def product(tile: str, what: str) -> tuple[GluonASTSource, dict[str, object]]:
-    """A large product in tiles of so many columns: over tokens in tf32 or exact, or over columns with a bias."""
+    """Return a large product kernel with this tile: over tokens in tf32 or exact, or over columns with a bias."""
     kernel = large_product.large_product_kernel
     constants = products.constants_for(int(tile), what != "biased", what != "tf32", what == "biased")
     types = signature(kernel.arg_names, constants, dict.fromkeys(("rows", "width", "depth"), "i32"))

@@ -246,7 +246,8 @@ class Compilation:
     def apply(self, module: object, *inputs: Signal) -> tuple[Signal, ...]:
         """Add the computation of ``module`` on ``inputs`` to the program."""
         if not isinstance(module, nn.Module) or has_hooks(module) or "forward" in vars(module):
-            raise NotCompiled(f"{type(module).__name__} is a function, has hooks, or has a forward set on the instance")
+            name = type(module).__name__
+            raise NotCompiled(f"{name} is not a plain module: it is a function, or has hooks or its own forward")
         write = self._layers.get(type(module))
         if write is None and not defines_both(type(module), "compile_tensors"):
             raise NotCompiled(f"{type(module).__name__} has no form in C++")

@@ -28,8 +28,8 @@ _READS = {
     "unique_dim": "the number of results depends on the values",
 }
 _MASKED = "a mask is used as an index, so the number of results depends on its values; torch.where keeps the shape"
-_LEAVE = (Tensor.numpy, Tensor.tolist, Tensor.__array__)
-_LEFT = "a tensor is converted to NumPy or Python numbers; use functions of torch (in a task, of xp)"
+_CONVERSIONS = (Tensor.numpy, Tensor.tolist, Tensor.__array__)
+_CONVERTED = "a tensor is converted to NumPy or Python numbers; use functions of torch (in a task, of xp)"
 _OWN = tuple(str(Path(__file__).with_name(name)) for name in ("_torch.py", "readback.py"))
 
 
@@ -47,20 +47,20 @@ def refuse_read_back() -> Generator[None]:
         >>> with refuse_read_back():
         ...     half = torch.where(torch.ones(3) > 0, 0.5, 0.0)
     """
-    with running_by(_checked), _Staying():
+    with running_by(_run_checked), _RefuseConversions():
         yield
 
 
-class _Staying(TorchFunctionMode):
+class _RefuseConversions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _LEAVE:
-            raise _refusal(_LEFT)
+        if func in _CONVERSIONS:
+            raise _refusal(_CONVERTED)
         return func(*args, **(kwargs or {}))
 
 
-def _checked(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _run_checked(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     name = operation.overloadpacket.__name__
     reason = _READS.get(name)
     if name == "repeat_interleave" and operation is not torch.ops.aten.repeat_interleave.Tensor:

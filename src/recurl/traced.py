@@ -99,7 +99,7 @@ class Traced:
 
         with compiling():
             own = _generators_of({tensor.device for tensor in examples})
-            with _kept([*generators, *own]), running_by(draw), refuse_read_back():
+            with _restoring([*generators, *own]), running_by(draw), refuse_read_back():
                 function(*examples)
             graph: Any = traced_graph(given, [*examples, *drawn])
         self.entering: list[Narrow | None] = [None] * count
@@ -180,7 +180,7 @@ def _generators_of(devices: set[torch.device]) -> list[torch.Generator]:
 
 
 @contextmanager
-def _kept(generators: Sequence[torch.Generator]) -> Generator[None]:
+def _restoring(generators: Sequence[torch.Generator]) -> Generator[None]:
     """Restore the states of generators at the end of the block."""
     states = [generator.get_state() for generator in generators]
     try:

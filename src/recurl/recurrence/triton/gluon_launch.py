@@ -178,20 +178,20 @@ class Grid:
 
 @lru_cache(maxsize=1024)
 def _grid_and_launch(
-    form: Form, direction: str, processors: int, tokens: int, flag: bool
+    form: Form, direction: str, processors: int, tokens: int, with_aux: bool
 ) -> tuple[Grid, Callable[..., None]]:
-    """Return grid and launch of a pass over ``tokens`` tokens; ``flag`` is KEEP (forward) or TO_STORED (backward)."""
+    """Return grid and launch of a pass over ``tokens`` tokens; ``with_aux`` is KEEP or TO_STORED."""
     config: KernelConfig = getattr(form.chosen, direction)
     grid = grid_for(direction, config, form.layout, processors, tokens)
-    asked = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
+    aux_name = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
     constants = grid.constants(form.dtype, form.kept_dtype)
     programs = grid.groups * grid.members // config.walks
     if isinstance(config, Quartered | Clustered):
-        width, constants = form.layout.width, {**constants, asked: flag}
+        width, constants = form.layout.width, {**constants, aux_name: with_aux}
         shared, source = config.shared_for(width, form.kept_dtype == torch.float32), _SOURCES[type(config)]
         launch = cuda_launch.CudaLaunch(source, grid.kernel, programs, config.threads_for(width), shared, constants)
         return grid, launch
-    return grid, prepared(grid.kernel, programs, LSTM=form.layout.lstm, **{asked: flag}, **constants)
+    return grid, prepared(grid.kernel, programs, LSTM=form.layout.lstm, **{aux_name: with_aux}, **constants)
 
 
 def grid_for(direction: str, config: KernelConfig, layout: GateLayout, processors: int, tokens: int) -> Grid:

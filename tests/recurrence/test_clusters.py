@@ -89,7 +89,7 @@ class Case:
         first = torch.cat([first, torch.tensor([self.tokens])])
         self.bounds = first[torch.searchsorted(first, torch.arange(size.slots + 1) * share).clamp(max=len(first) - 1)]
         self.w = torch.randn(self.gates * size.hidden, size.hidden) / size.hidden**0.5
-        self.w[:, 3] *= 1e-7  # below the range of float16, but far above rounding errors
+        self.w[:, 3] *= 1e-7  # below the range of float16, but large enough to matter
         self.b_hn = torch.randn(size.hidden)
         self.x = torch.randn(self.tokens, self.gates, size.hidden).to(self.dtype)
         wide = torch.randn(self.tokens, 3, size.hidden)

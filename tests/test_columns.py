@@ -1,4 +1,4 @@
-"""Graphs by columns: the numbers, shapes and memory of the graphs that they are made of, whatever the sizes."""
+"""Graphs rewritten by columns have the numbers, shapes and memory layouts of the original graphs, at any size."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from recurl import traced
 from recurl.collectors import Collector
-from recurl.columns import WIDEST, by_columns, loop_by_columns, put_together, take_apart, take_constants
+from recurl.columns import MAX_COLUMNS, put_together, scalarize_columns, scalarize_loop, take_apart, take_constants
 from recurl.envs import TensorEnv
 from recurl.envs.tasks import MaskedCartPole
 from recurl.traced import Traced
@@ -18,9 +18,9 @@ ROWS = 96
 
 
 def same(function, *examples, rows=ROWS):
-    """Return the graph by columns, whose results are the function's, in memory of the same strides."""
+    """Return the graph by columns, after checking that results and strides are those of the function."""
     graph = make_fx(function, tracing_mode="fake")(*examples)
-    columns = by_columns(graph, rows)
+    columns = scalarize_columns(graph, rows)
     expected, found = (made(*(example.clone() for example in examples)) for made in (graph, columns))
     for wanted, result in zip(expected, found, strict=True):
         assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
@@ -32,7 +32,7 @@ def same(function, *examples, rows=ROWS):
 
 
 def whole(columns):
-    """Return the operations that compute with more than vectors."""
+    """Return the operations on tensors that aren't vectors."""
     names = (str(node.target) for node in columns.graph.nodes if node.op == "call_function")
     return [name for name in names if not name.startswith(("aten.select", "aten.slice", "aten.stack", "aten.view"))]
 
@@ -62,7 +62,7 @@ FUNCTIONS = {
     "largest": (lambda a: (*a.max(1), *a.t().max(0), *a.max(1, keepdim=True)), x(ROWS, 4).round()),
     "not a number": (lambda a: (*a.max(1), a.softmax(1)), torch.where(x(ROWS, 3) > 0.7, torch.nan, x(ROWS, 3))),
     "converted": (lambda a: (a.float() * 2, a.long() + 1, (a > 0).to(torch.uint8), a.clone() * 3), x(ROWS, 2)),
-    "wide": (lambda a, b: (a * 2 + b, (a * b).sum(1)), x(ROWS, WIDEST + 1), x(ROWS, 1)),
+    "wide": (lambda a, b: (a * 2 + b, (a * b).sum(1)), x(ROWS, MAX_COLUMNS + 1), x(ROWS, 1)),
     "square": (lambda a: (a @ a, a * 2, (a * 2).sum(0)), x(ROWS, ROWS)),
     "products": (lambda a, w: (torch.addmm(w[0], a, w), (a * 2) @ w), x(ROWS, 3), x(3, 3)),
     "arguments": (lambda a: (a, a.t(), a[:, :1], a * 1), x(ROWS, 2)),
@@ -101,7 +101,7 @@ def test_narrow_tensors_are_vectors():
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from(["sum", "softmax", "max", "gather", "where"]))
 @settings(max_examples=60, deadline=None)
 def test_any_sizes(rows, width, what):
-    """Also where other dimensions have as many entries as there are rows."""
+    """Includes other dimensions with as many entries as there are rows."""
     functions = {
         "sum": lambda a, b: ((a * b).sum(1), (a + b).sum(0), a.t() * b.t()),
         "softmax": lambda a, b: (a.softmax(1) * b, b.log_softmax(0)),
@@ -128,7 +128,7 @@ def test_what_is_changed_in_place_is_read_when_it_was():
 
 
 def test_columns_of_what_is_changed_later_are_read_before():
-    """Where one column is all there is, nothing is computed that would read it."""
+    """With a single column no operation is left that would read it."""
 
     def function(a):
         kept, flags = a.clone(), a > 0
@@ -160,26 +160,26 @@ def test_results_lie_in_the_memory_of_arguments_only_where_they_did():
         return a.clone(), a[:, 0].clone(), a.sum(1), a[:, :1]
 
     example = x(ROWS, 1)
-    columns = by_columns(make_fx(function, tracing_mode="fake")(example), ROWS)
+    columns = scalarize_columns(make_fx(function, tracing_mode="fake")(example), ROWS)
     assert [result.data_ptr() == example.data_ptr() for result in columns(example)] == [False, False, False, True]
 
 
 def test_draws_are_left_whole():
     graph = make_fx(lambda a: (torch.bernoulli(a.sigmoid()), torch.rand_like(a)), tracing_mode="fake")(x(ROWS, 2))
-    operations = whole(by_columns(graph, ROWS))
+    operations = whole(scalarize_columns(graph, ROWS))
     assert sum("bernoulli" in name for name in operations) == sum("rand" in name for name in operations) == 1
 
 
 def test_a_step_of_an_environment_is_compiled_by_columns(monkeypatch):
-    """On the device where it is quicker; there compiled batches have the numbers of others."""
+    """Compiled on the device where it is faster; compiled batches have the same numbers as others."""
     counts = []
 
     def counted(graph, rows, count):
-        made, entering, leaving = loop_by_columns(graph, rows, count)
+        made, entering, leaving = scalarize_loop(graph, rows, count)
         counts.append((rows, len(made.graph.nodes) - len(graph.graph.nodes), entering, leaving))
         return made, entering, leaving
 
-    monkeypatch.setattr(traced, "loop_by_columns", counted)
+    monkeypatch.setattr(traced, "scalarize_loop", counted)
     monkeypatch.setattr(traced, "_SUMS_ON", ("cpu",))
     batches = []
     for compiled in (False, True):
@@ -221,9 +221,9 @@ def test_programs_of_layers_between_narrow_ends(monkeypatch):
 
 
 def looped(step, *given, rows=ROWS):
-    """Return graph and forms of a step, whose results over three steps are the function's."""
+    """Return graph and layouts of a step, after checking three steps against the function."""
     graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
-    made, entering, leaving = loop_by_columns(graph, rows, len(given))
+    made, entering, leaving = scalarize_loop(graph, rows, len(given))
     current, expected, found = given, [], []
     apart = take_apart(entering, given)
     for _ in range(3):
@@ -251,14 +251,14 @@ def test_narrow_tensors_stay_apart_between_steps():
         done = (after[0] > 1).unsqueeze(-1)
         return after.t().float(), torch.ones(ROWS, 1), hidden[:, 0], after, hidden.tanh() * ~flag, done
 
-    made, entering, leaving = looped(step, x(2, ROWS), x(ROWS, WIDEST + 8), x(ROWS, 1) > 0)
+    made, entering, leaving = looped(step, x(2, ROWS), x(ROWS, MAX_COLUMNS + 8), x(ROWS, 1) > 0)
     assert widths(entering) == [2, None, 1]
-    assert widths(leaving) == [2, None, None, 2, None, 1]  # a column of what is whole is whole too
+    assert widths(leaving) == [2, None, None, 2, None, 1]  # a column of a whole tensor is whole too
     assert not [node for node in made.graph.nodes if "stack" in str(node.target)]
 
 
 def test_what_is_needed_whole_enters_whole():
-    """What a product reads, what is changed in place, and what isn't known by columns."""
+    """Operands of products, tensors that change in place, and operations without a rule stay whole."""
     weight = x(3, 3)
 
     def step(read, edited, unknown, passed, swapped, other):
@@ -288,8 +288,8 @@ def test_arguments_changed_in_place_enter_whole():
 @given(st.data(), st.integers(2, 7), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_any_loop(data, rows, count):
-    """Arguments of any shapes, in steps that mix and swap them."""
-    shapes = [(rows,), (rows, 1), (rows, 2), (2, rows), (1, rows, 2), (rows, WIDEST + 1), (3,), ()]
+    """Arguments of various shapes, in steps that mix and swap them."""
+    shapes = [(rows,), (rows, 1), (rows, 2), (2, rows), (1, rows, 2), (rows, MAX_COLUMNS + 1), (3,), ()]
     given = [x(*data.draw(st.sampled_from(shapes)), seed=seed) for seed in range(count)]
     kinds = [data.draw(st.sampled_from(["same", "half", "softmax", "flipped", "product", "zero"])) for _ in given]
     written = data.draw(st.permutations(range(count)))

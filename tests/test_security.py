@@ -209,7 +209,7 @@ def test_exported_policies(tmp_path, monkeypatch):
         about = {"dtype": {"dtype": "float32"}, "calls": [[name, [], {"options": {}}]], "ports": [[], [], []]}
         with Path("policy.recurl").open("wb") as file:
             np.savez(file, program=np.frombuffer(json.dumps(about).encode(), np.uint8))
-        with pytest.raises(ArgumentError, match=f"names '{name}', which is no operation of a policy"):
+        with pytest.raises(ArgumentError, match=f"names '{name}', not an operation of a policy"):
             FORMATS["compiled"].read(Path("policy.recurl"))
     np.savez("policy.npz", program=np.array([Bomb()], dtype=object))
     with pytest.raises(ValueError, match="pickle"):

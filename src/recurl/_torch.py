@@ -1,6 +1,6 @@
-"""All private names of torch and tensordict that recurl uses: the reason, and a replacement if the name disappears.
+"""Private names of torch and tensordict used by recurl, each with its purpose and a fallback if it disappears.
 
-A new release of torch can only break this file and its test.
+A new release of torch can break only this file and its test.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ __all__ = [
 ]
 
 is_functorch_active: Callable[[], bool] = cast(Any, torch)._C._are_functorch_transforms_active
-"""Return whether ``vmap``, ``grad`` or ``functionalize`` wrap results here, even if the inputs are not wrapped.
+"""Return whether ``vmap``, ``grad`` or ``functionalize`` wrap results in this context, even of unwrapped inputs.
 
-Without it: ``torch.func.debug_unwrap(result) is not result`` on a result of each operation.
+Fallback: ``torch.func.debug_unwrap(result) is not result`` on a result of each operation.
 """
 
 are_modes_active: Callable[[], int] = cast(Any, torch)._C._len_torch_dispatch_stack
-"""Return the number of active ``TorchDispatchMode`` contexts, which don't see the calls of recurl's C++ library.
+"""Return the number of active ``TorchDispatchMode`` contexts, which don't see calls of recurl's C++ library.
 
-Without it: always step through torch's operations.
+Fallback: always run steps with torch operations.
 """
 
 _foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = cast(Any, torch)._foreach_copy_
-"""Copy tensors into others in one call. Without it: a loop of ``Tensor.copy_``, some microseconds per step slower."""
+"""Copy tensors into others in one call. Fallback: a loop of ``Tensor.copy_``, slower by microseconds per step."""
 
 
 def foreach_copy_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors into others in one call; on a GPU one for each dtype, as a kernel takes many of one, in one piece.
+    """Copy tensors into others in one call; on a GPU in one call per dtype and contiguity, each a single kernel.
 
     Example:
         >>> x = torch.zeros(2)
@@ -105,27 +105,27 @@ foreach_add_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = cast(Any, t
 foreach_mul_: Callable[[Sequence[Tensor], Tensor], None] = cast(Any, torch)._foreach_mul_
 foreach_norm: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] = cast(Any, torch)._foreach_norm
 fused_adam_: Callable[..., None] = cast(Any, torch)._fused_adam_
-"""The kernels of ``torch.optim.Adam(fused=True)`` and ``clip_grad_norm_``.
+"""Kernels of ``torch.optim.Adam(fused=True)`` and ``clip_grad_norm_``.
 
-Called directly they take 0.60 to 0.78 of the CPU time of these two, which is 150 to 200 microseconds of every gradient
-step (``benchmarks/bench_gradient_step.py``). Without the names: ``torch.optim.adam.adam(fused=True)``,
-``get_total_norm`` and ``clip_grads_with_norm_``, with the same bits in 0.86.
+Direct calls take 0.60 to 0.78 of the CPU time of these two functions, which saves 150 to 200 microseconds per gradient
+step (``benchmarks/bench_gradient_step.py``). Fallback: ``torch.optim.adam.adam(fused=True)``, ``get_total_norm`` and
+``clip_grads_with_norm_``, with the same bits in 0.86 of the time.
 """
 
 assert_async: Callable[[Tensor, str], None] = cast(Any, torch)._assert_async
-"""Stop with an error where a bool on the device is False, without waiting for it. Without it: no check on a GPU."""
+"""Raise an error if a bool on the device is False, without waiting for the device. Fallback: no check on a GPU."""
 
 edits_of: Callable[[Tensor], int] = attrgetter("_version")
-"""Number of in-place edits of a tensor, as counted by torch; raises RuntimeError for inference tensors.
+"""Return the number of in-place edits of a tensor, as counted by torch; raise RuntimeError for inference tensors.
 
-Alternative: compare the contents.
+Fallback: compare the contents.
 """
 
 scan: Callable[..., Any] = _scan
-"""Scan over a dimension, which ``torch.compile`` keeps as one loop. Without it: ``torch.scan``, once torch has it."""
+"""Scan over a dimension, which ``torch.compile`` keeps as one loop. Fallback: ``torch.scan``, once torch has it."""
 
 Dropout: Any = cast(Any, nn.modules.dropout)._DropoutNd
-"""Base class of all dropout modules. Without it: a tuple of these classes."""
+"""Base class of all dropout modules. Fallback: a tuple of these classes."""
 
 _has_global_hooks: Callable[[], bool] = cast(Any, nn.modules.module)._has_any_global_hook
 
@@ -133,15 +133,15 @@ _has_global_hooks: Callable[[], bool] = cast(Any, nn.modules.module)._has_any_gl
 def is_forward_mode() -> bool:
     """Return whether tensors may carry tangents, inside ``torch.func.jvp`` or a level of ``torch.autograd.forward_ad``.
 
-    Tangents are also propagated under ``torch.no_grad``. Without the name: call ``unpack_dual`` on every tensor.
+    Tangents are also propagated under ``torch.no_grad``. Fallback: call ``unpack_dual`` on every tensor.
     """
     return cast(Any, forward_ad)._current_level >= 0
 
 
 def is_known(size: int) -> bool:
-    """Return whether a size is a number, and no symbol for several where ``torch.compile`` or ``torch.export`` traces.
+    """Return whether a size has one value, instead of a symbol that ``torch.compile`` or ``torch.export`` traces.
 
-    Without ``has_static_value``: False while compiling.
+    Fallback: False while compiling.
     """
     if not torch.compiler.is_compiling():
         return not isinstance(size, torch.SymInt)
@@ -151,13 +151,13 @@ def is_known(size: int) -> bool:
 def is_exporting() -> bool:
     """Return whether ``torch.export`` is tracing the call.
 
-    In torch 2.11, ``torch.compiler.is_exporting()`` is also true under ``torch.compile``. Without the name: use that.
+    In torch 2.11, ``torch.compiler.is_exporting()`` is also true under ``torch.compile``. Fallback: use that function.
     """
     return cast(Any, torch.compiler)._is_exporting_flag
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether ``module`` itself has hooks. Without the names: run every module through ``__call__``."""
+    """Return whether ``module`` itself has hooks. Fallback: run every module through ``__call__``."""
     own: dict[str, Any] = vars(module)
     return bool(
         own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
@@ -165,47 +165,47 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """Return the forward hooks of ``module`` itself. Without the names: see :func:`has_hooks`."""
+    """Return the forward hooks of ``module`` itself. Fallback: as for :func:`has_hooks`."""
     own: dict[str, Any] = vars(module)
     return [*own["_forward_pre_hooks"].items(), *own["_forward_hooks"].items()]
 
 
 def has_global_hooks() -> bool:
-    """Return whether global module hooks are registered. Without the name: see :func:`has_hooks`."""
+    """Return whether global module hooks are registered. Fallback: as for :func:`has_hooks`."""
     return _has_global_hooks()
 
 
 def tensors_of(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
     """Return the live dicts of the parameters and of the buffers of ``module``, without those of its submodules.
 
-    Used to swap tensors in and out. Without the names: ``torch.func.functional_call``.
+    Used to swap tensors in and out. Fallback: ``torch.func.functional_call``.
     """
     return cast(Any, module)._parameters, cast(Any, module)._buffers
 
 
 def rnn_kernel(name: str) -> Callable[..., tuple[Tensor, ...]]:
-    """Return torch.nn's fused kernel of a cell, ``"lstm"`` or ``"gru"``, on packed sequences.
+    """Return the fused kernel of torch.nn for a cell, ``"lstm"`` or ``"gru"``, on packed sequences.
 
-    Without the name: ``torch.nn.LSTM``, its weights set by ``torch.func.functional_call``.
+    Fallback: ``torch.nn.LSTM``, with its weights set by ``torch.func.functional_call``.
     """
     return getattr(cast(Any, torch)._VF, name)
 
 
 def trace() -> Any:
-    """Return the tracing context of the current compilation, which holds settings and recurl's own attributes.
+    """Return the tracing context of the current compilation, which holds settings and attributes set by recurl.
 
-    Without the name: mark lengths as unbacked in the caller's code with ``torch._check``.
+    Fallback: mark lengths as unbacked in the caller's code with ``torch._check``.
     """
     return cast(Any, torch)._guards.TracingContext.get()
 
 
 def samples(sequence: nn.Module) -> bool:
-    """Return whether a ``ProbabilisticTensorDictSequential`` ends with sampling. Without the name: try it."""
+    """Return whether a ``ProbabilisticTensorDictSequential`` ends with sampling. Fallback: try it."""
     return cast(Any, sequence)._requires_sample
 
 
 def passes_keywords(module: nn.Module) -> bool:
-    """Return whether a ``TensorDictModule`` passes keyword arguments. Without the names: lower no such module."""
+    """Return whether a ``TensorDictModule`` passes keyword arguments. Fallback: don't lower any."""
     inner = cast(Any, module)
     return bool(inner.method_kwargs or inner._get_kwargs or inner._kwargs is not None)
 
@@ -213,7 +213,7 @@ def passes_keywords(module: nn.Module) -> bool:
 def returns_other_entries(module: nn.Module) -> bool:
     """Return whether a TensorDict module keeps only some of its outputs (``select_out_keys``).
 
-    Without the name: compare ``out_keys`` with ``out_keys_source`` only, which misses a selection of all outputs.
+    Fallback: compare ``out_keys`` with ``out_keys_source`` only, which misses a selection of all outputs.
     """
     inner = cast(Any, module)
     selects = hasattr(type(module), "_select_before_return") and inner._select_before_return  # only sequences do
@@ -221,9 +221,9 @@ def returns_other_entries(module: nn.Module) -> bool:
 
 
 def schema_of(target: Any) -> Any:
-    """Return the schema of an operation: which arguments it has, changes and returns parts of; None of what is none.
+    """Return the schema of an operation (its arguments, mutations and aliases), or None for other functions.
 
-    Without the name: a table of the operations that are known.
+    Fallback: a table of the known operations.
     """
     return getattr(target, "_schema", None)
 
@@ -240,19 +240,19 @@ class _Replacing(TorchDispatchMode):
 
 
 def running_by(run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> AbstractContextManager[Any]:
-    """Return a context in which ``run(operation, arguments, named arguments)`` takes the place of every operation.
+    """Return a context in which ``run(operation, arguments, named arguments)`` replaces every operation.
 
-    Without the name: compile nothing that draws random numbers, and leave out the check of read-backs on the CPU; CUDA
-    has ``torch.cuda.set_sync_debug_mode``.
+    Fallback: don't compile functions that draw random numbers, and don't check for read-backs on the CPU; CUDA has
+    ``torch.cuda.set_sync_debug_mode``.
     """
     return _Replacing(run)
 
 
 @contextmanager
 def compiling() -> Generator[None]:
-    """Let ``torch.compiler.is_compiling()`` be true inside the block, so that kernels are called as operators.
+    """Make ``torch.compiler.is_compiling()`` true inside the block, so that kernels are called as operators.
 
-    Without the name: a flag of recurl's own, read beside ``is_compiling()``.
+    Fallback: a flag in recurl, read along with ``is_compiling()``.
     """
     compiler = cast(Any, torch.compiler)
     before = compiler._is_compiling_flag
@@ -264,17 +264,17 @@ def compiling() -> Generator[None]:
 
 
 def start_compilers() -> None:
-    """Begin to start the processes in which Inductor compiles kernels for a GPU; that takes seconds.
+    """Start the processes in which Inductor compiles kernels for a GPU, which takes seconds, in the background.
 
-    Until they are there it compiles one kernel after the other, in this process. Without the name: it always begins so.
+    Until they run, it compiles one kernel after another in this process. Fallback: it always begins so.
     """
     importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
 
 
 def limit_compile_threads(count: int) -> None:
-    """Let Inductor compile in so many processes, unless TORCHINDUCTOR_COMPILE_THREADS says how many.
+    """Limit the number of Inductor's compile processes, unless TORCHINDUCTOR_COMPILE_THREADS is set.
 
-    Without the name: set that variable before torch is imported.
+    Fallback: set that variable before torch is imported.
     """
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
         inductor: Any = importlib.import_module("torch._inductor.config")
@@ -282,14 +282,14 @@ def limit_compile_threads(count: int) -> None:
 
 
 def traced_graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> nn.Module:
-    """Return ``function`` of tensors as a graph of torch's operations, gradients included, traced without computing.
+    """Trace a function of tensors to a graph of ATen operations, gradients included, without computing.
 
-    Without the names: ``torch.compile`` on the function itself, which must then be Python that Dynamo can read.
+    Fallback: ``torch.compile`` on the function itself, which must then be Python that Dynamo can read.
     """
-    different = [example.detach() for example in examples]  # the tracer takes the same tensor for the same argument
+    different = [example.detach() for example in examples]  # the tracer merges arguments that are one tensor
     with torch.autograd.set_multithreading_enabled(False):  # so that the tracer sees the backward pass
         graph: Any = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*different)
-    graph.graph.set_codegen(CodeGen())  # positional arguments, whatever names the function gives them
+    graph.graph.set_codegen(CodeGen())  # positional arguments, independent of the function's parameter names
     _keep_constants(graph)
     graph.recompile()
     return graph
@@ -301,19 +301,19 @@ _OF_COLUMNS = {"max_pointwise_cat_inputs": 0, "max_complex_pointwise_cat_inputs"
 def inductor_program(
     graph: Any, kept: Sequence[Tensor], columns: bool = False, most_fused: int | None = None
 ) -> Callable[..., Sequence[Tensor]]:
-    """Return a graph of :func:`traced_graph`, after :func:`lift_tensors`, as a program of Inductor.
+    """Compile a graph of :func:`traced_graph`, after :func:`lift_tensors`, with Inductor.
 
-    One configuration of each pointwise kernel is compiled, in place of two that are timed at the first launch. Where a
-    graph puts ``columns`` together, those who compute them write them where they belong, so that no kernel is left that
-    only puts together.
+    One configuration of each pointwise kernel is compiled, instead of two that are timed at the first launch. Where a
+    graph joins ``columns``, the kernels that compute them write them to their places in the result, so that no kernel
+    remains that only concatenates.
 
-    Without the name: ``torch.compile(graph.forward, fullgraph=True)``, whose Dynamo reads the graph's code anew, in a
-    sixth of the compiler's time.
+    Fallback: ``torch.compile(graph.forward, fullgraph=True)``, where Dynamo reads the graph's code again, in a sixth of
+    the compiler's time.
 
     Args:
         graph: the graph.
-        kept: what :func:`lift_tensors` returned; the program reads these tensors in place.
-        columns: whether the graph puts columns together.
+        kept: the tensors returned by :func:`lift_tensors`, which the compiled code reads in place.
+        columns: whether the graph joins columns.
         most_fused: most operations that are fused into one kernel; the compiler's default when None.
 
     Raises:
@@ -335,21 +335,21 @@ def inductor_program(
 
 
 def compiler_error() -> type[Exception]:
-    """Return the class of the errors that Inductor raises where it can't compile.
+    """Return the class of the errors that Inductor raises if it can't compile.
 
-    Without the name: ``RuntimeError``, its base.
+    Fallback: ``RuntimeError``, its base.
     """
     return importlib.import_module("torch._inductor.exc").InductorError
 
 
 def lift_tensors(graph: Any) -> list[Tensor]:
-    """Make further arguments of the tensors that a graph of :func:`traced_graph` holds, and return these tensors."""
+    """Turn the tensors held by a graph of :func:`traced_graph` into further arguments, and return them detached."""
     given = [node for node in graph.graph.nodes if node.op == "placeholder"]
     return [tensor.detach() for tensor in _lifted(graph, given)]
 
 
 def _lifted(graph: Any, given: Sequence[Any]) -> list[Tensor]:
-    """Make further arguments of the tensors that a graph holds, and return them."""
+    """Turn the tensors held by a graph into further arguments, and return them."""
     names = dict.fromkeys(node.target for node in graph.graph.nodes if node.op == "get_attr")
     nodes = list(graph.graph.nodes)
     with graph.graph.inserting_before(nodes[len(given)]):
@@ -363,14 +363,14 @@ def _lifted(graph: Any, given: Sequence[Any]) -> list[Tensor]:
 
 
 def _keep_constants(graph: Any) -> None:
-    """Keep what ``torch.tensor`` makes of Python's numbers, on its device, so that nothing is copied there in a run."""
+    """Keep tensors made by ``torch.tensor`` from Python numbers on their device, so that no run copies them there."""
     copies = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten._to_copy.default)
     for number, node in enumerate(list(graph.graph.nodes)):
         source = node.args[0] if node.target in copies else None
         if source is None or source.op != "get_attr" or _is_edited(node):
             continue
         if node.target is copies[1] and not source.meta.get("constant"):
-            continue  # a tensor of the caller's, which may change
+            continue  # a tensor of the caller, which may change
         name = f"_kept_constant{number}"
         graph.register_buffer(name, node.target(getattr(graph, source.target), **node.kwargs), persistent=False)
         with graph.graph.inserting_before(node):
@@ -381,7 +381,7 @@ def _keep_constants(graph: Any) -> None:
 
 
 def _is_edited(node: Any) -> bool:
-    """Return whether a value, or a view of it, may be changed in place: by the graph, or by who gets its results."""
+    """Return whether a value, or a view of it, may be changed in place: by the graph, or by the user of its results."""
     for user in node.users:
         if user.op == "output":
             return True

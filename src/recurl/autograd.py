@@ -1,4 +1,4 @@
-"""Conditions of hand-written backward passes (reverse mode, first order); autograd takes over for everything else."""
+"""Conditions under which hand-written backward passes (reverse mode, first order) may run instead of autograd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 def first_derivatives_do() -> bool:
     """Return whether a hand-written backward may be used.
 
-    It may be outside ``torch.compile``, ``torch.func`` and forward-mode differentiation.
+    It may not inside ``torch.compile``, ``torch.func`` or forward-mode differentiation.
     """
     return not torch.compiler.is_compiling() and not is_functorch_active() and not is_forward_mode()
 
@@ -41,10 +41,10 @@ def gradients_have_derivatives(grads: Iterable[Tensor | None]) -> bool:
 def differentiate_again(
     function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Return gradients of ``function`` that can be differentiated again; see :func:`gradients_have_derivatives`.
+    """Return gradients of ``function`` that are themselves differentiable; see :func:`gradients_have_derivatives`.
 
     Args:
-        function: the function with the hand-written backward, expressed in differentiable torch operations.
+        function: the function that has the hand-written backward, expressed in differentiable torch operations.
         inputs: its arguments, as returned by ``ctx.saved_tensors``.
         grads: gradients of its outputs.
 

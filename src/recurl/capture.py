@@ -1,4 +1,4 @@
-"""What the recording of a CUDA graph asks for: memory that stays where it is, and no garbage collection meanwhile."""
+"""Conditions of CUDA graph capture: tensors that stay in place, and no garbage collection during the capture."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SETTINGS = (bool, int, float, str, type, FunctionType, MethodType)
 
 
 class KeptTensors:
-    """The submodules, parameters and buffers of a module, to be changed in place only.
+    """Guard that detects whether submodules, parameters or buffers of a module were replaced since its creation.
 
     Args:
-        module: whose.
-        modes: count how modules work too: their hooks, and their public attributes that are numbers, strings, types or
-            functions (``training``, ``p``, a ``forward`` of their own).
+        module: the guarded module.
+        modes: also guard how modules compute: their hooks, and their public attributes that are numbers, strings, types
+            or functions (``training``, ``p``, a ``forward`` set on the instance).
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -41,7 +41,7 @@ class KeptTensors:
         self._kept = _held(module, modes)
 
     def replaced(self) -> str | None:
-        """Return the name of what was replaced, added or removed since, or works in another way; or None."""
+        """Return the name of an entry that was replaced, added, removed, or that computes in another way; or None."""
         now = _held(self._module, self._modes)
         for name, (kept, state) in self._kept.items():
             found, after = now.pop(name, (None, None))
@@ -51,7 +51,7 @@ class KeptTensors:
 
 
 def _held(module: nn.Module, modes: bool) -> dict[str, tuple[nn.Module | Tensor, object]]:
-    """Return what ``module`` holds, by name, how tensors lie in memory, and the modes of modules."""
+    """Return the submodules and tensors of ``module`` by name, with the memory of tensors and the modes of modules."""
     held: dict[str, tuple[nn.Module | Tensor, object]] = {}
     for path, part in module.named_modules():
         held[path] = part, _mode(part) if modes else None
@@ -63,14 +63,14 @@ def _held(module: nn.Module, modes: bool) -> dict[str, tuple[nn.Module | Tensor,
 
 
 def _mode(module: nn.Module) -> object:
-    """Return what the operations of a module depend on besides modules and tensors, as far as it can be compared."""
+    """Return the comparable settings that a module's operations depend on, besides its modules and tensors."""
     own = {name: value for name, value in vars(module).items() if name[0] != "_" and isinstance(value, _SETTINGS)}
     return own, hooks_of(module)
 
 
 @contextmanager
 def without_garbage_collection() -> Generator[None]:
-    """Collect garbage, and none inside the block: an older graph that is freed while one is recorded spoils it.
+    """Collect garbage, then disable collection inside the block: freeing an older graph during a capture spoils it.
 
     Example:
         >>> with without_garbage_collection():
@@ -91,9 +91,9 @@ def without_garbage_collection() -> Generator[None]:
 
 @contextmanager
 def recording() -> Generator[None]:
-    """Record CUDA graphs inside the block: see :func:`without_garbage_collection`; other threads may use the GPU.
+    """Capture CUDA graphs inside the block, without garbage collection, while other threads may use the GPU.
 
-    NCCL's threads do, which would spoil a recording in the mode that is torch's default.
+    NCCL's threads do, which would invalidate a capture in torch's default mode. See :func:`without_garbage_collection`.
     """
     graph = torch.cuda.graph
     torch.cuda.graph = partial(graph, capture_error_mode="thread_local")

@@ -1,4 +1,4 @@
-"""Products of thin matrices as sums, which a compiler joins with what is around them."""
+"""Products of thin matrices as sums, which a compiler fuses with the operations around them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
 def small_product(operation: Any, arguments: tuple[Any, ...]) -> Tensor | None:
-    """Return the result of an operation that is a product with few rows, columns or terms, by multiplying and adding.
+    """Return the result of a matrix product with few rows, columns or terms, computed by multiplying and adding.
 
-    Policies have them at both ends: a few observed numbers, a few actions, one value. As products they are kernels of
-    their own, which move the whole batch for little work, and their neighbours can't be joined with them.
+    Policies have such products at both ends: a few observed numbers, a few actions, one value. As matrix products they
+    are separate kernels, which move the whole batch for little work and can't be fused with their neighbors.
 
     Args:
-        operation: of ATen, such as ``torch.ops.aten.mm.default``.
-        arguments: of it.
+        operation: an ATen operation, such as ``torch.ops.aten.mm.default``.
+        arguments: its arguments.
 
     Returns:
-        The result, rounded as float32 sums are; None for every other operation, which is to be run itself.
+        The result, rounded like float32 sums, or None for any other operation, which the caller must run itself.
 
     Example:
         >>> small_product(torch.ops.aten.mm.default, (torch.ones(5, 3), torch.ones(3, 2))).shape

@@ -1,4 +1,4 @@
-"""Which line of a user's code does something, for messages."""
+"""Lookup of the line of user code behind a call stack, for error messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch,
 
 
 def line_of(frames: Sequence[FrameSummary], *others: str) -> str | None:
-    """Return where the innermost frame is, and what its line does, leaving torch, NumPy and files ``others`` out.
+    """Return the location and the code of the innermost frame outside torch, NumPy and the files ``others``.
 
     Example:
         >>> line_of([FrameSummary("train.py", 7, "step", line="loss.item()")])

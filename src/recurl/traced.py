@@ -1,4 +1,4 @@
-"""A function of tensors as one compiled program: few kernels in place of one for every operation."""
+"""Compilation of a function of tensors by Inductor, which fuses its operations into few kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recurl._torch import compiler_error, compiling, inductor_program, lift_tensors, running_by, traced_graph
-from recurl.columns import Narrow, loop_by_columns, take_constants
+from recurl.columns import Narrow, scalarize_loop, take_constants
 from recurl.errors import UnsupportedError
 from recurl.quiet import quiet_if_failing
 from recurl.readback import refuse_read_back
@@ -19,42 +19,43 @@ from recurl.small_products import small_product
 
 __all__ = ["Traced"]
 
-_CUT = 16  # operations of a kernel at most, where Triton can't compile larger ones
-_ONE_BY_ONE = "Its operations run one by one, uncompiled: the same results, more slowly."
-_SUMS_ON = ("cuda",)  # devices where thin products are quicker as sums; a CPU's library of products is better
+_CUT = 16  # most operations fused into a kernel, where Triton can't compile larger ones
+_ONE_BY_ONE = "Its operations run one by one, uncompiled: the results are the same, but it is slower."
+_SUMS_ON = ("cuda",)  # devices where thin products are faster as sums; on a CPU the matrix library is faster
 _Function = Callable[..., tuple[Tensor, ...]]
 _Draw = Callable[[], Tensor]
 
 
 class Traced:
-    """Runs a function of tensors as a program that Inductor, the compiler of ``torch.compile``, makes of it.
+    """A function of tensors, compiled by Inductor, the compiler of ``torch.compile``.
 
-    The function is run once, then traced with tensors that have shapes but no numbers, whatever Python it is made of
-    (TensorDicts, modules, autograd). Other tensors that it reads (weights, buffers) are read where they are, so they
-    may change in place and must not be replaced.
+    The function is run once, then traced with fake tensors, which have shapes but no numbers. It may use any Python
+    (TensorDicts, modules, autograd). Other tensors that it reads (weights, buffers) are read at every call from the
+    same memory: they may change in place and must not be replaced.
 
-    Random numbers are those that the function would draw, in the same order: they are drawn first, the program computes
-    with them. Sums may be rounded otherwise than by the function. The program itself always gives the same bits, also
-    inside a CUDA graph. The compiler is told not to measure how to sum, for another start could choose otherwise.
+    Random numbers are those that the function would draw, in the same order. They are drawn first and passed to the
+    compiled code. Sums may be rounded differently than in the function. The compiled code itself always gives the same
+    bits, also inside a CUDA graph: the compiler must not choose reductions by measurement, because another process
+    could choose differently.
 
-    Where the compiler fails, the program is cut into smaller kernels, and where that fails too, its operations run one
-    by one, uncompiled; a warning of one line says which.
+    Where the compiler fails, the function is compiled again to smaller kernels. Where that fails too, its operations
+    run one by one, uncompiled. A one-line warning says which.
 
     Args:
-        function: maps tensors to a tuple of tensors, and changes nothing else.
-        examples: tensors like those of every call: shapes, strides, dtypes, devices.
-        generators: random generators that it draws from, besides torch's own. No generator advances here.
-        rows: for a step that is repeated, whose last results are the arguments of the next: size of a dimension that
-            most tensors have, of which few other numbers are. On a GPU they are computed column by column (see
-            :func:`recurl.columns.by_columns`), in fewer kernels. The program then takes and returns the vectors of
-            those that are narrow in place of them, and its results must not be changed in place.
+        function: maps tensors to a tuple of tensors, without side effects.
+        examples: tensors with the shapes, strides, dtypes and devices of those of every call.
+        generators: random generators that it draws from, besides torch's default ones. None is advanced here.
+        rows: for a repeated step, whose last results are the arguments of the next: the size of a dimension that most
+            tensors have, with few entries in the other dimensions. On a GPU, such narrow tensors are computed column by
+            column (see :func:`recurl.columns.scalarize_columns`), in fewer kernels. The compiled function then takes
+            and returns their vectors instead of them, and its results must not be changed in place.
 
     Attributes:
-        entering: how each argument is taken apart, None where it enters whole.
-        leaving: how each result is.
+        entering: layout of each argument that is passed as vectors, None for one that is passed whole.
+        leaving: layout of each result, likewise.
 
     Raises:
-        UnsupportedError: the function reads the numbers of tensors back, or what it draws depends on them, as by
+        UnsupportedError: the function reads the values of tensors back, or its random numbers depend on them, as with
             ``torch.multinomial``; the message names the line, or the operation.
 
     Example:
@@ -98,7 +99,7 @@ class Traced:
 
         with compiling():
             own = _generators_of({tensor.device for tensor in examples})
-            with _kept([*generators, *own]), running_by(draw), refuse_read_back():
+            with _restoring([*generators, *own]), running_by(draw), refuse_read_back():
                 function(*examples)
             graph: Any = traced_graph(given, [*examples, *drawn])
         self.entering: list[Narrow | None] = [None] * count
@@ -106,13 +107,13 @@ class Traced:
         self.leaving: list[Narrow | None] = [None] * len(output.args[0])
         self._constant: dict[int, Tensor] = {}
         if rows is not None and sums:
-            graph, self.entering, self.leaving = loop_by_columns(graph, rows, count)
+            graph, self.entering, self.leaving = scalarize_loop(graph, rows, count)
             self._constant = take_constants(graph)
         self._run = _compile(graph, columns=rows is not None)
 
     @torch.no_grad()
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run the program; what it returns is not connected to its arguments by gradients."""
+        """Call the compiled function. Its results are not connected to its arguments by gradients."""
         results = [*self._run(*tensors, *[draw() for draw in self._draws])]
         for position, tensor in self._constant.items():
             results.insert(position, tensor)
@@ -120,10 +121,10 @@ class Traced:
 
 
 def _compile(graph: Any, columns: bool) -> Callable[..., Sequence[Tensor]]:
-    """Return a traced graph as a program, of smaller kernels or uncompiled where the compiler fails."""
+    """Compile a traced graph, to smaller kernels if the compiler fails, or return it uncompiled if it fails again."""
     kept, operations = lift_tensors(graph), sum(node.op == "call_function" for node in graph.graph.nodes)
     for most_fused, instead in (
-        (None, f"It is compiled again, {_CUT} operations a kernel at most."),
+        (None, f"It is compiled again with at most {_CUT} operations per kernel."),
         (_CUT, _ONE_BY_ONE),
     ):
         try:
@@ -131,14 +132,14 @@ def _compile(graph: Any, columns: bool) -> Callable[..., Sequence[Tensor]]:
                 return inductor_program(graph, kept, columns, most_fused)
         except compiler_error() as error:
             warnings.warn(
-                f"torch's compiler failed on a program of {operations} operations ({_reason(error)}). {instead}",
+                f"torch's compiler failed on a graph of {operations} operations ({_reason(error)}). {instead}",
                 stacklevel=2,
             )
     return lambda *tensors: graph(*tensors, *kept)
 
 
 def _reason(error: Exception) -> str:
-    """Return the line of a compiler's error that says what happened: the last one of a traceback that it holds."""
+    """Return the line of a compiler error that says what happened: the last one if it contains a traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and "TORCH" not in line]
     found = lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
     return found[:200]
@@ -153,13 +154,13 @@ def _in_place(operation: Any) -> bool:
 
 
 def _draw_again(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any], result: Any) -> _Draw:
-    """Return what draws again what an operation drew, which must depend on nothing but a shape."""
+    """Return a function that repeats a random draw, which may depend on a shape only."""
     shaped = _in_place(operation) or operation.overloadpacket.__name__.endswith("_like")
     others = [*arguments[shaped:], *named.values()]
     if not isinstance(result, Tensor) or any(isinstance(value, Tensor) for value in others):
         raise UnsupportedError(
-            f"What is compiled must draw random numbers that don't depend on tensors, but {operation} does: draw them "
-            "by torch.rand, torch.randn or exponential_(), and compute with them."
+            f"A compiled function must draw random numbers that don't depend on tensors, but {operation} does: draw "
+            "them with torch.rand, torch.randn or exponential_(), and compute with them."
         )
     if not shaped:
         return lambda: operation(*arguments, **named)
@@ -173,14 +174,14 @@ def _draw_again(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any
 
 
 def _generators_of(devices: set[torch.device]) -> list[torch.Generator]:
-    """Return torch's own generators that operations on the devices draw from."""
+    """Return torch's default generators of the devices, and that of the CPU."""
     cuda = [torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"]
     return [torch.default_generator, *cuda]
 
 
 @contextmanager
-def _kept(generators: Sequence[torch.Generator]) -> Generator[None]:
-    """Set generators back at the end to where they were."""
+def _restoring(generators: Sequence[torch.Generator]) -> Generator[None]:
+    """Restore the states of generators at the end of the block."""
     states = [generator.get_state() for generator in generators]
     try:
         yield

@@ -285,7 +285,7 @@ def actor(net: Mod, **options: object) -> ProbabilisticActor:
         (lambda: TransformedEnv(cartpole(), Doubling()), None, {}, "Doubling._step needs a TensorDict"),
         (lambda: OwnStep("recurl/MaskedCartPole-v1", num_envs=3), None, {}, "OwnStep._step needs a TensorDict"),
         (cartpole, lambda td: td.set("action", torch.zeros(3, dtype=torch.int64)), {}, "function is no"),
-        (cartpole, actor(head(OwnModule)), {}, "OwnModule has a forward of its own"),
+        (cartpole, actor(head(OwnModule)), {}, "OwnModule has its own forward"),
         (cartpole, actor(head(method="forward")), {}, "TensorDictModule has inplace, method"),
         (cartpole, actor(Mod(nn.Linear(2, 1), {"input": "observation"}, ["logits"])), {}, "a dict of in_keys"),
         (cartpole, actor(head()), {"init_random_frames": 1000}, "the first 1000 frames have random actions"),

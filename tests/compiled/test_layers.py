@@ -1,4 +1,4 @@
-"""Every layer that has a form in C++ computes what torch computes."""
+"""Every layer with a form in C++ matches torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 38
 
 
 def layers() -> list[nn.Module]:
-    """Every kind of layer, its weights always the same."""
+    """Return every kind of layer, with fixed weights."""
     torch.manual_seed(0)
     return [
         nn.Linear(WIDTH, 21),
@@ -62,7 +62,7 @@ def test_layers(rows: int) -> None:
         for layer in layers():
             layer.to(dtype)
             keys = ["out", "more"] if isinstance(layer, NormalParamExtractor) else ["out"]
-            # Layers without weights follow the dtype of those before.
+            # Layers without weights take the dtype of the preceding ones.
             net = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer).to(dtype)
             network, entries = (
                 CompiledNetwork(Network([Mod(net, ["x"], keys)])),

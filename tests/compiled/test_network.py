@@ -1,4 +1,4 @@
-"""A compiled network computes what its modules compute, wherever it runs them itself and wherever it leaves them."""
+"""A compiled network matches its modules, whether it compiles them or runs them as they are."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def actor(memory: nn.Module, distribution: type = Categorical, **options: Any) -
 
 
 def both(policy: nn.Module, entries: Entries) -> tuple[Entries, Entries, CompiledNetwork]:
-    """What a compiled network writes in its first and second call, which must be the same, and what the modules do."""
+    """Return the outputs of a compiled network, the same in its first and second call, and those of the modules."""
     network = CompiledNetwork(Network([policy]))
     results: list[Entries] = []
     for run in (network, network, Network([policy])):
@@ -102,7 +102,7 @@ def both(policy: nn.Module, entries: Entries) -> tuple[Entries, Entries, Compile
         random = torch.rand(3)
     torch.manual_seed(7)
     Network([policy])(entries.copy())
-    assert torch.equal(random, torch.rand(3))  # the generator has moved on as far
+    assert torch.equal(random, torch.rand(3))  # the generator has advanced equally far
     assert_close(results[0], results[1], 0.0)
     return results[1], results[2], network
 
@@ -265,7 +265,7 @@ def test_memory_of_a_replaced_weight_stays_while_the_program_lives() -> None:
     assert torch.equal(network(entries.copy())["logits"], before)
 
 
-# -- what isn't compiled
+# -- modules that aren't compiled
 
 
 class Own(nn.Linear):
@@ -287,7 +287,7 @@ LEFT: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: q_values(gru()), "EGreedyModule has no form in C\\+\\+"),
     (lambda: Seq(encoder(), gru(), head(4, nn.GELU())), "GELU has no form in C\\+\\+"),
     (lambda: Seq(encoder(), gru(), Mod(Own(HIDDEN, 2), ["memory"], ["out"])), "Own has no form in C\\+\\+"),
-    (lambda: Seq(encoder(), gru(), Mod(lambda x: x + 1, ["memory"], ["out"])), "function is no module of its class"),
+    (lambda: Seq(encoder(), gru(), Mod(lambda x: x + 1, ["memory"], ["out"])), "function is not a plain module"),
     (lambda: Seq(encoder(), gru(num_layers=2, dropout=0.5), head(2)), "GRUModule draws dropout"),
     (lambda: Seq(encoder(), gru(), head(2, nn.Dropout(0.5))), "Dropout in training draws"),
     (lambda: Seq(Mod(nn.Linear(4, 7), ["missing"], ["embedding"]), gru()), "the entry 'missing' is missing"),
@@ -305,7 +305,7 @@ def test_what_has_no_form_in_the_library_runs_as_before(build: Callable[[], nn.M
     else:
         found, expected, network = both(policy, entries)
         assert_close(found, expected, TOLERANCE[torch.float32])
-        assert any(type(part) is compiled._Program for parts in network._parts.values() for part in parts)
+        assert any(type(part) is compiled._CompiledModules for parts in network._parts.values() for part in parts)
     with pytest.raises(AssertionError, match=reason):
         assert CompiledNetwork(Network([policy])).why_not_compiled(entries) is None
 

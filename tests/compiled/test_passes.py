@@ -1,4 +1,4 @@
-"""A compiled pass computes what its modules compute along sequences, and their gradients."""
+"""A compiled pass matches its modules over sequences, and their gradients."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ REFUSED: dict[str, tuple[Callable[[], list[list[Any]]], str]] = {
     "dropout": (lambda: net(nn.Dropout(0.5)), "draws random numbers"),
     "convolution": (lambda: net(nn.Unflatten(-1, (1, HIDDEN))), "has no form in C"),
     "another backend": (lambda: [memory("gru", recurrent_backend="loop")], "names another backend"),
-    "unwritten": (lambda: [[Mod(nn.Linear(OBS, 2), ["observation"], ["other"])]], "what is wanted"),
+    "unwritten": (lambda: [[Mod(nn.Linear(OBS, 2), ["observation"], ["other"])]], "all wanted entries"),
 }
 
 
@@ -251,7 +251,7 @@ class _Doubled(nn.Module):
 def test_computed_weights_are_refused() -> None:
     branches = net()
     parametrize.register_parametrization(branches[0][0].module[0], "weight", _Doubled())
-    with pytest.raises(NotCompiled, match=r"is no parameter|no module of its class|has no form"):
+    with pytest.raises(NotCompiled, match=r"is not a parameter|not a plain module|has no form"):
         CompiledPass(branches, batch(), ["out"])
 
 

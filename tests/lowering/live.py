@@ -1,4 +1,4 @@
-"""What holds modules, how it is called, and what it gives for a batch."""
+"""Objects that hold modules, with calls and batches for them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def prepared(cell: str, shared: bool, backend: str) -> tuple[Agent, TensorDict]:
 
 
 def subject(kind: str, cell: str = "lstm", backend: str = "loop") -> tuple[Any, Call, TensorDict]:
-    """An object with modules inside, how to call it, and a batch for it."""
+    """Return an object that holds modules, a function that calls it, and a batch for it."""
     agent, batch = prepared(cell, kind != "separate", backend)
     if kind == "gae":
         return GAE(gamma=0.9, lmbda=0.8, value_network=agent.critic, differentiable=True), advantages_of, batch
@@ -82,7 +82,7 @@ CASES = [(kind, cell) for kind in KINDS for cell in ("lstm", "gru", "none")]
 
 
 def plain(call: Call, thing: Any, batch: TensorDict, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    """What module by module on TensorDicts gives."""
+    """Return the results of running module by module on TensorDicts."""
     with monkeypatch.context() as patch:
         patch.setattr(network, "links_of", lambda modules: "a test says so")
         return call(thing, batch)

@@ -1,4 +1,4 @@
-"""What holds modules, under torch.func: other weights, ensembles."""
+"""Objects that hold modules under torch.func: other weights, ensembles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_functional_call(kind: str) -> None:
     before = call(thing, batch)
     state = {name: value.detach().clone() for name, value in other.named_parameters()}
     wrapped = _Called(thing, call)
-    # With tie_weights torch doesn't put back the weights of a module that the tree holds twice.
+    # With tie_weights torch doesn't restore the weights of a module that the tree holds twice.
     names = {f"thing.{name}": value for name, value in state.items()}
     found = functional_call(wrapped, names, (batch,), tie_weights=False)
     assert_same(found, call(other, batch))
@@ -46,7 +46,7 @@ class _Called(nn.Module):
 
 
 def ensemble(kind: str, cell: str, backend: str) -> tuple[list[Any], Call, TensorDict]:
-    """Three members with different weights."""
+    """Return three members with different weights."""
     thing, call, batch = subject(kind, cell, backend)
     members = [copy.deepcopy(thing) for _ in range(3)]
     with torch.no_grad():
@@ -65,7 +65,7 @@ def objective(out: dict[str, torch.Tensor]) -> torch.Tensor:
     ("kind", "memory"), paired(KINDS, list(product(["lstm", "gru"], ["reference", "loop", "scan", "cpu"])))
 )
 def test_an_ensemble_under_vmap(kind: str, memory: tuple[str, str]) -> None:
-    """torch.func's idiom: members' parameters stacked, a copy without memory of its own called under vmap."""
+    """The idiom of torch.func: stacked parameters, and a copy on the meta device called under vmap."""
     cell, backend = memory
     members, call, batch = ensemble(kind, cell, backend)
     base = _Called(copy.deepcopy(members[0]).to("meta"), call)

@@ -1,4 +1,4 @@
-"""What holds modules sees them as they are: copies compute with their own weights, edits count at the next call."""
+"""Objects see the modules they hold as they are: copies use their own weights, edits take effect at the next call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_copy_computes_with_its_own_weights(
     kind: str, cell: str, duplicate: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thing, call, batch = subject(kind, cell)
-    before = call(thing, batch)  # something may be kept from a first call
+    before = call(thing, batch)  # the first call may fill caches
     twin = duplicate(thing)
     assert_same(call(twin, batch), before)
     trained = [p for p in twin.parameters() if p.requires_grad]
@@ -110,7 +110,7 @@ def networks_of(thing: Any) -> dict[str, nn.Module]:
 def test_an_assigned_network_counts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     thing, call, batch = subject(kind)
     before = call(thing, batch)
-    new = copy.deepcopy(networks_of(thing))  # together: a trunk that both have stays shared
+    new = copy.deepcopy(networks_of(thing))  # copied together, so that a common trunk stays shared
     for name, module in new.items():
         with torch.no_grad():
             for parameter in module.parameters():
@@ -124,7 +124,7 @@ def test_an_assigned_network_counts(kind: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def replaceable(thing: nn.Module) -> list[nn.Module]:
-    """Return the modules with parameters, targets' excepted."""
+    """Return the modules with parameters, except those of target networks."""
     targets = [child for name, child in thing.named_children() if name.startswith("target")]
     inside = {id(module) for target in targets for module in target.modules()}
     found = [module for module in thing.modules() if module is not thing and id(module) not in inside]
@@ -132,7 +132,7 @@ def replaceable(thing: nn.Module) -> list[nn.Module]:
 
 
 def replace(thing: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put ``new`` wherever the tree holds ``old``."""
+    """Replace ``old`` by ``new`` everywhere in the tree."""
     for parent in list(thing.modules()):
         for name, child in parent._modules.items():
             if child is old:
@@ -158,7 +158,7 @@ def test_a_module_replaced_anywhere_counts(kind: str, monkeypatch: pytest.Monkey
 
 
 def _holds_shared(thing: nn.Module, module: nn.Module) -> bool:
-    """Whether ``module`` holds the trunk beside other things, so that its copy would have a trunk of its own."""
+    """Return whether ``module`` holds the trunk and other modules, so that its copy would have a separate trunk."""
     trunk = thing.actor_network.module[0]
     return module is not trunk and any(child is trunk for child in module.modules())
 
@@ -170,8 +170,8 @@ def test_a_trunk_that_is_no_longer_shared_is_refused() -> None:
         call(thing, batch)
 
 
-def _taken_apart(thing: nn.Module) -> list[nn.Module]:
-    """The sequences of an actor-critic loss from replay whose memory runs apart from what comes after it."""
+def _split_sequences(thing: nn.Module) -> list[nn.Module]:
+    """Return the sequences of an off-policy actor-critic loss whose memory runs separately from later modules."""
     if not isinstance(thing, ActorCriticLoss):
         return []
     critics = list(thing.qvalue_network) if thing.reads_action else []
@@ -188,7 +188,7 @@ def test_hooks_count_from_the_next_call_on(kind: str, monkeypatch: pytest.Monkey
         if name and "target" not in name and not isinstance(module, nn.ModuleList) and not hasattr(module, "evaluate")
     ]
     for module in own:
-        if module in _taken_apart(thing):
+        if module in _split_sequences(thing):
             handle = module.register_forward_hook(lambda *_: None)
             with pytest.raises(ArgumentError, match=f"taken apart.* {type(module).__name__} has hooks"):
                 call(thing, batch)
@@ -259,7 +259,7 @@ def test_a_collector_sees_edits_at_its_next_batch() -> None:
 
 
 def test_the_same_rules_in_collecting_and_learning() -> None:
-    """``inplace`` None and True are the same to both; another forward stops both."""
+    """``inplace`` None and True are equivalent for both; another forward prevents both."""
     for inplace in (None, True):
         critic = TensorDictSequential(ValueOperator(MLP(OBS, 1)), inplace=inplace)
         assert GAE(gamma=0.9, lmbda=0.8, value_network=critic).why_not_lowered() is None
@@ -273,7 +273,7 @@ def test_the_same_rules_in_collecting_and_learning() -> None:
     assert DQNLoss(actor).why_not_lowered() == Network([actor]).why_not_lowered() is not None
 
 
-# -- what else captures modules
+# -- other objects that capture modules
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])

@@ -101,7 +101,7 @@ def test_the_library_runs_once() -> None:
             nodes.add(node)
             seen += [parent for parent, _ in node.next_functions]
     names = [type(node).__name__ for node in nodes]
-    assert names.count("_RunBackward") == 1
+    assert names.count("_PassBackward") == 1
     assert "_RecurrenceBackward" not in names
 
 

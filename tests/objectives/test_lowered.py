@@ -145,7 +145,7 @@ def test_reasons():
     agent = make_agent("lstm", True)
     loss = ClipPPOLoss(agent.actor, agent.critic)
     with set_skip_existing(True):
-        assert "set_skip_existing is in force" in loss.why_not_lowered()
+        assert "set_skip_existing is active" in loss.why_not_lowered()
     handle = agent.critic.module[-1].register_forward_hook(lambda *_: None)
     assert loss.why_not_lowered() == "ValueOperator has hooks"
     handle.remove()
@@ -158,7 +158,7 @@ def test_reasons():
     plain = {"in_keys": ["observation"], "out_keys": ["state_value"]}
     value = torch.nn.Linear(OBS, 1)
     for critic, reason in (
-        (Shout(value, **plain), "Shout has a forward of its own"),
+        (Shout(value, **plain), "Shout has its own forward"),
         (TensorDictModule(value, in_keys={"input": "observation"}, out_keys=["state_value"]), "a dict of in_keys"),
         (TensorDictModule(value, method="forward", **plain), "has inplace, method"),
         (TensorDictModule(value, inplace=False, **plain), "has inplace, method"),

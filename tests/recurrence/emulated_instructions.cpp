@@ -1,5 +1,5 @@
-// What instructions.cu is to a GPU, for a CPU: a program runs in a thread of its own, each of its threads as a fiber.
-// What programs send each other comes after a while, and in any order.
+// CPU emulation of instructions.cu: a CTA runs in a separate thread, with each of its threads as a fiber. Values that
+// CTAs send each other arrive with a delay and in any order.
 
 #include <ucontext.h>
 
@@ -78,7 +78,7 @@ struct Index {
 };
 
 thread_local Program* program;
-static thread_local char anchor;  // of this program's shared memory
+static thread_local char anchor;  // marks the shared memory of this CTA
 char* anchors[MEMBERS];
 std::atomic<int> met;
 std::recursive_mutex memory;
@@ -137,7 +137,7 @@ constexpr u32 MIDDLE = 1 << 26;
 inline u32 shared_address(const void* at) { return (u32)((const char*)at - &anchor + MIDDLE); }
 inline u32 address_in(u32 address, u32 member) { return address | (member + 1) << 28; }
 
-// Not inside the function: libraries in one process would share it, far from what else is theirs.
+// Outside the function: libraries in one process would share a local one, far away from their other data.
 static thread_local u8 asked_for[200 << 10];
 inline u8* dynamic_shared() { return asked_for; }
 
@@ -146,7 +146,7 @@ inline char* place(u32 address) {
     return (member ? anchors[member - 1] : &anchor) + (int)(address & 0xfffffff) - (int)MIDDLE;
 }
 
-struct Barrier {  // in the eight bytes of one
+struct Barrier {  // fits in the eight bytes of an mbarrier
     int bytes : 24, arrivals : 8, phase;
 };
 
@@ -240,7 +240,7 @@ inline float4 four_at(u32 address) { return taken<float4>(address); }
 template <class T>
 inline void put(bool wanted, u32 address, T x) { if (wanted) std::memcpy(place(address), &x, sizeof x); }
 
-// Not before they are waited for.
+// Copies are done when they are waited for, not before.
 inline std::deque<std::vector<Copy>>& groups() { return program->copies[program->current]; }
 inline void copy_word(bool wanted, u32 to, const void* from) {
     if (wanted) groups().back().push_back({to, from});
@@ -309,7 +309,7 @@ inline float rough_tanh(float x) { return std::tanh(x); }
 inline float exponential(float x) { return std::exp(x); }
 inline float quotient(float x, float y) { return x / y; }
 
-// Called with what runs the kernel for one of its threads.
+// body runs the kernel for one of its threads.
 template <class Body>
 void run_clusters(int clusters, Body body) {
     static thread_local Body* of_fibers;

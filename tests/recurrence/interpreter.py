@@ -1,4 +1,4 @@
-"""Triton's interpreter, mended."""
+"""Fixes for Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triton.runtime import interpreter
 
 
 def allow_bounds() -> None:
-    """Let bounds of loops be arrays of one value, of which NumPy from 2.4 on makes no integer."""
+    """Allow loop bounds that are arrays of one value, which NumPy 2.4 and newer doesn't convert to integers."""
     patch_tensor = interpreter._patch_lang_tensor
 
     def patch_index(tensor: type, scope: Any) -> None:
@@ -22,9 +22,9 @@ def allow_bounds() -> None:
 
 
 def patch_once() -> None:
-    """Patch the language once for each module: the interpreter does so at each call of a function of a kernel.
+    """Patch the language once for each module, instead of at each call of a function in a kernel.
 
-    What it patches stays patched, which is right in a process that runs interpreted kernels alone.
+    The patches are never undone, which is fine in a process that only runs interpreted kernels.
     """
     patch_lang, patched = interpreter._patch_lang, set[int]()
 
@@ -39,7 +39,7 @@ def patch_once() -> None:
 
 
 def allow_bfloat16_products() -> None:
-    """Multiply bfloat16 as the numbers that they are, not as the integers that hold their bits."""
+    """Multiply bfloat16 numbers, instead of the integers that hold their bits."""
     builder = interpreter.InterpreterBuilder
     create_dot = builder.create_dot
 

@@ -1,4 +1,4 @@
-"""The kernels in CUDA C++, run on a CPU by emulated instructions: every index, order and exchange of theirs."""
+"""CUDA C++ kernels run on a CPU with emulated instructions, to test their indices, order and exchanges."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Run = Callable[..., None]
 
 @dataclass(frozen=True)
 class Size:
-    """A layer's units, and how its kernels are cut: see clustered.cu and, for 0 members, quartered.cu."""
+    """Units of a layer and parameters of its kernels: see clustered.cu and, for 0 members, quartered.cu."""
 
     hidden: int
     width: int
@@ -73,7 +73,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool, st
 
 
 class Case:
-    """Random segments with what a layer keeps of them; float64 says what is right."""
+    """Random segments with the tensors that a layer saves, and the reference in float64."""
 
     def __init__(self, lstm: bool, kind: str, size: Size) -> None:
         torch.manual_seed(0)
@@ -83,19 +83,19 @@ class Case:
         self.tokens = 131
         self.starts = (torch.rand(self.tokens) < 0.25).byte()
         self.starts[0] = 1
-        self.starts[60:90] = 0  # where slots are empty
+        self.starts[60:90] = 0  # so that slots are empty
         first = self.starts.nonzero()[:, 0]
         share = -(-self.tokens // size.slots)
         first = torch.cat([first, torch.tensor([self.tokens])])
         self.bounds = first[torch.searchsorted(first, torch.arange(size.slots + 1) * share).clamp(max=len(first) - 1)]
         self.w = torch.randn(self.gates * size.hidden, size.hidden) / size.hidden**0.5
-        self.w[:, 3] *= 1e-7  # below what float16 holds of them, and far above what matters
+        self.w[:, 3] *= 1e-7  # below the range of float16, but large enough to matter
         self.b_hn = torch.randn(size.hidden)
         self.x = torch.randn(self.tokens, self.gates, size.hidden).to(self.dtype)
         wide = torch.randn(self.tokens, 3, size.hidden)
-        self.stored = wide[:, 0], wide[:, 2]  # neighbouring rows aren't neighbours in memory
+        self.stored = wide[:, 0], wide[:, 2]  # adjacent rows aren't adjacent in memory
         for state in self.stored:
-            state[self.starts == 0] = float("nan")  # not to be read
+            state[self.starts == 0] = float("nan")  # must not be read
         self.grads = torch.randn(self.tokens, size.hidden), torch.randn(size.hidden, self.tokens).t()
         padded = torch.zeros(self.tokens, self.gates, width, dtype=self.dtype)
         padded[..., : size.hidden] = self.x
@@ -106,7 +106,7 @@ class Case:
             self.input_gates = torch.cat([padded[:, 2], r_z], 1)
 
     def step(self, x: Tensor, w: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """h, c and what is kept of one token."""
+        """Return h, c and the kept gates of one token."""
         hidden = (w @ h).view(self.gates, self.hidden)
         if self.lstm:
             i, f, o = (torch.sigmoid(x[k] + hidden[k]) for k in (0, 1, 3))
@@ -119,7 +119,7 @@ class Case:
         return n + z * (h - n), c, torch.stack([r, z, n, inner], 1)
 
     def exact(self) -> dict[str, Tensor]:
-        """States, kept gates, gradients of the gates, in the kernels' layout, and of the last stored state."""
+        """Return states, kept gates, and gradients of gates (in the kernels' layout) and of the last stored state."""
         x = self.x.double().requires_grad_()
         stored = [torch.where(self.starts.bool()[:, None], state, 0).double().requires_grad_() for state in self.stored]
         found: list[tuple[Tensor, ...]] = []
@@ -169,7 +169,7 @@ def test_walks_agree_with_the_definition(
     back = program("backward", lstm, kind, size)
     grads = [part for grad in case.grads for part in (grad, *grad.stride())]
     results = []
-    for _ in range(2):  # what is sent comes in another order, or not: the same bits
+    for _ in range(2):  # values arrive in another order, with the same bits
         grad_gates = torch.full((tokens, 4 * size.width), float("nan"), dtype=case.dtype)
         grad_stored = torch.zeros(tokens, size.hidden)
         rest = (states[3:] if lstm else states[:3], *sources)

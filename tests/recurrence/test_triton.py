@@ -22,7 +22,7 @@ from recurl.recurrence.triton import TritonKernels, cuda_launch, nvrtc, products
 from recurl.recurrence.triton import backend as backend_module
 from recurl.recurrence.triton.config import Clustered, Quartered, Resident, Single, Wide, chosen_for, tile_for
 from recurl.recurrence.triton.gluon_launch import Grid, grid_for
-from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.layout import GateLayout
 from tests.programs import Programs
 
 pytestmark = pytest.mark.slow
@@ -99,14 +99,14 @@ COMPILED = {
     "80": (PLAIN, 163 * 1024),
     "90": ([*PLAIN, *SINGLE, *RESIDENT, *GROUPS, *WIDE, *PRODUCTS], 227 * 1024),
 }
-# Bytes, elsewhere none. 128 slots of 32 units: what the next step needs is fetched early, and a part of it waits there.
+# Bytes, elsewhere none. 128 slots of 32 units: some of the inputs prefetched for the next step are spilled.
 SPILLED = {name: 48 for name in GROUPS if "ieee" in name} | {"wide,backward,gru,1024,tf32": 120}
 
 
 def run(
     module: str, *arguments: str, start: Callable[..., Any] = subprocess.run, **environment: str
 ) -> dict[str, list[str]]:
-    """The lines that a module prints, by all words but the last few numbers."""
+    """Return the lines that a module prints, keyed by all words except the last ``numbers``."""
     command = [sys.executable, "-m", f"tests.recurrence.{module}", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     done = start(command, capture_output=True, text=True, cwd=ROOT, env=environment)
@@ -115,7 +115,7 @@ def run(
 
 
 def test_interpreted_kernels_agree_with_the_reference() -> None:
-    """All in one test: pytest's processes would each compute them for their share."""
+    """A single test, because pytest's processes would each compute the results for their share."""
     found = run("triton_interpreted", TRITON_INTERPRET="1")
     assert found.keys() == CHECKS.keys()
     assert {name: float(found[name][0]) for name, limit in CHECKS.items() if not float(found[name][0]) <= limit} == {}
@@ -137,7 +137,7 @@ def test_compiled_kernels_hardly_spill_and_fit(capability: str, programs: Progra
 
 
 PRECISIONS = "tf32", "bf16", "ieee"
-CLUSTERED = 66, 30, 15  # clusters of two, four and eight programs on an H200
+CLUSTERED = 66, 30, 15  # clusters of two, four and eight CTAs on an H200
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_cluster_kernels_compile_and_hardly_spill(direction: str, cell: str, hid
     assert chosen is not None
     config = chosen.forward
     assert isinstance(config, Clustered)
-    layout = Layout(cell == "lstm", hidden, chosen.width, interleaved=True)
+    layout = GateLayout(cell == "lstm", hidden, chosen.width, interleaved=True)
     kept = torch.float32 if precision == "ieee" else torch.float16
     constants = Grid(None, direction, config, layout, config.groups, config.members).constants(dtype, kept)
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
@@ -178,7 +178,7 @@ def test_kernels_of_one_slot_compile_and_do_not_spill(direction: str, cell: str,
     assert chosen is not None
     config = chosen.forward
     assert isinstance(config, Quartered)
-    layout = Layout(cell == "lstm", hidden, chosen.width, interleaved=True)
+    layout = GateLayout(cell == "lstm", hidden, chosen.width, interleaved=True)
     kept = torch.float32 if precision == "ieee" else torch.float16
     constants = Grid(None, direction, config, layout, 1, 1).constants(torch.float32, kept)
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
@@ -231,7 +231,7 @@ def test_what_one_process_compiled_the_next_one_reads(tmp_path: Path, monkeypatc
 
 
 def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a driver that starts nothing."""
+    """With a fake driver that launches nothing."""
     started: list[tuple[Any, ...]] = []
     allowed: list[tuple[Any, ...]] = []
 
@@ -242,7 +242,7 @@ def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) 
         return 0
 
     class Driver:
-        """One GPU that isn't there."""
+        """Fake driver with one GPU."""
 
         cuLaunchKernel = staticmethod(start)
 
@@ -259,7 +259,7 @@ def test_a_launch_passes_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cuda_launch, "driver", SimpleNamespace(active=Driver))
     monkeypatch.setattr(cuda_launch, "_function", lambda source, kernel, _, **constants: (kernel, constants))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    launch = cuda_launch.Launch("clustered.cu", "walk", 120, 256, 512, {"WIDTH": 256})
+    launch = cuda_launch.CudaLaunch("clustered.cu", "walk", 120, 256, 512, {"WIDTH": 256})
     for _ in range(2):
         a, b = torch.empty(3), torch.empty(3)
         launch(a, 2**40, b)
@@ -412,7 +412,7 @@ def test_wide_kernels_fit_and_come_out_even(cell: str, precision: str) -> None:
             ):
                 pages = wide.pages_for(blocks, weights, parts)
                 assert pages == blocks or (wide.walks == 1 and pages == wide.stages < blocks)
-                assert blocks % wide.taken_for(pages, blocks) == 0
+                assert blocks % wide.blocks_at_once(pages, blocks) == 0
                 assert 128 * parts * (wide.walks * wide.stages * wide.rows + pages * weights) <= 224 * 1024
 
 
@@ -431,7 +431,7 @@ def test_operands_of_tf32_are_half_as_wide_in_wide_forward_walks() -> None:
     for hidden, expected in ((512, torch.float16), (352, torch.float32)):
         chosen = chosen_for((9, 0), 132, "lstm", hidden, "tf32", 512)
         assert chosen is not None
-        layout = Layout(True, hidden, chosen.width, True)
+        layout = GateLayout(True, hidden, chosen.width, True)
         grids = {name: grid_for(name, getattr(chosen, name), layout, 132, 32768) for name in ("forward", "backward")}
         assert grids["forward"].operands(torch.float32, torch.float16) == expected
         assert grids["forward"].operands(torch.float32, torch.float32) == torch.float32  # accurate to float32
@@ -472,14 +472,14 @@ def test_torch_compile_asks_the_driver_outside_its_graph(monkeypatch: pytest.Mon
     properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(cuda_launch, "clusters_on", clusters_on)
-    backend_module._asked_hardware.cache_clear()
+    backend_module._query_hardware.cache_clear()
 
     def scaled(x: torch.Tensor) -> torch.Tensor:
         _, processors, clusters = backend_module._hardware(x.device)
         return x * processors + clusters[1]
 
     found = torch.compile(scaled, backend="eager", fullgraph=True)(torch.ones(2))
-    backend_module._asked_hardware.cache_clear()
+    backend_module._query_hardware.cache_clear()
     assert found.tolist() == [162, 162]
 
 

@@ -46,7 +46,7 @@ SPILLED = 48  # bytes
 
 
 def test_interpreted_steps_agree_with_the_reference() -> None:
-    """All in one test: pytest's processes would each compute them for their share."""
+    """A single test, because pytest's processes would each compute the results for their share."""
     found = run("triton_step_interpreted", TRITON_INTERPRET="1")
     assert found.keys() == CHECKS.keys()
     assert {name: float(found[name][0]) for name, limit in CHECKS.items() if not float(found[name][0]) <= limit} == {}
@@ -77,7 +77,7 @@ def test_many_rows_of_wide_layers_are_left_to_products_in_tf32() -> None:
 
 
 def test_the_operator_announces_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU that isn't here: that the kernel is asked for, in a trace."""
+    """A trace with a fake GPU calls the kernel's operator."""
     monkeypatch.setattr(step_module, "_runs_kernels", lambda _: True)
     for cell, gates in ((LSTM, 4), (GRU, 3)):
         with FakeTensorMode(), torch.no_grad():

@@ -1,7 +1,7 @@
-# ruff: noqa: T201 - a program that prints
-"""Run the kernels of Adam in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
+# ruff: noqa: T201 - a script that prints
+"""Run the Adam kernels in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
 
-Prints one line per check: ``name: error``. A process of its own, as for the other kernels.
+Prints one line per check: ``name: error``. Needs a separate process, like the other kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def flat(parameters, *kept, **options):
 
 
 def train(shapes, max_norm: float, *, by_kernels: bool, monkeypatch) -> list[torch.Tensor]:
-    """Parameters, moments and norms after steps of which one has no finite loss."""
+    """Return parameters, moments and norms after several steps, one of them with a loss that isn't finite."""
     monkeypatch.setattr(gradient_step, "_flat_adam", flat if by_kernels else lambda *_, **__: None)
     generator = torch.Generator().manual_seed(0)
     parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]

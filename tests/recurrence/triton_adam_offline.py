@@ -1,5 +1,5 @@
-# ruff: noqa: T201 - a program that prints
-"""Compile the kernels of Adam for a GPU that isn't there; prints ``kernel: bytes spilled, bytes of shared memory``."""
+# ruff: noqa: T201 - a script that prints
+"""Compile the Adam kernels without a GPU; prints ``kernel: bytes spilled, bytes of shared memory``."""
 
 import sys
 

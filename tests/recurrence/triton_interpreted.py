@@ -1,8 +1,8 @@
-# ruff: noqa: T201 - a program that prints
+# ruff: noqa: T201 - a script that prints
 """Run the plain Triton kernels in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
 
-Prints one line per check: ``name: error``. A process of its own, because a kernel is either compiled or interpreted,
-and which is decided when it is defined.
+Prints one line per check: ``name: error``. Needs a separate process, because whether a kernel is compiled or
+interpreted is decided when it is defined.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from recurl.recurrence import CELLS, Backend, Boundaries, KernelBackend, LayerCall, Options, ReferenceBackend, run_stack
 from recurl.recurrence.triton import TritonKernels, launch, products, weights
 from recurl.recurrence.triton.config import Tile
-from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.layout import GateLayout
 
 from .contract import Case, relative_error
 from .interpreter import allow_bounds, patch_once
@@ -23,13 +23,13 @@ from .test_isolation import WHERE, strangers_reached
 allow_bounds()
 patch_once()
 KERNELS = TritonKernels()
-KERNELS.name = "triton_interpreted"  # operators of the name "triton" exist already
+KERNELS.name = "triton_interpreted"  # operators named "triton" exist already
 BACKEND = KernelBackend(KERNELS)
 REFERENCE = ReferenceBackend()
 
 
 def outputs_and_gradients(case: Case, backend: Backend, options: Options) -> dict[str, torch.Tensor]:
-    """What the contract compares, at all tokens."""
+    """Return the tensors that the contract compares, at all tokens."""
     features, states = run_stack(
         backend,
         CELLS[case.cell],
@@ -67,7 +67,7 @@ def worst_error(cell: str, options: Options, poison: bool = False, **problem: ob
 
 
 def bounds_error() -> int:
-    """Slots against the definition: slot s begins at the first segment start at or after s * q."""
+    """Compare slots with the definition: slot s begins at the first segment start at or after s * q."""
     wrong = 0
     for tokens, slots, rate in ((1, 4, 0.5), (3000, 16, 0.001), (100, 16, 1.0), (2500, 7, 0.01), (1025, 64, 0.0)):
         generator = torch.Generator().manual_seed(tokens)
@@ -85,11 +85,11 @@ def bounds_error() -> int:
 
 
 def arranged_error() -> float:
-    """Weights and biases arranged and their gradients restored, against the columns that a layout lists."""
+    """Compare arranged weights and biases, and restored gradients, with the columns listed by a layout."""
     worst = 0.0
     generator = torch.Generator().manual_seed(0)
     for lstm, width, interleaved in product((True, False), (5, 16), (True, False)):
-        layout = Layout(lstm, 5, width, interleaved)
+        layout = GateLayout(lstm, 5, width, interleaved)
         gates = layout.num_gates
         w, b_ih, b_hh = (torch.randn(gates * 5, *shape, generator=generator) for shape in ((3,), (), ()))
         into, hidden = (torch.tensor(layout.columns(hidden_part)) for hidden_part in (False, True))
@@ -111,10 +111,10 @@ def arranged_error() -> float:
 
 
 def packed_differs() -> int:
-    """Recurrent weights for the wide kernels, against the definition."""
+    """Compare packed weights of the wide kernels with the definition."""
     wrong = 0
     for lstm, direction in product((True, False), ("forward", "backward")):
-        layout = Layout(lstm, 100, 128, True)
+        layout = GateLayout(lstm, 100, 128, True)
         gates = layout.num_gates
         w = torch.randn(gates * 100, 100).bfloat16().float()
         padded = torch.zeros(gates, 128, 128)
@@ -143,7 +143,7 @@ def packed_differs() -> int:
 
 
 def turned_differs() -> int:
-    """Operands of products over tokens in blocks of 32 of these, as they lie in memory or of states before tokens."""
+    """Compare operands transposed in blocks of 32 tokens, of values or of states before tokens, with the definition."""
     wrong = 0
     for tokens, columns in ((1, 3), (32, 128), (70, 130)):
         values, stored = torch.randn(tokens, 2 * columns)[:, ::2], torch.randn(tokens, columns)
@@ -153,7 +153,7 @@ def turned_differs() -> int:
         for exact, given in ((values, None), (before, (stored, Boundaries(starts, (tokens,))))):
             rounded = ((exact.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
             for split in (False, True):
-                found = products.turned(values, given, -(-columns // 128) * 128, split)
+                found = products.transpose_in_blocks(values, given, -(-columns // 128) * 128, split)
                 expected = torch.zeros(found.shape[0] * 32, *found.shape[1:3])
                 expected[:tokens, 0, :columns] = rounded
                 if split:
@@ -163,7 +163,7 @@ def turned_differs() -> int:
 
 
 def group_error(cell: str) -> float:
-    """Several programs sharing the units, weights read again at each step."""
+    """Several programs share the units and read the weights again at each step."""
     table = KERNELS.tile_for
     KERNELS.tile_for = lambda *_: Tile(16, 16, 3, 16, False, 4)
     error = worst_error(cell, Options(), hidden=37, shape=(2, 5))
@@ -172,7 +172,7 @@ def group_error(cell: str) -> float:
 
 
 def saved_differs(cell: str, projection: int) -> int:
-    """Shapes and dtypes of what forward keeps against what it announces for tracing."""
+    """Compare shapes and dtypes of saved tensors with those announced for tracing."""
     case = Case(cell, dtype=torch.float32, projection=projection, shape=(4,))
     states = tuple(state[:, 0] for state in case.states)
     wrong = 0
@@ -186,7 +186,7 @@ def saved_differs(cell: str, projection: int) -> int:
 
 
 def isolation_error(cell: str) -> int:
-    """How much of other segments a NaN in one of them changes."""
+    """Count values of other segments that a NaN in one segment changes."""
     options = {"cell": cell, "shape": (7,), "pattern": "alternating", "dtype": torch.float32}
     return len(strangers_reached(BACKEND, options, WHERE, float("nan")))
 

@@ -1,8 +1,8 @@
-# ruff: noqa: T201 - a program that prints
-"""Compile the Triton kernels for a GPU that isn't here; arguments: capability, cases.
+# ruff: noqa: T201 - a script that prints
+"""Compile the Triton kernels without a GPU; arguments: capability, cases.
 
-Prints one line per kernel: ``name: registers spilled_bytes shared_bytes``. Runs in a process of its own, because the
-tests beside it load the same kernels into the interpreter.
+Prints one line per kernel: ``name: registers spilled_bytes shared_bytes``. Runs in a separate process, because other
+tests load the same kernels into the interpreter.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from recurl.recurrence.triton import arrange, backward, forward, large_product, products, step_kernel, walk
 from recurl.recurrence.triton import gluon_launch as launches
-from recurl.recurrence.triton.config import Resident, Single, Walk, Wide, chosen_for, padded, tile_for
-from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.config import KernelConfig, Resident, Single, Wide, chosen_for, padded, tile_for
+from recurl.recurrence.triton.layout import GateLayout
 from recurl.recurrence.triton.step_config import tile_for_step
 
 POINTERS = {"bounds": "*i64", "starts": "*u8", "flags": "*i32"}
@@ -44,7 +44,7 @@ def signature(names: list[str], constants: dict[str, object], types: dict[str, s
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers per thread and bytes of stack (spills) of a compiled kernel."""
+    """Return registers per thread and bytes of stack (spills) of a compiled kernel."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -56,7 +56,7 @@ def resources(cubin: bytes) -> tuple[int, int]:
 
 
 def walk_constants(direction: str, cell: str, hidden: int, precision: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Constants and pointer types that plain and resident kernels share."""
+    """Return constants and pointer types shared by plain and resident kernels."""
     flag = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
     narrow = "*bf16" if precision == "bf16" else "*fp32"
     gates = "*fp16" if precision in ("bf16", "tf32") else "*fp32"
@@ -81,13 +81,13 @@ def plain(direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSo
 
 
 def on_chip(kind: str, direction: str, cell: str, hidden: int, precision: str) -> tuple[ASTSource, dict[str, object]]:
-    """A Gluon kernel as it is launched for a batch of few rows (``single``, ``resident``) or of more."""
+    """Return a Gluon kernel as launched for a batch of few rows (``single``, ``resident``) or of more."""
     rows = {"single": 64, "resident": 1 if hidden > 128 else 4096, "wide": 512}[kind]
     chosen = chosen_for((9, 0), 132, cell, hidden, precision, rows)
     assert chosen is not None
-    config: Walk = getattr(chosen, direction)
+    config: KernelConfig = getattr(chosen, direction)
     assert isinstance(config, {"single": Single, "resident": Resident, "wide": Wide}[kind])
-    layout = Layout(cell == "lstm", hidden, chosen.width, interleaved=True)
+    layout = GateLayout(cell == "lstm", hidden, chosen.width, interleaved=True)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     grid = launches.grid_for(direction, config, layout, processors=132, tokens=2**20)
     constants, types = walk_constants(direction, cell, hidden, precision)
@@ -126,7 +126,7 @@ def pointwise(name: str, cell: str, hidden: int, precision: str) -> tuple[ASTSou
 
 
 def product(tile: str, what: str) -> tuple[GluonASTSource, dict[str, object]]:
-    """A large product in tiles of so many columns: over tokens in tf32 or exact, or over columns with a bias."""
+    """Return a large product kernel with this tile: over tokens in tf32 or exact, or over columns with a bias."""
     kernel = large_product.large_product_kernel
     constants = products.constants_for(int(tile), what != "biased", what != "tf32", what == "biased")
     types = signature(kernel.arg_names, constants, dict.fromkeys(("rows", "width", "depth"), "i32"))

@@ -1,7 +1,7 @@
-# ruff: noqa: T201 - a program that prints
-"""Compare prepared launches with Triton's own, on a driver that starts nothing: kernels are compiled, for sm_90.
+# ruff: noqa: T201 - a script that prints
+"""Compare prepared launches with Triton's, on a fake driver that launches nothing; kernels are compiled for sm_90.
 
-Prints one line per check, ``name: how many differ``. A process of its own, because the driver is the process's.
+Prints one line per check, ``name: number of differences``. Needs a separate process, because the driver is global.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ started: list[tuple[Any, ...]] = []
 
 
 class Launcher:
-    """Takes note of what would be started."""
+    """Records launches."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
         self.signature = str(source.signature), str(source.attrs), metadata.hash
@@ -33,7 +33,7 @@ class Launcher:
 
 
 class Driver:
-    """One GPU that isn't there."""
+    """Fake driver with one GPU."""
 
     launcher_cls = Launcher
     device, looked_up = 0, 0
@@ -50,14 +50,14 @@ class Driver:
 
     def get_current_stream(self, device: int) -> int:
         self.looked_up += 1
-        return 7 * self.looked_up  # the stream is asked for at every launch
+        return 7 * self.looked_up  # the stream is queried at every launch
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
 
 
 def arguments_of(offset: int, column: int, tokens: int, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Of ``walk.previous_kernel``."""
+    """Return arguments of ``walk.previous_kernel``."""
     stored = torch.zeros(64 + offset, dtype=dtype)[offset:]
     after = torch.zeros(tokens, 16)
     starts = torch.zeros(tokens, dtype=torch.uint8)
@@ -65,7 +65,7 @@ def arguments_of(offset: int, column: int, tokens: int, dtype: torch.dtype) -> t
 
 
 def differing() -> int:
-    """Every kind of arguments twice, beside Triton."""
+    """Launch every kind of arguments twice, prepared and through Triton, and count differences."""
     wrong, constants = 0, {"HIDDEN": 16, "BLOCK": 128, "num_warps": 4}
     kinds = [(0, 1, 64), (1, 1, 64), (0, 3, 64), (0, 16, 64), (0, 1, 63), (0, 1, 128)]
     for dtype in (torch.float32, torch.bfloat16):
@@ -81,7 +81,7 @@ def differing() -> int:
 
 
 def streams_kept() -> int:
-    """The stream is the current one at every launch, not that of the first."""
+    """Check that every launch uses the current stream instead of that of the first."""
     arguments = arguments_of(0, 1, 64, torch.float32)
     started.clear()
     for _ in range(3):

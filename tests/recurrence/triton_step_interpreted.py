@@ -1,7 +1,7 @@
-# ruff: noqa: T201 - a program that prints
-"""Run the kernel of a step in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
+# ruff: noqa: T201 - a script that prints
+"""Run the step kernel in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
 
-Prints one line per check: ``name: error``. A process of its own, as for the other kernels.
+Prints one line per check: ``name: error``. Needs a separate process, like the other kernels.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TILES = [StepTile(128, 32, 32, 8, 3), StepTile(16, 8, 32, 2, 3)]
 
 
 def step(case: Case, options: Options, is_init: Tensor | None = None) -> list[Tensor]:
-    """Features and states after, by the kernel."""
+    """Return features and states after a step of the kernel."""
     with torch.no_grad(), record_backends() as ran:
         features, after = step_stack(
             CELLS[case.cell], case.weights, case.x, case.states, is_init=is_init, options=options
@@ -51,7 +51,7 @@ def step(case: Case, options: Options, is_init: Tensor | None = None) -> list[Te
 
 
 def exact(case: Case, problem: dict[str, Any], is_init: Tensor | None) -> list[Tensor]:
-    """The same from the definition, in float64, with the weights and inputs of ``case``."""
+    """Return the same by the definition, in float64, with the weights and inputs of ``case``."""
     double = Case(**problem)
     with torch.no_grad():
         for name, parameter in double.parameters.items():
@@ -68,7 +68,7 @@ def worst(found: list[Tensor], expected: list[Tensor]) -> float:
 
 
 def agreement(cell: str, options: Options, dtype: torch.dtype = torch.float32) -> float:
-    """Odd sizes, with biases and without, with resets whose states must not be read."""
+    """Compare at odd sizes, with and without biases, with resets whose states must not be read."""
     errors: list[float] = []
     for index, problem in enumerate(OPTIONS):
         problem = {"cell": cell, **problem}
@@ -102,7 +102,7 @@ def one_bias(cell: str) -> float:
 
 
 def differs_by_layout(cell: str) -> int:
-    """Inputs with any strides, weights by columns, flags of other rows between: the same bits."""
+    """Count differences for other strides of inputs, weights and flags: the bits must be the same."""
     case = Case(cell, layers=2, shape=(6,), dtype=torch.float32)
     flags = torch.arange(12).unsqueeze(1) % 3 == 0
     expected = step(case, Options(), flags[::2].clone())
@@ -115,7 +115,7 @@ def differs_by_layout(cell: str) -> int:
 
 
 def differs_by_tile(cell: str) -> float:
-    """How far results are apart if the rows and units of a program change."""
+    """Return the largest difference between tiles with other rows and units."""
     case = Case(cell, shape=(40,), hidden=37, dtype=torch.float32)
     results: list[list[Tensor]] = []
     rule = step_launch.run_step.__defaults__
@@ -127,7 +127,7 @@ def differs_by_tile(cell: str) -> float:
 
 
 def operator_differs(cell: str) -> int:
-    """While tracing an operator stands for the kernels, with other rows too, and is the same."""
+    """Compare the traced operator with the kernel, also for another number of rows."""
     case = Case(cell, layers=2, shape=(4,), dtype=torch.float32)
     flags = torch.arange(4) % 2 == 0
     given = [value.detach() for value in (case.x, *case.states)]
@@ -157,7 +157,7 @@ def operator_differs(cell: str) -> int:
 
 
 def module_error(kind: type[LSTMModule] | type[GRUModule]) -> float:
-    """Steps of a module beside its recurrent mode, and those of its copies."""
+    """Compare steps of a module, and of its copies, with its recurrent mode."""
     states = ["h", "c"][: 2 if kind is LSTMModule else 1]
     torch.manual_seed(0)
     module = kind(3, 12, num_layers=2, in_keys=["x", *states], out_keys=["y", *(("next", key) for key in states)])
@@ -185,7 +185,7 @@ def module_error(kind: type[LSTMModule] | type[GRUModule]) -> float:
 
 
 def served_wrongly() -> int:
-    """What the kernel doesn't serve takes the other path."""
+    """Check that unsupported calls take the other path."""
     small = {"shape": (2,), "dtype": torch.float32}
     plain, projected = Case("lstm", **small), Case("lstm", projection=3, **small)
     wide, double = Case("gru", hidden=257, **small), Case("gru", shape=(2,))
@@ -212,7 +212,7 @@ def served_wrongly() -> int:
 
 
 def isolation_differs(cell: str) -> int:
-    """A row of NaN changes no other row."""
+    """Check that a row of NaN changes no other row."""
     case = Case(cell, shape=(20,), dtype=torch.float32)
     clean = step(case, Options())
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Results of a graph that depend on nothing."""
+"""Constant results of a graph."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from recurl.columns.memory import source, touched
+from recurl.columns.memory import base_of, touched
 
 __all__ = ["take_constants"]
 
 
 def take_constants(graph: fx.GraphModule) -> dict[int, Tensor]:
-    """Take the results that depend on nothing out of a graph.
+    """Remove the results of a graph that depend on no argument.
 
     Args:
-        graph: it loses these results.
+        graph: the graph, modified in place.
 
     Returns:
-        The results, computed, by their positions.
+        The values of the removed results, by their positions.
 
     Example:
         >>> import torch
@@ -30,10 +30,10 @@ def take_constants(graph: fx.GraphModule) -> dict[int, Tensor]:
         [tensor([1., 1.]), tensor([0., 0.])]
     """
     nodes = list(graph.graph.nodes)
-    changed = {source(found) for node in nodes for found in touched(node)}
+    changed = {base_of(found) for node in nodes for found in touched(node)}
     constant: set[fx.Node] = set()
     for node in nodes:
-        if node.op == "call_function" and source(node) not in changed and constant.issuperset(node.all_input_nodes):
+        if node.op == "call_function" and base_of(node) not in changed and constant.issuperset(node.all_input_nodes):
             constant.add(node)
     known: dict[fx.Node, Any] = {}
 

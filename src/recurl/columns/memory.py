@@ -1,4 +1,4 @@
-"""Which tensors of a traced graph share memory, and which are changed in place."""
+"""Alias and mutation analysis of the tensors of a traced graph."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from torch import fx
 
 from recurl._torch import schema_of
 
-__all__ = ["argument_of", "source", "touched"]
+__all__ = ["argument_of", "base_of", "touched"]
 
 aten: Any = torch.ops.aten
-_Node = Any  # of torch.fx, whose arguments have no types
-_SHARING = (operator.getitem, aten._unsafe_view.default)  # memory of their first argument, which no schema says
+_Node = Any  # torch.fx does not type the arguments of its nodes
+_SHARING = (
+    operator.getitem,
+    aten._unsafe_view.default,
+)  # views, which their schemas don't say
 
 
 def argument_of(node: _Node, name: str) -> Any:
@@ -27,7 +30,7 @@ def argument_of(node: _Node, name: str) -> Any:
 
 
 def touched(node: _Node) -> list[_Node]:
-    """Return the tensors that a node changes in place, or whose memory it reads as it lies there."""
+    """Return the tensors that a node changes in place, or whose storage it reads directly (``as_strided``)."""
     schema = schema_of(node.target)
     if schema is None:
         return []
@@ -40,8 +43,8 @@ def touched(node: _Node) -> list[_Node]:
     return found_nodes
 
 
-def source(node: _Node) -> _Node:
-    """Return the node whose memory a node's tensor is part of."""
+def base_of(node: _Node) -> _Node:
+    """Return the node that owns the memory of a node's tensor: the base of a chain of views."""
     while node.op == "call_function":
         schema = schema_of(node.target)
         if node.target in _SHARING:

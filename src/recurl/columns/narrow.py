@@ -1,4 +1,4 @@
-"""Narrow tensors taken apart into vectors, and put together again."""
+"""Splitting narrow tensors into column vectors, and joining them again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Narrow", "put_together", "take_apart"]
 
 
 class Narrow(NamedTuple):
-    """How a narrow tensor is taken apart into vectors, those of the last index first.
+    """Layout of a narrow tensor as column vectors, in the order of its indices with the last one first.
 
     Attributes:
-        shape: the tensor's, with 1 in place of the rows.
-        axis: the dimension of the rows.
+        shape: shape of the tensor, with 1 for the dimension of the rows.
+        axis: dimension of the rows.
 
     Example:
         >>> narrow = Narrow(torch.Size([1, 2]), 0)
@@ -33,26 +33,26 @@ class Narrow(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many vectors it is."""
+        """Number of vectors."""
         return self.shape.numel()
 
     def vectors(self, tensor: Tensor) -> list[Tensor]:
-        """Return the columns of a tensor, each without gaps, in its memory where they lie there like that."""
+        """Return the columns of a tensor, each contiguous; without a copy where they already are."""
         return [*tensor.movedim(self.axis, -1).reshape(self.width, -1).contiguous().unbind()]
 
     def joined(self, vectors: Tensor) -> Tensor:
-        """Return the tensors ``[..., *shape]`` that are made of vectors ``[..., W, rows]``, in the memory of these."""
+        """Return vectors ``[..., W, rows]`` joined to tensors ``[..., *shape]``, as views of the vectors' memory."""
         *lead, _, rows = vectors.shape
         others = [size for at, size in enumerate(self.shape) if at != self.axis]
         return vectors.reshape(*lead, *others, rows).movedim(-1, len(lead) + self.axis)
 
 
 def take_apart(forms: Sequence[Narrow | None], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors, with the vectors of each that has a form in place of it.
+    """Return the tensors, each that has a layout replaced by its vectors.
 
     Args:
-        forms: how each is taken apart, None where it stays whole.
-        tensors: as many.
+        forms: layout of each tensor, None for one that stays whole.
+        tensors: the tensors, one for each layout.
     """
     found: list[Tensor] = []
     for form, tensor in zip(forms, tensors, strict=True):
@@ -64,8 +64,8 @@ def put_together(forms: Sequence[Narrow | None], steps: Sequence[Sequence[Tensor
     """Return the tensors of several steps, each stacked along a new dimension.
 
     Args:
-        forms: how each was taken apart, None where it is whole.
-        steps: what :func:`take_apart` returned for each step; what follows is left out.
+        forms: layout of each tensor, None for one that is whole.
+        steps: for each step, the tensors returned by :func:`take_apart`; further ones after them are ignored.
         dim: the new dimension.
 
     Example:

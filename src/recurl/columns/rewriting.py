@@ -1,4 +1,4 @@
-"""Graphs whose narrow tensors are computed column by column, so that a compiler joins them in one kernel."""
+"""Rewriting of graphs to compute narrow tensors column by column, so that a compiler fuses the operations."""
 
 from __future__ import annotations
 
@@ -13,92 +13,97 @@ import torch
 from torch import Tensor, fx
 
 from recurl._torch import schema_of
-from recurl.columns.memory import argument_of, source, touched
+from recurl.columns.memory import argument_of, base_of, touched
 from recurl.columns.narrow import Narrow
 from recurl.columns.rules import RULES, Columns, largest
 
-__all__ = ["by_columns", "loop_by_columns"]
+__all__ = ["scalarize_columns", "scalarize_loop"]
 
-WIDEST = 8
-"""Columns of the widest tensor that is taken apart."""
+MAX_COLUMNS = 8
+"""Columns of the widest tensor that is split."""
 
 aten: Any = torch.ops.aten
-_Node = Any  # of torch.fx, whose arguments have no types
+_Node = Any  # torch.fx does not type the arguments of its nodes
 _PARTS = (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default)
 
 
-def by_columns(graph: Any, rows: int) -> fx.GraphModule:
-    """Return a graph that computes the same with vectors of ``rows`` numbers in place of narrow tensors.
+def scalarize_columns(graph: Any, rows: int) -> fx.GraphModule:
+    """Return an equivalent graph that computes with vectors of ``rows`` numbers instead of narrow tensors.
 
-    Environments and what acts in them compute with tensors ``[B, 4]``, ``[4, B]``, ``[B, 1]``, ``[B]``: for a compiler
-    they have different sizes, each is a kernel of its own, and every kernel costs a launch. Columns all have one size.
+    Environments and policies compute with tensors ``[B, 4]``, ``[4, B]``, ``[B, 1]`` and ``[B]``. These have different
+    sizes for a compiler, which makes a separate kernel for each, and every kernel costs a launch. Columns all have the
+    same size.
 
-    What a tensor means isn't asked: where one dimension has ``rows`` entries and the others at most 8 together,
-    elementwise operations, views, sums, softmax and gathers of the others are done column by column. Everything else,
-    and all that is changed in place, is computed as before. Sums of columns are added from first to last.
+    The rewriting looks at shapes only. Where one dimension has ``rows`` entries and the others at most 8 together,
+    elementwise operations, views, and sums, softmax and gathers over the other dimensions are computed column by
+    column. Everything else, and every tensor that is changed in place, is computed as before. Sums of columns are added
+    from first to last.
 
     Args:
-        graph: of ATen's operations on tensors, traced, with the ``"val"`` of each in ``node.meta``.
-        rows: size of the dimension that stays together.
+        graph: traced graph of ATen operations on tensors, with their values as ``"val"`` in ``node.meta``.
+        rows: size of the dimension that is not split.
 
     Returns:
-        A new graph of the same arguments, and results of the same shapes and dtypes. What was a view of an argument may
-        be a tensor of its own; what wasn't is none. Results without gaps in memory have the same strides.
+        A new graph with the same arguments and with results of the same shapes and dtypes. A result that was a view of
+        an argument may be a separate tensor; no other result becomes a view. Results that are contiguous in memory keep
+        their strides.
 
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx
         >>> graph = make_fx(lambda x: (x * 2).sum(1), tracing_mode="fake")(torch.ones(100, 2))
-        >>> [node.name for node in by_columns(graph, 100).graph.nodes if node.op == "call_function"]
+        >>> [node.name for node in scalarize_columns(graph, 100).graph.nodes if node.op == "call_function"]
         ['select_int', 'select_int_1', 'mul_tensor', 'mul_tensor_1', 'add_tensor']
-        >>> by_columns(graph, 100)(torch.ones(100, 2)).shape
+        >>> scalarize_columns(graph, 100)(torch.ones(100, 2)).shape
         torch.Size([100])
     """
-    return _Rewriting(graph, rows).run()
+    return _Rewriter(graph, rows).run()
 
 
-def loop_by_columns(
+def scalarize_loop(
     graph: Any, rows: int, count: int
 ) -> tuple[fx.GraphModule, list[Narrow | None], list[Narrow | None]]:
-    """Return a graph by columns of a step that is repeated, between which narrow tensors stay apart.
+    """Rewrite the graph of a repeated step by columns, where narrow tensors remain split between the steps.
 
     Args:
-        graph: a graph as for :func:`by_columns`; its last ``count`` results are the first arguments of the next step.
-        rows: size of the dimension that stays together.
-        count: number of the arguments that are carried.
+        graph: a graph as for :func:`scalarize_columns`. Its last ``count`` results are the first arguments of the next
+            step.
+        rows: size of the dimension that is not split.
+        count: number of carried arguments.
 
     Returns:
-        The graph, in whose carried arguments and in whose results each tensor that is :class:`Narrow` is replaced by
-        its vectors; how each carried argument is; and how each result is, None where it stays whole.
+        The graph, which takes and returns the vectors of each :class:`Narrow` tensor instead of the tensor; the layout
+        of each carried argument; and the layout of each result. A layout is None where the tensor stays whole.
     """
     given = [node for node in graph.graph.nodes if node.op == "placeholder"][:count]
     whole: set[_Node] = set()
     while True:
-        rewriting = _Rewriting(graph, rows, [node for node in given if node not in whole], count)
+        rewriting = _Rewriter(graph, rows, [node for node in given if node not in whole], count)
         made = rewriting.run()
         if rewriting.needed <= whole:
             return made, [rewriting.entering.get(node) for node in given], rewriting.leaving
         whole |= rewriting.needed
 
 
-class _Rewriting:
-    """A graph that is made of another.
+class _Rewriter:
+    """Builder of the rewritten graph.
 
     Args:
-        graph: the other one.
-        rows: size of the dimension that stays together.
-        apart: arguments that enter as vectors where they are narrow; results then leave so.
-        count: number of results that are carried to such arguments, and leave like them; None where nothing is carried.
+        graph: the graph to rewrite.
+        rows: size of the dimension that is not split.
+        split_arguments: arguments that are passed as vectors if they are narrow; narrow results are then returned as
+            vectors too.
+        count: number of results that are carried to such arguments and have the same layout; None if none is carried.
 
     Attributes:
-        entering: how arguments that are vectors were taken apart.
-        leaving: how results are, None where they are whole.
-        needed: arguments that should be whole.
+        entering: layouts of the arguments that are passed as vectors.
+        leaving: layouts of the results, None for those that are whole.
+        needed: arguments that should be passed whole.
     """
 
-    def __init__(self, graph: Any, rows: int, apart: Sequence[_Node] = (), count: int | None = None) -> None:
+    def __init__(self, graph: Any, rows: int, split_arguments: Sequence[_Node] = (), count: int | None = None) -> None:
         self._old, self.rows = graph, rows
         self._new = fx.Graph()
-        self._apart, self._count = apart, count
+        self._split_arguments, self._count = split_arguments, count
         self.entering: dict[_Node, Narrow] = {}
         self.leaving: list[Narrow | None] = []
         self.needed: set[_Node] = set()
@@ -106,18 +111,18 @@ class _Rewriting:
         self._split: dict[_Node, Columns] = {}
         self._several: dict[_Node, list[Columns]] = {}
         self._made: dict[Any, _Node] = {}
-        self._changed = {source(found) for node in graph.graph.nodes for found in touched(node)}
+        self._changed = {base_of(found) for node in graph.graph.nodes for found in touched(node)}
 
     def run(self) -> fx.GraphModule:
         given = [node for node in self._old.graph.nodes if node.op == "placeholder"]
         for node in given:
             self._enter(node)
         for node, narrow in self.entering.items():
-            if narrow.width == 1:  # whole as it is
+            if narrow.width == 1:  # a view makes it whole
                 vector = self._split[node].parts.item()
                 self._plain[node] = self.call(aten.view.default, vector, list(node.meta["val"].shape))
         for node in [*self._old.graph.nodes][len(given) :]:
-            if node.op == "call_function" and source(node) not in self._changed:
+            if node.op == "call_function" and base_of(node) not in self._changed:
                 found = self._columns(node)
                 if found is not None:
                     self._split[node] = found
@@ -125,17 +130,19 @@ class _Rewriting:
                 if node in self._several:
                     continue
             if node.op == "output":
-                self._new.output(fx.map_arg(node.args[0], self.whole) if self._count is None else self._left(node))
+                self._new.output(
+                    fx.map_arg(node.args[0], self.whole) if self._count is None else self._split_results(node)
+                )
             else:
                 self._plain[node] = self._new.node_copy(node, self.whole)
                 if touched(node):
-                    self._made.clear()  # what was computed before isn't what is computed after
+                    self._made.clear()  # the same call may now give another value
         return fx.GraphModule(self._old, self._new)
 
     def _enter(self, node: _Node) -> None:
-        """Make the argument, or the arguments that are its vectors."""
+        """Add the placeholder of an argument, or those of its vectors."""
         value = node.meta["val"]
-        axis = self._axis(value) if node in self._apart and node not in self._changed else None
+        axis = self._axis(value) if node in self._split_arguments and node not in self._changed else None
         if axis is None:
             self._plain[node] = self._new.node_copy(node)
             return
@@ -146,8 +153,8 @@ class _Rewriting:
         self._split[node] = Columns(axis, parts)
         self.entering[node] = Narrow(torch.Size(parts.shape), axis)
 
-    def _left(self, output: _Node) -> list[_Node]:
-        """Return the results, those that were computed as vectors taken apart; note how each is."""
+    def _split_results(self, output: _Node) -> list[_Node]:
+        """Return the results, those computed as vectors in split form, and record their layouts."""
         results, found = output.args[0], list[_Node]()
         given = [node for node in self._old.graph.nodes if node.op == "placeholder"][: self._count]
         first = len(results) - len(given)
@@ -165,10 +172,10 @@ class _Rewriting:
         return found
 
     def _columns(self, node: _Node) -> Columns | None:
-        """Return the columns of a node, computed from columns; None where that isn't known to be the same."""
+        """Return the columns of a node, computed from columns; None if no rule guarantees the same result."""
         target = node.target
         if target in _PARTS:
-            self._take_apart(node)
+            self._unbind(node)
         elif target is aten.max.dim:
             several = largest(self, node)
             if several is not None:
@@ -185,13 +192,13 @@ class _Rewriting:
         return None
 
     def _axis(self, value: Any) -> int | None:
-        """Return the dimension that stays together, of a tensor that may be taken apart."""
+        """Return the dimension of the rows of a tensor that may be split, or None."""
         if not isinstance(value, Tensor) or list(value.shape).count(self.rows) != 1:
             return None
-        return list(value.shape).index(self.rows) if 0 < value.numel() <= WIDEST * self.rows else None
+        return list(value.shape).index(self.rows) if 0 < value.numel() <= MAX_COLUMNS * self.rows else None
 
     def of(self, node: Any) -> Columns | None:
-        """Return the columns of a node that was seen before."""
+        """Return the columns of a node visited before, or None."""
         if not isinstance(node, fx.Node):
             return None
         if node in self._split:
@@ -200,7 +207,7 @@ class _Rewriting:
         if axis is None or node not in self._plain:
             return None
         columns = Columns(axis, self._pieces(self._plain[node], node.meta["val"], axis))
-        if source(node) in self._changed:  # what is made of them may be read after the change
+        if base_of(node) in self._changed:  # results computed from them may be read after the change
             return self.each(columns, lambda part: self.call(aten.clone.default, part))
         self._split[node] = columns
         return columns
@@ -217,7 +224,7 @@ class _Rewriting:
         return parts
 
     def call(self, target: Any, *arguments: Any, **named: Any) -> _Node:
-        """Return the node of a call; the same one for the same call."""
+        """Return the node of a call, reused if the same call was made before."""
         key = (target, repr(arguments), repr(sorted(named.items())))
         if key not in self._made:
             self._made[key] = self._new.call_function(target, arguments, named)
@@ -232,7 +239,7 @@ class _Rewriting:
         return self._plain[node]
 
     def _joined(self, node: _Node) -> _Node:
-        """Return a node's columns as a tensor, in memory as the traced tensor was."""
+        """Return a node's columns joined to a tensor with the memory layout of the traced tensor."""
         value, (axis, parts) = node.meta["val"], self._split[node]
         order = sorted(range(value.ndim), key=lambda at: -value.stride(at))
         shape = [value.shape[at] for at in order]
@@ -240,10 +247,10 @@ class _Rewriting:
         before = prod(shape[: order.index(axis)])
         if len(physical) == 1:
             joined = physical[0]
-            origin = source(joined)
+            origin = base_of(joined)
             shares = origin is not joined or origin.op != "call_function"
-            home = self._plain.get(source(node))
-            if shares and (home is None or origin is not source(home)):
+            home = self._plain.get(base_of(node))
+            if shares and (home is None or origin is not base_of(home)):
                 joined = self.call(aten.clone.default, joined)
         elif before == 1:
             joined = self.call(aten.stack.default, physical, 1)
@@ -279,7 +286,7 @@ class _Rewriting:
         return Columns(axis, result)
 
     def _aligned(self, node: _Node, ndim: int, axis: int) -> np.ndarray[Any, Any] | None:
-        """Return what enters an elementwise operation for each column of its result, with as many dimensions."""
+        """Return the operands of an elementwise operation for each column of its result, with ``ndim`` dimensions."""
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             return None
@@ -292,9 +299,9 @@ class _Rewriting:
             if columns is None or columns.axis != at:
                 return None
             parts = columns.parts
-        elif 0 < value.numel() <= WIDEST and source(node) not in self._changed:
+        elif 0 < value.numel() <= MAX_COLUMNS and base_of(node) not in self._changed:
             parts = np.empty(value.shape, dtype=object)
-            for index in np.ndindex(*value.shape):  # vectors of one number: the others follow their dtype
+            for index in np.ndindex(*value.shape):  # vectors of one number, which take part in type promotion
                 part = self.whole(node)
                 for dim in reversed(range(1, value.ndim)):
                     part = self.call(aten.select.int, part, dim, index[dim])
@@ -303,7 +310,7 @@ class _Rewriting:
             return None
         return parts.reshape([1] * (ndim - value.ndim) + list(parts.shape))
 
-    def _take_apart(self, node: _Node) -> None:
+    def _unbind(self, node: _Node) -> None:
         columns = self.of(node.args[0])
         if columns is None or any(self._axis(value) is None for value in node.meta["val"]):
             return
@@ -330,7 +337,7 @@ class _Rewriting:
         return reduce(partial(self.call, operation), parts)
 
     def reduced(self, node: _Node, dims: Any, keep: bool, function: Callable[[list[Any]], Any]) -> Columns | None:
-        """Return the columns of what ``function`` makes of the columns along ``dims``."""
+        """Reduce the columns along ``dims`` by ``function``, which maps a list of columns to one."""
         columns = self.of(node.args[0])
         if columns is None or dims is None:
             return None
@@ -349,5 +356,5 @@ class _Rewriting:
 
 
 def _is_view(part: _Node) -> bool:
-    """Return whether a vector lies in the memory of another tensor, maybe with gaps."""
-    return source(part) is not part
+    """Return whether a vector is a view of another tensor, possibly not contiguous."""
+    return base_of(part) is not part

@@ -1,4 +1,4 @@
-"""Operations on tensors that were taken apart: what their columns are, for each operation that has a rule."""
+"""Rules for operations on tensors split into columns."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from recurl.columns.memory import argument_of
 __all__ = ["RULES", "Columns", "largest"]
 
 aten: Any = torch.ops.aten
-_Node = Any  # of torch.fx, whose arguments have no types
+_Node = Any  # torch.fx does not type the arguments of its nodes
 
 
 class Columns(NamedTuple):
-    """A tensor as its columns.
+    """A tensor represented by its columns.
 
     Attributes:
-        axis: the dimension whose entries stay together.
-        parts: for every other index a node of a vector; the shape of the tensor with 1 at ``axis``.
+        axis: the dimension that is not split.
+        parts: the node of a vector for every index of the other dimensions, in the tensor's shape with 1 at ``axis``.
     """
 
     axis: int
     parts: np.ndarray[Any, Any]
 
 
-class Rewriting(Protocol):
-    """The graph that is made, as rules see it."""
+class Rewriter(Protocol):
+    """Interface of the graph under construction that rules use."""
 
     rows: int
 
     def of(self, node: Any) -> Columns | None:
-        """Return the columns of a node that was seen before."""
+        """Return the columns of a node visited before, or None."""
         ...
 
     def call(self, target: Any, *arguments: Any, **named: Any) -> Any:
-        """Return the node of a call; the same one for the same call."""
+        """Return the node of a call, reused if the same call was made before."""
         ...
 
     def whole(self, node: Any) -> Any:
@@ -48,23 +48,23 @@ class Rewriting(Protocol):
         ...
 
     def each(self, columns: Columns, function: Callable[[Any], Any]) -> Columns:
-        """Return the columns that a function makes of each."""
+        """Apply a function to each column."""
         ...
 
     def fold(self, operation: Any, parts: list[Any]) -> Any:
-        """Return what an operation of two makes of all parts, from first to last."""
+        """Combine the parts by a binary operation, from first to last."""
         ...
 
     def reduced(self, node: Any, dims: Any, keep: bool, function: Callable[[list[Any]], Any]) -> Columns | None:
-        """Return the columns of what ``function`` makes of the columns along ``dims``."""
+        """Reduce the columns along ``dims`` by ``function``, which maps a list of columns to one."""
         ...
 
 
-def _same(graph: Rewriting, node: _Node) -> Columns | None:
+def _same(graph: Rewriter, node: _Node) -> Columns | None:
     return graph.of(node.args[0])
 
 
-def _view(graph: Rewriting, node: _Node) -> Columns | None:
+def _view(graph: Rewriter, node: _Node) -> Columns | None:
     columns, shape = graph.of(node.args[0]), list(node.meta["val"].shape)
     if columns is None:
         return None
@@ -75,7 +75,7 @@ def _view(graph: Rewriting, node: _Node) -> Columns | None:
     return Columns(axis, columns.parts.reshape([*shape[:axis], 1, *shape[axis + 1 :]]))
 
 
-def _permuted(graph: Rewriting, node: _Node) -> Columns | None:
+def _permuted(graph: Rewriter, node: _Node) -> Columns | None:
     columns = graph.of(node.args[0])
     if columns is None:
         return None
@@ -89,7 +89,7 @@ def _permuted(graph: Rewriting, node: _Node) -> Columns | None:
     return Columns(order.index(columns.axis), columns.parts.transpose(order))
 
 
-def _unsqueezed(graph: Rewriting, node: _Node) -> Columns | None:
+def _unsqueezed(graph: Rewriter, node: _Node) -> Columns | None:
     columns = graph.of(node.args[0])
     if columns is None:
         return None
@@ -97,7 +97,7 @@ def _unsqueezed(graph: Rewriting, node: _Node) -> Columns | None:
     return Columns(columns.axis + (at <= columns.axis), np.expand_dims(columns.parts, at))
 
 
-def _squeezed(graph: Rewriting, node: _Node) -> Columns | None:
+def _squeezed(graph: Rewriter, node: _Node) -> Columns | None:
     columns = graph.of(node.args[0])
     at = node.args[1] % columns.parts.ndim if columns is not None and isinstance(node.args[1], int) else None
     if columns is None or at is None or at == columns.axis:
@@ -107,7 +107,7 @@ def _squeezed(graph: Rewriting, node: _Node) -> Columns | None:
     return Columns(columns.axis - (at < columns.axis), columns.parts.squeeze(at))
 
 
-def _expanded(graph: Rewriting, node: _Node) -> Columns | None:
+def _expanded(graph: Rewriter, node: _Node) -> Columns | None:
     columns, shape = graph.of(node.args[0]), list(node.meta["val"].shape)
     if columns is None:
         return None
@@ -117,7 +117,7 @@ def _expanded(graph: Rewriting, node: _Node) -> Columns | None:
     return Columns(axis, np.broadcast_to(columns.parts, [*shape[:axis], 1, *shape[axis + 1 :]]))
 
 
-def _sliced(graph: Rewriting, node: _Node) -> Columns | None:
+def _sliced(graph: Rewriter, node: _Node) -> Columns | None:
     columns = graph.of(node.args[0])
     if columns is None:
         return None
@@ -128,7 +128,7 @@ def _sliced(graph: Rewriting, node: _Node) -> Columns | None:
     return Columns(columns.axis, columns.parts[(slice(None),) * at + (which,)])
 
 
-def _selected(graph: Rewriting, node: _Node) -> Columns | None:
+def _selected(graph: Rewriter, node: _Node) -> Columns | None:
     columns = graph.of(node.args[0])
     if columns is None:
         return None
@@ -138,7 +138,7 @@ def _selected(graph: Rewriting, node: _Node) -> Columns | None:
     return Columns(columns.axis - (at < columns.axis), columns.parts.take(node.args[2], at))
 
 
-def _stacked(graph: Rewriting, node: _Node) -> Columns | None:
+def _stacked(graph: Rewriter, node: _Node) -> Columns | None:
     value, several = node.meta["val"], []
     for argument in node.args[0]:
         columns = graph.of(argument)
@@ -156,7 +156,7 @@ def _stacked(graph: Rewriting, node: _Node) -> Columns | None:
     return None if at == axis else Columns(axis, np.concatenate([columns.parts for columns in several], at))
 
 
-def _converted(graph: Rewriting, node: _Node) -> Columns | None:
+def _converted(graph: Rewriter, node: _Node) -> Columns | None:
     columns = graph.of(node.args[0])
     named = {name: value for name, value in node.kwargs.items() if name == "dtype"}
     if columns is None or node.meta["val"].device != node.args[0].meta["val"].device:
@@ -164,7 +164,7 @@ def _converted(graph: Rewriting, node: _Node) -> Columns | None:
     return graph.each(columns, lambda part: graph.call(node.target, part, **named))
 
 
-def _summed(graph: Rewriting, node: _Node) -> Columns | None:
+def _summed(graph: Rewriter, node: _Node) -> Columns | None:
     dtype = node.meta["val"].dtype
 
     def add(parts: list[Any]) -> Any:
@@ -175,7 +175,7 @@ def _summed(graph: Rewriting, node: _Node) -> Columns | None:
     return graph.reduced(node, argument_of(node, "dim"), bool(argument_of(node, "keepdim")), add)
 
 
-def _all(graph: Rewriting, node: _Node) -> Columns | None:
+def _all(graph: Rewriter, node: _Node) -> Columns | None:
     if node.args[0].meta["val"].dtype != torch.bool:
         return None
     both = aten.bitwise_and.Tensor if node.target is aten.all.dim else aten.bitwise_or.Tensor
@@ -183,7 +183,7 @@ def _all(graph: Rewriting, node: _Node) -> Columns | None:
     return graph.reduced(node, node.args[1], bool(argument_of(node, "keepdim")), partial(graph.fold, both))
 
 
-def _softmax(graph: Rewriting, node: _Node) -> Columns | None:
+def _softmax(graph: Rewriter, node: _Node) -> Columns | None:
     columns = graph.of(node.args[0])
     if columns is None or node.meta["val"].dtype != node.args[0].meta["val"].dtype:
         return None
@@ -206,7 +206,7 @@ def _softmax(graph: Rewriting, node: _Node) -> Columns | None:
     return Columns(columns.axis, result)
 
 
-def _gathered(graph: Rewriting, node: _Node) -> Columns | None:
+def _gathered(graph: Rewriter, node: _Node) -> Columns | None:
     columns, index = graph.of(node.args[0]), graph.of(node.args[2])
     at = node.args[1] % columns.parts.ndim if columns is not None else 0
     if columns is None or index is None or not columns.axis == index.axis != at:
@@ -222,7 +222,7 @@ def _gathered(graph: Rewriting, node: _Node) -> Columns | None:
     return Columns(columns.axis, result)
 
 
-def _looked_up(graph: Rewriting, node: _Node) -> Columns | None:
+def _looked_up(graph: Rewriter, node: _Node) -> Columns | None:
     table, indices = node.args[:2]
     if table.meta["val"].ndim != 1 or len(indices) != 1 or table.meta["val"].shape[0] == graph.rows:
         return None
@@ -233,8 +233,8 @@ def _looked_up(graph: Rewriting, node: _Node) -> Columns | None:
     return graph.each(index, lambda part: graph.call(aten.index.Tensor, whole, [part]))
 
 
-def largest(graph: Rewriting, node: _Node) -> list[Columns] | None:
-    """Take ``max`` along a dimension apart, into numbers and indices; the first of equals, and of NaN, counts."""
+def largest(graph: Rewriter, node: _Node) -> list[Columns] | None:
+    """Split ``max`` along a dimension into values and indices; the first of equal values, or of NaN, is taken."""
     source = graph.of(node.args[0])
     if source is None:
         return None
@@ -262,7 +262,7 @@ def largest(graph: Rewriting, node: _Node) -> list[Columns] | None:
     return None if numbers is None else [numbers, graph.each(numbers, first.__getitem__)]
 
 
-_Rule = Callable[[Rewriting, _Node], Columns | None]
+_Rule = Callable[[Rewriter, _Node], Columns | None]
 
 
 def _rules() -> dict[Any, _Rule]:

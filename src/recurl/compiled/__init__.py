@@ -1,4 +1,4 @@
-"""Steps of networks as programs of recurl's C++ library: one call for all that a policy computes in a step."""
+"""Compilation of networks for recurl's C++ library: one call for all that a policy computes in a step."""
 
 from recurl.compiled.compilation import Compilation, Density, NotCompiled, Signal
 from recurl.compiled.descent import Descent, SurrogateData, SurrogateOptions

@@ -1,4 +1,4 @@
-"""What modules write their step into: a program of the C++ library, and which entries it reads and writes."""
+"""Translation of modules to a program of the C++ library, with the entries that it reads and writes."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ __all__ = [
     "CompilableNetwork",
     "Compilation",
     "Density",
+    "ExternalTensor",
     "NotCompiled",
-    "Outside",
     "Signal",
     "defines_both",
 ]
 
 Noise: TypeAlias = Callable[[Tensor], Tensor]
-"""Fills a tensor with random numbers in place, and returns it."""
+"""Function that fills a tensor with random numbers in place and returns it."""
 
 
 class NotCompiled(Exception):
-    """A module can't be part of a program; the message says why."""
+    """Raised if a module can't be part of a program; the message says why."""
 
 
 class Signal(NamedTuple):
     """A tensor ``[*B, *shape]`` inside a program.
 
     Attributes:
-        value: where it is.
-        shape: of one row.
+        value: its location.
+        shape: shape of one row.
         dtype: its dtype.
     """
 
@@ -50,20 +50,20 @@ class Signal(NamedTuple):
     dtype: torch.dtype
 
     def part(self, first: int, columns: int) -> Signal:
-        """Return ``columns`` of its numbers from ``first`` on."""
+        """Return ``columns`` of its numbers, starting at ``first``."""
         return Signal(self.value.part(first, columns), (columns,), self.dtype)
 
 
 class Density(NamedTuple):
-    """How likely actions are, as the library knows it.
+    """Parameters of a density of actions that the library can evaluate.
 
     Attributes:
-        location: key of the logits of a choice, or of the location of a squashed normal.
-        scale: key of its scale; None for a choice.
-        mask: key of a mask of choices, or None.
-        one_hot: choices are one-hot vectors, not numbers.
+        location: key of the logits of a categorical distribution, or of the location of a squashed normal.
+        scale: key of the scale of a squashed normal; None for a categorical distribution.
+        mask: key of the mask of a categorical distribution, or None.
+        one_hot: whether categorical actions are one-hot vectors instead of numbers.
         low: lower bound of a squashed normal.
-        high: its upper bound.
+        high: upper bound of a squashed normal.
     """
 
     location: NestedKey
@@ -75,10 +75,10 @@ class Density(NamedTuple):
 
 
 class Compilable(Protocol):
-    """A TensorDict module that writes its step into a program."""
+    """A TensorDict module that can be translated to a program."""
 
     def compile_entries(self, program: Compilation) -> None:
-        """Write what ``forward`` computes in a step, from :meth:`Compilation.read` to :meth:`Compilation.write`.
+        """Add the step of ``forward`` to the program, from :meth:`Compilation.read` to :meth:`Compilation.write`.
 
         Raises:
             NotCompiled: it can't be part of a program.
@@ -87,10 +87,10 @@ class Compilable(Protocol):
 
 
 class CompilableNetwork(Protocol):
-    """A module on tensors that writes its computation into a program."""
+    """A module on tensors that can be translated to a program."""
 
     def compile_tensors(self, program: Compilation, *inputs: Signal) -> Signal | tuple[Signal, ...]:
-        """Write what ``forward`` computes of ``inputs``.
+        """Add the computation of ``forward`` on ``inputs`` to the program.
 
         Raises:
             NotCompiled: it can't be part of a program.
@@ -98,15 +98,15 @@ class CompilableNetwork(Protocol):
         ...
 
 
-class Outside(NamedTuple):
-    """An entry, or noise, that a program reads or writes.
+class ExternalTensor(NamedTuple):
+    """An entry, or a tensor of noise, that a program reads or writes.
 
     Attributes:
         slot: number of its slot.
-        key: of the entry; None for noise and for what nobody asked for.
-        shape: with the batch dimensions.
+        key: key of the entry; None for noise and for outputs that are not wanted.
+        shape: shape with the batch dimensions.
         dtype: its dtype.
-        fill: draws the noise; None for entries.
+        fill: function that draws the noise; None for entries.
     """
 
     slot: int
@@ -117,22 +117,23 @@ class Outside(NamedTuple):
 
 
 class Compilation:
-    """A program being written.
+    """Builder of a program from modules.
 
     Args:
-        example: entries as they will be when it runs; only shapes, dtypes and devices count.
-        dtype: of the numbers inside.
-        wanted: keys that are to be written.
-        layers: what writes a module of torch.nn into it, by class.
-        recorder: stands for the program's builder of this dtype, whose calls it keeps; None for the builder itself.
-        sequences: memories read sequences, as in recurrent mode, not steps.
+        example: entries as in later calls; only shapes, dtypes and devices matter.
+        dtype: dtype of the numbers inside the program.
+        wanted: keys of the outputs.
+        layers: translations of torch.nn modules, by class.
+        recorder: called with the dtype for an object that replaces the :class:`ProgramBuilder` and records its calls;
+            None for the builder itself.
+        sequences: whether recurrent modules process sequences, as in recurrent mode, instead of steps.
 
     Attributes:
         sequences: see above.
-        program: receives the operations.
+        program: the builder, which receives the operations.
         dtype: see above.
-        reads: entries that are read.
-        writes: entries and noise for which a call makes tensors.
+        reads: entries that the program reads.
+        writes: entries and noise, which are allocated at every call.
     """
 
     def __init__(
@@ -149,8 +150,8 @@ class Compilation:
         with unsupported():
             self.program: ProgramBuilder = (recorder or ProgramBuilder)(dtype)
         self.dtype = dtype
-        self.reads: list[Outside] = []
-        self.writes: list[Outside] = []
+        self.reads: list[ExternalTensor] = []
+        self.writes: list[ExternalTensor] = []
         self._example = example
         self._wanted = wanted
         self._layers = layers
@@ -158,15 +159,15 @@ class Compilation:
         self._read: dict[NestedKey, Signal] = {}
 
     def has(self, key: NestedKey) -> bool:
-        """Return whether there is such an entry."""
+        """Return whether the entry exists."""
         return key in self._written or self._example.get(key, None) is not None
 
     def read(self, key: NestedKey) -> Signal:
-        """Return an entry, of any dtype."""
+        """Return an entry of any dtype."""
         found = self._written.get(key) or self._read.get(key)
-        return found or self._enter(key)
+        return found or self._add_input(key)
 
-    def _enter(self, key: NestedKey) -> Signal:
+    def _add_input(self, key: NestedKey) -> Signal:
         tensor, batch = self._example.get(key, None), self._example.batch_size
         if type(tensor) is not Tensor:
             raise NotCompiled(f"the entry {key!r} is {'missing' if tensor is None else type(tensor).__name__}")
@@ -174,16 +175,16 @@ class Compilation:
             raise NotCompiled(f"the entry {key!r} is on {tensor.device}, {list(tensor.shape)}")
         shape = tuple(tensor.shape[len(batch) :])
         value = self.program.outside(math.prod(shape))
-        self.reads.append(Outside(value.slot, key, tensor.shape, tensor.dtype))
+        self.reads.append(ExternalTensor(value.slot, key, tensor.shape, tensor.dtype))
         self._read[key] = Signal(value, shape, tensor.dtype)
         return self._read[key]
 
     def inside(self, columns: int) -> Signal:
-        """Return a place for ``columns`` numbers."""
+        """Return a new vector of ``columns`` numbers inside the program."""
         return Signal(self.program.inside(columns), (columns,), self.dtype)
 
     def converted(self, signal: Signal, divisor: float = 1.0) -> Signal:
-        """Return a tensor of any common dtype as a vector of numbers, divided by ``divisor``."""
+        """Convert a tensor of any common dtype to a vector of numbers, divided by ``divisor``."""
         source = torch.uint8 if signal.dtype is torch.bool else signal.dtype
         if source not in SOURCES:
             raise NotCompiled(f"entries of {signal.dtype} aren't converted in C++")
@@ -192,7 +193,7 @@ class Compilation:
         return out
 
     def joined(self, parts: Sequence[Signal]) -> Signal:
-        """Return vectors in one."""
+        """Concatenate vectors."""
         out, first = self.inside(sum(part.value.columns for part in parts)), 0
         for part in parts:
             columns = self.numbers(part).value.columns
@@ -201,21 +202,21 @@ class Compilation:
         return out
 
     def output(self, key: NestedKey | None, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Signal:
-        """Return a place that is itself the entry ``key``; without a key it is left aside."""
-        return self._leave(key if key in self._wanted else None, shape, dtype or self.dtype, key, None)
+        """Return a new tensor that is the entry ``key`` itself; without a key it is discarded."""
+        return self._add_output(key if key in self._wanted else None, shape, dtype or self.dtype, key, None)
 
     def noise(self, like: Signal, fill: Noise) -> Signal:
-        """Return random numbers, drawn in every call before the program runs."""
-        return self._leave(None, like.shape, like.dtype, None, fill)
+        """Return random numbers, drawn before the program runs in every call."""
+        return self._add_output(None, like.shape, like.dtype, None, fill)
 
-    def _leave(
+    def _add_output(
         self, kept: NestedKey | None, shape: tuple[int, ...], dtype: torch.dtype, key: Any, fill: Noise | None
     ) -> Signal:
         value = self.program.outside(math.prod(shape))
         whole = torch.Size([*self._example.batch_size, *shape])
-        if kept is not None:  # of what was written under this key before, nobody hears
+        if kept is not None:  # this write shadows earlier outputs under the key
             self.writes = [write._replace(key=None) if write.key == kept else write for write in self.writes]
-        self.writes.append(Outside(value.slot, kept, whole, dtype, fill))
+        self.writes.append(ExternalTensor(value.slot, kept, whole, dtype, fill))
         signal = Signal(value, shape, dtype)
         if key is not None:
             self._written[key] = signal
@@ -228,24 +229,25 @@ class Compilation:
         self._written[key] = signal
 
     @contextmanager
-    def aside(self) -> Generator[None]:
-        """Return a block whose entries aren't seen after it."""
+    def scope(self) -> Generator[None]:
+        """Open a scope whose entries are not visible after it."""
         written = dict(self._written)
         yield
         self._written = written
 
     def numbers(self, signal: Signal, columns: int | None = None) -> Signal:
-        """Return ``signal``, if it is a vector of numbers in the program's dtype."""
+        """Return ``signal`` if it is a vector of numbers in the program's dtype, else raise."""
         if signal.dtype is not self.dtype:
             raise NotCompiled(f"a network reads {signal.dtype} where its weights are {self.dtype}")
         if len(signal.shape) != 1 or (columns is not None and signal.shape != (columns,)):
-            raise NotCompiled(f"a layer reads {list(signal.shape)}, no vector of its size")
+            raise NotCompiled(f"a layer reads {list(signal.shape)}, not a vector of its size")
         return signal
 
     def apply(self, module: object, *inputs: Signal) -> tuple[Signal, ...]:
-        """Write what ``module`` computes of ``inputs``."""
+        """Add the computation of ``module`` on ``inputs`` to the program."""
         if not isinstance(module, nn.Module) or has_hooks(module) or "forward" in vars(module):
-            raise NotCompiled(f"{type(module).__name__} is no module of its class alone: a function, or one with hooks")
+            name = type(module).__name__
+            raise NotCompiled(f"{name} is not a plain module: it is a function, or has hooks or its own forward")
         write = self._layers.get(type(module))
         if write is None and not defines_both(type(module), "compile_tensors"):
             raise NotCompiled(f"{type(module).__name__} has no form in C++")
@@ -254,13 +256,13 @@ class Compilation:
         return found if type(found) is tuple else (found,)
 
     def finish(self) -> Program:
-        """Return the program."""
+        """Return the finished program."""
         return self.program.finish()
 
 
 @contextmanager
 def unsupported() -> Generator[None]:
-    """Raise what the library refuses as :class:`NotCompiled`."""
+    """Convert an :class:`UnsupportedError` of the library to :class:`NotCompiled`."""
     try:
         yield
     except UnsupportedError as error:
@@ -269,6 +271,6 @@ def unsupported() -> Generator[None]:
 
 @cache
 def defines_both(cls: type, method: str, forward: str = "forward") -> bool:
-    """Return whether the class that defines ``forward`` also defines ``method``: an override of one loses it."""
+    """Return whether the class that defines ``forward`` also defines ``method``; overriding only one disables it."""
     owners = [next((owner for owner in cls.__mro__ if name in vars(owner)), None) for name in (method, forward)]
     return owners[0] is not None and owners[0] is owners[1]

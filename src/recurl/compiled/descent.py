@@ -1,4 +1,4 @@
-"""The losses of PPO and their gradients as one call of the C++ library: forward, losses, backward."""
+"""PPO losses and their gradients in one call of the C++ library: forward pass, losses, backward pass."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SurrogateOptions(NamedTuple):
     entropy_coeff: float
     critic_coeff: float
     entropy: bool
-    """Whether the entropy of a density for which it costs much is reported."""
+    """Whether to report the entropy of a density for which it is expensive."""
 
 
 class SurrogateData(NamedTuple):
@@ -57,7 +57,7 @@ class SurrogateData(NamedTuple):
     old_value: Tensor | None
 
     def why_not(self, dtype: torch.dtype, columns: int, *, squashed: bool) -> str | None:
-        """Return why the library can't read these, or None."""
+        """Return why the library can't read this data, or None."""
         tokens = len(self.log_prob)
         numbers = [self.log_prob, self.advantage, self.target, *([] if self.old_value is None else [self.old_value])]
         if any(value.dtype is not dtype or value.requires_grad or not value.is_cpu for value in numbers):
@@ -75,8 +75,8 @@ class SurrogateData(NamedTuple):
 
 
 @dataclass
-class _Memory:
-    """What a call works in."""
+class _Buffers:
+    """Working memory of a call."""
 
     work: Tensor
     outputs: list[Tensor]
@@ -85,11 +85,11 @@ class _Memory:
 
 
 class Descent:
-    """Losses, and gradients that it sets; memory is kept from call to call.
+    """Losses and gradients of PPO; memory is reused between calls.
 
     Args:
-        networks: what computes logits, or location and scale, and values.
-        density: of the actions.
+        networks: networks that compute logits, or location and scale, and values.
+        density: density of the actions.
         value: key of the values.
     """
 
@@ -104,7 +104,7 @@ class Descent:
         self._into = torch.zeros(sum(layout.sizes), dtype=layout.dtype)
         parts = zip(self._into.split(layout.sizes), networks.parameters, strict=True)
         self._of_parameters = [part.view(parameter.shape) for part, parameter in parts]
-        self._memories: dict[int, _Memory] = {}
+        self._memories: dict[int, _Buffers] = {}
 
     def why_not(self, data: SurrogateData) -> str | None:
         """Return why the library can't read ``data``, or None."""
@@ -113,13 +113,13 @@ class Descent:
     def __call__(
         self, entries: Entries, boundaries: Boundaries, data: SurrogateData, options: SurrogateOptions
     ) -> dict[str, Tensor]:
-        """Return losses and metrics, which the next call overwrites, and set the gradients of the parameters.
+        """Set the gradients of the parameters, and return losses and metrics, which the next call overwrites.
 
         Args:
-            entries: what the networks read.
-            boundaries: the segments.
-            data: what the losses read, of which :meth:`why_not` says nothing.
-            options: how.
+            entries: inputs of the networks.
+            boundaries: boundaries of the segments.
+            data: inputs of the losses, for which :meth:`why_not` returns None.
+            options: options of the losses.
         """
         layout, tokens = self._networks.layout, entries.batch_size.numel()
         memory = self._memory(tokens)
@@ -138,7 +138,7 @@ class Descent:
             parameter.grad = grad
         return dict(zip(RESULTS, memory.results.clone().unbind(), strict=True))
 
-    def _memory(self, tokens: int) -> _Memory:
+    def _memory(self, tokens: int) -> _Buffers:
         if tokens not in self._memories:
             if len(self._memories) == 4:
                 self._memories = {}
@@ -146,10 +146,10 @@ class Descent:
             outputs = [torch.empty((tokens, *shape), dtype=layout.dtype) for _, shape in layout.writes]
             grads = [torch.zeros_like(output) for output in outputs]
             results = torch.empty(len(RESULTS), dtype=layout.dtype)
-            self._memories[tokens] = _Memory(layout.program.memory(tokens), outputs, grads, results)
+            self._memories[tokens] = _Buffers(layout.program.memory(tokens), outputs, grads, results)
         return self._memories[tokens]
 
-    def _packed(self, memory: _Memory, data: SurrogateData, options: SurrogateOptions) -> bytes:
+    def _packed(self, memory: _Buffers, data: SurrogateData, options: SurrogateOptions) -> bytes:
         location, scale, value = (memory.outputs[place].data_ptr() for place in self._places)
         of_location, of_scale, of_value = (memory.grads[place].data_ptr() for place in self._places)
         return _SURROGATE.pack(

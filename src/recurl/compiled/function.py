@@ -1,4 +1,4 @@
-"""A whole network as a function of tensors or arrays: one call of the C++ library, for any number of rows."""
+"""A whole network as a function of tensors or arrays: one call of the C++ library for any number of rows."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["CompiledFunction", "OneRow", "Port", "function_of"]
 
 
 class Port(NamedTuple):
-    """An argument or a result.
+    """An argument or a result of a compiled function.
 
     Attributes:
-        slot: of the program.
-        shape: of one row.
+        slot: its slot in the program.
+        shape: shape of one row.
         dtype: its dtype.
     """
 
@@ -41,13 +41,13 @@ class Port(NamedTuple):
 
 
 class CompiledFunction:
-    """A program as a function of tensors ``[n, ...]``.
+    """A program of the C++ library as a function of tensors ``[n, ...]``.
 
     Args:
         program: the program.
         inputs: its arguments, in order.
         outputs: its results, in order.
-        unused: what else it writes.
+        unused: further outputs of the program, which are discarded.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CompiledFunction:
         """Return the results for ``tensors``.
 
         Raises:
-            ArgumentError: one has another dtype or size than the function takes.
+            ArgumentError: a tensor has another dtype or size than the function takes.
         """
         rows = len(tensors[0])
         places = [0] * (2 * len((*self.inputs, *self.outputs, *self.unused)))
@@ -69,11 +69,11 @@ class CompiledFunction:
         ports = (*self.inputs, *self.outputs, *self.unused)
         for tensor, port in zip([*given, *results], ports, strict=True):
             places[2 * port.slot], places[2 * port.slot + 1] = tensor.data_ptr(), port.columns
-        self.program(places, rows)  # draws nothing, so that there is nothing to refuse
+        self.program(places, rows)  # it draws no random numbers, so it can't refuse to run
         return results[: len(self.outputs)]
 
     def one_row(self) -> OneRow:
-        """Return the same as a function of arrays without a batch dimension."""
+        """Return the function of arrays without a batch dimension."""
         return OneRow(self)
 
 
@@ -87,15 +87,15 @@ def _fitting(tensor: Tensor, port: Port, rows: int) -> Tensor:
 
 
 class OneRow:
-    """A function of one row, with memory of its own for arguments and results: for one thread at a time.
+    """A function of one row with its own buffers for arguments and results, for one thread at a time.
 
     Args:
-        function: for any number of rows.
+        function: the function for any number of rows.
 
     Attributes:
-        inputs: write the arguments here.
-        outputs: read the results here, after a run.
-        run: compute them.
+        inputs: arrays to write the arguments to.
+        outputs: arrays that hold the results after a run.
+        run: computes the results.
     """
 
     def __init__(self, function: CompiledFunction) -> None:
@@ -113,18 +113,18 @@ class OneRow:
 def function_of(
     network: Network, example: Entries, inputs: Sequence[NestedKey], outputs: Sequence[NestedKey], recorder: Any = None
 ) -> CompiledFunction:
-    """Return a network, lowered, as a function from the entries ``inputs`` to ``outputs``.
+    """Return a lowered network as a function from the entries ``inputs`` to the entries ``outputs``.
 
     Args:
-        network: without random numbers.
-        example: entries of any number of rows, for their shapes and dtypes.
-        inputs: keys of the arguments; those that aren't read are taken and left aside.
+        network: a network that draws no random numbers.
+        example: entries with any number of rows, for their shapes and dtypes.
+        inputs: keys of the arguments; those that aren't read are accepted and ignored.
         outputs: keys of the results.
         recorder: see :class:`Compilation`.
 
     Raises:
-        UnsupportedError: something in it has no form in C++, draws random numbers or isn't written; or the library
-            isn't there.
+            UnsupportedError: a module has no form in C++, draws random numbers or doesn't write an output; or the
+            library is missing.
     """
     absent = missing()
     if absent is not None:
@@ -146,7 +146,7 @@ def _function(
         raise NotCompiled("it draws random numbers")
     absent = [key for key in (*read, *outputs) if key not in (*inputs, *made)]
     if absent:
-        raise NotCompiled(f"it reads or leaves out {absent}")
+        raise NotCompiled(f"it reads entries that are no arguments, or doesn't write outputs: {absent}")
     lead = len(example.batch_size)
     ports = {
         port.slot: Port(port.slot, tuple(port.shape[lead:]), port.dtype) for port in (*written.reads, *written.writes)

@@ -1,4 +1,4 @@
-"""How the layers of torch.nn and tensordict are written into a program, by their exact type."""
+"""Translation of layers of torch.nn and tensordict to operations of the C++ library, by exact type."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _linear(program: Compilation, layer: nn.Linear, x: Signal) -> Signal:
 
 
 def _activation(name: str, low: str | float = 0.0, high: str | float = torch.inf) -> _Writer:
-    """Return the writer of an activation; a bound may be the name of an attribute of the module."""
+    """Return the translation of an activation; a bound may be the name of an attribute of the module."""
 
     def write(program: Compilation, layer: nn.Module, x: Signal) -> Signal:
         out = program.inside(program.numbers(x).value.columns)
@@ -67,7 +67,7 @@ def _normal_parameters(program: Compilation, layer: NormalParamExtractor, x: Sig
     columns = program.numbers(x).value.columns
     half = columns // 2
     if type(mapping) is not biased_softplus or isinstance(lowest, torch.Tensor) or columns % 2:
-        raise NotCompiled("a scale that is no biased softplus")
+        raise NotCompiled("a scale mapping other than biased softplus")
     scale = program.inside(half)
     program.program.positive(
         x.value.part(half, half), float(mapping.bias), float(mapping.min_val), float(lowest), scale.value

@@ -1,4 +1,4 @@
-"""Modules that run in order, as few calls of the C++ library as they allow."""
+"""Execution of modules in order by as few calls of the C++ library as possible."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _BATCH_SIZES = 8
 
 
 class CompiledNetwork:
-    """A lowered network that computes steps without gradients, as far as possible by the C++ library.
+    """A lowered network that computes steps without gradients, as far as possible with the C++ library.
 
-    The first call with a batch size decides which modules run together as one program. Other modules, and all where an
-    entry has another shape than then or where something follows torch's operations, run as in the lowered network.
-    Random numbers are drawn from torch's generator as there; results are equal to rounding, about 1e-6 of their norm in
-    float32. Weights are read where they lie, so edits in place count at once; weights and modules that are replaced
-    count in the next ``CompiledNetwork``: create one for each batch.
+    The first call with a batch size decides which modules run together as one program. Other modules run as in the
+    lowered network, and so do all modules if the shape of an entry has changed or if something follows torch's
+    operations. Random numbers are drawn from torch's generator as in the lowered network. Results are equal to
+    rounding, about 1e-6 of their norm in float32. Weights are read in place, so in-place edits take effect at once.
+    Replaced weights and modules take effect in the next ``CompiledNetwork``: create one for each batch.
 
     Args:
-        network: the network, lowered.
+        network: the lowered network.
 
     Raises:
         UsageError: it can't be lowered.
@@ -56,14 +56,14 @@ class CompiledNetwork:
         if reason is not None:
             raise UsageError(f"Only a network that can be lowered can be compiled, and {reason}.")
         self._whole = cast(Link, network)
-        self._leaves, self._selection = _taken_apart(network.modules)
+        self._leaves, self._selection = _flattened(network.modules)
         self._parts: dict[torch.Size, list[Link]] = {}
         self._dtype = _dtype_of(network)
 
     def why_not_compiled(self, entries: Entries) -> str | None:
         """Return the reason why a step on ``entries`` is not one call of the C++ library, or None if it is one."""
         if not can_step():
-            return missing() or "autograd, or something else that follows torch's operations, is in force"
+            return missing() or "autograd, or something else that follows torch's operations, is active"
         with set_recurrent_mode(False):
             return self._compiled(self._leaves, entries, [])[1]
 
@@ -82,10 +82,10 @@ class CompiledNetwork:
         return entries
 
     def in_memory(self, entries: Entries, memory: Mapping[NestedKey, Tensor]) -> StepsInMemory | str:
-        """Return the network as a function of the step of a batch, or the reason why it is none.
+        """Return the network as a function of the step index of a batch, or the reason why that is impossible.
 
         Args:
-            entries: what a step is computed on.
+            entries: example entries of a step.
             memory: entries that steps are read from and written to, ``[T, *B, ...]``.
         """
         parts = self._parts.get(entries.batch_size)
@@ -94,17 +94,17 @@ class CompiledNetwork:
             if program is not None and reason is None:
                 parts = self._parts[entries.batch_size] = [cast(Link, program)]
         first, *others = parts or [self._whole]
-        if not can_step() or others or not isinstance(first, _Program):
+        if not can_step() or others or not isinstance(first, _CompiledModules):
             return "a step of the policy is more than one call of the C++ library"
         return first.in_memory(memory)
 
     def _begin(self, entries: Entries) -> None:
-        """Run entries of a batch size that is new, and keep how."""
+        """Run entries of a new batch size, and store how they are run."""
         if not can_step():
             self._whole(entries)
             return
         parts = self._divided(entries)
-        if len(self._parts) == _BATCH_SIZES:  # those of a program that varies them would pile up
+        if len(self._parts) == _BATCH_SIZES:  # otherwise they would pile up where batch sizes vary
             self._parts = {}
         self._parts[entries.batch_size] = parts
 
@@ -114,7 +114,7 @@ class CompiledNetwork:
                 entries.set(key, inside[key])
 
     def _divided(self, entries: Entries) -> list[Link]:
-        """Run the modules one after another, and return how."""
+        """Run the modules one after another, and return the parts that ran them."""
         inside = entries if self._selection is None else entries.copy()
         parts, done = list[Link](), 0
         while done < len(self._leaves):
@@ -123,10 +123,10 @@ class CompiledNetwork:
             parts[-1](inside)
             done += 1 if program is None else len(program.modules)
         self._select(inside, entries)
-        return parts if any(type(part) is _Program for part in parts) else [self._whole]
+        return parts if any(type(part) is _CompiledModules for part in parts) else [self._whole]
 
-    def _program(self, modules: Sequence[TensorDictModuleBase], entries: Entries) -> _Program | None:
-        """Return a program of as many of ``modules`` as can run together from the first on, or None."""
+    def _program(self, modules: Sequence[TensorDictModuleBase], entries: Entries) -> _CompiledModules | None:
+        """Return a program of the longest prefix of ``modules`` that can run together, or None."""
         with set_recurrent_mode(False):
             found, reason = self._compiled(modules, entries, [])
             if reason is None:
@@ -136,8 +136,8 @@ class CompiledNetwork:
 
     def _compiled(
         self, modules: Sequence[TensorDictModuleBase], entries: Entries, later: Sequence[TensorDictModuleBase]
-    ) -> tuple[_Program | None, str | None]:
-        """Return a program of the first of ``modules``, and why the next one isn't part of it."""
+    ) -> tuple[_CompiledModules | None, str | None]:
+        """Return a program of the first of ``modules``, and the reason why the next one isn't part of it."""
         wanted = _ANY if self._selection is None else {*self._selection.kept(entries), *_read_by(later)}
         done: list[TensorDictModuleBase] = []
         compilation: Compilation | None = None
@@ -149,7 +149,7 @@ class CompiledNetwork:
                 done.append(module)
         except NotCompiled as why:
             reason = str(why)
-        program = _Program(compilation, done, entries.batch_size) if compilation is not None and done else None
+        program = _CompiledModules(compilation, done, entries.batch_size) if compilation is not None and done else None
         return program, reason
 
 
@@ -159,17 +159,17 @@ def _dtype_of(network: Network) -> torch.dtype:
 
 
 def write_all(network: Network, example: Entries, wanted: Container[NestedKey | None], recorder: Any) -> Compilation:
-    """Return a network, lowered, as a program of the entries ``wanted``.
+    """Translate a lowered network to a program that writes the entries ``wanted``.
 
     Raises:
-        NotCompiled: a module of it can't be part of one.
+        NotCompiled: a module can't be part of a program.
     """
     reason = network.why_not_lowered()
     if reason is not None:
         raise NotCompiled(reason)
     with set_recurrent_mode(False):
         compilation = Compilation(example, _dtype_of(network), wanted, LAYERS, recorder)
-        for module in _taken_apart(network.modules)[0]:
+        for module in _flattened(network.modules)[0]:
             add_module(compilation, module)
     return compilation
 
@@ -183,18 +183,18 @@ _ANY = _Any()
 
 
 class _Selection(NamedTuple):
-    """Outputs that a sequence keeps, and further ones of its modules."""
+    """Selected outputs of a sequence, and the other outputs of its modules."""
 
     selected: list[NestedKey]
     others: list[NestedKey]
 
     def kept(self, entries: Entries) -> list[NestedKey]:
-        """Return the keys that the sequence writes into ``entries``: others only if they are there before."""
+        """Return the keys that the sequence writes to ``entries``: the other ones only if already present."""
         return [*self.selected, *(key for key in self.others if key in entries)]
 
 
-def _taken_apart(modules: Sequence[TensorDictModuleBase]) -> tuple[list[TensorDictModuleBase], _Selection | None]:
-    """Return the modules that run in order, and what is kept of their outputs; None for all."""
+def _flattened(modules: Sequence[TensorDictModuleBase]) -> tuple[list[TensorDictModuleBase], _Selection | None]:
+    """Return the modules that run in order, and the selection of their outputs; None for all outputs."""
     if len(modules) == 1 and isinstance(modules[0], TensorDictSequential) and returns_other_entries(modules[0]):
         sequence = modules[0]
         children = children_in_order(sequence)
@@ -210,7 +210,7 @@ def _read_by(modules: Sequence[TensorDictModuleBase]) -> set[NestedKey]:
 
 
 def add_module(compilation: Compilation, module: TensorDictModuleBase) -> None:
-    """Write the step of a module into a program."""
+    """Add the step of a module to a program."""
     if defines_both(type(module), "compile_entries", "link_entries" if hasattr(module, "link_entries") else "forward"):
         with unsupported():
             cast(Compilable, module).compile_entries(compilation)
@@ -224,8 +224,8 @@ def add_module(compilation: Compilation, module: TensorDictModuleBase) -> None:
         raise NotCompiled(f"{type(module).__name__} has no form in C++")
 
 
-class _Program:
-    """Modules that run as one call of the library."""
+class _CompiledModules:
+    """Modules that run as one call of the C++ library."""
 
     __slots__ = ("_batch_size", "_places", "_program", "_reads", "_rows", "_writes", "modules")
 
@@ -240,7 +240,7 @@ class _Program:
             places[2 * outside.slot + 1] = outside.shape[len(batch_size) :].numel()
         self._places = places
         self._reads = [(2 * read.slot, cast(NestedKey, read.key), read.shape, read.dtype) for read in compilation.reads]
-        # A new tensor like another takes less than half the time of one by its shape.
+        # torch.empty_like takes less than half the time of torch.empty.
         self._writes = [
             (2 * write.slot, write.key, torch.empty(write.shape, dtype=write.dtype), write.fill)
             for write in compilation.writes
@@ -251,25 +251,25 @@ class _Program:
             self.run_modules(entries)
 
     def run_modules(self, entries: Entries) -> None:
-        """Run the modules themselves."""
+        """Run the modules without the program."""
         for module in self.modules:
             cast(Link, link(module))(entries)
 
     def in_memory(self, memory: Mapping[NestedKey, Tensor]) -> StepsInMemory | str:
-        """Return the program as a function of the step, or the reason why it is none."""
+        """Return the program as a function of the step index, or the reason why that is impossible."""
         steps = StepsInMemory(self._program, memory, self._places, self._batch_size, self.run_modules)
         for slot, key, shape, dtype in self._reads:
-            if not steps.put(slot, key, shape, dtype, steps.reads):
-                return f"the policy reads {key!r}, which is no entry of the batch, or not as there"
+            if not steps.bind_entry(slot, key, shape, dtype, steps.reads):
+                return f"the policy reads {key!r}, which is not an entry of the batch, or differs from it"
         for slot, key, like, fill in self._writes:
             if key is None:
-                steps.leave(slot, torch.empty_like(like), fill)
-            elif not steps.put(slot, key, like.shape, like.dtype, steps.writes):
-                return f"the policy writes {key!r}, which is no entry of the batch, or not as there"
+                steps.bind_scratch(slot, torch.empty_like(like), fill)
+            elif not steps.bind_entry(slot, key, like.shape, like.dtype, steps.writes):
+                return f"the policy writes {key!r}, which is not an entry of the batch, or differs from it"
         return steps
 
     def _ran(self, entries: Entries) -> bool:
-        """Run the program on ``entries`` if they are those it is made for; return whether it could."""
+        """Run the program on ``entries`` if they match those it was compiled for; return whether it ran."""
         if not can_step():
             return False
         places, kept = self._places.copy(), list[Tensor]()

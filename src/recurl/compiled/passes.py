@@ -1,4 +1,4 @@
-"""Networks that run along sequences: one call of the C++ library forward, and one backward."""
+"""Networks that run over sequences: one call of the C++ library for the forward pass, one for the backward pass."""
 
 from __future__ import annotations
 
@@ -23,37 +23,38 @@ from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cpu.library import missing
 from recurl.recurrence.cpu.passes import Pass
 
-__all__ = ["CompiledPass", "Layout", "can_pass", "gradients_of"]
+__all__ = ["CompiledPass", "PassLayout", "can_pass", "gradients_of"]
 
 
 def can_pass() -> str | None:
-    """Return why no pass may run now, though networks have the form for it, or None."""
+    """Return the reason why compiled passes can't run in this context, even if networks support them, or None."""
     if missing() is not None:
         return missing()
     traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - documented under this name
     if not first_derivatives_do() or are_modes_active() or traced or torch.is_autocast_enabled("cpu"):
-        return "something that follows torch's operations, or autocast, is in force"
+        return "something that follows torch's operations, or autocast, is active"
     return None
 
 
 class CompiledPass:
-    """A trunk and the branches after it, run along whole sequences by the C++ library, with first derivatives.
+    """A trunk and its branches, run over whole sequences by the C++ library, with first derivatives.
 
-    Weights are read where they lie at every call; modules and weights that are replaced count in the next
-    ``CompiledPass``. Results equal those of the networks to rounding, about 1e-6 of their norm in float32.
+    Weights are read in place at every call; replaced modules and weights take effect in the next ``CompiledPass``.
+    Results equal those of the networks to rounding, about 1e-6 of their norm in float32.
 
     Args:
-        branches: modules in order, of each branch; none reads what another writes. The first is what all begin with.
-        example: entries of a batch, states of every token among them.
-        wanted: keys that are written.
+        branches: modules of each branch, in order. No branch reads outputs of another, except of the first one, the
+            trunk, which all others continue.
+        example: entries of a batch, including the states of every token.
+        wanted: keys of the outputs.
 
     Attributes:
-        parameters: those that get gradients.
-        writes: what is written, in order.
-        layout: the program, and what lies where.
+        parameters: parameters that receive gradients.
+        writes: keys of the outputs, in order.
+        layout: the program and the layout of its arguments.
 
     Raises:
-        NotCompiled: a module has no form in C++ with derivatives; the message says what.
+        NotCompiled: a module has no form in C++ with derivatives; the message names it.
 
     Example:
         >>> from tensordict.nn import TensorDictModule
@@ -77,7 +78,7 @@ class CompiledPass:
             for module in trunk:
                 add_module(compilation, module)
             for branch in after:
-                with compilation.aside():
+                with compilation.scope():
                     for module in branch:
                         add_module(compilation, module)
         self._check(compilation, wanted, parameters)
@@ -88,7 +89,7 @@ class CompiledPass:
         firsts = [sum(sizes[:i]) for i in range(len(sizes))]
         lead = len(example.batch_size)
         reads = compilation.reads
-        self.layout = Layout(
+        self.layout = PassLayout(
             Pass(builder.finish(), list(zip(self.parameters, firsts, strict=True))),
             [0] * (2 * (len(reads) + len(compilation.writes))),
             [(2 * read.slot, read.shape[lead:].numel()) for read in reads],
@@ -107,13 +108,13 @@ class CompiledPass:
         if reason is not None:
             raise NotCompiled(reason)
         if any(write.fill is not None for write in writes) or {write.key for write in writes} - {None} != set(wanted):
-            raise NotCompiled("the networks draw random numbers, or don't write what is wanted")
+            raise NotCompiled("the networks draw random numbers, or don't write all wanted entries")
         for weight in builder.weights:
             if weight.requires_grad and parameters.get(weight.data_ptr()) is not weight:
-                raise NotCompiled("a weight is computed from others, or is no parameter of the networks")
+                raise NotCompiled("a weight is computed from others, or is not a parameter of the networks")
 
     def fits(self, entries: Entries) -> bool:
-        """Return whether ``entries`` are as those of the example, of any number of tokens, and need no gradients."""
+        """Return whether ``entries`` match the example, apart from the number of tokens, and need no gradients."""
         lead = len(entries.batch_size)
         for key, shape, dtype in self._reads:
             value = entries.get(key)
@@ -125,26 +126,26 @@ class CompiledPass:
         return entries.batch_size.numel() > 0 and not any(hooked)
 
     def inputs(self, entries: Entries) -> list[Tensor]:
-        """Return what is read of ``entries``, and take note that memories run."""
+        """Return the input tensors from ``entries``, and record the runs of recurrent modules."""
         for _ in range(self._memories):
             record_run("cpu")
         return [entries.get(key).contiguous() for key, *_ in self._reads]
 
     def __call__(self, entries: Entries, boundaries: Boundaries) -> dict[NestedKey, Tensor]:
-        """Return what the networks write; gradients reach their parameters.
+        """Return the outputs of the networks; gradients flow to their parameters.
 
         Args:
-            entries: ``[T]`` or ``[*B, T]``, which fit.
-            boundaries: their segments.
+            entries: matching entries ``[T]`` or ``[*B, T]``.
+            boundaries: boundaries of their segments.
         """
         inputs = self.inputs(entries)
         batch = entries.batch_size
-        found = _Run.apply(self.layout, batch, boundaries.starts.contiguous(), len(inputs), *inputs, *self.parameters)
+        found = _Pass.apply(self.layout, batch, boundaries.starts.contiguous(), len(inputs), *inputs, *self.parameters)
         return dict(zip(self.writes, cast("tuple[Tensor, ...]", found), strict=True))
 
 
-class Layout(NamedTuple):
-    """A program, and what lies where: places as twice the number of a slot."""
+class PassLayout(NamedTuple):
+    """A program and the layout of its arguments; a slot is given as its index in ``places``, twice its number."""
 
     program: Pass
     places: list[int]
@@ -154,7 +155,7 @@ class Layout(NamedTuple):
     sizes: list[int]
 
     def filled(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> list[int]:
-        """Return the places of what is read and written, None for nowhere."""
+        """Return the pointers and sizes of inputs and outputs; None for an output that is not written."""
         places = self.places.copy()
         for (slot, columns), value in zip(self.reads, inputs, strict=True):
             places[slot], places[slot + 1] = value.data_ptr(), columns
@@ -164,12 +165,12 @@ class Layout(NamedTuple):
         return places
 
 
-class _Run(torch.autograd.Function):
+class _Pass(torch.autograd.Function):
     """(layout, batch size, starts, number of inputs, *inputs, *parameters) -> outputs."""
 
     @staticmethod
     def forward(
-        ctx: Any, layout: Layout, batch: torch.Size, starts: Tensor, count: int, *tensors: Tensor
+        ctx: Any, layout: PassLayout, batch: torch.Size, starts: Tensor, count: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         inputs, tokens = tensors[:count], batch.numel()
         outputs = tuple(torch.empty((*batch, *shape), dtype=layout.dtype) for _, shape in layout.writes)
@@ -181,8 +182,8 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] - once_differentiable forgets names
-        layout, count = cast(Layout, ctx.layout), ctx.count
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] - once_differentiable loses the parameter names
+        layout, count = cast(PassLayout, ctx.layout), ctx.count
         starts, *tensors = ctx.saved_tensors
         inputs, parameters = tensors[:count], tensors[count:]
         given = [None if grad is None else grad.contiguous() for grad in grads]
@@ -195,8 +196,8 @@ class _Run(torch.autograd.Function):
         return (None,) * (4 + count) + tuple(part.view(parameter.shape) for part, parameter in parts)
 
 
-def gradients_of(layout: Layout, grads: Sequence[Tensor | None]) -> list[int]:
-    """Return the places of gradients of what is written, None for none."""
+def gradients_of(layout: PassLayout, grads: Sequence[Tensor | None]) -> list[int]:
+    """Return the pointers and sizes of gradients of outputs; None for no gradient."""
     places = [0] * len(layout.places)
     for (slot, shape), grad in zip(layout.writes, grads, strict=True):
         if grad is not None:

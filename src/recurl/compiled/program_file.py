@@ -1,4 +1,4 @@
-"""Compiled functions as files: the calls that write the program, as JSON, and its weights, in one NumPy archive."""
+"""Files of compiled functions: a NumPy archive of the builder calls that make the program, as JSON, and its weights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _OPERATIONS = frozenset(name for name in vars(ProgramBuilder) if not name.starts
 
 
 class Recorder:
-    """Stands for a :class:`ProgramBuilder` and keeps the calls of its methods.
+    """Wrapper of a :class:`ProgramBuilder` that records the calls of its methods.
 
     Args:
-        dtype: of the program.
+        dtype: dtype of the program.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -45,7 +45,7 @@ class Recorder:
 
 
 def write_function(function: CompiledFunction, recorder: Recorder, path: Path) -> None:
-    """Write a function, whose program was made through ``recorder``, with its weights as they are now."""
+    """Write a function whose program was built by ``recorder``, with the present values of its weights."""
     weights: list[Tensor] = []
     about = {
         "dtype": _encoded(recorder.builder.dtype, weights),
@@ -60,10 +60,10 @@ def write_function(function: CompiledFunction, recorder: Recorder, path: Path) -
 
 
 def read_function(path: Path) -> CompiledFunction:
-    """Read what :func:`write_function` wrote.
+    """Read a function written by :func:`write_function`.
 
     Raises:
-        ArgumentError: the file names something else than the operations of a program.
+        ArgumentError: the file names anything but the operations of a program.
     """
     with np.load(path, allow_pickle=False) as archive:
         about = json.loads(archive[_PROGRAM].tobytes())
@@ -71,7 +71,7 @@ def read_function(path: Path) -> CompiledFunction:
     builder = ProgramBuilder(_decoded(about["dtype"], weights))
     for name, given, options in about["calls"]:
         if name not in _OPERATIONS:
-            raise ArgumentError(f"{path} names {shown(name)}, which is no operation of a policy: export the run again.")
+            raise ArgumentError(f"{path} names {shown(name)}, not an operation of a policy: export the run again.")
         getattr(builder, name)(*_decoded(given, weights), **_decoded(options, weights))
     ports = [
         [Port(slot, tuple(shape), _decoded(dtype, weights)) for slot, shape, dtype in part] for part in about["ports"]
@@ -84,7 +84,7 @@ def _port(port: Port) -> list[Any]:
 
 
 def _encoded(value: Any, weights: list[Tensor]) -> Any:
-    """Return an argument as JSON has it; weights are put aside."""
+    """Encode an argument for JSON; weights are appended to ``weights``."""
     match value:
         case Value():
             return {"value": list(value)}
@@ -104,7 +104,7 @@ def _encoded(value: Any, weights: list[Tensor]) -> Any:
         case Sequence():
             return [_encoded(part, weights) for part in value]
         case _:
-            raise TypeError(f"{type(value).__name__} is no argument of a ProgramBuilder")
+            raise TypeError(f"{type(value).__name__} is not an argument of a ProgramBuilder")
 
 
 def _decoded(value: Any, weights: Mapping[str, Tensor]) -> Any:

@@ -1,9 +1,9 @@
 """A dict of tensors that replaces a TensorDict where one would be created, filled and dropped at every step.
 
 Setting an entry of a TensorDict costs microseconds, more than the arithmetic of a small policy. The parts of recurl
-that run at every step need only a little of its interface, listed by :class:`Step`: get, set, membership, the batch
-size. A method that needs no more is marked with :func:`takes_entries`. An override loses the mark, and the environment
-or module then runs on TensorDicts.
+that run at every step need only a small part of its interface, listed by :class:`Step`: get, set, membership, the
+batch size. A method that needs no more is marked with :func:`takes_entries`. An override loses the mark, and the
+environment or module then runs on TensorDicts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lowering of one TensorDict module: its computation as a function of :class:`~recurl.lowering.Entries`.
 
 The overhead of TensorDict modules exceeds the arithmetic of a small network. A link calls the contents of a module on
-``Entries`` directly: the same operations on the same shapes, hence bitwise equal results. Links are created for one
-call or one batch and then dropped, so that none refers to modules that have been replaced in the tree since.
+``Entries`` directly: the same operations on the same shapes, so results are bitwise equal. Links are created for one
+call or one batch and then dropped, so that none refers to modules that have since been replaced in the tree.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def link(module: object) -> Link | str:
     """
     if not isinstance(module, TensorDictModuleBase):
         return f"{type(module).__name__} is not a TensorDict module"
-    reason = hooked(module) or ("tensordict's set_skip_existing is in force" if skip_existing() else None)
+    reason = hooked(module) or ("tensordict's set_skip_existing is active" if skip_existing() else None)
     if reason is not None:
         return reason
     if hasattr(type(module), "link_entries"):
@@ -130,7 +130,7 @@ def children_in_order(sequence: TensorDictSequential) -> list[Any] | str:
     held: Any = sequence.module
     children = list(held.values() if isinstance(held, Mapping | nn.ModuleDict) else held)
     if isinstance(sequence, ProbabilisticTensorDictSequential):
-        # Several samplers, or a module before the sampler that writes the action, follow other rules in tensordict.
+        # tensordict has other rules for several samplers, or for a module before the sampler that writes the action.
         kinds = ProbabilisticTensorDictModule | ProbabilisticTensorDictSequential
         plain = plain and not any(isinstance(child, kinds) for child in children[:-1])
         plain = plain and samples(sequence) and not sequence.return_composite
@@ -169,7 +169,7 @@ class _Selection:
 def _network_does_more(module: TensorDictModule) -> str | None:
     name = type(module).__name__
     if type(module).forward is not TensorDictModule.forward or "forward" in vars(module):
-        return f"{name} has a forward of its own"
+        return f"{name} has its own forward"
     special = passes_keywords(module) or returns_other_entries(module)
     if special or module.method is not None or module.inplace is not True:
         return f"{name} has inplace, method, selected out_keys or a dict of in_keys"

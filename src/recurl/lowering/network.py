@@ -105,7 +105,7 @@ def modules_in_order(module: TensorDictModuleBase, *, apart: bool = False) -> li
 
     Args:
         module: a module or a sequence.
-        apart: take sequences apart under global module hooks too, which then don't see the sequences themselves.
+        apart: flatten sequences even under global module hooks, which then don't see the sequences themselves.
     """
     if not isinstance(module, TensorDictSequential) or (hooked(module) is not None and not apart):
         return [module]

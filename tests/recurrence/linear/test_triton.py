@@ -17,7 +17,7 @@ FORMS = ("varying", "constant")
 LIMITS = {"float64": 1e-12, "complex128": 1e-12, "float32": 2e-7, "complex64": 2e-7, "bfloat16": 8e-3}
 CHECKS = {f"{name} {form}": limit for name, limit in LIMITS.items() for form in FORMS}
 CHECKS |= {"isolation": 0, "wanted": 0, "strides": 2e-7, "long": 1e-6, "needless": 0}
-COMPILED = {  # bytes that each spills
+COMPILED = {  # bytes spilled by each
     "forward,float32,varying,256": 0,
     "backward,float32,varying,256": 16,
     "forward,float32,constant,256": 0,
@@ -36,7 +36,7 @@ def test_interpreted_kernels_are_exact() -> None:
 
 
 def test_compiled_kernels_spill_no_more_than_known_and_exchange_little(programs: Programs) -> None:
-    """Where the compiler moves what a thread keeps to other threads, hundreds of barriers say so."""
+    """Hundreds of barriers would show that the compiler moves a thread's values to other threads."""
     found = run("linear.triton_offline", "90", *COMPILED, start=programs.run, TRITON_INTERPRET="0")
     assert found.keys() == COMPILED.keys()
     for name, (_, spilled, shared, barriers) in found.items():
@@ -46,7 +46,7 @@ def test_compiled_kernels_spill_no_more_than_known_and_exchange_little(programs:
 
 
 def test_programs_are_full() -> None:
-    """Each of 128 threads has 8 bytes of a number of a token in registers."""
+    """Each of 128 threads has 8 bytes of each token's number in registers."""
     for width in (1, 3, 20, 64, 256, 1000):
         for dtype in (torch.bfloat16, torch.float32, torch.complex64, torch.complex128):
             for direction in ("forward", "backward"):

@@ -1,5 +1,5 @@
-# ruff: noqa: T201 - a program that prints
-"""Run the kernels of linear recurrences in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
+# ruff: noqa: T201 - a script that prints
+"""Run the linear recurrence kernels in Triton's interpreter, with TRITON_INTERPRET=1 in the environment.
 
 Prints one line per check: ``name: error``.
 """
@@ -23,7 +23,7 @@ from .problems import Problem, exact, problem, worst_error
 allow_bounds()
 patch_once()
 NAMES = ("float64", "complex128", "float32", "complex64", "bfloat16")
-READ_AGAIN = (torch.float32, torch.complex64)  # by forward passes
+READ_AGAIN = (torch.float32, torch.complex64)  # dtypes whose forward passes read chunks again
 # Small: several groups and blocks of channels.
 KERNELS = TritonLinear(lambda direction, width, dtype: Chunk(8, 2, 8, keep=dtype not in READ_AGAIN, group=2))
 
@@ -42,7 +42,7 @@ def error(case: Problem) -> float:
 
 
 def isolation(dtype: torch.dtype) -> int:
-    """How much changes outside a segment with NaN or infinity in it, or by states that aren't read."""
+    """Count changes outside a segment with NaN or infinity in it, or from states that aren't read."""
     case = problem((36,), (3,), dtype, rate=0.0)
     case.boundaries.starts[[10, 26]] = True
     case.a[[10, 26]] = 0.0
@@ -63,7 +63,7 @@ def isolation(dtype: torch.dtype) -> int:
 
 
 def wanted() -> int:
-    """Gradients that aren't wanted aren't there, and change no others."""
+    """Check that unneeded gradients are None, and don't change the others."""
     wrong = 0
     for constant in (False, True):
         case = problem((9,), (3,), torch.float32, constant)
@@ -76,7 +76,7 @@ def wanted() -> int:
 
 
 def strides() -> float:
-    """Expanded and transposed tensors, conjugates."""
+    """Compare expanded, transposed and conjugate tensors."""
     case = problem((20,), (5,), torch.complex64)
     expanded = replace(case, b=case.b[:, :1].expand(20, 5), states=case.states[:1].expand(20, 5), grad=case.grad.conj())
     other = replace(case, a=case.a.t().contiguous().t().conj(), states=case.states.t().contiguous().t())
@@ -84,7 +84,7 @@ def strides() -> float:
 
 
 def long() -> float:
-    """A walk over many chunks with decay near one, without any start."""
+    """Compare a recurrence over many chunks with a decay near one and without any start."""
     case = problem((1000,), (2,), torch.float32, rate=0.0, decay=(1 - 1e-5, 1 - 1e-6))
     wide = replace(case.to(torch.float64), boundaries=case.boundaries)
     KERNELS.chunk_for = lambda *_: Chunk(16, 16, 4, group=2)
@@ -103,7 +103,7 @@ def wait_kernel(p_words, q_words, to, ROWS: tl.constexpr, COLUMNS: tl.constexpr)
 
 
 def needless() -> float:
-    """Waits for no state before a group in channels where a segment starts after it: the first's is never there."""
+    """Check that no chunk waits for the state before a group if a segment starts after it: the first never comes."""
     p, q = torch.tensor([[[0.0, 0], [0.5, 0.5], [torch.nan, 2], [2, 2]], [[0, 10], [1, 1], [3, 3], [1, 1]]]).double()
     words = q.view(torch.int64).clone()
     words[0, 0] = parts.EMPTY

@@ -1,5 +1,5 @@
-# ruff: noqa: T201 - a program that prints
-"""Compile the kernels of linear recurrences for a GPU that isn't here; arguments: capability, cases.
+# ruff: noqa: T201 - a script that prints
+"""Compile the linear recurrence kernels without a GPU; arguments: capability, cases.
 
 Prints one line per kernel: ``name: registers spilled_bytes shared_bytes barriers``.
 """
@@ -55,7 +55,7 @@ def compiled(direction: str, name: str, constant: bool, width: int, capability: 
         types["grad_a"] = "*fp64"
     types = {name: types.get(name, pointer) for name in kernel.arg_names}
     aligned = [["tt.divisibility", 16]]
-    numbers = ("groups_at", "states_row")  # as they are divisible, but for few channels
+    numbers = ("groups_at", "states_row")  # divisible by 16, except with few channels
     attributes = {(k,): aligned for k, name in enumerate(types) if types[name].startswith("*") or name in numbers}
     source = ASTSource(kernel, types, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"maxnreg": chunk.registers})

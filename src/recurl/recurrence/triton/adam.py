@@ -1,4 +1,4 @@
-"""A step of Adam behind clipped gradients on a GPU, in three kernels. Imported only where Triton is installed."""
+"""Adam step with gradient clipping on a GPU, in three kernels. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = ["FlatAdam"]
 
 _DEVICES = ("cuda",)
 _BLOCK = 1024
-_SUMS = 256  # programs that sum squares, at most
+_SUMS = 256  # most programs that sum squares
 
 
 class FlatAdam:
-    """Parameters, and what Adam keeps of them in two tensors, one parameter behind the other.
+    """Adam on flat buffers: both moments of all parameters are in one tensor each, in the order of the parameters.
 
-    Results equal those of ``torch.optim.Adam`` behind ``clip_grad_norm_`` to rounding; on a GPU torch rounds betas to
-    float32, so second moments differ by 1.3e-5 where beta is 0.999. torch's kernels walk through 65,536 numbers with
-    one block of threads each, so that small networks keep three of a chip's processors busy.
+    Results equal those of ``torch.optim.Adam`` after ``clip_grad_norm_`` to rounding; on a GPU torch rounds betas to
+    float32, so second moments differ by 1.3e-5 if beta is 0.999. torch's kernels process 65,536 numbers per thread
+    block, so that small networks occupy only three multiprocessors.
 
     Args:
-        parameters: what is learnt: float32, without gaps, on one GPU; see :meth:`fits`.
+        parameters: learned parameters: float32, contiguous, on one GPU; see :meth:`fits`.
         means: running means of the gradients, which are copied.
         squares: running means of their squares, which are copied.
-        steps: numbers of steps, float32 scalars on the device, none of which is replaced.
-        betas: Adam's.
-        eps: Adam's.
+        steps: step counts, float32 scalars on the device, which must not be replaced.
+        betas: betas of Adam.
+        eps: eps of Adam.
         max_norm: largest norm of all gradients together.
 
     Attributes:
-        means: parts of the tensor that a step reads and writes, in the shapes of the parameters.
+        means: views, in the shapes of the parameters, of the buffer that a step reads and writes.
         squares: likewise.
     """
 
@@ -74,7 +74,7 @@ class FlatAdam:
 
     @staticmethod
     def takes(parameters: Sequence[Tensor], steps: Sequence[Tensor]) -> bool:
-        """Return whether there can be such a step: some float32 without gaps, all on one GPU."""
+        """Return whether such a step is possible: non-empty parameters, all float32, contiguous and on one GPU."""
         device = parameters[0].device
         plain = all(
             x.dtype == torch.float32 and x.is_contiguous() and x.device == device for x in (*parameters, *steps)
@@ -82,19 +82,19 @@ class FlatAdam:
         return device.type in _DEVICES and plain and any(x.numel() for x in parameters)
 
     def fits(self, gradients: Sequence[Tensor], loss: Tensor, betas: tuple[float, float], eps: float) -> bool:
-        """Return whether a step can be made: of float32, while parameters and settings are what they were."""
+        """Return whether a step is possible: all tensors are float32, and parameters and settings are unchanged."""
         plain = all(x.dtype == torch.float32 and x.device == self._device for x in (*gradients, loss))
         same = self._addresses == [x.data_ptr() for x in (*self._parameters, *self._steps)]
         same = same and all(parameter.is_contiguous() for parameter in self._parameters)
         return plain and same and self._fixed == (tuple(betas), eps)
 
     def step(self, gradients: Tensor, loss: Tensor, rate: Tensor) -> Tensor:
-        """Clip the gradients, make a step, and return their norm before.
+        """Clip the gradients, take a step, and return their norm before clipping.
 
-        Where the norm or the loss isn't finite, parameters and what is kept of them stay as they were.
+        If the norm or the loss isn't finite, parameters and moments remain unchanged.
 
         Args:
-            gradients: of all parameters, one behind the other, float32; what follows them isn't read.
+            gradients: gradients of all parameters, concatenated, float32; further entries aren't read.
             loss: a float32 scalar.
             rate: step size, a float32 scalar on the device.
         """

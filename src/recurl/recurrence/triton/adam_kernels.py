@@ -1,7 +1,7 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone.
-"""A step of Adam behind clipped gradients: the norm, what follows from it, and the step of all parameters."""
+# Kernel bodies are Triton code: only its compiler knows their types.
+"""Kernels of an Adam step with gradient clipping: the norm, the scalars that depend on it, and the update."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def decide_kernel(
     partial, loss, rate, settings, addresses, norm, scalars,
     parameters, PROGRAMS: tl.constexpr, PARAMETERS: tl.constexpr,
 ):  # fmt: skip
-    """Write the norm; the clipping's factor and whether the step is made; and of each parameter both corrections.
+    """Write the norm, the clipping factor, whether the step is taken, and both corrections of each parameter.
 
-    The numbers of steps, at ``addresses [parameters]``, count the step where it is made.
+    The step counts, at ``addresses [parameters]``, are incremented if the step is taken.
     """
     length = tl.sqrt(tl.sum(tl.load(partial + tl.arange(0, PROGRAMS))))
     both = length + tl.load(loss)
@@ -50,7 +50,7 @@ def decide_kernel(
 
 @triton.jit
 def adam_kernel(chunks, gradients, means, squares, scalars, settings, BLOCK: tl.constexpr):
-    """Make the step of one of ``chunks [..., 4]``: address, place in the other tensors, size, which parameter."""
+    """Update the parameters of one of ``chunks [..., 4]``: address, position in the buffers, size, parameter index."""
     chunk = chunks + 4 * tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < tl.where(tl.load(scalars + 1) > 0.0, tl.load(chunk + 2), 0)

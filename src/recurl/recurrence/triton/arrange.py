@@ -1,8 +1,8 @@
 # pyright: basic, reportAssignmentType=false
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""Weights into the order of the buffers that kernels and large products share, and their gradients back."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Kernels that arrange weights in the order that kernels and large products share, and restore their gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recurl.recurrence.triton.parts import operand
 
 @triton.jit
 def _place(gate, unit, WIDTH: tl.constexpr, LSTM: tl.constexpr, INTERLEAVED: tl.constexpr, HIDDEN_PART: tl.constexpr):
-    # The column of (gate, unit) in the input product, or in the hidden one: what ``Layout.columns`` lists.
+    # The column of (gate, unit) in the input or hidden product, as listed by ``GateLayout.columns``.
     if LSTM:
         place = unit * 4 + gate if INTERLEAVED else gate * WIDTH + unit
     else:
@@ -45,7 +45,7 @@ def arrange_kernel(
 ):
     """Write ROWS rows of ``weight`` ``[G * WIDTH, columns]`` from w ``[G * HIDDEN, columns]``, and add the biases."""
     GATES: tl.constexpr = 4 if LSTM else 3
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # counted gate by gate, WIDTH units each
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # gate-major, WIDTH units per gate
     gate = row // WIDTH
     unit = row % WIDTH
     there = row < GATES * WIDTH
@@ -112,7 +112,7 @@ def restore_kernel(
 ):
     """Write row ``program_id(0)`` of the gradients of weights and biases in the order of torch.nn.
 
-    ``sums`` ``[programs, 4 * WIDTH]`` are parts of the sums over tokens; with 0 programs or columns nothing is written.
+    ``sums`` ``[programs, 4 * WIDTH]`` are partial sums over tokens. With 0 programs or columns nothing is written.
     """
     row = tl.program_id(0)
     gate = row // HIDDEN
@@ -122,7 +122,7 @@ def restore_kernel(
     _copy_row(to_w_ih, w_ih, to_input, row, in_columns, BLOCK)
     _copy_row(to_w_hh, w_hh, to_hidden, row, hidden_columns, BLOCK)
     if programs > 0:
-        FIRST: tl.constexpr = 0 if LSTM else WIDTH  # of the hidden part
+        FIRST: tl.constexpr = 0 if LSTM else WIDTH  # first column of the hidden part
         tl.store(b_ih + row, _total(sums, to_input, programs, 4 * WIDTH, BLOCK))
         tl.store(b_hh + row, _total(sums, FIRST + to_hidden, programs, 4 * WIDTH, BLOCK))
 
@@ -141,9 +141,9 @@ def pack_kernel(
 ):
     """Write the recurrent weights ``[GATES * HIDDEN, HIDDEN]`` as the wide kernels read them, padded and rounded.
 
-    Forward: ``[GATES * WIDTH, WIDTH]``, eight rows of each of four gates in turn, or of two and then the third.
-    Backward: transposed, ``[WIDTH, GATES * WIDTH]``. With SPLIT, rows have twice the columns: the second half holds
-    what rounding left. Program (gate, row block, column block).
+    Forward: ``[GATES * WIDTH, WIDTH]``, eight rows of each of four gates in turn, or of two gates and then the third.
+    Backward: transposed, ``[WIDTH, GATES * WIDTH]``. With SPLIT, rows have twice the columns: the second half holds the
+    rounding errors. Program (gate, row block, column block).
     """
     gate = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]

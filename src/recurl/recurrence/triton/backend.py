@@ -1,4 +1,4 @@
-"""The ``triton`` backend: which calls it serves, and one layer as products, recurrence and products again."""
+"""The ``triton`` backend: supported calls, and the forward and backward pass of a layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recurl.recurrence.ops import known_rows
 from recurl.recurrence.triton import nvrtc
 from recurl.recurrence.triton.config import CLUSTERS, GLUON_CAPABILITY, Tile, tile_for
 from recurl.recurrence.triton.form import form_for
-from recurl.recurrence.triton.layer import Layer, module
+from recurl.recurrence.triton.layer import TritonLayer, lazy_import
 
 _OLDEST_TRITON = (3, 6)
 _OLDEST_CAPABILITY = (8, 0)
@@ -26,7 +26,7 @@ _GATES = {"lstm": 4, "gru": 3}
 
 
 class TritonKernels:
-    """Forward and backward walks over segments on the GPU, weights resident, big products in ATen."""
+    """Forward and backward pass over segments on the GPU, with resident weights and large products in ATen."""
 
     name = "triton"
     cells = tuple(_GATES)
@@ -35,11 +35,14 @@ class TritonKernels:
         self.tile_for = tile_for
 
     def missing(self) -> str | None:
-        """Triton, which comes with torch's CUDA builds."""
+        """Return how to install Triton, which comes with torch's CUDA builds, if it is missing, else None."""
         return missing_package()
 
     def unsupported(self, support: Support) -> str | None:
-        """It needs an NVIDIA GPU of compute capability 8.0 or newer, float32 or bfloat16, and all units on the chip."""
+        """Return why a call isn't supported, or None.
+
+        Required are an NVIDIA GPU of compute capability 8.0 or newer, float32 or bfloat16, and units that fit on it.
+        """
         refusal = self.missing() or refused_device(support.device)
         if refusal is not None:
             return refusal
@@ -53,14 +56,14 @@ class TritonKernels:
         return None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.forward`.
+        """Return the states after every token and the saved tensors; see ``recurl.recurrence.kernels.Kernels.forward``.
 
-        Saves the gates, the arranged input weights and, with projection, the output before it.
+        Saved are the gates, the arranged input weights and, with projection, the output before it.
         """
         layer = self._layer(call)
-        with module("launch").on(call.x.device):
+        with lazy_import("launch").on(call.x.device):
             weight, bias = layer.arranged_input()
-            after, gates = layer.walk_forward(weight, bias, keep)
+            after, gates = layer.forward_pass(weight, bias, keep)
         saved = (gates, weight) if keep else ()
         if call.weights.w_hr is not None:
             saved = (*saved, after[0]) if keep else ()
@@ -71,13 +74,13 @@ class TritonKernels:
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
+        """Return the gradients; see :meth:`recurl.recurrence.kernels.Kernels.backward`."""
         layer = self._layer(call)
-        with module("launch").on(call.x.device):
+        with lazy_import("launch").on(call.x.device):
             return _backward(layer, after, saved, grads, needs)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
+        """Return tensors like the saved ones; see :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
         form, (tokens, inputs) = self._layer(call).form, call.x.shape
         layout = form.layout
         gates = call.x.new_empty(tokens, 4 * layout.width, dtype=form.kept_dtype)
@@ -87,21 +90,23 @@ class TritonKernels:
         return gates, weight, call.x.new_empty(tokens, layout.hidden, dtype=torch.float32)
 
     def differentiable(self, call: LayerCall) -> States | None:
-        """None: there are no second derivatives."""
+        """Return None: second derivatives are not supported."""
         return None
 
-    def _layer(self, call: LayerCall) -> Layer:
-        hidden = int(call.weights.hidden_size)  # a symbol where torch.compile has met several sizes
+    def _layer(self, call: LayerCall) -> TritonLayer:
+        hidden = int(call.weights.hidden_size)  # a symbol where torch.compile has seen several sizes
         lowest = torch.bfloat16 in (call.x.dtype, call.options.compute_dtype)
         precision = "bf16" if lowest else call.options.precision
         hardware, rows = None, 1
         if call.x.device.type == "cuda":
             hardware = _hardware(call.x.device)
             rows = known_rows(call)
-        return Layer(call, form_for(hardware, call.cell.name, hidden, precision, rows), self.tile_for)
+        return TritonLayer(call, form_for(hardware, call.cell.name, hidden, precision, rows), self.tile_for)
 
 
-def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]) -> Gradients:
+def _backward(
+    layer: TritonLayer, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
+) -> Gradients:
     w = layer.call.weights
     after = tuple(state.float() for state in after)
     if saved:
@@ -110,12 +115,12 @@ def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: Sta
     else:
         weight, bias = layer.arranged_input()
         before = layer.before(after[0])
-        gates, others, h = layer.gates_again(weight, bias, before), (), (before, False)
+        gates, others, h = layer.recomputed_gates(weight, bias, before), (), (before, False)
     unprojected = after[0]
     if w.w_hr is not None:
         unprojected = others[0] if others else layer.unprojected(gates, after[1])
     into_h = grads[0] if w.w_hr is None else grads[0].float() @ w.w_hr.float()
-    grad_gates, grad_stored = layer.walk_backward(
+    grad_gates, grad_stored = layer.backward_pass(
         (into_h, *grads[1:]), gates, (unprojected, *after[1:]), to_stored=needs.states[-1]
     )
     weight = weight if needs.x else None
@@ -124,16 +129,16 @@ def _backward(layer: Layer, after: States, saved: tuple[Tensor, ...], grads: Sta
 
 @torch.compiler.assume_constant_result
 def _hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
-    """Compute capability, multiprocessors and clusters of a GPU, by the driver, which torch.compile can't trace."""
-    return _asked_hardware(device)
+    """Compute capability, multiprocessors and clusters of a GPU; torch.compile can't trace the driver calls."""
+    return _query_hardware(device)
 
 
 @cache
-def _asked_hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
+def _query_hardware(device: torch.device) -> tuple[tuple[int, int], int, tuple[int, ...]]:
     properties = torch.cuda.get_device_properties(device)
     capability = properties.major, properties.minor
     can = capability == GLUON_CAPABILITY and nvrtc.library() is not None
-    clusters = module("cuda_launch").clusters_on(device, CLUSTERS) if can else ()
+    clusters = lazy_import("cuda_launch").clusters_on(device, CLUSTERS) if can else ()
     return capability, properties.multi_processor_count, clusters
 
 
@@ -153,7 +158,7 @@ def refused_device(device: torch.device) -> str | None:
 
 @torch.compiler.assume_constant_result
 def missing_package() -> str | None:
-    """Return what must be installed, or None."""
+    """Return what has to be installed, or None."""
     return _missing_package()
 
 

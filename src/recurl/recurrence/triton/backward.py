@@ -1,8 +1,8 @@
 # pyright: basic, reportAssignmentType=false
 # ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0913, PLR0915
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""The backward recurrence in plain Triton: any hidden size, any sm_80 or newer, and the interpreter."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Backward recurrence in plain Triton: any hidden size, any sm_80 or newer, and the interpreter."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ def backward_kernel(
     BLOCK_K: tl.constexpr,
     RESIDENT: tl.constexpr,
 ):
-    """Walk ROWS slots from their last token to their first; see :func:`forward_kernel` for what is shared.
+    """Run ROWS slots from their last token to their first; see :func:`forward_kernel` for the common arguments.
 
-    Args (pointers unless said otherwise):
+    Args (pointers unless noted otherwise):
         grad_h, grad_c: gradients of the states after every token ``[N, H]``, with their strides (integers).
         gates: ``[N, 4 * H]``, as the forward kernel keeps them.
         stored: the stored state that the pointwise part reads (LSTM c, GRU h), with its strides (integers).
         after_h, after_c: states after every token, float32 ``[N, H]``.
-        grad_gates: ``[N, 4 * H]``, written. LSTM: i, f, g, o. GRU: n's input part, r, z, n's hidden part, so that
+        grad_gates: ``[N, 4 * H]``, written. LSTM: i, f, g, o. GRU: input part of n, r, z, hidden part of n, so that
             columns [0, 3 H) belong to the input product and [H, 4 H) to the hidden one.
-        grad_stored: float32 ``[N, H]``, zero; written with TO_STORED at segment starts: LSTM gradient of c, GRU the
-            part of h's gradient that bypasses the hidden product.
-        carry: float32 ``[slots, MEMBERS * UNITS]``, zero: that pointwise part on its way from token to token.
+        grad_stored: float32 ``[N, H]``, zero; written with TO_STORED at segment starts. LSTM: the gradient of c. GRU:
+            the part of h's gradient that bypasses the hidden product.
+        carry: float32 ``[slots, MEMBERS * UNITS]``, zero: that pointwise part, passed from token to token.
     """
     group = tl.program_id(0) // MEMBERS
     member = tl.program_id(0) % MEMBERS

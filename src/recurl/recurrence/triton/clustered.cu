@@ -1,35 +1,35 @@
-// The recurrence of an LSTM or GRU of 65 to 512 units: a cluster of programs walks eight slots together.
+// Recurrence of an LSTM or GRU with 65 to 512 hidden units: a cluster of CTAs processes eight slots together.
 //
-// Compiled at run time, either FORWARD or not, with these numbers: HIDDEN, WIDTH, MEMBERS (programs of a cluster: WIDTH
-// is a multiple of 32 and of eight times their number), HELD (blocks of weights in registers), LSTM, EXACT, KEEP or
-// TO_STORED, BITS (of input gates and of the gates' gradients: 32 or 16, bfloat16). The arguments are those of
-// resident_forward_kernel and resident_backward_kernel, with their layouts, but for what goes by memory there.
+// Compiled at run time, with or without FORWARD, and with these macros: HIDDEN, WIDTH, MEMBERS (CTAs of a cluster:
+// WIDTH is a multiple of 32 and of eight times their number), HELD (blocks of weights in registers), LSTM, EXACT, KEEP
+// or TO_STORED, BITS (of input gates and of the gates' gradients: 32, or 16 for bfloat16). The arguments are those of
+// resident_forward_kernel and resident_backward_kernel, with their layouts, without the exchange buffers in memory.
 //
-// A program owns its share of the units, a warp eight of them, a thread one unit of two slots. Recurrent weights are the
-// left operands of products [16 x 16] by [16 x 8 slots], in registers as far as these hold them, else in shared memory,
-// where each thread reads what it wrote.
+// A CTA owns its share of the hidden units, a warp eight of them, a thread one unit of two slots. Recurrent weights are
+// the left operands of products [16 x 16] by [16 x 8 slots]. They are in registers as far as these suffice, else in
+// shared memory, where each thread reads what it wrote itself.
 //
-// Operands are float16: it has tf32's bits of mantissa. Its range is no limit: weights are scaled by a power of two for
-// each program, gradients of gates for each program and slot, and h is at most 1, but for stored states, which enter
-// products cut at 65504. EXACT, an operand is two of them: its first eleven bits, and 2^11 times the rest, of which all
-// products but that of both rests are added up.
+// Operands are float16, which has the mantissa bits of tf32. Its range is no limit: weights are scaled by a power of
+// two per CTA, gradients of gates per CTA and slot, and h is at most 1, except stored states, which are clamped to
+// 65504 in products. With EXACT, an operand is two float16 numbers: its first eleven bits, and 2^11 times the rest. All
+// their products are summed, except that of the two rests.
 //
-// What programs tell each other goes straight into their shared memory (st.async), and the barrier of the page it goes
-// to counts its bytes. Two pages in turn are enough: see the loops. Threads wait in the scope of their program, as
-// CUTLASS does: a wait in that of the cluster would empty the first cache, and only shared memory is exchanged.
+// CTAs send values to each other directly into shared memory (st.async), and the barrier of the receiving page counts
+// the bytes. Two alternating pages are enough: see the loops. Threads wait with CTA scope, as in CUTLASS: a wait with
+// cluster scope would invalidate the L1 cache, and only shared memory is exchanged.
 
 constexpr int SLOTS = 8;
 constexpr int UNITS = WIDTH / MEMBERS;
 constexpr int WARPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int PARTS = EXACT ? 2 : 1;  // float16 numbers of an operand
-constexpr float REST = 2048.0f;  // times which the second part is kept
+constexpr float REST = 2048.0f;  // scale of the second part
 
-// What brings numbers of this biased exponent, or less, to 2^14 at least and below 2^15; and what takes it back.
+// Scale that brings numbers with this biased exponent, or less, to the range from 2^14 to below 2^15; and its inverse.
 inline float scale_up(u32 exponent) { return __uint_as_float((268 - max(exponent, 15u)) << 23); }
 inline float scale_back(u32 exponent) { return __uint_as_float((max(exponent, 15u) - 14) << 23); }
 
-// Two operands as halves of words: their first parts, and their second ones.
+// Two operands packed in words: their first parts, and their second parts.
 inline void parts_of(u32 (&words)[PARTS], float low, float high) {
     words[0] = halves(low, high);
     if (EXACT) {
@@ -39,7 +39,7 @@ inline void parts_of(u32 (&words)[PARTS], float low, float high) {
     }
 }
 
-// Inputs of a unit, as they are in memory until they are used.
+// Inputs of a unit, in their memory format until they are used.
 
 #if BITS == 32
 struct Raw { float a, b, c, d; };
@@ -47,7 +47,7 @@ struct Raw { float a, b, c, d; };
 struct Raw { u32 a, b; };
 #endif
 
-// i, f, g, o, or r, z, n, of a row.
+// Read i, f, g, o, or r, z, n, of a row.
 inline void read_inputs(Raw& raw, const Number* row, int unit) {
 #if BITS == 32
     if (LSTM) {
@@ -76,7 +76,7 @@ inline void unpack(float (&x)[4], const Raw& raw) {
 #endif
 }
 
-// The exponent of the largest finite weight of the program's units, in all threads.
+// The exponent of the largest finite weight of the CTA's units, in all threads.
 inline u32 largest(const float* w_hh, int own) {
     __shared__ u32 found;
     if (threadIdx.x == 0) found = 0;
@@ -96,14 +96,14 @@ inline u32 largest(const float* w_hh, int own) {
     return found >> 23;
 }
 
-// The weights of a warp's TILES x BLOCKS products, four registers a thread each, those of first parts before the others:
-// HELD blocks of them in registers, the others in shared memory.
+// The weights of a warp's TILES x BLOCKS products, four registers per thread each, all first parts before the second
+// ones: HELD blocks of them in registers, the others in shared memory.
 template <int TILES, int BLOCKS>
 struct Weights {
     static constexpr int NUMBER = PARTS * BLOCKS * TILES, HERE = NUMBER < HELD ? NUMBER : HELD;
     u32 held[HERE][4], rest;
 
-    // at(tile, block, register, which of two), each times scale; shared memory from an address on.
+    // Weights are at(tile, block, register, which of two) * scale; shared memory starts at address.
     template <class At>
     Weights(u32 address, float scale, At at) {
         auto block_of = [&](u32 (&block)[4], int number) {
@@ -119,7 +119,7 @@ struct Weights {
 #pragma unroll
         for (int number = 0; number < HERE; ++number) {
             block_of(held[number], number);
-            if (number % 8 == 7) __syncwarp();  // no more of them at a time: registers are few
+            if (number % 8 == 7) __syncwarp();  // limits the blocks in progress: registers are scarce
         }
         rest = address + (NUMBER - HERE) * (threadIdx.x / 32) * 512 + threadIdx.x % 32 * 16;
 #pragma unroll 1
@@ -130,7 +130,7 @@ struct Weights {
         }
     }
 
-    // One of them, of numbers that are known when this is compiled.
+    // Get one block; the numbers are compile-time constants.
     void take(u32 (&block)[4], int part, int tile, int place) const {
         const int number = (part * BLOCKS + place) * TILES + tile;
         if (number >= HERE) return load_block(block, rest + (number - HERE) * 512);
@@ -140,7 +140,7 @@ struct Weights {
 };
 
 struct Place {
-    int lane, warp, row, pair;  // of the thread: its row and pair of columns in blocks of products
+    int lane, warp, row, pair;  // row and pair: the thread's row and pair of columns in blocks of products
     u32 member;
     int unit;
     bool real;
@@ -153,8 +153,8 @@ struct Place {
     }
 };
 
-// Steps until the last of the program's slots is at its end. A slot whose end is near or past reads its last token
-// instead of those there aren't, and an empty slot the first of all.
+// Steps until the last of the CTA's slots ends. Slots that have ended, or are about to, read their last token again
+// instead of tokens past it; an empty slot reads the first token of the batch.
 inline int longest(const i64* bounds, int lane) {
     bounds += blockIdx.x / MEMBERS * SLOTS + lane % SLOTS;
     int steps = max((int)(bounds[1] - bounds[0]), 0);
@@ -162,7 +162,7 @@ inline int longest(const i64* bounds, int lane) {
     return steps;
 }
 
-// Barriers of two pages, each of which gets so many bytes.
+// Barriers of two pages, each of which receives this number of bytes.
 inline u32 barriers(u64 (&full)[2], u32 bytes) {
     u32 address = shared_address(full);
     if (threadIdx.x == 0) {
@@ -173,8 +173,8 @@ inline u32 barriers(u64 (&full)[2], u32 bytes) {
     return address;
 }
 
-// Sums of products by tile: of first parts and, EXACT, of a first and a second one. In as many chains as give the hardware
-// four things to do at once.
+// Sums of products by tile: of first parts and, with EXACT, of a first and a second part. They have as many chains as
+// give the hardware four independent products at a time.
 template <int TILES>
 struct Sums {
     static constexpr int CHAINS = TILES < 4 ? 4 / TILES : 1;
@@ -210,15 +210,16 @@ struct Sums {
 
 #if FORWARD
 
-// One of two turns, as a type: what a step keeps for the one after the next has a place of its own.
+// One of two alternating turns, as a type: values that a step keeps for the one after the next have their own
+// registers.
 template <int NUMBER>
 struct Turn {
     static constexpr int number = NUMBER;
 };
 
-// A warp writes h of step s + 1 to all programs when it has read all of h of step s, which came when every warp of
-// every program had read h of step s - 1: that page is free. A program leaves when all of the last h has come, so that
-// nothing is under way to it.
+// A warp sends h of step s + 1 to all CTAs after it has read all of h of step s. That arrived after every warp of every
+// CTA had read h of step s - 1, so its page is free. A CTA exits after all of the last h has arrived, so that nothing
+// is in flight to it.
 KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
     constexpr int BLOCKS = WIDTH / 16;
     constexpr u32 PART = WIDTH * SLOTS * 2, PAGE = PARTS * PART;
@@ -227,7 +228,7 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
     const Place my;
     const float bias = LSTM || !my.real ? 0.0f : a.b_hn[my.unit];
     const u32 page0 = shared_address(pages), full0 = barriers(full, PAGE);
-    // A warp has eight rows of each part for each program. A lane sends that of its number modulo 8, to one or more.
+    // A warp has eight rows of each part for each CTA. A lane sends the row of its index modulo 8, to one or more CTAs.
     constexpr int ROWS = 8 * MEMBERS * PARTS, SENDS = (ROWS + 31) / 32;
     u32 to[SENDS], to_full[SENDS];
 #pragma unroll
@@ -245,8 +246,8 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
     const u8* starts[2];
     float *after_h[2], *after_c[2], h[2] = {}, c[2] = {};
     Kept* gates[2];
-    // By turns, each for two steps on when it has served: inputs, whether the token after this one is a first one, its
-    // stored states, and the flag for the step after the next.
+    // By turn, each replaced after use by the value for two steps later: inputs, whether the next token starts a
+    // segment, its stored states, and the flag for the step after the next.
     Raw x[2][2];
     u32 first[2][2];
     float stored_h[2][2], stored_c[2][2];
@@ -334,7 +335,7 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
             } else {
                 g3 = hidden[2] * back + bias;
                 g2 = tanh_of(given[2] + g0 * g3);
-                if (!EXACT) g3 = fminf(fmaxf(g3, -65504.0f), 65504.0f);  // the one kept value that has no bound
+                if (!EXACT) g3 = fminf(fmaxf(g3, -65504.0f), 65504.0f);  // the only kept value without a bound
                 h[e] = g2 + g1 * (h[e] - g2);
             }
             kept[e][0] = g0, kept[e][1] = g1, kept[e][2] = g2, kept[e][3] = g3;
@@ -343,7 +344,7 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
             c[e] = first[page][e] ? stored_c[page][e] : c[e];
         }
         send_h(1 - page);
-        // While that is under way.
+        // While that is in flight.
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             constexpr int ROW = GATES * WIDTH * (int)sizeof(Number);
@@ -370,7 +371,7 @@ KERNEL clustered_forward_kernel(const __grid_constant__ Arguments a) {
 
 #else
 
-// The same, but not before a zero is known.
+// The same value, but not before a zero is known.
 inline float behind(float x, u32 zero) { return __uint_as_float(__float_as_uint(x) | zero); }
 inline uint2 behind(uint2 x, u32 zero) { return make_uint2(x.x | zero, x.y | zero); }
 inline float4 behind(float4 x, u32 zero) {
@@ -380,25 +381,26 @@ inline Step behind(const Step& read, u32 zero) {
     return {behind(read.gates, zero), read.dh, read.dc, behind(read.state, zero), behind(read.before, zero)};
 }
 
-// A program multiplies the gradients of its own gates by their weights to all units, and sends each program the parts
-// of its units, which that one adds in the order of the programs.
+// A CTA multiplies the gradients of its own gates by their weights to all units, and sends each CTA the partial sums of
+// its units. The receiver adds them in the order of the CTAs.
 //
-// A step has two barriers of the program: when the largest gradients of all warps are known, and when the operands are
-// written. Behind the first nobody reads the operands of the step before. A warp sends parts of step s + 2 over those of
-// s behind the second of its program in step s + 2, so after parts of s + 1 had come from the receiver, whose warps send
-// them behind barriers which none of them reaches before it has read the parts of s. Who leaves has got the last parts.
+// A step has two CTA barriers: after the largest gradients of all warps are known, and after the operands are written.
+// After the first one, no thread reads the operands of the previous step. A warp sends the parts of step s + 2 over
+// those of s after the second barrier of its CTA in step s + 2, hence after parts of s + 1 had come from the receiver.
+// The warps of the receiver send those after barriers that none of them reaches before it has read the parts of s. A
+// CTA exits after it has received the last parts.
 KERNEL clustered_backward_kernel(const __grid_constant__ Arguments a) {
     constexpr int TILES = MEMBERS / 2, BLOCKS = 2 * WARPS;
     constexpr u32 PAGE = MEMBERS * UNITS * SLOTS * 4;
     __shared__ __align__(128) u8 parts[2][PAGE];  // [MEMBERS, UNITS, SLOTS]
     __shared__ __align__(128) u32 operands[WARPS][PARTS][4][32];  // [gates, 8 units, SLOTS] float16
-    __shared__ __align__(16) u16 exponents[SLOTS][8];  // the largest of each warp
+    __shared__ __align__(16) u16 exponents[SLOTS][8];  // the largest exponent of each warp
     __shared__ u64 full[2];
-    if ((a.gh_row | a.gc_row | a.stored_row) >> 29) stop();  // no tensor has rows that far apart
+    if ((a.gh_row | a.gc_row | a.stored_row) >> 29) stop();  // no tensor has a row stride that large
     const Place my;
     const u32 rows = shared_address(operands) + my.lane * 16, full0 = barriers(full, PAGE);
-    const u32 zero = (u32)(a.gh_row >> 40);  // which the compiler doesn't know
-    // Of each two blocks of eight units, which are all of one program, a lane sends four slots of one.
+    const u32 zero = (u32)(a.gh_row >> 40);  // the compiler doesn't know that it is zero
+    // Of every two blocks of eight units, each of a single CTA, a lane sends four slots of one.
     const bool odd = my.pair % 2;
     u32 to[TILES], to_full[TILES];
 #pragma unroll
@@ -408,9 +410,9 @@ KERNEL clustered_backward_kernel(const __grid_constant__ Arguments a) {
         to[tile] = address_in(shared_address(parts) + at, eight / WARPS);
         to_full[tile] = address_in(full0, eight / WARPS);
     }
-    for (int i = threadIdx.x; i < SLOTS * 8; i += THREADS) exponents[i / 8][i % 8] = 0;  // of warps there aren't
+    for (int i = threadIdx.x; i < SLOTS * 8; i += THREADS) exponents[i / 8][i % 8] = 0;  // for warps that don't exist
     const int steps = longest(a.bounds, my.lane);
-    const int real_unit = min(my.unit, HIDDEN - 1);  // what the others read; their gradients are zero
+    const int real_unit = min(my.unit, HIDDEN - 1);  // padding units read these; their gradients are zero
     int length[2], last[2] = {};
     const u8* starts[2] = {};
     const Kept* gates[2] = {};
@@ -418,14 +420,14 @@ KERNEL clustered_backward_kernel(const __grid_constant__ Arguments a) {
     const float *after[2] = {}, *stored[2] = {};
     Number* grad_gates[2];
     float* grad_stored[2];
-    // Bytes from a row to the one before it: 32 bits of them make an address in one instruction.
+    // Bytes from a row to the previous one, in 32 bits, so that an address takes one instruction.
     const int gh_back = -(int)a.gh_row * 4, gc_back = -(int)a.gc_row * 4, stored_back = -(int)a.stored_row * 4;
     constexpr int KEPT_BACK = -WIDTH * (int)sizeof(Kept), STATE_BACK = -HIDDEN * 4;
-    Step read[2];              // by the next step
-    bool first[2], second[2];  // this token, and that of the next step
-    u32 flag[2];               // of the step after that
+    Step read[2];              // for the next step
+    bool first[2], second[2];  // of this token, and of that of the next step
+    u32 flag[2];               // of the following step
     Factors factors[2];
-    float total[2], carried[2];  // gradients of h and c; of a GRU's h, in carried, what doesn't come through products
+    float total[2], carried[2];  // gradients of h and c; GRU: carried is the part of h's that bypasses the products
 
     auto read_step = [&](int e, int step, bool is_first) {
         const int at = min(step, last[e]), one_more = min(step + 1, last[e]);
@@ -486,9 +488,9 @@ KERNEL clustered_backward_kernel(const __grid_constant__ Arguments a) {
             most[e] = __float_as_uint(fmaxf(fmaxf(fabsf(d[e][0]), fabsf(d[e][1])),
                                             LSTM ? fmaxf(fabsf(d[e][2]), fabsf(d[e][3])) : fabsf(d[e][2])));
         }
-        // The largest of the warp's eight units, by the upper halves of their bits: turned, a lane has two units of one slot.
-        // That a matrix is turned by whole warps also tells the compiler that their threads are together again, behind the
-        // loop that waits: else it would have the exchanges between them wait for all loads.
+        // The largest gradient of the warp's eight units, by the upper halves of its bits. After transposition a lane
+        // has two units of one slot. A transposition by whole warps also tells the compiler that threads have converged
+        // again after the waiting loop: otherwise it would make the exchanges between them wait for all loads.
         const u32 turned = transposed(__byte_perm(most[0], most[1], 0x7632));
         u32 largest_own = max(turned & 0xffff, turned >> 16);
 #pragma unroll
@@ -536,8 +538,8 @@ KERNEL clustered_backward_kernel(const __grid_constant__ Arguments a) {
                  odd ? word[2] : low, odd ? word[3] : high);
             late = low & zero;
         }
-        // While that is under way. What was fetched is used before more is: the hardware waits for both together; and not
-        // before the send, of which it is made to depend.
+        // While that is in flight. Fetched values are used before more are fetched, because the hardware waits for both
+        // together, and not before the send, on which they are made to depend.
         __syncwarp();
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -550,7 +552,7 @@ KERNEL clustered_backward_kernel(const __grid_constant__ Arguments a) {
             settle(dh[e]), settle(dc[e]);
             store_gradients(active, moved(grad_gates[e], step, -4 * WIDTH * (int)sizeof(Number)), my.unit, d[e]);
             if (TO_STORED) store(active && first[e] && my.real, moved(grad_stored[e], step, STATE_BACK), carried[e]);
-            linked[e] = active && !first[e];  // a segment's first token passes nothing on to the token before it
+            linked[e] = active && !first[e];  // the first token of a segment passes no gradient to the previous one
             first[e] = second[e], second[e] = is_set(flag[e] | late);
         }
         if (step + 2 < steps) {

@@ -1,4 +1,4 @@
-"""How the work of one layer is cut, by table: no tuning at run time."""
+"""Choice of kernels and tiles for a layer, by table: no tuning at run time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _ROWS = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """What one launch of a recurrence kernel is made of.
+    """Tile sizes of a plain recurrence kernel.
 
     Attributes:
-        rows: slots that a group of programs walks together.
+        rows: slots that a group of programs processes together.
         units: hidden units of one program.
         members: programs of a group; together they hold all hidden units.
         block_k: rows of the recurrent weights in one product.
-        resident: the weights are loaded once, before the first step.
-        warps: per program.
+        resident: whether the weights are loaded once, before the first step.
+        warps: warps per program.
     """
 
     rows: int
@@ -31,14 +31,14 @@ class Tile:
     warps: int
 
 
-_UNITS = 64  # at most, of one program: eight warps with eight units each
-# Registers per thread that resident weights may take: the backward walk needs more of them for itself.
+_UNITS = 64  # most units of a program: eight warps with eight units each
+# Registers per thread that resident weights may take: the backward pass needs more of them for other values.
 _WEIGHT_REGISTERS = {"forward": 128, "backward": 48}
 _BLOCK_K = {"bf16": 32, "tf32": 32, "tf32x3": 16, "ieee": 16}
 
 
 def padded(hidden: int) -> int:
-    """The power of two, at least 16, that holds ``hidden`` units."""
+    """Return the smallest power of two, at least 16, that holds ``hidden`` units."""
     return max(16, 1 << (hidden - 1).bit_length())
 
 
@@ -49,14 +49,14 @@ def tile_for(direction: str, hidden: int, num_gates: int, precision: str) -> Til
         direction: ``"forward"`` or ``"backward"``.
         hidden: H.
         num_gates: G.
-        precision: of the recurrent products: ``"ieee"``, ``"tf32"``, ``"tf32x3"`` or ``"bf16"``.
+        precision: precision of the recurrent products: ``"ieee"``, ``"tf32"``, ``"tf32x3"`` or ``"bf16"``.
     """
     return _tile(direction, hidden, num_gates, precision)
 
 
 @lru_cache(maxsize=256)
 def _tile(direction: str, hidden: int, num_gates: int, precision: str) -> Tile:
-    # Apart: torch 2.11 compiles no call of an attribute that is a cached function.
+    # A separate function, because torch 2.11 can't compile calls of an attribute that is a cached function.
     width = padded(hidden)
     units = min(width, _UNITS)
     registers = width * num_gates // (8 if precision == "bf16" else 4)
@@ -66,16 +66,16 @@ def _tile(direction: str, hidden: int, num_gates: int, precision: str) -> Tile:
 
 @dataclass(frozen=True)
 class Resident:
-    """How the Gluon kernels keep the recurrent weights on the chip.
+    """Gluon kernels that keep the recurrent weights on the chip.
 
     Attributes:
-        forward_shared: gates whose weights lie in shared memory, not in registers, in the forward walk.
-        ahead: how many steps early the forward walk fetches input gates.
-        backward_shared: as ``forward_shared``, in the backward walk.
-        programs: per multiprocessor.
-        units: of one program, of which a group has as many as hold all hidden units; 0: one program holds them all.
-        rows: slots that a group walks together.
-        across: warps that share these slots; each has 16 units.
+        forward_shared: gates whose weights are in shared memory instead of registers in the forward pass.
+        ahead: number of steps that the forward pass prefetches input gates.
+        backward_shared: as ``forward_shared``, in the backward pass.
+        programs: programs per multiprocessor.
+        units: units of one program, where a group of programs holds all units; 0 if one program holds them all.
+        rows: slots that a group processes together.
+        across: warps that share these slots, with 16 units each.
     """
 
     forward_shared: int
@@ -88,20 +88,20 @@ class Resident:
     walks: ClassVar[int] = 1
 
     def members_for(self, width: int) -> int:
-        """Programs of a group."""
+        """Return the number of programs of a group."""
         return width // self.units if self.units else 1
 
 
 @dataclass(frozen=True)
 class Wide:
-    """How the Gluon kernels with a product per step are cut.
+    """Gluon kernels with a matrix product per step.
 
     Attributes:
-        rows: slots that a group walks together.
+        rows: slots that a group processes together.
         units: hidden units of one program.
-        stages: blocks of operands on their way or in use.
-        shares: programs that share the columns of a product, at most (backward).
-        walks: groups that a program walks with, each by warps of its own; for weights that stay in shared memory.
+        stages: blocks of operands in flight or in use.
+        shares: most programs that share the columns of a product (backward pass).
+        walks: groups that a program serves, each with its own warps; for weights that stay in shared memory.
         across: warps that share 16 slots.
     """
 
@@ -115,39 +115,39 @@ class Wide:
 
     @property
     def warps(self) -> int:
-        """Per group that a program walks with."""
+        """Warps per group that a program serves."""
         return self.rows // 16 * self.across
 
     def members_for(self, width: int) -> int:
-        """Programs of a group."""
+        """Return the number of programs of a group."""
         return width // self.units
 
     def shares_for(self, width: int, blocks: int) -> int:
-        """How many programs share the ``blocks`` of columns of a product: shares, or as many as come out even."""
+        """Return how many programs share the ``blocks`` of columns of a product; it divides them evenly."""
         return math.gcd(self.shares, self.members_for(width), blocks)
 
     def pages_for(self, columns: int, weights: int, parts: int) -> int:
-        """How many pages the weights get: one for each of ``columns`` blocks (of ``weights`` rows), if they fit.
+        """Return the number of pages of the weights: one for each of ``columns`` blocks (``weights`` rows) if they fit.
 
-        Each is of ``parts`` parts, as are the pages of the rows.
+        Each page has ``parts`` parts, as have the pages of the rows.
         """
         held = 128 * parts * (self.walks * self.stages * self.rows + columns * weights)
         return columns if held <= _SHARED_BYTES else self.stages
 
-    def taken_for(self, pages: int, blocks: int) -> int:
-        """How many blocks are multiplied at a time: a third of those there, or one where the weights stream too."""
+    def blocks_at_once(self, pages: int, blocks: int) -> int:
+        """Return the blocks multiplied at a time: a third of the stages, or one where the weights are streamed too."""
         return math.gcd(self.stages // 3, blocks) if pages == blocks else 1
 
 
 @dataclass(frozen=True)
 class Single:
-    """How the Gluon kernels with one slot per program are cut.
+    """Gluon kernels with one slot per program.
 
     Attributes:
         units: the power of two that holds all hidden units.
-        warps: per program.
-        held: blocks of 16 columns of the weights in registers; the rest is in shared memory.
-        programs: per multiprocessor.
+        warps: warps per program.
+        held: blocks of 16 columns of the weights in registers; the others are in shared memory.
+        programs: programs per multiprocessor.
     """
 
     units: int
@@ -159,16 +159,16 @@ class Single:
     ring: ClassVar[int] = 8
 
     def members_for(self, width: int) -> int:
-        """Programs of a group."""
+        """Return the number of programs of a group."""
         return 1
 
 
 @dataclass(frozen=True)
 class Quartered:
-    """How the CUDA C++ kernels with one slot per program are cut: four threads for each unit.
+    """CUDA C++ kernels with one slot per CTA: four threads for each hidden unit.
 
     Attributes:
-        programs: per multiprocessor.
+        programs: CTAs per multiprocessor.
     """
 
     programs: int
@@ -176,29 +176,29 @@ class Quartered:
     walks: ClassVar[int] = 1
 
     def members_for(self, width: int) -> int:
-        """Programs of a group."""
+        """Return the number of CTAs of a group."""
         return 1
 
     def threads_for(self, width: int) -> int:
-        """Of a program."""
+        """Return the threads of a CTA."""
         return 4 * width
 
     def shared_for(self, width: int, exact: bool) -> int:
-        """Bytes of shared memory beside what the kernels declare."""
+        """Return the bytes of dynamic shared memory."""
         return 0
 
     def numbers(self) -> dict[str, int]:
-        """What the kernels are told of this."""
+        """Return the macros that depend on this configuration."""
         return {"PROGRAMS": self.programs}
 
 
 @dataclass(frozen=True)
 class Clustered:
-    """How the CUDA C++ kernels with a cluster of programs are cut: a warp for eight units.
+    """CUDA C++ kernels with a cluster of CTAs: a warp for eight hidden units.
 
     Attributes:
-        members: programs of a cluster.
-        groups: clusters on the chip at once.
+        members: CTAs of a cluster.
+        groups: clusters that fit on the GPU at once.
     """
 
     members: int
@@ -209,34 +209,34 @@ class Clustered:
     walks: ClassVar[int] = 1
 
     def members_for(self, width: int) -> int:
-        """Programs of a group."""
+        """Return the number of CTAs of a cluster."""
         return self.members
 
     def threads_for(self, width: int) -> int:
-        """Of a program."""
+        """Return the threads of a CTA."""
         return 4 * width // self.members
 
     def shared_for(self, width: int, exact: bool) -> int:
-        """Bytes of shared memory for the weights that registers don't hold."""
+        """Return the bytes of dynamic shared memory, for the weights that don't fit in registers."""
         blocks = width // 8 * (2 if exact else 1)
         return 16 * self.threads_for(width) * max(blocks - self.held, 0)
 
     def numbers(self) -> dict[str, int]:
-        """What the kernels are told of this."""
+        """Return the macros that depend on this configuration."""
         return {"MEMBERS": self.members, "HELD": self.held}
 
     def fits(self, width: int, exact: bool) -> bool:
-        """Whether they, and what the backward walk exchanges, go into shared memory."""
+        """Return whether these weights and the exchange buffers of the backward pass fit in shared memory."""
         exchanged = 64 * width + self.threads_for(width) * (32 if exact else 16) + 1024
         return self.shared_for(width, exact) + exchanged <= _MOST_SHARED
 
 
-CLUSTERS = 2, 4, 8  # programs, of a cluster
-Walk = Single | Resident | Wide | Quartered | Clustered
-_MOST_SHARED = 227 * 1024  # of one program
-_SHARED_BYTES = 224 * 1024  # the same, less what a reduction needs
+CLUSTERS = 2, 4, 8  # supported cluster sizes
+KernelConfig = Single | Resident | Wide | Quartered | Clustered
+_MOST_SHARED = 227 * 1024  # of one CTA
+_SHARED_BYTES = 224 * 1024  # the same, without the memory of a reduction
 
-# By cell, the largest W and precision: as many weights in registers as go in without spilling.
+# By cell, largest W and precision: as many weights in registers as fit without spilling.
 _RESIDENT = {
     ("lstm", 64, "tf32"): Resident(1, 2, 1, 2),
     ("lstm", 96, "tf32"): Resident(2, 1, 2, 1),
@@ -261,49 +261,49 @@ _RESIDENT = {
     ("gru", 512, "bf16"): Resident(3, 1, 3, 1, 64, 8),
 }
 _SMALL = Resident(0, 2, 0, 4)
-_RESIDENT_MULTIPLE = 32  # of which W is one in the resident kernels above 64
-_WIDE_MULTIPLE = {"bf16": 64}  # of which W is one in the wide kernels, else 32
+_RESIDENT_MULTIPLE = 32  # W of the resident kernels is a multiple of this above 64
+_WIDE_MULTIPLE = {"bf16": 64}  # W of the wide kernels is a multiple of this, else of 32
 GLUON_CAPABILITY = (9, 0)
 _EXACT = ("ieee", "tf32x3")
 _CLUSTERED_UNITS = range(65, 513)
-_QUARTERED_WIDTH = 96  # whose weights go into registers
+_QUARTERED_WIDTH = 96  # largest W whose weights fit in registers
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The kernels of one layer on sm_90.
+class KernelChoice:
+    """Kernels of a layer on sm_90.
 
     Attributes:
         width: W, the padded number of units.
-        forward: how the forward walk runs.
-        backward: how the backward walk runs.
+        forward: configuration of the forward pass.
+        backward: configuration of the backward pass.
     """
 
     width: int
-    forward: Walk
-    backward: Walk
+    forward: KernelConfig
+    backward: KernelConfig
 
 
 _SINGLE_UNITS = 128
-_STREAM = 4  # fewer rows than this are streams, of who knows how many segments
-_SINGLE_HELD = {"lstm": 5, "gru": 8}  # blocks of 16 columns that the registers of 256 threads hold for 128 units
-# By units: warps, programs per multiprocessor, the same for batches of fewer rows than multiprocessors (a row is
-# quickest alone on one), and rows per multiprocessor up to which these kernels are quickest in tf32.
+_STREAM = 4  # batches with fewer rows are streams with an unknown number of segments
+_SINGLE_HELD = {"lstm": 5, "gru": 8}  # blocks of 16 columns that fit in the registers of 256 threads for 128 units
+# By units: warps, programs per multiprocessor, the same for batches with fewer rows than multiprocessors (a row is
+# fastest alone on one), and the rows per multiprocessor up to which these kernels are fastest in tf32.
 _SINGLE = {16: (2, 4, 4, 4), 32: (4, 4, 1, 4), 64: (4, 2, 1, 2), 128: (8, 1, 1, 1)}
 
 
 def single_for(cell: str, hidden: int, few: bool) -> Single:
-    """One slot per program: four threads for each unit, or for two where there are many.
+    """Return the kernels with one slot per program: four threads for each unit, or for two if there are many.
 
-    ``few``: the batch has fewer rows than the GPU multiprocessors, and is no single stream.
+    ``few``: whether the batch has fewer rows than the GPU has multiprocessors, and isn't a stream.
     """
     units = padded(hidden)
     warps, many_programs, few_programs, _ = _SINGLE[units]
     return Single(units, warps, _SINGLE_HELD[cell], few_programs if few else many_programs)
 
 
-def _singly(hidden: int, precision: str, batch_rows: int, processors: int) -> bool:
-    """Whether the kernels with one slot per program are quickest."""
+def _single_is_fastest(hidden: int, precision: str, batch_rows: int, processors: int) -> bool:
+    """Return whether the kernels with one slot per program are fastest."""
     if precision == "bf16" or hidden > _SINGLE_UNITS:
         return False
     return precision in _EXACT or _STREAM <= batch_rows <= _SINGLE[padded(hidden)][3] * processors
@@ -318,21 +318,21 @@ def chosen_for(
     precision: str,
     batch_rows: int,
     clusters: tuple[int, ...] = (),
-) -> Chosen | None:
-    """Return how the kernels for sm_90 run a layer, or None where the plain ones serve.
+) -> KernelChoice | None:
+    """Return the sm_90 kernels for a layer, or None if the plain ones are used.
 
-    Those of one slot per program are quickest per step, clusters and the resident ones walk more rows at once, the wide
-    ones most.
+    Kernels with one slot per program are fastest per step. Clusters and the resident kernels process more rows at once,
+    the wide kernels most.
 
     Args:
-        capability: of the GPU.
+        capability: compute capability of the GPU.
         processors: its multiprocessors.
-        cell: its name.
+        cell: name of the cell.
         hidden: H.
-        precision: of the recurrent products.
-        batch_rows: rows of the batch, each at least one segment.
-        clusters: how many clusters of each size in :data:`CLUSTERS` are on the chip at once; none where they can't be
-            compiled.
+        precision: precision of the recurrent products.
+        batch_rows: rows of the batch, each with at least one segment.
+        clusters: number of clusters of each size in :data:`CLUSTERS` that fit on the GPU at once; empty if cluster
+            kernels can't be compiled.
     """
     if capability != GLUON_CAPABILITY:
         return None
@@ -342,14 +342,14 @@ def chosen_for(
         )
         if by_cuda is not None:
             return by_cuda
-    if _singly(hidden, precision, batch_rows, processors):
+    if _single_is_fastest(hidden, precision, batch_rows, processors):
         single = single_for(cell, hidden, _STREAM <= batch_rows <= processors)
-        return Chosen(-(-hidden // 16) * 16, single, single)
+        return KernelChoice(-(-hidden // 16) * 16, single, single)
     width, resident = _resident_for(cell, hidden, precision)
     if resident is not None:
         groups = processors // resident.members_for(width)
         if resident.units == 0 or batch_rows <= groups * resident.rows:
-            return Chosen(width, resident, resident) if groups else None
+            return KernelChoice(width, resident, resident) if groups else None
     multiple = _WIDE_MULTIPLE.get(precision, 32)
     width = -(-hidden // multiple) * multiple
     table = _WIDE_EXACT if precision in _EXACT else _WIDE
@@ -357,13 +357,13 @@ def chosen_for(
     fitting = [pair for pair in tiles if pair[0].members_for(width) <= processors]
     enough = [pair for pair in fitting if batch_rows <= _slots(pair[0], width, processors)]
     best = (enough or fitting[-1:])[:1]
-    return Chosen(width, *best[0]) if best else None
+    return KernelChoice(width, *best[0]) if best else None
 
 
-def _quartered(hidden: int, precision: str, batch_rows: int, processors: int) -> Chosen | None:
-    """One slot per program, with four threads for each unit, where that is quickest, as measured.
+def _quartered(hidden: int, precision: str, batch_rows: int, processors: int) -> KernelChoice | None:
+    """Return the kernels with one slot per CTA and four threads per unit if they are fastest, as measured.
 
-    There are as many programs on a multiprocessor as its rows need, and as their weights go into its registers.
+    A multiprocessor gets as many CTAs as its rows require, and as their weights fit in its registers.
     """
     width, exact = -(-hidden // 16) * 16, precision in _EXACT
     if width > _QUARTERED_WIDTH or precision == "bf16" or (batch_rows < _STREAM and not exact):
@@ -374,13 +374,13 @@ def _quartered(hidden: int, precision: str, batch_rows: int, processors: int) ->
         return None
     programs = most if batch_rows < _STREAM else min(most, 1 << (rows - 1).bit_length())
     config = Quartered(programs)
-    return Chosen(width, config, config)
+    return KernelChoice(width, config, config)
 
 
 def _clustered(
     cell: str, hidden: int, precision: str, batch_rows: int, processors: int, clusters: tuple[int, ...]
-) -> Chosen | None:
-    """Clusters of programs with at most 64 units each, where they hold the weights and are quickest."""
+) -> KernelChoice | None:
+    """Return the cluster kernels with at most 64 units per CTA if they hold the weights and are fastest."""
     members = padded(hidden) // 64
     if hidden not in _CLUSTERED_UNITS:
         return None
@@ -388,14 +388,14 @@ def _clustered(
     width, exact = -(-hidden // multiple) * multiple, precision in _EXACT
     if config.groups == 0 or not config.fits(width, exact):
         return None
-    quickest = _clusters_are_quickest(cell, hidden, precision, batch_rows, processors, config.groups * config.rows)
-    return Chosen(width, config, config) if quickest else None
+    fastest = _clusters_are_fastest(cell, hidden, precision, batch_rows, processors, config.groups * config.rows)
+    return KernelChoice(width, config, config) if fastest else None
 
 
-def _clusters_are_quickest(
+def _clusters_are_fastest(
     cell: str, hidden: int, precision: str, batch_rows: int, processors: int, at_once: int
 ) -> bool:
-    """As measured, with ``at_once`` rows walked at once; below 129 units a row alone on a multiprocessor often is."""
+    """Measured rule, with ``at_once`` rows at once; below 129 units a row alone on a multiprocessor is often faster."""
     if hidden > 256:
         return precision in _EXACT or batch_rows <= 2 * at_once
     if hidden > 128:
@@ -411,7 +411,7 @@ def _clusters_are_quickest(
 
 
 def _resident_for(cell: str, hidden: int, precision: str) -> tuple[int, Resident | None]:
-    """W, and the resident kernels of the least size that holds it, or None."""
+    """Return W and the resident kernels of the smallest size that holds it, or None."""
     width = -(-hidden // _RESIDENT_MULTIPLE) * _RESIDENT_MULTIPLE if hidden > 64 else padded(hidden)
     if width <= 32:
         return width, _SMALL
@@ -423,17 +423,17 @@ def _resident_for(cell: str, hidden: int, precision: str) -> tuple[int, Resident
     return width, found
 
 
-def groups_on(processors: int, config: Walk, width: int) -> int:
-    """How many groups are on the chip at once."""
+def groups_on(processors: int, config: KernelConfig, width: int) -> int:
+    """Return the number of groups that run at once."""
     return config.groups if isinstance(config, Clustered) else processors // config.members_for(width)
 
 
 def _slots(wide: Wide, width: int, processors: int) -> int:
-    """How many rows are walked at once."""
+    """Return the number of rows processed at once."""
     return processors // wide.members_for(width) * wide.rows * wide.walks
 
 
-# Forward and backward, by the largest W: the first that walks all rows of the batch at once, else the last.
+# Forward and backward pass by largest W: the first that processes all rows of the batch at once, else the last.
 _WIDE = {
     256: ((Wide(64, 16, 8), Wide(64, 16, 8, shares=4)),),
     512: (
@@ -446,7 +446,7 @@ _WIDE = {
         (Wide(128, 32, 6), Wide(128, 32, 6, shares=4)),
     ),
 }
-# Accurate to float32, with pages of two parts.
+# The same accurate to float32, with pages of two parts.
 _WIDE_EXACT = {
     256: ((Wide(64, 16, 6), Wide(64, 16, 6, shares=4)),),
     math.inf: (

@@ -1,4 +1,4 @@
-"""Launches of programs in CUDA C++, by the driver. Imported only where Triton is installed."""
+"""Launches of CUDA C++ kernels through the driver API. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from triton.runtime.cache import get_cache_manager
 from recurl.recurrence.triton import nvrtc
 
 
-class Launch:
-    """A kernel on a grid, with its constants; called with its other arguments in order.
+class CudaLaunch:
+    """A CUDA C++ kernel with its grid and constants, called with its other arguments in order.
 
-    All arguments are tensors, the first of them among them, or integers; the kernel has them in one structure of
-    words of 64 bits.
+    Arguments are tensors, which include the first one, or integers. The kernel receives them in one structure of 64-bit
+    words.
 
     Args:
-        source: the name of a file here.
-        kernel: its name in that file.
-        programs: the grid.
-        threads: of a program.
-        shared: bytes of shared memory of a program, beside what the kernel declares.
+        source: name of a source file in this folder.
+        kernel: name of the kernel in that file.
+        programs: CTAs of the grid.
+        threads: threads per CTA.
+        shared: bytes of dynamic shared memory per CTA.
         constants: macros.
     """
 
@@ -40,7 +40,7 @@ class Launch:
         self._functions: dict[int, Any] = {}
 
     def __call__(self, *arguments: Any) -> None:
-        """Start the kernel, on the current device and stream."""
+        """Launch the kernel on the current device and stream."""
         device = arguments[0].device.index
         function = self._functions.get(device)
         if function is None:
@@ -60,7 +60,7 @@ class Launch:
 
 @cache
 def _function(source: str, kernel: str, device: int, **constants: Any) -> ctypes.c_void_p:
-    """The kernel, compiled, on the current device."""
+    """Return the compiled kernel, loaded on the current device."""
     code = machine_code(source, constants)
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _check("cuModuleLoadData", _driver().cuModuleLoadData(ctypes.byref(module), code))
@@ -73,7 +73,7 @@ def _allow_shared(function: ctypes.c_void_p, size: int) -> None:
 
 
 def machine_code(source: str, constants: dict[str, Any]) -> bytes:
-    """Of a file here; from Triton's cache on disk where an earlier process has compiled it."""
+    """Return the machine code of a source file, from Triton's disk cache if it was compiled before."""
     files, name = get_cache_manager(nvrtc.identity(source, constants)), f"{source}bin"
     found = files.get_file(name)
     if found is not None:
@@ -83,8 +83,8 @@ def machine_code(source: str, constants: dict[str, Any]) -> bytes:
     return code
 
 
-_SHARED_BYTES = 120 * 1024  # more than half of a multiprocessor's
-_MOST_SHARED, _CLUSTER = 8, 4  # of CUDA's attributes of functions and of launches
+_SHARED_BYTES = 120 * 1024  # more than half of a multiprocessor's, so that a CTA is alone on it
+_MOST_SHARED, _CLUSTER = 8, 4  # codes of CUDA's function and launch attributes
 
 
 class _Attribute(ctypes.Structure):
@@ -100,13 +100,13 @@ class _Config(ctypes.Structure):
 
 @cache
 def clusters_on(device: torch.device, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """How many clusters of so many programs a GPU holds at once, each program alone on a multiprocessor.
+    """Return how many clusters of each size a GPU holds at once, with each CTA alone on a multiprocessor.
 
-    That is less than a part of all multiprocessors: those of a cluster are neighbours. Where even a program that does
-    nothing can't be compiled or loaded, the tuple is empty, and a warning says why.
+    That is less than the number of multiprocessors divided by the size, because CTAs of a cluster must be neighbors. If
+    even an empty kernel can't be compiled or loaded, the tuple is empty, and a warning states the reason.
     """
     with torch.cuda.device(device):
-        torch.empty(1, device=device)  # the driver's functions need what torch makes when it is first used
+        torch.empty(1, device=device)  # the driver API needs the context that torch creates at its first use
         try:
             function = _function("nothing.cu", "nothing_kernel", torch.cuda.current_device())
         except RuntimeError as error:

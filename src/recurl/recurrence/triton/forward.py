@@ -1,8 +1,8 @@
 # pyright: basic, reportAssignmentType=false
 # ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""The forward recurrence in plain Triton: any hidden size, any sm_80 or newer, and the interpreter."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Forward recurrence in plain Triton: any hidden size, any sm_80 or newer, and the interpreter."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def forward_kernel(
     BLOCK_K: tl.constexpr,
     RESIDENT: tl.constexpr,
 ):
-    """Walk ROWS slots for up to ``step_end - step_begin`` steps; a group of MEMBERS programs shares the H units.
+    """Run ROWS slots for up to ``step_end - step_begin`` steps; a group of MEMBERS programs shares the H units.
 
-    The state travels through ``after_h`` and ``after_c`` themselves: every program of the group reads all of h of the
+    The state is passed on through ``after_h`` and ``after_c``: every program of the group reads all of h of the
     previous token and writes its own UNITS columns.
 
-    Args (pointers unless said otherwise):
-        input_gates: ``[N, G * H]``, input product, all biases but b_hn included, as :class:`Layout` says.
-        b_hn: float32 ``[H]``, a GRU's hidden bias of n.
+    Args (pointers unless noted otherwise):
+        input_gates: ``[N, G * H]``, input product with all biases except b_hn, in the order of :class:`GateLayout`.
+        b_hn: float32 ``[H]``, hidden bias of n of a GRU.
         w_hh: float32 ``[G * H, H]`` with its strides (integers).
         stored_h, stored_c: stored states ``[N, H]`` with their strides (integers), read at segment starts only.
         starts: uint8 ``[N]``.
-        bounds: int64 ``[slots + 1]``: the tokens of each slot.
+        bounds: int64 ``[slots + 1]``: the token ranges of the slots.
         after_h, after_c: float32 ``[N, H]``, written.
         gates: ``[N, 4 * H]``, written with KEEP: LSTM i, f, g, o; GRU r, z, n and n's hidden product.
-        flags: int32 ``[groups]``, zero: arrivals.
+        flags: int32 ``[groups]``, zero: arrival counters.
     """
     GATES: tl.constexpr = 4 if LSTM else 3
     FIRST: tl.constexpr = 0 if LSTM else 1
@@ -79,7 +79,7 @@ def forward_kernel(
     bias = tl.full([UNITS], 0.0, tl.float32)
     if LSTM == 0:
         bias = tl.load(b_hn + u, mask=u_in, other=0.0)
-    if RESIDENT:  # one block of K: the weights stay on chip for the whole walk
+    if RESIDENT:  # a single block of K: the weights stay on the chip for all steps
         w_in = (k0 < HIDDEN)[:, None] & u_in[None, :]
         w0 = _weights(w_hh, w_row, w_column, k0, u, w_in, 0, HIDDEN, PRECISION)
         w1 = _weights(w_hh, w_row, w_column, k0, u, w_in, 1, HIDDEN, PRECISION)
@@ -135,7 +135,7 @@ def forward_kernel(
         else:
             g2 = tanh(x2 + g0 * a2)
             g3 = a2
-            if gates.dtype.element_ty == tl.float16:  # the one kept value that has no bound
+            if gates.dtype.element_ty == tl.float16:  # the only kept value without a bound
                 g3 = tl.minimum(tl.maximum(a2, -65504.0), 65504.0)
             h_at = h_from[:, None] + u[None, :] * h_step[:, None]
             h_own = tl.load(h_at, mask=inside, other=0.0, cache_modifier=".cg")

@@ -1,6 +1,7 @@
-// What gates do and how their numbers are laid out in memory, which comes before both kinds of kernels.
+// Gate functions and memory layouts of gates, included before both kinds of kernels.
 //
-// LSTM, EXACT and BITS are said when this is compiled, and HIDDEN and WIDTH, the units of a layer and those it has room for.
+// Macros LSTM, EXACT and BITS are defined at compile time, and so are HIDDEN and WIDTH, the units of the layer and the
+// padded number of units.
 
 constexpr u32 ALL = 0xffffffff;
 constexpr int GATES = LSTM ? 4 : 3;
@@ -9,7 +10,7 @@ inline float sigmoid_of(float x) {
     return EXACT ? quotient(1.0f, 1.0f + exponential(-x)) : 0.5f * rough_tanh(0.5f * x) + 0.5f;
 }
 
-// From x and the quotient that is tanh of |x|, and cancels where that is small.
+// tanh of x, given the quotient for tanh of |x|, which cancels for small x.
 inline float tanh_from(float x, float far) {
     const float square = x * x, third = 2.0f / 15 + square * (-17.0f / 315 + square * (62.0f / 2835));
     return square < 0.0625f ? x + x * square * (-1.0f / 3 + square * third) : copysignf(far, x);
@@ -27,7 +28,7 @@ typedef float Number;
 typedef u16 Number;
 #endif
 
-// Gates, as the backward walk reads them again.
+// Gates as they are kept for the backward pass.
 #if EXACT
 typedef float4 Kept;
 inline void store_kept(bool wanted, Kept* at, const float (&g)[4]) {
@@ -49,7 +50,7 @@ inline float weight(const float* w_hh, int gate, int unit, int column) {
     return gate < GATES && unit < HIDDEN && column < HIDDEN ? w_hh[(gate * HIDDEN + unit) * HIDDEN + column] : 0.0f;
 }
 
-// So many times so many bytes further.
+// Advance a pointer by times * bytes.
 template <class T>
 inline T* moved(T* at, int times, int bytes) {
     return (T*)((char*)at + (i64)times * bytes);
@@ -86,13 +87,13 @@ struct Arguments {
     float* grad_stored;
 };
 
-// What a step reads.
+// Inputs of a step.
 struct Step {
     Kept gates;
-    float dh, dc, state, before;  // state: after the token, of an LSTM; before: before it
+    float dh, dc, state, before;  // state: c after the token (LSTM); before: the state before it
 };
 
-// What the gradients of the gates are to those of h and c.
+// Factors between the gradients of the gates and those of h and c.
 struct Factors {
     float c, d0, d1, d2, d3, pass;
 };

@@ -1,4 +1,4 @@
-"""Launches of the kernels for sm_90: from tensors to tensors. Imported only where Triton is installed."""
+"""Launches of the kernels for sm_90, on tensors. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ from torch import Tensor
 from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
 from recurl.recurrence.triton import cuda_launch
-from recurl.recurrence.triton.config import Clustered, Quartered, Resident, Single, Walk, Wide, groups_on, padded
+from recurl.recurrence.triton.config import (
+    Clustered,
+    KernelConfig,
+    Quartered,
+    Resident,
+    Single,
+    Wide,
+    groups_on,
+    padded,
+)
 from recurl.recurrence.triton.form import Form
 from recurl.recurrence.triton.launch import flags_of, groups_for, processors_of, slot_bounds
-from recurl.recurrence.triton.layout import Layout
+from recurl.recurrence.triton.layout import GateLayout
 from recurl.recurrence.triton.prepared import prepared
 from recurl.recurrence.triton.resident_backward import resident_backward_kernel
 from recurl.recurrence.triton.resident_forward import resident_forward_kernel
@@ -30,12 +39,12 @@ from recurl.recurrence.triton.wide_forward import wide_forward_kernel
 def run_forward(
     input_gates: Tensor, b_hn: Tensor, w_hh: Tensor, stored: States, boundaries: Boundaries, form: Form, keep: bool
 ) -> tuple[States, Tensor]:
-    """The forward walk. Returns the states after every token and, with ``keep``, the gates."""
+    """Run the forward pass: return states after every token and, with ``keep``, the gates."""
     tokens, device, layout = input_gates.shape[0], input_gates.device, form.layout
-    grid, walk = _walk(form, "forward", processors_of(device), tokens, keep)
+    grid, launch = _grid_and_launch(form, "forward", processors_of(device), tokens, keep)
     after = tuple(torch.empty(tokens, layout.hidden, dtype=torch.float32, device=device) for _ in stored)
     gates = torch.empty(tokens if keep else 0, 4 * layout.width, dtype=form.kept_dtype, device=device)
-    walk(
+    launch(
         *(input_gates, b_hn, grid.weights(w_hh, form)),
         *(stored[0], *stored[0].stride(), stored[-1], *stored[-1].stride()),
         *(flags_of(boundaries), slot_bounds(boundaries, grid.slots), after[0], after[-1], gates),
@@ -54,15 +63,15 @@ def run_backward(
     form: Form,
     to_stored: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The backward walk. Returns the gradients of the gates and, with ``to_stored``, of the last stored state."""
+    """Run the backward pass: return gradients of the gates and, with ``to_stored``, of the last stored state."""
     tokens, device, layout = gates.shape[0], gates.device, form.layout
-    grid, walk = _walk(form, "backward", processors_of(device), tokens, to_stored)
+    grid, launch = _grid_and_launch(form, "backward", processors_of(device), tokens, to_stored)
     grad_gates = torch.empty(tokens, 4 * layout.width, dtype=form.dtype, device=device)
     shape = (tokens if to_stored else 0, layout.hidden)
     grad_stored = (torch.zeros if to_stored else torch.empty)(shape, dtype=torch.float32, device=device)
     if isinstance(grid.config, Quartered | Clustered):
         grads = tuple(grad.float() for grad in grads)
-    walk(
+    launch(
         *(grads[0], *grads[0].stride(), grads[-1], *grads[-1].stride()),
         *(gates, grid.weights(w_hh, form), stored[-1], *stored[-1].stride()),
         *(after[0], after[-1], flags_of(boundaries), slot_bounds(boundaries, grid.slots)),
@@ -73,29 +82,29 @@ def run_backward(
 
 @dataclass(frozen=True)
 class Grid:
-    """One launch: the kernel, its groups and what depends on the kind of kernel."""
+    """Grid of a launch: the kernel, its groups, and arguments that depend on the kernel family."""
 
     kernel: Any
     direction: str
-    config: Walk
-    layout: Layout
+    config: KernelConfig
+    layout: GateLayout
     groups: int
     members: int
 
     @property
     def slots(self) -> int:
-        """How many slots are walked."""
+        """Number of slots."""
         return self.groups * self.config.rows
 
     def weights(self, w_hh: Tensor, form: Form) -> Tensor:
-        """The recurrent weights as the kernel reads them."""
+        """Return the recurrent weights as the kernel reads them."""
         if not isinstance(self.config, Wide):
             return w_hh
         dtype = self.operands(form.dtype, form.kept_dtype)
         return packed(self.direction, w_hh, self.layout, dtype, form.kept_dtype == torch.float32)
 
     def mail(self, turns: int, like: Tensor, form: Form) -> tuple[Tensor, ...]:
-        """Where the programs of a group leave values for each other, and their arrivals."""
+        """Return the buffers through which the programs of a group exchange values, and their arrival counters."""
         if isinstance(self.config, Single | Quartered | Clustered):
             return ()
         if self.members == 1:
@@ -111,18 +120,18 @@ class Grid:
         return mail, flags, torch.empty(sums, dtype=torch.float32, device=like.device)
 
     def operands(self, dtype: torch.dtype, kept: torch.dtype) -> torch.dtype:
-        """What the recurrent product multiplies, for operands of large products and kept gates of these dtypes.
+        """Return the dtype of the operands of the recurrent product, given those of large products and kept gates.
 
-        Weights and h are no large numbers, of which float16 has all the bits of tf32 in half the bytes.
+        Weights and h are small numbers, for which float16 has all bits of tf32 in half the bytes.
         """
         tf32 = dtype == torch.float32 and kept != torch.float32
         half = tf32 and isinstance(self.config, Wide) and self.direction == "forward"
         return torch.float16 if half and self.layout.width % 64 == 0 else dtype
 
     def constants(self, dtype: torch.dtype, kept: torch.dtype) -> dict[str, Any]:
-        """Compile-time arguments and launch options, for operands and kept gates of these dtypes.
+        """Return compile-time arguments and launch options, given the dtypes of operands and kept gates.
 
-        Gates kept in float32 mean that all is accurate to float32.
+        Gates kept in float32 mean that everything is accurate to float32.
         """
         if isinstance(self.config, Quartered | Clustered):
             layout = self.layout
@@ -152,7 +161,7 @@ class Grid:
         return {**found, "SHARED_GATES": shared, "WARPS": units // 16 * config.across}
 
     def _shares(self, config: Wide, dtype: torch.dtype) -> int:
-        """How many programs share a product of the backward walk."""
+        """Return how many programs share a product of the backward pass."""
         return config.shares_for(self.layout.width, self.layout.num_gates * self.layout.width * dtype.itemsize // 128)
 
     def _wide(self, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
@@ -163,28 +172,30 @@ class Grid:
             found["SHARES"] = shares = self._shares(config, dtype)
             blocks, weights = gates * blocks // shares, shares * config.units
         pages = config.pages_for(blocks, weights, 2 if exact else 1)
-        taken = 1 if exact else config.taken_for(pages, blocks)
+        taken = 1 if exact else config.blocks_at_once(pages, blocks)
         return {**found, "TAKEN": taken, "PAGES": pages, "WALKS": config.walks, "WARPS": config.warps}
 
 
 @lru_cache(maxsize=1024)
-def _walk(form: Form, direction: str, processors: int, tokens: int, flag: bool) -> tuple[Grid, Callable[..., None]]:
-    """A walk over ``tokens`` tokens; ``flag``: what it is asked for beside its first result."""
-    config: Walk = getattr(form.chosen, direction)
+def _grid_and_launch(
+    form: Form, direction: str, processors: int, tokens: int, with_aux: bool
+) -> tuple[Grid, Callable[..., None]]:
+    """Return grid and launch of a pass over ``tokens`` tokens; ``with_aux`` is KEEP or TO_STORED."""
+    config: KernelConfig = getattr(form.chosen, direction)
     grid = grid_for(direction, config, form.layout, processors, tokens)
-    asked = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
+    aux_name = {"forward": "KEEP", "backward": "TO_STORED"}[direction]
     constants = grid.constants(form.dtype, form.kept_dtype)
     programs = grid.groups * grid.members // config.walks
     if isinstance(config, Quartered | Clustered):
-        width, constants = form.layout.width, {**constants, asked: flag}
+        width, constants = form.layout.width, {**constants, aux_name: with_aux}
         shared, source = config.shared_for(width, form.kept_dtype == torch.float32), _SOURCES[type(config)]
-        launch = cuda_launch.Launch(source, grid.kernel, programs, config.threads_for(width), shared, constants)
+        launch = cuda_launch.CudaLaunch(source, grid.kernel, programs, config.threads_for(width), shared, constants)
         return grid, launch
-    return grid, prepared(grid.kernel, programs, LSTM=form.layout.lstm, **{asked: flag}, **constants)
+    return grid, prepared(grid.kernel, programs, LSTM=form.layout.lstm, **{aux_name: with_aux}, **constants)
 
 
-def grid_for(direction: str, config: Walk, layout: Layout, processors: int, tokens: int) -> Grid:
-    """The launch of a walk over ``tokens`` tokens on a GPU of ``processors`` multiprocessors."""
+def grid_for(direction: str, config: KernelConfig, layout: GateLayout, processors: int, tokens: int) -> Grid:
+    """Return the grid of a pass over ``tokens`` tokens on a GPU with ``processors`` multiprocessors."""
     members = config.members_for(layout.width)
     kernel = _KERNELS[type(config)][direction]
     on_chip = groups_on(processors, config, layout.width)

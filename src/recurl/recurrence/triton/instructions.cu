@@ -1,4 +1,4 @@
-// Single instructions of sm_90, which come before every kernel here.
+// Wrappers of single sm_90 instructions, included before every kernel here.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -8,7 +8,7 @@ typedef long long i64;
 
 inline u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
-// What a launch asks for beside what a kernel declares.
+// Dynamic shared memory, whose size is set at the launch.
 inline u8* dynamic_shared() {
     extern __shared__ __align__(128) u8 found[];
     return found;
@@ -25,7 +25,7 @@ inline void send(u32 to, u32 barrier, u32 a, u32 b, u32 c, u32 d) {
                  ::"r"(to), "r"(barrier), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// A barrier of one arrival, and of the bytes that are expected.
+// A barrier for one arrival and the expected bytes.
 inline void make_barrier(u32 barrier) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
 }
@@ -49,13 +49,13 @@ inline void meet() {
 
 inline void stop() { asm volatile("trap;"); }
 
-// Four blocks of 8 x 8 float16 from shared memory, each lane with the address of a row, as right operands.
+// Load four blocks of 8 x 8 float16 from shared memory as right operands; each lane gives the address of a row.
 inline void load_operands(u32 (&b)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(address) : "memory");
 }
 
-// The registers of a left operand, those of a lane together.
+// Store the registers of a left operand, those of a lane next to each other.
 inline void put_block(u32 address, const u32 (&a)[4]) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
                  ::"r"(address), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
@@ -66,7 +66,7 @@ inline void load_block(u32 (&a)[4], u32 address) {
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address));
 }
 
-// Of 8 x 8 numbers of 16 bits, two neighbours of a row in each lane, the same of what was a column.
+// Transpose 8 x 8 16-bit numbers, of which each lane holds two adjacent ones of a row.
 inline u32 transposed(u32 pair) {
     u32 found;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(found) : "r"(pair));
@@ -105,7 +105,7 @@ inline u32 bfloats(float low, float high) {
 
 inline float of_bfloat(u32 bits) { return __uint_as_float(bits << 16); }
 
-// Stores without a branch.
+// Predicated stores, without a branch.
 inline void store(bool wanted, float* at, float value) {
     asm volatile("{ .reg .pred p; setp.ne.s32 p, %0, 0; @p st.global.f32 [%1], %2; }"
                  ::"r"((int)wanted), "l"(at), "f"(value));
@@ -131,11 +131,11 @@ inline void store(bool wanted, float4* at, float4 a) {
                  ::"r"((int)wanted), "l"(at), "f"(a.x), "f"(a.y), "f"(a.z), "f"(a.w));
 }
 
-// Compute x here and now, so that what it is made of needs no room any more.
+// Force x to be computed here, so that its inputs no longer occupy registers.
 inline void settle(float& x) { asm volatile("" : "+f"(x)); }
 inline void settle(u32& x) { asm volatile("" : "+r"(x)); }
 
-// Keep an address in a register, instead of computing it anew in each step.
+// Keep an address in a register instead of computing it again in each step.
 template <class T>
 inline void keep(T*& at) {
     u64 address = __cvta_generic_to_global(at);
@@ -143,19 +143,19 @@ inline void keep(T*& at) {
     at = (T*)__cvta_global_to_generic(address);
 }
 
-inline u32 byte_at(const u8* at) {  // not as a byte, which the compiler would pack, and wait for, early
+inline u32 byte_at(const u8* at) {  // not as a byte, which the compiler would pack early, waiting for the load
     u32 found;
     asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(found) : "l"(at));
     return found;
 }
 
-inline u32 is_set(u32 byte) {  // here and now, likewise
+inline u32 is_set(u32 byte) {  // forced to be computed here, likewise
     u32 set;
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; selp.u32 %0, 1, 0, p; }" : "=r"(set) : "r"(byte));
     return set;
 }
 
-// A number within float16's range; infinity and NaN stay what they are.
+// Clamp to the range of float16; infinity and NaN are unchanged.
 inline float limited(float x) {
     float found;
     asm("{ .reg .f32 a; .reg .pred p; testp.infinite.f32 p, %1; min.NaN.f32 a, %1, 0f477FE000;\n"
@@ -163,7 +163,7 @@ inline float limited(float x) {
     return found;
 }
 
-inline u32 largest_two(u32 a, u32 b) {  // of 16 bits each
+inline u32 largest_two(u32 a, u32 b) {  // of two 16-bit numbers each
     u32 found;
     asm("max.u16x2 %0, %1, %2;" : "=r"(found) : "r"(a), "r"(b));
     return found;
@@ -187,7 +187,7 @@ inline float quotient(float x, float y) {
     return found;
 }
 
-// Numbers in shared memory by address, which so need not be found anew in each step.
+// Access to shared memory by address, which then needn't be computed again in each step.
 inline float number_at(u32 address) {
     float x;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
@@ -217,7 +217,7 @@ inline void put(bool wanted, u32 address, float4 x) {
                  ::"r"((int)wanted), "r"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
 }
 
-// Copies of a word from global to shared memory: those of a thread since its last mark are one group.
+// Asynchronous copy of a word from global to shared memory; end_group closes the group of a thread's copies.
 inline void copy_word(bool wanted, u32 to, const void* from) {
     asm volatile("{ .reg .pred p; setp.ne.s32 p, %0, 0; @p cp.async.ca.shared.global [%1], [%2], 4; }"
                  ::"r"((int)wanted), "r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
@@ -226,6 +226,6 @@ inline void copy_word(bool wanted, u32 to, const void* from) {
 inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int NUMBER>
-inline void wait_for_groups() {  // but for the last ones, so many
+inline void wait_for_groups() {  // for all but the last NUMBER groups
     asm volatile("cp.async.wait_group %0;" ::"n"(NUMBER) : "memory");
 }

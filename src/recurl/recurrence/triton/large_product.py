@@ -1,13 +1,13 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913, PLR0915
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""Large products in Gluon: gradients of weights in tf32, and all products of float32 to its accuracy.
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Large products in Gluon: gradients of weights in tf32, and all products accurate to float32.
 
-Tensor cores of this generation read float32 operands from shared memory by rows of the sum alone, which for gradients
-of weights runs over tokens, down the columns. So one operand goes through registers, which may turn and split it, and
-the other one is turned and split by a launch before.
+Tensor cores of this generation read float32 operands from shared memory only along rows of the summed dimension. In
+gradients of weights that dimension is the tokens, along columns. So one operand passes through registers, which may
+transpose and split it, and the other one is transposed and split by an earlier launch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recurl.recurrence.triton.registers import barrier, copy_async, split
 
 @gluon.jit
 def _bring(a, b, a_pages, pages, begin, end, a_row, rows, width, page, TURNED: gl.constexpr, WARPS: gl.constexpr):
-    # Start to copy the terms of the sum from begin on; for a's from end on, and for rows past its last, stand zeros.
+    # Start to copy the terms of the sum from begin; a is zero from end on, and in rows past its last.
     COLUMNS: gl.constexpr = pages.shape[1]
     DEPTH: gl.constexpr = pages.shape[2]
     ROWS: gl.constexpr = a_pages.shape[2] if TURNED else a_pages.shape[1]
@@ -83,10 +83,10 @@ def large_product_kernel(
 ):
     """Write ``c[share] = a @ b`` over a share of the sum's terms; ``+ bias`` in the first one.
 
-    a is ``[rows, depth]``, with a_row numbers from row to row, or TURNED ``[depth, rows]``, and the sums of its columns
-    are written to ``sums[share]``. It is rounded and split here. b comes turned, ``[blocks, parts, width, DEPTH]``,
-    DEPTH terms a block, width a multiple of COLUMNS; parts are what rounding to tf32 makes of it and, EXACT, the rest.
-    ``share`` is a multiple of DEPTH. Program (tile of rows, tile of columns, share); c is ``[shares, rows, columns]``.
+    a is ``[rows, depth]`` with row stride a_row, or TURNED (transposed) ``[depth, rows]``, and then its column sums are
+    written to ``sums[share]``. It is rounded and split here. b is transposed, ``[blocks, parts, width, DEPTH]``, with
+    DEPTH terms a block and width a multiple of COLUMNS; its parts are the tf32 values and, with EXACT, the rounding
+    errors. ``share`` is a multiple of DEPTH. Program (row tile, column tile, share); c is ``[shares, rows, columns]``.
     """
     LC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 8])
     LA: gl.constexpr = gl.DotOperandLayout(0, LC, 1)
@@ -96,7 +96,7 @@ def large_product_kernel(
     part = gl.program_id(2)
     begin = part * share
     end = gl.minimum(begin + share, depth)
-    # Shifted against each other so that a warp reads eight rows of four terms without conflicts.
+    # Swizzled so that a warp reads eight rows of four terms without bank conflicts.
     if TURNED:
         a_pages = gl.allocate_shared_memory(gl.float32, [STAGES, DEPTH, ROWS], gl.SwizzledSharedLayout(8, 1, 4, [1, 0]))
         a += m
@@ -122,19 +122,19 @@ def large_product_kernel(
             now = warpgroup_mma(high, pages.index(2 * here + 1).permute((1, 0)), now, is_async=True)
             now = warpgroup_mma(high, b_high, now, is_async=True)
         else:
-            # Rounding in one instruction: tensor cores cut the low bits off. It may lose a NaN, which total keeps.
+            # Rounding in one instruction: tensor cores truncate the low bits. It may lose a NaN, which total keeps.
             high = (value.to(gl.int32, bitcast=True) + 0x1000).to(gl.float32, bitcast=True)
             acc = warpgroup_mma(high, pages.index(here).permute((1, 0)), acc, is_async=True)
         if TURNED:
             total += value
-        # Every warp comes here after its product before this one, whose pages are free then.
+        # Every warp arrives here after its previous product, whose pages are then free.
         async_copy.wait_group(STAGES - 3)
         fence_async_shared()
         barrier()
         at = begin + (block + STAGES - 1) * DEPTH
         _bring(a, b, a_pages, pages, at, end, a_row, rows - m, width, (block + STAGES - 1) % STAGES, TURNED, WARPS)
         value = _values(a_pages.index((block + 1) % STAGES), LA, TURNED)
-        if EXACT:  # tensor cores cut their sums off: no long ones
+        if EXACT:  # tensor cores truncate their sums, so they must be short
             now, high, low = warpgroup_mma_wait(0, deps=(now, high, low))
             acc += now
         else:

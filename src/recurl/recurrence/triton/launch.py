@@ -1,4 +1,4 @@
-"""Launches of the Triton kernels: from tensors to tensors. Imported only where Triton is installed."""
+"""Launches of the plain Triton kernels, on tensors. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.cells import States
 from recurl.recurrence.triton import backward, forward, walk
 from recurl.recurrence.triton.config import Tile
-from recurl.recurrence.triton.layout import Layout
-from recurl.recurrence.triton.prepared import Launch, prepared
+from recurl.recurrence.triton.layout import GateLayout
+from recurl.recurrence.triton.prepared import PreparedLaunch, prepared
 
 _ALL_STEPS = 2**31 - 1
 _BLOCK = 1024
@@ -25,22 +25,23 @@ _HERE = nullcontext()
 
 @cache
 def processors_of(device: torch.device) -> int:
-    """How many multiprocessors ``device`` has; a small number where kernels are interpreted."""
+    """Return the number of multiprocessors of ``device``; a small number where kernels are interpreted."""
     if device.type != "cuda":
         return _INTERPRETED_PROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def groups_for(on_chip: int, rows: int, tokens: int) -> int:
-    """How many groups, of at most ``on_chip`` at once, are of use for ``tokens`` tokens."""
+    """Return the number of groups, at most the ``on_chip`` that run at once, that ``tokens`` tokens can occupy."""
     return max(1, min(on_chip, -(-tokens // rows)))
 
 
 def share_for(tokens: int, slots: int, length: int) -> int:
-    """Tokens per slot: N / slots rounded up, and to a multiple of the rows' ``length`` if that adds at most 3 / 4.
+    """Return the tokens per slot: N / slots, rounded up.
 
-    A slot of whole rows ends where its share ends; any other walks on to the end of a segment, which may be that of a
-    row: it gains only where its share and the longest of these ends together are less than a row.
+    It is also rounded up to a multiple of the rows' ``length`` if that adds at most 3 / 4.
+    A slot of whole rows ends where its share ends. Any other slot continues to the end of a segment, possibly that of a
+    row, so it gains only if its share and the longest of these rests together are less than a row.
     """
     share = -(-tokens // slots)
     whole_rows = -(-share // length) * length
@@ -48,9 +49,9 @@ def share_for(tokens: int, slots: int, length: int) -> int:
 
 
 def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
-    """int64 ``[slots + 1]``: the tokens that each slot walks, computed once per batch and number of slots.
+    """Return int64 ``[slots + 1]``: the token ranges of the slots, computed once per batch and number of slots.
 
-    While a CUDA graph is captured it is computed anew, since a replay brings other segments.
+    During the capture of a CUDA graph it is always computed, since a replay brings other segments.
     """
     capturing = boundaries.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     plans = {} if capturing else boundaries.plans
@@ -59,18 +60,18 @@ def slot_bounds(boundaries: Boundaries, slots: int) -> Tensor:
         tokens = boundaries.num_tokens
         share = share_for(tokens, slots, boundaries.batch_shape[-1])
         bounds = torch.empty(slots + 1, dtype=torch.int64, device=boundaries.device)
-        _bounding(slots)(flags_of(boundaries), bounds, tokens, share)
+        _bounds_launch(slots)(flags_of(boundaries), bounds, tokens, share)
         plans[slots] = bounds
     return bounds
 
 
 @lru_cache(maxsize=256)
-def _bounding(slots: int) -> Launch:
+def _bounds_launch(slots: int) -> PreparedLaunch:
     return prepared(walk.bounds_kernel, slots + 1, BLOCK=_BLOCK, num_warps=4)
 
 
 def flags_of(boundaries: Boundaries) -> Tensor:
-    """uint8 ``[N]``: 1 at the first token of each segment."""
+    """Return uint8 ``[N]``: 1 at the first token of each segment."""
     flags = boundaries.plans.get("flags")
     if flags is None:
         flags = boundaries.plans["flags"] = boundaries.starts.view(torch.uint8)
@@ -78,28 +79,30 @@ def flags_of(boundaries: Boundaries) -> Tensor:
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Make ``device`` the current one while kernels are launched."""
+    """Make ``device`` the current device while kernels are launched."""
     elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
     return torch.cuda.device(device) if elsewhere else _HERE
 
 
 def states_before(stored: Tensor, after: Tensor, boundaries: Boundaries, dtype: torch.dtype) -> Tensor:
-    """The state before every token, ``[N, H]``: the stored one at segment starts, else that after the token before."""
+    """Return the state before every token, ``[N, H]``: stored at segment starts, else after the previous token."""
     after = after.contiguous()
     before = torch.empty_like(after, dtype=dtype)
     numbers = after.numel()
-    launch = _recalling(-(-numbers // _BLOCK), after.shape[1])
+    launch = _previous_launch(-(-numbers // _BLOCK), after.shape[1])
     launch(stored, *stored.stride(), after, flags_of(boundaries), before, numbers)
     return before
 
 
 @lru_cache(maxsize=256)
-def _recalling(programs: int, hidden: int) -> Launch:
+def _previous_launch(programs: int, hidden: int) -> PreparedLaunch:
     return prepared(walk.previous_kernel, programs, HIDDEN=hidden, BLOCK=_BLOCK, num_warps=4)
 
 
-def finish_gates(input_gates: Tensor, hidden_gates: Tensor, b_hn: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """The gates ``[N, 4 * W]`` of all tokens at once, as the forward kernels keep them."""
+def finish_gates(
+    input_gates: Tensor, hidden_gates: Tensor, b_hn: Tensor, layout: GateLayout, dtype: torch.dtype
+) -> Tensor:
+    """Return the gates ``[N, 4 * W]`` of all tokens at once, as the forward kernels keep them."""
     tokens, hidden = input_gates.shape[0], layout.hidden
     make = torch.zeros if layout.width != hidden else torch.empty
     gates = make(tokens, 4 * layout.width, dtype=dtype, device=input_gates.device)
@@ -119,7 +122,7 @@ def run_forward(
     precision: str,
     keep: torch.dtype | None,
 ) -> tuple[States, Tensor]:
-    """The forward walk. Returns the states after every token and the gates, kept in dtype ``keep`` (None: not)."""
+    """Run the forward pass: return states after every token, and gates in dtype ``keep`` (no gates if None)."""
     tokens, hidden, lstm = input_gates.shape[0], w_hh.shape[1], len(stored) == 2
     device = input_gates.device
     groups = groups_for(processors_of(device) // tile.members, tile.rows, tokens)
@@ -127,7 +130,7 @@ def run_forward(
     after = tuple(torch.empty(tokens, hidden, dtype=torch.float32, device=device) for _ in stored)
     gates = torch.empty(tokens if keep else 0, 4 * hidden, dtype=keep or torch.float32, device=device)
     flags = torch.zeros(groups, dtype=torch.int32, device=device)
-    if precision == "ieee":  # no tensor cores: threads read neighbouring units, which should be neighbours in memory
+    if precision == "ieee":  # no tensor cores: threads read adjacent units, which should be adjacent in memory
         w_hh = w_hh.t().contiguous().t()
     arguments = (
         *(input_gates, b_hn, w_hh, *w_hh.stride()),
@@ -151,7 +154,7 @@ def run_backward(
     dtype: torch.dtype,
     to_stored: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The backward walk. Returns the gradients of the gates and, with ``to_stored``, of the last stored state."""
+    """Run the backward pass: return gradients of the gates and, with ``to_stored``, of the last stored state."""
     tokens, hidden, lstm = gates.shape[0], w_hh.shape[1], len(stored) == 2
     device = gates.device
     groups = groups_for(processors_of(device) // tile.members, tile.rows, tokens)
@@ -171,7 +174,7 @@ def run_backward(
 
 
 def start(kernel: Any, *programs: int) -> Callable[..., None]:
-    """``kernel`` with its grid."""
+    """Return ``kernel`` with its grid."""
     return kernel[programs]
 
 
@@ -186,7 +189,7 @@ def _launch(
         "BLOCK_K": tile.block_k,
         "RESIDENT": tile.resident,
     }
-    if bounds.device.type != "cuda":  # the interpreter runs programs one after another: they can't wait for each other
+    if bounds.device.type != "cuda":  # interpreted programs run one after another and can't wait for each other
         launch = prepared(kernel, groups * tile.members, **constants)
         for step in range(int(bounds.diff().max())):
             launch(*arguments, step, step + 1)

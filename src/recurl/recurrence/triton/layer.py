@@ -1,4 +1,4 @@
-"""One layer: large products in ATen around the walks over segments."""
+"""One layer: the recurrence over segments, with large products in ATen before and after it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from recurl.recurrence.kernels import Gradients, Inputs, inputs_of
 from recurl.recurrence.triton.config import Tile
 from recurl.recurrence.triton.form import Form
 
-# Multiplications of a product from which a kernel of our own, or in tf32 turning an operand for ATen's, pays.
+# Multiplications above which our own kernel is faster or, in tf32, transposing an operand for ATen's.
 _LEAST_EXACT, _LEAST_TF32 = 2**31, 2**33
 
 
 @cache
-def module(name: str) -> Any:
-    """Return a module of this package, by name: a static import would make users without a GPU load Triton."""
+def lazy_import(name: str) -> Any:
+    """Import a module of this package lazily, by name: static imports would load Triton for users without a GPU."""
     return importlib.import_module(f"recurl.recurrence.triton.{name}")
 
 
 @dataclass(eq=False, slots=True)
-class Layer:
-    """One call with what follows from it.
+class TritonLayer:
+    """One call of a layer, with its execution plan.
 
     With projection, h = W_hr u, the kernels carry u: their recurrent weight is W_hh W_hr, and the stored h enters the
     first token of a segment through the input product.
 
     Attributes:
         call: the call.
-        form: how it runs.
-        tile_for: the table of the plain kernels.
+        form: the execution plan.
+        tile_for: the table of tiles of the plain kernels.
     """
 
     call: LayerCall
@@ -46,13 +46,13 @@ class Layer:
     tile_for: Callable[[str, int, int, str], Tile]
 
     def _recurrent_weight(self) -> Tensor:
-        """Contiguous float32 ``[G * H, H]``."""
+        """Return the recurrent weight, contiguous float32 ``[G * H, H]``."""
         w = self.call.weights
         weight = w.w_hh.float() if w.w_hr is None else w.w_hh.float() @ w.w_hr.float()
         return weight.contiguous()
 
     def _initial(self) -> States:
-        """The stored states that the kernels read, float32."""
+        """Return the stored states that the kernels read, float32."""
         states = tuple(state.float() for state in self.call.states)
         if self.call.weights.w_hr is None:
             return states
@@ -60,7 +60,7 @@ class Layer:
         return zero.expand(self.call.x.shape[0], self.form.layout.hidden), states[1]
 
     def _hidden_bias(self) -> Tensor:
-        """float32 ``[H]``: a GRU's hidden bias of n. Of an LSTM nothing that is read."""
+        """Return the hidden bias of n of a GRU, float32 ``[H]``; for an LSTM a placeholder that is not read."""
         b_hh, hidden = self.call.weights.b_hh, self.form.layout.hidden
         if self.form.layout.lstm:
             return self.call.weights.w_hh
@@ -69,12 +69,12 @@ class Layer:
         return b_hh[-hidden:].float().contiguous()
 
     def arranged_input(self) -> States:
-        """Input weights and the sum of the biases in the order of the input product."""
+        """Return input weights and the sum of the biases in the order of the input product."""
         w = self.call.weights
-        return module("weights").arranged(w.w_ih, self.form.layout, self.form.dtype, (w.b_ih, w.b_hh))
+        return lazy_import("weights").arranged(w.w_ih, self.form.layout, self.form.dtype, (w.b_ih, w.b_hh))
 
     def _input_gates(self, weight: Tensor, bias: Tensor, with_stored: bool = True) -> Tensor:
-        """Input product with every bias that enters the gates by addition, ``[N, G * W]`` as the layout says."""
+        """Return the input product with all biases added to the gates, ``[N, G * W]`` in the order of the layout."""
         call, w = self.call, self.call.weights
         gates = self._product(_cast(call.x, self.form.dtype), weight.t(), bias if bias.shape[0] else None)
         if w.w_hr is not None and with_stored:
@@ -82,38 +82,44 @@ class Layer:
             gates = gates.addmm_(first, self._arranged(w.w_hh).t())
         return gates
 
-    def walk_forward(self, weight: Tensor, bias: Tensor, keep: bool) -> tuple[States, Tensor]:
-        """States after every token (before projection) and, with ``keep``, the gates; from :meth:`arranged_input`."""
+    def forward_pass(self, weight: Tensor, bias: Tensor, keep: bool) -> tuple[States, Tensor]:
+        """Return states after every token (before projection) and, with ``keep``, the gates.
+
+        Args:
+            weight: input weight of :meth:`arranged_input`.
+            bias: bias of :meth:`arranged_input`.
+            keep: whether to return the gates.
+        """
         form, boundaries = self.form, self.call.boundaries
         tensors = (self._input_gates(weight, bias), self._hidden_bias(), self._recurrent_weight(), self._initial())
         if form.chosen is not None:
-            return module("gluon_launch").run_forward(*tensors, boundaries, form, keep)
+            return lazy_import("gluon_launch").run_forward(*tensors, boundaries, form, keep)
         tile = self.tile_for("forward", form.layout.hidden, form.layout.num_gates, form.precision)
         kept = form.kept_dtype if keep else None
-        return module("launch").run_forward(*tensors, boundaries, tile, form.precision, kept)
+        return lazy_import("launch").run_forward(*tensors, boundaries, tile, form.precision, kept)
 
-    def walk_backward(self, grads: States, gates: Tensor, after: States, to_stored: bool) -> tuple[Tensor, Tensor]:
-        """Gradients of the gates and, with ``to_stored``, the pointwise part of that of the last stored state."""
+    def backward_pass(self, grads: States, gates: Tensor, after: States, to_stored: bool) -> tuple[Tensor, Tensor]:
+        """Return gradients of the gates and, with ``to_stored``, the pointwise part of the last stored state's."""
         form = self.form
         state = (grads, gates, self._recurrent_weight(), self._initial(), after, self.call.boundaries)
         if form.chosen is not None:
-            return module("gluon_launch").run_backward(*state, form, to_stored)
+            return lazy_import("gluon_launch").run_backward(*state, form, to_stored)
         tile = self.tile_for("backward", form.layout.hidden, form.layout.num_gates, form.precision)
-        return module("launch").run_backward(*state, tile, form.precision, form.dtype, to_stored)
+        return lazy_import("launch").run_backward(*state, tile, form.precision, form.dtype, to_stored)
 
     def before(self, after: Tensor) -> Tensor:
-        """H before every token, an operand of the weight gradients."""
-        return module("launch").states_before(self.call.states[0], after, self.call.boundaries, self.form.dtype)
+        """Return h before every token, an operand of the weight gradients."""
+        return lazy_import("launch").states_before(self.call.states[0], after, self.call.boundaries, self.form.dtype)
 
-    def gates_again(self, weight: Tensor, bias: Tensor, before: Tensor) -> Tensor:
-        """The gates of all tokens at once, from the states before them."""
+    def recomputed_gates(self, weight: Tensor, bias: Tensor, before: Tensor) -> Tensor:
+        """Recompute the gates of all tokens at once, from the states before them."""
         hidden_gates = before @ self.call.weights.w_hh.to(self.form.dtype).t()
         input_gates = self._input_gates(weight, bias, with_stored=False)
-        finish = module("launch").finish_gates
+        finish = lazy_import("launch").finish_gates
         return finish(input_gates, hidden_gates, self._hidden_bias(), self.form.layout, self.form.kept_dtype)
 
     def unprojected(self, gates: Tensor, c: Tensor) -> Tensor:
-        """An LSTM's output before projection, from o and c."""
+        """Return the output of an LSTM before projection, from o and c."""
         width = self.form.layout.width
         by_unit = gates.view(-1, width, 4)[..., 3] if self.form.layout.interleaved else gates[:, 3 * width :]
         return by_unit[:, : self.form.layout.hidden].float() * c.tanh()
@@ -128,13 +134,13 @@ class Layer:
         unprojected: Tensor,
         needs: Inputs[bool],
     ) -> Gradients:
-        """All gradients, from those of the gates; ``h`` is that before every token, or that after and True."""
+        """Return all gradients, given those of the gates; ``h`` is that before every token, or that after and True."""
         call, layout, wanted = self.call, self.form.layout, needs.weights
         to_input = to_hidden = grad_gates
         if not layout.lstm:
             columns = layout.num_gates * layout.width
             to_input, to_hidden = grad_gates[:, :columns], grad_gates[:, -columns:]
-        # W_hh times the gradient: the gradient of h before each token, wanted where the walk doesn't carry it.
+        # W_hh times the gradient: the gradient of h before each token, needed where the recurrence doesn't return it.
         back = self._product(to_hidden, self._hidden_weight()) if wanted.w_hr or needs.states[0] else None
         biases = wanted.b_ih or wanted.b_hh
         to_w_ih, to_w_hh, sums = None, None, None
@@ -144,7 +150,9 @@ class Layer:
             to_w_hh, sums = self._over_tokens(to_hidden, *h)
         found = (
             self._product(to_input, weight) if weight is not None else None,
-            *module("weights").restored(grad_gates, to_w_ih, to_w_hh, layout, biases, sums if layout.lstm else None),
+            *lazy_import("weights").restored(
+                grad_gates, to_w_ih, to_w_hh, layout, biases, sums if layout.lstm else None
+            ),
             self._to_projection(back, grad_h, unprojected) if wanted.w_hr and back is not None else None,
             *self._to_states(back, grad_stored, needs),
         )
@@ -158,38 +166,38 @@ class Layer:
         )
 
     def _over_tokens(self, grad: Tensor, values: Tensor, before: bool = False) -> tuple[Tensor, Tensor | None]:
-        """``grad.t() @ values``, with ``before`` of the states before every token, values being those after.
+        """Return ``grad.t() @ values`` and, where they come for free, partial sums of ``grad`` over the tokens.
 
-        And, where they cost nothing, parts of the sums of ``grad`` over all tokens.
+        With ``before``, ``values`` are the states after every token, and those before every token are multiplied.
         """
         if self._large(grad.shape[1] * values.shape[1]):
             states = (self.call.states[0], self.call.boundaries) if before else None
-            return module("products").over_tokens(grad, values, states, _exact())
+            return lazy_import("products").over_tokens(grad, values, states, _exact())
         return torch.mm(grad.t(), self.before(values) if before else values), None
 
     def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``a @ b + bias``."""
+        """Return ``a @ b + bias``."""
         if self._large(b.numel()):
             if _exact():
-                return module("products").product(a, b, bias)
-            if b.stride(0) != 1:  # in tf32 cuBLAS is quicker with columns that lie together
+                return lazy_import("products").product(a, b, bias)
+            if b.stride(0) != 1:  # in tf32 cuBLAS is faster with contiguous columns
                 b = b.t().contiguous().t()
         return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
 
     def _large(self, numbers: int) -> bool:
-        """Whether a float32 product of ``numbers`` multiplications a token is worth more than ATen's plain one."""
+        """Return whether a float32 product of ``numbers`` multiplications per token is too large for plain ATen."""
         if self.form.dtype != torch.float32 or self.form.chosen is None:
             return False
         least = _LEAST_EXACT if _exact() else _LEAST_TF32
         return self.call.x.shape[0] * numbers >= least and (not _exact() or self.form.kept_dtype == torch.float32)
 
     def _hidden_weight(self) -> Tensor:
-        """W_hh in the order of the hidden part of the gradients, padded: ``[G * W, P or H]``."""
+        """Return W_hh in the order of the hidden part of the gradients, padded: ``[G * W, P or H]``."""
         arranged = self._arranged(self.call.weights.w_hh)
         return arranged if self.form.layout.lstm else arranged.roll(-self.form.layout.width, 0)
 
     def _arranged(self, w: Tensor) -> Tensor:
-        return module("weights").arranged(w, self.form.layout, self.form.dtype, (None, None))[0]
+        return lazy_import("weights").arranged(w, self.form.layout, self.form.dtype, (None, None))[0]
 
     def _to_states(self, back: Tensor | None, grad_stored: Tensor, needs: Inputs[bool]) -> tuple[Tensor | None, ...]:
         grad_h = None
@@ -207,9 +215,9 @@ class Layer:
 
 
 def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value if value.dtype == dtype else value.to(dtype)  # which takes a microsecond to find that out
+    return value if value.dtype == dtype else value.to(dtype)  # Tensor.to takes a microsecond to do nothing
 
 
 def _exact() -> bool:
-    """Whether torch's products of float32 are to be accurate to float32."""
+    """Return whether torch's float32 products must be accurate to float32."""
     return torch.get_float32_matmul_precision() == "highest"

@@ -1,4 +1,4 @@
-"""In which order gates stand in the buffers that kernels and large products share."""
+"""Order of the gates in the buffers that kernels and large products share."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from functools import cached_property
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """The columns of the input product and of the gradients of the gates; W is H, padded where the kernel wants it.
+class GateLayout:
+    """Columns of the input product and of the gates' gradients; W is H, padded where the kernel requires it.
 
-    The input product has G * W columns. LSTM: i, f, g, o. GRU: n, r, z. The gradients have 4 * W: LSTM the same, GRU
-    n's input part, r, z, n's hidden part. So the first G * W of them belong to the input product in its own order, and
-    the last G * W to the hidden product. Interleaved, the gates of one unit stand together, but for those of n.
-    A layout is equal to itself alone, so that it is a quick key.
+    The input product has G * W columns. LSTM: i, f, g, o. GRU: n, r, z. The gradients have 4 * W columns. LSTM: the
+    same order. GRU: input part of n, r, z, hidden part of n. So the first G * W columns belong to the input product, in
+    its order, and the last G * W to the hidden product. If interleaved, the gates of a unit are adjacent, except n's.
+    Layouts are compared by identity, which makes them fast cache keys.
 
     Attributes:
-        lstm: which cell.
+        lstm: whether the cell is an LSTM; else it is a GRU.
         hidden: H.
         width: W.
-        interleaved: whether the gates of a unit stand together.
+        interleaved: whether the gates of a unit are adjacent.
     """
 
     lstm: bool
@@ -29,16 +29,16 @@ class Layout:
 
     @property
     def num_gates(self) -> int:
-        """G."""
+        """Number of gates G."""
         return 4 if self.lstm else 3
 
     @cached_property
     def constants(self) -> dict[str, int]:
-        """Of the kernels that read or write in this layout."""
+        """Compile-time arguments of kernels that read or write in this layout."""
         return {"HIDDEN": self.hidden, "WIDTH": self.width, "LSTM": self.lstm, "INTERLEAVED": self.interleaved}
 
     def columns(self, hidden_part: bool) -> list[int]:
-        """For each column the row of ``[G * W]`` in the order of torch.nn (gate-major) that stands there."""
+        """Return for each column its row in ``[G * W]`` in the order of torch.nn (gate-major)."""
         w = self.width
         if self.lstm:
             gates = [[gate * w + unit for unit in range(w)] for gate in range(4)]

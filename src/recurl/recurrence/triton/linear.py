@@ -1,7 +1,7 @@
-"""Linear recurrences on an NVIDIA GPU: one pass over memory.
+"""Linear recurrences on an NVIDIA GPU, in one pass over memory.
 
-Pieces of 16 tokens are walked in the dtype of their numbers, bfloat16 in float32; from piece to piece the state is
-carried in float64 (of bfloat16 in float32).
+Pieces of 16 tokens are computed in the dtype of their numbers, bfloat16 in float32. From piece to piece the state is
+carried in float64 (in float32 for bfloat16).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from recurl.recurrence.triton.linear_config import Chunk, chunk_for
 
 
 class TritonLinear:
-    """Forward and backward as one kernel each.
+    """Forward and backward pass of linear recurrences as one kernel each.
 
     Attributes:
-        chunk_for: how to cut a stream: :func:`~recurl.recurrence.triton.linear_config.chunk_for`.
+        chunk_for: rule for the chunks of a stream: :func:`~recurl.recurrence.triton.linear_config.chunk_for`.
     """
 
     name = "triton"
@@ -32,19 +32,19 @@ class TritonLinear:
         self.chunk_for = chunk_for
 
     def missing(self) -> str | None:
-        """Triton, which comes with torch's CUDA builds."""
+        """Return how to install Triton, which comes with torch's CUDA builds, if it is missing, else None."""
         return missing_package()
 
     def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """It needs an NVIDIA GPU of compute capability 8.0 or newer."""
+        """Return why a device isn't supported, or None; it must be an NVIDIA GPU of compute capability 8.0 or newer."""
         return refused_device(device)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`."""
+        """Return the states; see :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`."""
         return _launch().run_forward(inputs, self._chunk("forward", inputs))
 
     def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.backward`."""
+        """Return the gradients; see :meth:`recurl.recurrence.linear.kernels.LinearKernels.backward`."""
         return _launch().run_backward(inputs, h, grad, needs, self._chunk("backward", inputs))
 
     def _chunk(self, direction: str, inputs: Inputs) -> Chunk:

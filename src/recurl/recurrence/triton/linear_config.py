@@ -1,4 +1,4 @@
-"""How a linear recurrence is cut into chunks on a GPU, by rule: no tuning at run time."""
+"""Chunks of a linear recurrence on a GPU, by rule: no tuning at run time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one program of a linear recurrence's kernel, four warps, works on; all but the last are powers of two.
+    """Work of one program (four warps) of the linear recurrence kernels; all but the last are powers of two.
 
     Attributes:
-        steps: tokens that a thread walks, 4 to 16.
-        rows: such pieces of a chunk.
+        steps: tokens per piece, 4 to 16; a thread processes a piece.
+        rows: pieces of a chunk.
         columns: channels of a program.
-        registers: per thread at most, or None for as many as the compiler likes.
-        keep: whether a forward pass keeps its chunk in registers between its walks, or reads it again.
-        group: chunks that compose what they do before they wait for the chunks before them.
+        registers: most registers per thread, or None to let the compiler choose.
+        keep: whether a forward pass keeps its chunk in registers between its two sweeps, instead of reading it again.
+        group: chunks that are composed with each other before they wait for the chunks before them.
     """
 
     steps: int
@@ -29,18 +29,18 @@ class Chunk:
 
 
 def chunk_for(direction: str, width: int, dtype: torch.dtype) -> Chunk:
-    """Return how to cut a stream of ``width`` channels.
+    """Return the chunks for a stream of ``width`` channels.
 
-    A row of a chunk is 64 bytes wide, in numbers of at least four bytes: so each of 128 threads has two registers of a
-    number of a token, and publishes words of its own, without exchanging them first. What a pass keeps of a piece fits
-    into its registers, as many programs as possible share a multiprocessor's 65,536: eight of forward passes, which
-    walk 8 tokens and keep none of them; four over 16 narrow numbers; three of backward passes, which read more. The
-    best of a sweep on an H200 (``bench_linear_recurrence.py --sweep``).
+    A row of a chunk is 64 bytes wide, counting numbers as at least four bytes. So each of 128 threads has two registers
+    per number of a token, and publishes its own words without exchanging them first. The kept values of a piece fit
+    into a thread's registers, while as many programs as possible share the 65,536 of a multiprocessor: eight of forward
+    passes, which process 8 tokens and keep none; four over 16 narrow numbers; three of backward passes, which read
+    more. These are the best of a sweep on an H200 (``bench_linear_recurrence.py --sweep``).
 
     Args:
         direction: ``"forward"`` or ``"backward"``.
         width: D.
-        dtype: of the numbers.
+        dtype: dtype of the numbers.
     """
     columns = 64 // max(4, dtype.itemsize)
     size = 16 * columns

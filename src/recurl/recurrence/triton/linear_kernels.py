@@ -1,16 +1,16 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915, RUF005
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments; its tuples grow by +, without unpacking.
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments. Tuples grow by +, since there is no unpacking.
 """Linear recurrences in one pass over memory.
 
-A chunk is ROWS pieces of STEPS tokens, COLUMNS channels wide; a thread walks a piece, in the channels that it loads:
-first from nothing, which says what the piece does to the state before it, then from that state. In between the chunk
-stays in registers, with all that the second walk reads; but in forward passes that don't keep it, which need fewer
-registers: they read it again, from the caches.
+A chunk is ROWS pieces of STEPS tokens, COLUMNS channels wide. A thread processes a piece, in the channels that it
+loads, twice: first from a zero state, which yields the map of the piece from the state before it, then from that state.
+In between, the chunk and all other inputs of the second sweep stay in registers. Forward passes without KEEP, which
+need fewer registers, read them again from the caches.
 
-A piece is short, and walked in the dtype of its numbers (float32 for narrower ones). Products of its factors and states
-between pieces are in ACC: only they err the more the longer the sequence.
+A piece is short, and computed in the dtype of its numbers (float32 for narrower ones). Products of its factors and
+states between pieces are in ACC: only their errors grow with the length of the sequence.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from recurl.recurrence.triton.linear_parts import (
 def _fetched(
     a, b, at, piece, left, inside, WIDTH: tl.constexpr, CONSTANT: tl.constexpr, KIND: tl.constexpr, STEPS: tl.constexpr
 ):
-    """Return what a piece reads: b, and a where it varies, of each token."""
+    """Return the inputs of a piece: b of each token, and a where it varies."""
     xs = ()
     xs_imag = ()
     factors = ()
@@ -94,7 +94,7 @@ def forward_kernel(
         factor_imag = tl.broadcast_to(factor_imag[None, :], [ROWS, COLUMNS])
         p, p_imag = power(factor.to(ACC), factor_imag.to(ACC), STEPS, KIND)
     xs, xs_imag, factors, factors_imag = _fetched(a, b, at, piece, left, inside, WIDTH, CONSTANT, KIND, STEPS)
-    values = ()  # what is kept: at the first token of a segment the state after it, elsewhere b
+    values = ()  # kept values: at the first token of a segment the state after it, elsewhere b
     values_imag = ()
     for s in tl.static_range(STEPS):
         if s % 4 == 0:
@@ -170,21 +170,21 @@ def backward_kernel(
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Write the gradients, last token first; of a constant a those of each chunk, ``[chunks, D]`` in float64.
+    """Write the gradients, last token first; that of a constant a per chunk, ``[chunks, D]`` in float64.
 
-    What is carried: c[n] = conj(a[n]) * (grad[n] + c[n + 1]), the gradient of the state before token n.
+    The carried value is c[n] = conj(a[n]) * (grad[n] + c[n + 1]), the gradient of the state before token n.
     """
     chunk = tl.program_id(0) // BLOCKS
     d = (tl.program_id(0) % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (d < WIDTH) | (WIDTH % COLUMNS == 0)
-    # Chunks lie as in the forward pass: what the last one lacks is missing before the walk's first token.
+    # Chunks are those of the forward pass: tokens missing in the last one are missing before the first processed token.
     end = (tl.cdiv(tokens, STEPS * ROWS) - chunk).to(tl.int64) * (STEPS * ROWS)
     missing = tl.maximum(end - tokens, 0).to(tl.int32)
     piece = tl.arange(0, ROWS) * STEPS
-    row = end - 1 - piece  # the first token of each piece in the order of the walk
+    row = end - 1 - piece  # the first token of each piece in processing order
     at = row[:, None] * WIDTH + d[None, :]
     stored_at = row[:, None] * states_row + d[None, :]
-    token = (end - STEPS - piece)[:, None] + tl.arange(0, STEPS)[None, :]  # ascending, as they lie in memory
+    token = (end - STEPS - piece)[:, None] + tl.arange(0, STEPS)[None, :]  # ascending, as in memory
     step = STEPS - 1 - tl.arange(0, STEPS)[None, :]
     after = tl.load(starts + token + 1, mask=token + 1 < tokens, other=1)
     lasts = bits(after, step)
@@ -221,7 +221,7 @@ def backward_kernel(
         if s == 0:
             q = x
             q_imag = x_imag
-        else:  # by the factor of the token before in the walk
+        else:  # times the factor of the previously processed token
             on, on_imag = times_plus(factor, factor_imag, q, q_imag, x, x_imag, KIND)
             last = is_set(lasts, s)
             q = tl.where(last, x, on)

@@ -1,4 +1,4 @@
-"""Launches of the linear recurrences' kernels: from tensors to tensors. Imported only where Triton is installed."""
+"""Launches of the linear recurrence kernels, on tensors. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_backward(inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs, chunk: C
 
 
 class _Grid:
-    """How a stream is cut into chunks, and the board that they publish on."""
+    """Division of a stream into chunks, and the board on which they publish."""
 
     def __init__(self, chunk: Chunk, stream: Tensor) -> None:
         tokens, width = stream.shape
@@ -82,7 +82,7 @@ class _Grid:
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """What kernels read: complex64 as words, complex128 as float64; their strides count complex numbers."""
+    """Return a tensor as kernels read it: complex64 as words, complex128 as float64; strides count complex numbers."""
     if tensor.is_complex():
         tensor = tensor.resolve_conj()
         return tensor.view(torch.int64) if tensor.dtype == torch.complex64 else torch.view_as_real(tensor)
@@ -90,12 +90,12 @@ def _raw(tensor: Tensor) -> Tensor:
 
 
 def _flags(boundaries: Boundaries) -> Tensor:
-    """1 at the first token of each segment."""
+    """Return 1 at the first token of each segment."""
     return boundaries.starts.contiguous().view(torch.uint8)
 
 
 def _rows(states: Tensor) -> tuple[Tensor, int]:
-    """Rows that may be the same one, and how far they are apart."""
+    """Return rows, which may all be the same one, and their stride."""
     if states.stride(1) != 1:
         states = states.contiguous()
     return _raw(states), states.stride(0)

@@ -1,17 +1,17 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913, RUF005, SIM108
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""Pieces of the linear recurrences' kernels: numbers, and how a chunk of tokens gets the state before it.
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Parts of the linear recurrence kernels: numbers, and the state before a chunk of tokens.
 
-Chunks of the stream are worked on at once. Each publishes what it does to the state before it: ``h -> p h + q``, or
-``q`` whatever came before, if p is NaN: where a segment starts, p is made NaN. (Where it is NaN of itself q is NaN too,
-or right: infinity times zero.) A chunk that needs the state before it composes what the chunks before it in its group
-have published with the state after the group before, which the last chunk of that group publishes. Groups are fixed, so
-that the same input gives the same bits; programs start in the order of their numbers, so that those that are waited for
-have begun. Where a segment starts in a chunk before it in its group, a chunk waits for no other group.
+Chunks of the stream are processed concurrently. Each publishes its map of the state before it: ``h -> p h + q``, or
+``h -> q`` if p is NaN. p is set to NaN where a segment starts. (Where p is NaN by itself, q is NaN too, or right:
+infinity times zero.) A chunk that needs the state before it composes the maps published by the preceding chunks of its
+group with the state after the previous group, which the last chunk of that group publishes. Groups are fixed, so that
+the same input gives the same bits. Programs start in the order of their numbers, so that the programs that others wait
+for have started. If a segment starts in a preceding chunk of its group, a chunk doesn't wait for another group.
 
-Words of 64 bits are published one by one and say for themselves whether they are there.
+64-bit words are published one by one and show by their value whether they are present.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import triton
 import triton.language as tl
 
 EMPTY = -1
-"""A word that isn't published yet: a NaN that is made quiet, as one of a common pattern, before it is published."""
+"""A word that isn't published yet: a NaN; published NaNs are replaced by the common quiet one."""
 
 _EMPTY = tl.constexpr(EMPTY)
 
 
 @triton.jit
 def load(pointer, offset, mask, KIND: tl.constexpr):
-    """Real and imaginary parts: of words of two float32 ("packed"), of pairs, or of real numbers (twice the same)."""
+    """Load real and imaginary parts: of words of two float32 ("packed"), of pairs, or real numbers (the same twice)."""
     if KIND == "packed":
         word = tl.load(pointer + offset, mask=mask, other=0)
         real = word.to(tl.int32).to(tl.float32, bitcast=True)
@@ -45,7 +45,7 @@ def load(pointer, offset, mask, KIND: tl.constexpr):
 
 @triton.jit
 def store(pointer, offset, real, imag, mask, KIND: tl.constexpr):
-    """Write what :func:`load` reads."""
+    """Write numbers in the format of :func:`load`."""
     if KIND == "packed":
         low = real.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
         high = imag.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64) << 32
@@ -59,13 +59,13 @@ def store(pointer, offset, real, imag, mask, KIND: tl.constexpr):
 
 @triton.jit
 def bits(flags, step):
-    """The flags of each row as the bits of a number, ``[ROWS, 1]``."""
+    """Return the flags of each row as the bits of a number, ``[ROWS, 1]``."""
     return tl.sum((flags != 0).to(tl.int32) << step, 1)[:, None]
 
 
 @triton.jit
 def is_set(bits, step: tl.constexpr):
-    """Whether a bit is set."""
+    """Return whether a bit is set."""
     return (bits << (31 - step)) < 0
 
 
@@ -104,7 +104,7 @@ def power(x, x_imag, EXPONENT: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def stored_states(states, at, row, firsts, step: tl.constexpr, inside, KIND: tl.constexpr):
-    """Stored states of those of four tokens that are the first of their segments, fetched together."""
+    """Return the stored states of those of four tokens that start segments, fetched together."""
     found = ()
     found_imag = ()
     for k in tl.static_range(4):
@@ -119,7 +119,7 @@ def stored_states(states, at, row, firsts, step: tl.constexpr, inside, KIND: tl.
 def states_before(
     h, at, states, stored_at, states_row, firsts, step: tl.constexpr, mask, WIDTH: tl.constexpr, KIND: tl.constexpr
 ):
-    """Return the state before a token: that after the token before, or the stored one."""
+    """Return the state before a token: the one after the previous token, or the stored one."""
     first = is_set(firsts, step)
     before, before_imag = load(h, at - (step + 1) * WIDTH, mask & (first == 0), KIND)
     stored, stored_imag = load(states, stored_at - step * states_row, mask & first, KIND)
@@ -140,14 +140,14 @@ def _after_complex(p0, p0_imag, q0, q0_imag, p1, p1_imag, q1, q1_imag):
 
 @triton.jit
 def after(p, p_imag, state, state_imag, q, q_imag, KIND: tl.constexpr):
-    """Return what ``state`` becomes."""
+    """Apply the map (p, q) to ``state``."""
     on, on_imag = times_plus(p, p_imag, state, state_imag, q, q_imag, KIND)
     return tl.where(p == p, on, q), tl.where(p == p, on_imag, q_imag)
 
 
 @triton.jit
 def _compose(p, p_imag, q, q_imag, KIND: tl.constexpr):
-    """What all rows up to each do to the state before the first."""
+    """Compose the maps of the rows: return for each row the map from the state before the first row."""
     if KIND == "real":
         p, q = tl.associative_scan((p, q), 0, _after_real)
         p_imag = p
@@ -177,7 +177,7 @@ def _publish(at, width, value, value_imag, mask, KIND: tl.constexpr):
 
 @triton.jit
 def _missing(at, words):
-    """Words, with those read that weren't there."""
+    """Return words, with missing ones read again."""
     return tl.load(at, mask=words == _EMPTY, other=words, volatile=True)
 
 
@@ -188,16 +188,16 @@ def _number(words, ACC: tl.constexpr):
 
 @triton.jit
 def _await(p_at, q_at, imag_at, near, far, ACC: tl.constexpr, KIND: tl.constexpr):
-    """Return what chunks do, or come to, once enough of it is there.
+    """Return the maps of chunks, or the state after the previous group, once enough of them are published.
 
     Args:
-        p_at: where the words of p are, and so on.
-        q_at: of q.
-        imag_at: how far behind them those of the imaginary part are.
-        near: which are needed.
-        far: of which q is needed, unless a p of its column is NaN. Where neither holds, p is NaN and q is zero.
+        p_at: addresses of the words of p.
+        q_at: addresses of the words of q.
+        imag_at: offset of the words of the imaginary parts.
+        near: chunks whose maps are needed.
+        far: entries whose q is needed, unless a p of the column is NaN. Where neither holds, p is NaN and q is zero.
         ACC: dtype of the numbers.
-        KIND: of the numbers.
+        KIND: kind of the numbers.
     """
     p = tl.where(near, _EMPTY, tl.full(near.shape, float("nan"), tl.float64).to(tl.int64, bitcast=True))
     q = tl.where(near | far, _EMPTY, 0).to(tl.int64)
@@ -237,23 +237,23 @@ def states_before_rows(
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Return the state before each row of a chunk, in q's dtype; publish what the chunk does.
+    """Return the state before each row of a chunk, in q's dtype, and publish the map of the chunk.
 
     Args:
-        p: ``[ROWS, COLUMNS]`` in ACC, like q: what each row does to the state before it, and so on.
+        p: ``[ROWS, COLUMNS]`` in ACC: factor of the map of each row; q is its summand.
         p_imag: its imaginary part.
-        q: what a row adds.
+        q: summand of the map of each row.
         q_imag: its imaginary part.
         fresh: whether the chunk's first token starts a segment.
-        chunk: its number.
+        chunk: index of the chunk.
         board: where words are published.
-        groups_at: where those of the groups begin.
+        groups_at: offset of the words of the groups.
         d: channels.
-        inside: which of them there are.
+        inside: which channels exist.
         WIDTH: D.
-        KIND: of the numbers.
+        KIND: kind of the numbers.
         ACC: dtype to compute in.
-        ROWS: of a chunk.
+        ROWS: rows of a chunk.
         COLUMNS: channels of a program.
         GROUP: chunks of a group.
     """
@@ -274,7 +274,7 @@ def states_before_rows(
     _publish(last_at, WIDTH, q, q_imag, ends_group & (p != p), KIND)
     state = tl.zeros([COLUMNS], ACC)
     state_imag = tl.zeros([COLUMNS], ACC)
-    if fresh == 0:  # row 0: the state after the group before; then what the chunks before this one do
+    if fresh == 0:  # row 0: the state after the previous group; then the maps of the preceding chunks
         other = tl.arange(0, GROUP)[:, None]
         far = (other == 0) & (group > 0) & inside[None, :]
         near = (other > 0) & (other <= member) & inside[None, :]
@@ -303,9 +303,9 @@ def _later(before0, last0, many0, before1, last1, many1):
 
 @triton.jit
 def _next_row(first, ends, rows):
-    """Each row's end moved to the next row, before which the first stands.
+    """Shift each row's end state to the next row; ``first`` is the state before row 0.
 
-    By a scan, which leaves rows in their threads; tl.gather would have all that follows computed in threads of its own.
+    A scan leaves rows in their threads; after tl.gather all later computations would need conversions between threads.
     """
     moved, _, _ = tl.associative_scan((ends, ends, tl.zeros_like(ends).to(tl.int32)), 0, _later)
     return tl.where(rows == 0, first, moved)

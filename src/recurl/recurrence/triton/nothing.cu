@@ -1,3 +1,3 @@
-// A kernel to ask the driver with how many clusters of programs fit on a GPU.
+// An empty kernel, used to query the driver for the number of clusters that fit on a GPU.
 
 extern "C" __global__ void nothing_kernel() {}

@@ -1,4 +1,4 @@
-"""CUDA C++ compiled at run time, by the library that torch's CUDA builds bring."""
+"""Compilation of CUDA C++ at run time with NVRTC, which comes with torch's CUDA builds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _OPTIONS = ("--gpu-architecture=sm_90", "--std=c++17", "--device-as-default-exec
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """NVRTC of torch's version of CUDA (without CUDA: of any that is installed beside torch), or None."""
+    """Return the NVRTC library of torch's CUDA version (without CUDA: any installed next to torch), or None."""
     version = torch.version.cuda.split(".")[0] if torch.version.cuda else "*"
     for folder in sorted(Path(torch.__file__).parents[1].glob("nvidia/*/lib")):
         for path in folder.glob(f"libnvrtc.so.{version}"):
-            for needed in folder.glob("libnvrtc-builtins.so.*"):  # which it looks for by name, not here
+            for needed in folder.glob("libnvrtc-builtins.so.*"):  # NVRTC looks for it by name, not in this folder
                 ctypes.CDLL(str(needed))
             return ctypes.CDLL(str(path))
     try:
@@ -29,7 +29,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def identity(name: str, constants: dict[str, Any]) -> str:
-    """All that the machine code of a kernel depends on, as one word."""
+    """Return a hash of everything that the machine code of a kernel depends on."""
     major, minor, nvrtc = ctypes.c_int(), ctypes.c_int(), library()
     assert nvrtc is not None
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
@@ -43,12 +43,12 @@ def _source(name: str) -> bytes:
 
 
 def compiled(name: str, constants: dict[str, Any], *options: str) -> tuple[bytes, str]:
-    """Machine code of sm_90 and what the compiler said.
+    """Compile a source file for sm_90; return its machine code and the compiler's log.
 
     Args:
-        name: of a source here, in CUDA C++.
+        name: name of a CUDA C++ source file in this folder.
         constants: macros.
-        options: of the compiler.
+        options: further compiler options.
 
     Raises:
         RuntimeError: the source doesn't compile.

@@ -1,8 +1,8 @@
 # pyright: basic, reportAssignmentType=false
 # ruff: noqa: ANN001, ANN201, SIM108
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments; an if on a constant compiles one branch, in lines of its own.
-"""Pieces shared by the plain Triton kernels: nonlinearities, operands of products, the barrier of a group."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
+"""Parts shared by the plain Triton kernels: nonlinearities, operands of products, the barrier of a group."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def tanh(x):
 
 @triton.jit
 def operand(x, PRECISION: tl.constexpr):
-    """What enters a product: bfloat16, float16 (finite numbers as finite ones), or float32 rounded to tf32.
+    """Convert to an operand of a product: bfloat16, float16 (finite numbers stay finite), or float32 rounded to tf32.
 
-    The tensor core would cut the low bits off.
+    Tensor cores would truncate the low bits.
     """
     if PRECISION == "bf16":
         y = x.to(tl.bfloat16)
@@ -47,7 +47,7 @@ def operand(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def split(x):
-    """Return x rounded to as few bits as tensor cores read, and the rest, which keeps a NaN that rounding may lose."""
+    """Return x rounded to the bits that tensor cores read, and the rest, which keeps a NaN that rounding may lose."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return high, x - high
 
@@ -64,9 +64,9 @@ def product(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def meet(flag, arrivals, MEMBERS: tl.constexpr):
-    """Wait until every program of a group has come here; what they wrote before is visible after.
+    """Wait until every program of a group has arrived; what they wrote before is visible afterwards.
 
-    ``flag`` counts arrivals of the group since the launch, ``arrivals`` is the count that ends this meeting.
+    ``flag`` counts arrivals of the group since the launch; ``arrivals`` is the count that completes this barrier.
     """
     tl.debug_barrier()
     if MEMBERS > 1:

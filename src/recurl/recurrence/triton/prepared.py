@@ -1,4 +1,4 @@
-"""Launches that remember what Triton compiled: its own look-up takes 10 to 40 microseconds of the host every time."""
+"""Cached launches of compiled Triton kernels; Triton's look-up takes 10 to 40 microseconds of CPU time per launch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 
 _MOST_LAUNCHES = 1024
-_MOST_KINDS = 256  # of one launch, such as lengths of a ragged stream
-_ALIGNMENT = 16  # bytes, of which pointers are multiples or not in Triton's eyes
+_MOST_KINDS = 256  # specializations of a launch, such as lengths of a ragged stream
+_ALIGNMENT = 16  # bytes: Triton specializes kernels on pointer alignment
 
 
-class Launch:
-    """A kernel on a grid, with its constants; called with its other arguments in order, the first of them a tensor.
+class PreparedLaunch:
+    """A kernel with its grid and constants, called with its other arguments in order, the first of them a tensor.
 
-    Triton compiles a kernel for each kind of arguments: dtypes, alignment of pointers, some properties of numbers. Its
-    look-up asks each argument; here the same dtypes, alignment and numbers mean the same kernel.
+    Triton specializes a kernel on dtypes, pointer alignment and some properties of integers, and inspects each argument
+    at every launch. Here, equal dtypes, alignment and integers mean the same compiled kernel.
 
     Args:
-        kernel: a function of Triton, compiled or interpreted.
+        kernel: a Triton function, compiled or interpreted.
         programs: the grid.
-        constants: compile-time arguments, which come last in the kernel's signature, and options of the launch.
+        constants: compile-time arguments, which come last in the kernel's signature, and launch options.
     """
 
     __slots__ = ("_constants", "_kernel", "_last", "_programs", "_runs")
@@ -33,7 +33,7 @@ class Launch:
         self._runs: dict[tuple[Any, ...], Callable[..., None]] = {}
 
     def __call__(self, *arguments: Any) -> None:
-        """Start the kernel, on the current device and stream."""
+        """PreparedLaunch the kernel on the current device and stream."""
         values: list[Any] = []
         kind: list[Any] = [arguments[0].device]
         for argument in arguments:
@@ -54,23 +54,23 @@ class Launch:
             run(*values, *self._last)
 
     def _prepare(self, key: tuple[Any, ...], arguments: tuple[Tensor | int, ...]) -> None:
-        """Start the kernel as Triton does, and remember what ran."""
+        """PreparedLaunch the kernel through Triton, and cache the compiled kernel."""
         compiled = self._kernel[self._programs](*arguments, **self._constants)
-        if isinstance(compiled, CompiledKernel):  # else it was interpreted
+        if isinstance(compiled, CompiledKernel):  # else it is interpreted
             if len(self._runs) >= _MOST_KINDS:
                 self._runs.clear()
             self._runs[key] = compiled[(*self._programs, 1, 1)[:3]]
 
 
-_launches: dict[tuple[Any, ...], Launch] = {}
+_launches: dict[tuple[Any, ...], PreparedLaunch] = {}
 
 
-def prepared(kernel: Any, *programs: int, **constants: Any) -> Launch:
-    """Return the launch of ``kernel`` on a grid, with its constants and options: see :class:`Launch`."""
-    key = (id(kernel), programs, *constants, *constants.values())  # a function of Triton is slow to hash
+def prepared(kernel: Any, *programs: int, **constants: Any) -> PreparedLaunch:
+    """Return the cached launch of ``kernel`` on a grid, with its constants and options: see :class:`PreparedLaunch`."""
+    key = (id(kernel), programs, *constants, *constants.values())  # Triton functions are slow to hash
     launch = _launches.get(key)
     if launch is None:
         if len(_launches) >= _MOST_LAUNCHES:
             _launches.clear()
-        launch = _launches[key] = Launch(kernel, programs, constants)
+        launch = _launches[key] = PreparedLaunch(kernel, programs, constants)
     return launch

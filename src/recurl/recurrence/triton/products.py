@@ -1,4 +1,4 @@
-"""Large matrix products that are quicker than ATen's: those accurate to float32, and in tf32 those over all tokens."""
+"""Large matrix products that are faster than ATen's: those accurate to float32, and those over all tokens in tf32."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from recurl.recurrence.boundaries import Boundaries
 from recurl.recurrence.triton import walk
 from recurl.recurrence.triton.large_product import large_product_kernel
 from recurl.recurrence.triton.launch import flags_of, processors_of
-from recurl.recurrence.triton.prepared import Launch, prepared
+from recurl.recurrence.triton.prepared import PreparedLaunch, prepared
 
 _ROWS, _DEPTH, _STAGES, _WARPS = 128, 32, 4, 8
-# Columns of a tile, and how many cycles a term of its sums takes: of tf32, and of products accurate to float32.
+# Columns of a tile, and the cycles per term of its sums: in tf32, and accurate to float32.
 _TILES = {False: {128: 20, 256: 32}, True: {128: 58}}
-_TURNED = 128  # columns, of a program that turns
-_BYTES_A_CYCLE = 2000  # of the GPU's memory
-_LEAST_SHARE = 1024  # of a sum's terms, that is worth a program of its own
-_ALIGNED = 16  # numbers, of which rows are multiples so that they are copied 16 bytes at a time
+_TRANSPOSED_COLUMNS = 128  # columns per program of the transposing kernel
+_BYTES_A_CYCLE = 2000  # memory bandwidth of the GPU
+_LEAST_SHARE = 1024  # fewest terms of a sum that are worth a separate program
+_ALIGNED = 16  # rows are padded to a multiple of this many numbers, so that they are copied 16 bytes at a time
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    """``a @ b + bias`` of float32 tensors, accurate to float32 in three products of tensor cores."""
+    """Return ``a @ b + bias`` of float32 tensors, accurate to float32 by three tensor-core products."""
     rows, depth = a.shape
     if depth % _ALIGNED or a.stride(0) % _ALIGNED or a.stride(1) != 1 or a.data_ptr() % _ALIGNED:
         aligned = a.new_zeros(rows, -(-depth // _ALIGNED) * _ALIGNED)
@@ -34,11 +34,11 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def over_tokens(a: Tensor, values: Tensor, before: tuple[Tensor, Boundaries] | None, exact: bool) -> tuple[Tensor, ...]:
-    """``a.t() @ values`` of ``[N, rows]`` and ``[N, columns]``, and the sums of ``a`` over shares of N.
+    """Return ``a.t() @ values`` for ``[N, rows]`` and ``[N, columns]``, and the sums of ``a`` over shares of N.
 
-    With ``before``, which are stored states and boundaries, instead of the states after every token, which values are,
-    those before it, as ``launch.states_before`` finds them. In tf32 or, ``exact``, accurate to float32. The columns of
-    ``a`` are neighbours in memory; how many they are, and from row to row, are multiples of 16.
+    With ``before`` (stored states and boundaries), ``values`` are the states after every token, and those before every
+    token are multiplied, as returned by ``launch.states_before``. The product is in tf32 or, if ``exact``, accurate to
+    float32. The columns of ``a`` are contiguous; their number and the row stride are multiples of 16.
 
     Returns ``[rows, columns]`` and ``[shares, rows]``.
     """
@@ -53,54 +53,56 @@ def _multiply(
     transposed: bool,
     exact: bool,
 ) -> tuple[Tensor, Tensor]:
-    """``a @ b + bias``, of ``a`` transposed with the sums of its columns. The order of all sums is fixed."""
+    """Return ``a @ b + bias``, and the column sums of a transposed ``a``. The order of all sums is fixed."""
     (rows, depth), columns = a.t().shape if transposed else a.shape, b.shape[1]
     shares, tile = cut_for(depth, rows, columns, processors_of(a.device), exact)
     across = -(-columns // tile)
     c = torch.empty(shares, rows, columns, dtype=torch.float32, device=a.device)
     sums = torch.empty(shares if transposed else 0, rows, dtype=torch.float32, device=a.device)
-    multiply = _multiplying(-(-rows // _ROWS), across, shares, tile, transposed, exact, bias is not None)
+    multiply = _product_launch(-(-rows // _ROWS), across, shares, tile, transposed, exact, bias is not None)
     multiply(
-        *(a, turned(b, before, across * tile, exact), a if bias is None else bias, c, sums),
+        *(a, transpose_in_blocks(b, before, across * tile, exact), a if bias is None else bias, c, sums),
         *(depth, a.stride(0), across * tile, rows, columns, -(-depth // (shares * _DEPTH)) * _DEPTH),
     )
     return c[0] if shares == 1 else c.sum(0), sums
 
 
-def turned(values: Tensor, before: tuple[Tensor, Boundaries] | None, width: int, split: bool) -> Tensor:
-    """``[blocks, parts, width, terms of a block]`` in tf32, padded by zeros: what kernels multiply by."""
+def transpose_in_blocks(values: Tensor, before: tuple[Tensor, Boundaries] | None, width: int, split: bool) -> Tensor:
+    """Return the kernel's operand b, ``[blocks, parts, width, terms of a block]`` in tf32, padded by zeros."""
     tokens, columns = values.shape
     blocks = -(-tokens // _DEPTH)
     stored, starts = (values, values) if before is None else (before[0], flags_of(before[1]))
     found = torch.empty(blocks, 2 if split else 1, width, _DEPTH, dtype=torch.float32, device=values.device)
-    turn = _turning(blocks, width, before is not None, split)
+    turn = _transpose_launch(blocks, width, before is not None, split)
     turn(values, *values.stride(), stored, *stored.stride(), starts, found, tokens, columns)
     return found
 
 
 @lru_cache(maxsize=256)
-def _turning(blocks: int, width: int, before: bool, split: bool) -> Launch:
-    constants = {"BEFORE": before, "SPLIT": split, "WIDTH": width, "DEPTH": _DEPTH, "COLUMNS": _TURNED}
-    return prepared(walk.turn_kernel, blocks, -(-width // _TURNED), **constants, num_warps=4)
+def _transpose_launch(blocks: int, width: int, before: bool, split: bool) -> PreparedLaunch:
+    constants = {"BEFORE": before, "SPLIT": split, "WIDTH": width, "DEPTH": _DEPTH, "COLUMNS": _TRANSPOSED_COLUMNS}
+    return prepared(walk.turn_kernel, blocks, -(-width // _TRANSPOSED_COLUMNS), **constants, num_warps=4)
 
 
 @lru_cache(maxsize=256)
-def _multiplying(down: int, across: int, shares: int, tile: int, transposed: bool, exact: bool, biased: bool) -> Launch:
+def _product_launch(
+    down: int, across: int, shares: int, tile: int, transposed: bool, exact: bool, biased: bool
+) -> PreparedLaunch:
     constants = constants_for(tile, transposed, exact, biased)
     return prepared(large_product_kernel, down, across, shares, **constants, num_warps=_WARPS)
 
 
 def constants_for(tile: int, transposed: bool, exact: bool, biased: bool) -> dict[str, int]:
-    """Of the kernel, for tiles of so many columns."""
+    """Return compile-time arguments of the kernel for tiles of ``tile`` columns."""
     fixed = {"ROWS": _ROWS, "DEPTH": _DEPTH, "STAGES": _STAGES, "WARPS": _WARPS}
     return {**fixed, "COLUMNS": tile, "TURNED": transposed, "EXACT": exact, "BIAS": biased}
 
 
 @lru_cache(maxsize=256)
 def cut_for(depth: int, rows: int, columns: int, processors: int, exact: bool) -> tuple[int, int]:
-    """Into how many shares of a sum's terms, and into tiles of how many columns, a product is cut.
+    """Return the shares of a sum's terms and the columns of a tile that a product is divided into.
 
-    That of the least cycles: rounds of programs, and the sum over shares, which goes through memory.
+    They minimize the estimated cycles: rounds of programs, and the sum over shares, which goes through memory.
     """
     tiles = _TILES[exact]
 

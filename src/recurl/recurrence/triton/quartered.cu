@@ -1,18 +1,18 @@
-// The recurrence of an LSTM or GRU of few units: a program walks one slot, with four threads for each unit.
+// Recurrence of an LSTM or GRU with few hidden units: a CTA processes one slot, with four threads per hidden unit.
 //
-// Compiled at run time, either FORWARD or not, with these numbers: HIDDEN, WIDTH (a multiple of 16), PROGRAMS (of a
-// multiprocessor), LSTM, EXACT (of activations and kept gates: products are float32 anyway), KEEP or TO_STORED, BITS (32).
-// The arguments are those of clustered.cu.
+// Compiled at run time, with or without FORWARD, and with these macros: HIDDEN, WIDTH (a multiple of 16), PROGRAMS
+// (CTAs per multiprocessor), LSTM, EXACT (for activations and kept gates: products are float32 anyway), KEEP or
+// TO_STORED, and BITS (32). The arguments are those of clustered.cu.
 //
-// All weights are in registers. A thread multiplies what belongs to its part of a sum for as many sums as make four or
-// more products of each number read from shared memory; the sums are completed by exchanges that leave each of the four
-// threads of a unit with one gate (forward), or all of them with the gradient of h (backward). What a step reads from
-// memory is copied into shared memory seven steps before; a warp copies for its own units only.
+// All weights are in registers. A thread computes its part of so many sums that each number read from shared memory
+// enters four or more products. Exchanges between threads complete the sums and leave each of the four threads of a
+// unit with one gate (forward), or all of them with the gradient of h (backward). The inputs of a step are copied from
+// global to shared memory seven steps ahead; a warp copies for its own units only.
 
 constexpr int THREADS = 4 * WIDTH;
 constexpr int AHEAD = 7, RING = 8;
 
-// Which tokens start segments: of this step and those after it, 32 or more, in all threads of a warp.
+// Flags of tokens that start segments, of this step and at least the 32 after it, in all threads of a warp.
 struct Starts {
     const u8* first;
     int direction, length, lane;
@@ -31,18 +31,18 @@ struct Starts {
 
     void next() { bits >>= 1; }
 
-    // More of them, every 32 steps.
+    // Load more flags, every 32 steps.
     void refill(int step) { bits |= (u64)__ballot_sync(ALL, then) << 32, then = flag(lane + step + 64); }
 };
 
 inline float completed(float x, int far) { return x + __shfl_xor_sync(ALL, x, far); }
 
-// The sum of what this lane keeps and of what that one, so far away, gives.
+// The sum of the value that this lane keeps and of the one sent by the lane at distance far.
 inline float exchanged(bool upper, float low, float high, int far) {
     return (upper ? high : low) + __shfl_xor_sync(ALL, upper ? low : high, far);
 }
 
-// Of one argument, tanh or the logistic function.
+// tanh or the logistic function of x.
 inline float either_of(bool tanh, float x) {
     if (!EXACT) {
         const float y = rough_tanh(tanh ? x : 0.5f * x);
@@ -57,10 +57,10 @@ inline float either_of(bool tanh, float x) {
 
 #if FORWARD
 
-// A thread's sums are those of all gates of two units, over an eighth of the columns.
+// A thread sums for all gates of two hidden units, over an eighth of the columns.
 KERNEL quartered_forward_kernel(const __grid_constant__ Arguments a) {
     constexpr int PAIRS = WIDTH / 16, ROW = GATES * WIDTH;
-    __shared__ __align__(16) float pages[2][WIDTH];  // h, in turns
+    __shared__ __align__(16) float pages[2][WIDTH];  // h, alternating
     __shared__ float inputs[RING][THREADS], stored[RING][2][WIDTH];
     const i64 begin = a.bounds[blockIdx.x];
     const int steps = (int)(a.bounds[blockIdx.x + 1] - begin);
@@ -94,7 +94,7 @@ KERNEL quartered_forward_kernel(const __grid_constant__ Arguments a) {
 #else
     u16* gates = (u16*)a.gates + begin * (4 * WIDTH) + threadIdx.x;
 #endif
-    auto copy = [&](int step, int later) {  // of the step that is so much later than where the starts are
+    auto copy = [&](int step, int later) {  // later: steps between the position of starts and this step
         const bool there = step < steps;
         copy_word(there & copies, to_input + step % RING * (THREADS * 4), input);
         copy_word(there & copies_state & starts.at(later), to_state + step % RING * (2 * WIDTH * 4), state);
@@ -125,10 +125,10 @@ KERNEL quartered_forward_kernel(const __grid_constant__ Arguments a) {
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair)
             h_of[pair] = two_at(from_page + 64 * pair);
-        // While these come.
+        // While these loads are in flight.
         store_found(step > 0);
         copy(step + AHEAD, AHEAD);
-        wait_for_groups<AHEAD - 2>();  // what the next step needs, and the states behind it
+        wait_for_groups<AHEAD - 2>();  // inputs of the next step, and the stored states after it
         const bool first = starts.at(1);
         starts.next();
         const float given = number_at(input_at + step % RING * (THREADS * 4));
@@ -180,18 +180,18 @@ KERNEL quartered_forward_kernel(const __grid_constant__ Arguments a) {
 
 #else
 
-// A thread's sums are those of four units' gradients, over the gates of a sixteenth of the units.
+// A thread sums the gradients of four hidden units, over the gates of a sixteenth of the units.
 KERNEL quartered_backward_kernel(const __grid_constant__ Arguments a) {
     constexpr int PLACES = WIDTH / 16, OTHERS = 4;
     constexpr u32 PLACE = WIDTH * 2 * OTHERS * 4;
-    __shared__ __align__(16) float4 pages[2][WIDTH];           // gradients of gates, in turns
-    __shared__ __align__(16) float read[RING][WIDTH][2 * OTHERS];  // kept gates; gradients of h and c, state, stored one
+    __shared__ __align__(16) float4 pages[2][WIDTH];           // gradients of gates, alternating
+    __shared__ __align__(16) float read[RING][WIDTH][2 * OTHERS];  // kept gates; gradients of h, c; state; stored one
     const i64 begin = a.bounds[blockIdx.x], end = a.bounds[blockIdx.x + 1] - 1;
     const int steps = (int)(end + 1 - begin);
     if (steps <= 0) return;
     const int lane = threadIdx.x % 32, unit = threadIdx.x / 4, mine = lane % 4, sixteenth = lane % 16;
     const bool real = unit < HIDDEN;
-    const int real_unit = min(unit, HIDDEN - 1);  // what the others read; their gradients are zero
+    const int real_unit = min(unit, HIDDEN - 1);  // padding units read these; their gradients are zero
     float w[4][GATES][PLACES];
 #pragma unroll
     for (int which = 0; which < 4; ++which)
@@ -221,12 +221,12 @@ KERNEL quartered_backward_kernel(const __grid_constant__ Arguments a) {
         end_group();
         gates -= WIDTH * WORDS, source -= source_row;
     };
-    // Each lane's own gate, where its gradient goes.
+    // The lane's own gate: where its gradient is stored.
     const int own = LSTM ? threadIdx.x : mine < 2 ? WIDTH + 2 * unit + mine : mine == 2 ? unit : 3 * WIDTH + unit;
     Number* grad_gates = a.grad_gates + end * (4 * WIDTH) + own;
     const u32 d_at = shared_address(&pages[0][sixteenth]), own_d = shared_address(&pages[0][unit]);
     const u32 read_at = shared_address(read[0][unit]);
-    // A step's inputs, and those of the step after it, are there.
+    // Requires that the inputs of this step and the next one have arrived.
     Step now;
     auto take = [&](int step, bool first) {
         const u32 at = read_at + step % RING * PLACE, next = read_at + (step + 1) % RING * PLACE;
@@ -250,7 +250,7 @@ KERNEL quartered_backward_kernel(const __grid_constant__ Arguments a) {
     bool first = starts.at(0);
     take(0, first);
     Factors f = factors_of(now);
-    float total = now.dh, carried = now.dc;  // gradients of h and c; of a GRU's h, in carried, what doesn't come through products
+    float total = now.dh, carried = now.dc;  // gradients of h and c; GRU: carried is the part of h's without products
     u32 from_page = d_at, to_page = own_d;
     auto walk = [&](int step) {
         const float all = LSTM ? carried + total * f.c : total;
@@ -262,10 +262,10 @@ KERNEL quartered_backward_kernel(const __grid_constant__ Arguments a) {
         float4 d_of[PLACES];
 #pragma unroll
         for (int place = 0; place < PLACES; ++place) d_of[place] = four_at(from_page + 256 * place);
-        // While these come.
+        // While these loads are in flight.
         store(true, grad_gates, mine == 0 ? d[0] : mine == 1 ? d[1] : (mine == 2) == LSTM ? d[2] : d[3]);
         if (TO_STORED) store((mine == 0) & first & real, a.grad_stored + (end - step) * HIDDEN + unit, carried);
-        const bool linked = !first;  // a segment's first token passes nothing on to the token before it
+        const bool linked = !first;  // the first token of a segment passes no gradient to the previous token
         grad_gates -= 4 * WIDTH;
         first = starts.at(1);
         copy(step + AHEAD, AHEAD);

@@ -1,9 +1,9 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, PLR0913, SIM108
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments; an if on a constant compiles one branch, in lines of its own.
-"""Pieces of the Gluon kernels that come down to single machine instructions."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
+"""Parts of the Gluon kernels that map to single machine instructions, and the pointwise math of a step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sigmoid(x, EXACT: gl.constexpr):
 
 @gluon.jit
 def operand(x, BITS: gl.constexpr, EXACT: gl.constexpr):
-    """What enters a product: bfloat16 (BITS = 16), float32 rounded to tf32, or float32 that :func:`product` splits."""
+    """Convert to an operand: bfloat16 (BITS = 16), float32 rounded to tf32, or float32 that :func:`product` splits."""
     if BITS == 16:
         y = x.to(gl.bfloat16)
     elif EXACT:
@@ -50,21 +50,21 @@ def operand(x, BITS: gl.constexpr, EXACT: gl.constexpr):
 
 @gluon.jit
 def half(x):
-    """float32 rounded to float16, finite numbers to finite ones; infinity and NaN stay what they are."""
+    """Round float32 to float16; finite numbers stay finite, infinity and NaN are unchanged."""
     finite = gl.where(x > 65504.0, 65504.0, gl.where(x < -65504.0, -65504.0, x))
     return gl.where(gl.abs(x) == float("inf"), x, finite).to(gl.float16)
 
 
 @gluon.jit
 def rounded(x):
-    """float32 rounded to tf32."""
+    """Round float32 to tf32."""
     return gl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def split(x, EXACT: gl.constexpr):
-    """An operand as its tf32 part and the rest, or twice itself where it is one already."""
-    if EXACT:  # the rounding may lose a NaN, which the rest then keeps
+    """Split an operand into its tf32 part and the rest, or return it twice if it is tf32 already."""
+    if EXACT:  # rounding may lose a NaN, which the rest then keeps
         high = ((x.to(gl.int32, bitcast=True) + 0x1000) & -0x2000).to(gl.float32, bitcast=True)
         low = x - high
     else:
@@ -75,10 +75,10 @@ def split(x, EXACT: gl.constexpr):
 
 @gluon.jit
 def product(a, high, low, acc, EXACT: gl.constexpr):
-    """``acc + a @ b`` of :func:`operand` values, b by :func:`split`; EXACT: to float32, in three products.
+    """Return ``acc + a @ b`` of :func:`operand` values, b by :func:`split`; EXACT: to float32, by three products.
 
-    Tensor cores cut their sums off, so EXACT ones are taken over these columns alone and added by ordinary addition;
-    apart, so that one needn't wait for the other.
+    Tensor cores truncate their sums, so EXACT products are summed over these columns only and added by ordinary
+    addition. They have separate accumulators so that they don't wait for each other.
     """
     if EXACT:
         a_high, a_low = split(a, True)
@@ -93,7 +93,7 @@ def product(a, high, low, acc, EXACT: gl.constexpr):
 
 @gluon.jit
 def load_two(at, index, inside, BITS: gl.constexpr):
-    """The values ``at[2 * index]`` and ``at[2 * index + 1]`` in one access; BITS per value, float32 or bfloat16."""
+    """Load ``at[2 * index]`` and ``at[2 * index + 1]`` in one access; BITS per value, float32 or bfloat16."""
     if BITS == 32:
         pair = gl.load(at.to(gl.pointer_type(gl.int64)) + index, mask=inside, other=0)
     else:
@@ -103,7 +103,7 @@ def load_two(at, index, inside, BITS: gl.constexpr):
 
 @gluon.jit
 def two_of(pair, BITS: gl.constexpr):
-    """Unpack what :func:`load_two` read."""
+    """Unpack the values loaded by :func:`load_two`."""
     if BITS == 32:
         low, high = gl.inline_asm_elementwise(
             "mov.b64 {$0, $1}, $2;", "=f,=f,l", [pair], (gl.float32, gl.float32), is_pure=True, pack=1
@@ -129,7 +129,7 @@ def store_two(at, index, inside, low, high, BITS: gl.constexpr):
 
 @gluon.jit
 def store_kept(gates, at, inside, g0, g1, g2, g3, EXACT: gl.constexpr):
-    """Keep the gates of a unit together: as float16, or as float32."""
+    """Store the gates of a unit together, for the backward pass: as float16, or as float32."""
     if EXACT:
         store_two(gates, 2 * at, inside, g0, g1, 32)
         store_two(gates, 2 * at + 1, inside, g2, g3, 32)
@@ -139,7 +139,7 @@ def store_kept(gates, at, inside, g0, g1, g2, g3, EXACT: gl.constexpr):
 
 @gluon.jit
 def load_kept(gates, at, inside, EXACT: gl.constexpr):
-    """What :func:`store_kept` wrote, packed in two words (of float16, in one that is given twice)."""
+    """Load gates stored by :func:`store_kept`, packed in two words (float16: in one, returned twice)."""
     words = gates.to(gl.pointer_type(gl.int64))
     if EXACT:
         first = gl.load(words + 2 * at, mask=inside, other=0)
@@ -152,7 +152,7 @@ def load_kept(gates, at, inside, EXACT: gl.constexpr):
 
 @gluon.jit
 def kept_of(first, second, EXACT: gl.constexpr):
-    """Unpack what :func:`load_kept` read."""
+    """Unpack the gates loaded by :func:`load_kept`."""
     if EXACT:
         g0, g1 = two_of(first, 32)
         g2, g3 = two_of(second, 32)
@@ -163,7 +163,7 @@ def kept_of(first, second, EXACT: gl.constexpr):
 
 @gluon.jit
 def store_gates(at, index, inside, a, b, c, d):
-    """Write four values as float16 to ``at[4 * index]`` and after, in one access."""
+    """Store four values as float16 at ``at[4 * index]`` and after it, in one access."""
     asm: gl.constexpr = """{ .reg .b32 low, high;
         cvt.rn.f16x2.f32 low, $2, $1;
         cvt.rn.f16x2.f32 high, $4, $3;
@@ -190,14 +190,14 @@ copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_gl
 
 @gluon.jit
 def arrive(flag):
-    """Tell the group that what this program has written may be read."""
+    """Signal to the group that the values written by this program may be read."""
     barrier()
     gl.atomic_add(flag, 1, sem="release", scope="gpu")
 
 
 @gluon.jit
 def wait(flag, arrivals):
-    """Wait until ``flag`` counts ``arrivals``; what those programs wrote before they arrived is visible after."""
+    """Wait until ``flag`` counts ``arrivals``; what those programs wrote before arriving is then visible."""
     asm: gl.constexpr = """{ .reg .pred early;
         again: ld.acquire.gpu.global.s32 $0, [$1];
         setp.lt.s32 early, $0, $2;
@@ -207,13 +207,13 @@ def wait(flag, arrivals):
 
 @gluon.jit
 def publish(buffer, slot, unit, STRIDE: gl.constexpr, values):
-    """Write a program's columns of ``[slots, STRIDE]`` for the others of its group."""
+    """Publish a program's columns of ``[slots, STRIDE]`` to its group."""
     gl.store(buffer + slot * STRIDE + unit, values)
 
 
 @gluon.jit
 def collect(source, page, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr):
-    """Start to bring ``[ROWS, COLUMNS]`` of a matrix of STRIDE columns into shared memory, past the first cache."""
+    """Start to copy ``[ROWS, COLUMNS]`` of a matrix with STRIDE columns to shared memory, bypassing the L1 cache."""
     VECTOR: gl.constexpr = 128 // source.dtype.element_ty.primitive_bitwidth
     ACROSS: gl.constexpr = min(32, COLUMNS // VECTOR)
     WIDE: gl.constexpr = gl.BlockedLayout([1, VECTOR], [32 // ACROSS, ACROSS], [WARPS, 1], [1, 0])
@@ -224,7 +224,7 @@ def collect(source, page, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STRIDE: gl.
 
 @gluon.jit
 def collected():
-    """Wait until what was collected is there."""
+    """Wait for the copies of :func:`collect`."""
     async_copy.commit_group()
     async_copy.wait_group(0)
     barrier()
@@ -232,7 +232,7 @@ def collected():
 
 @gluon.jit
 def fetch(input_gates, token, unit, inside, WIDTH: gl.constexpr, LSTM: gl.constexpr, BITS: gl.constexpr):
-    """The input gates of one step, as packed words: LSTM (i, f), (g, o); GRU (r, z), n."""
+    """Load the input gates of one step, as packed words: LSTM (i, f), (g, o); GRU (r, z), n."""
     if LSTM:
         at = token * (2 * WIDTH) + 2 * unit
         first = load_two(input_gates, at, inside, BITS)
@@ -246,7 +246,7 @@ def fetch(input_gates, token, unit, inside, WIDTH: gl.constexpr, LSTM: gl.conste
 
 @gluon.jit
 def lstm_step(a0, a1, a2, a3, c, EXACT: gl.constexpr):
-    """i, f, g, o, the new c and the new h, from the gates before their nonlinearities and c."""
+    """Return i, f, g, o, the new c and the new h, given the pre-activations of the gates and c."""
     g0 = sigmoid(a0, EXACT)
     g1 = sigmoid(a1, EXACT)
     g2 = tanh(a2, EXACT)
@@ -257,20 +257,20 @@ def lstm_step(a0, a1, a2, a3, c, EXACT: gl.constexpr):
 
 @gluon.jit
 def gru_step(a0, a1, x, hidden, h, EXACT: gl.constexpr):
-    """r, z, n, n's hidden product as it is kept, and the new h."""
+    """Return r, z, n, the hidden product of n as it is kept, and the new h."""
     g0 = sigmoid(a0, EXACT)
     g1 = sigmoid(a1, EXACT)
     g2 = tanh(x + g0 * hidden, EXACT)
     if EXACT:
         g3 = hidden
     else:
-        g3 = gl.minimum(gl.maximum(hidden, -65504.0), 65504.0)  # the one kept value that has no bound
+        g3 = gl.minimum(gl.maximum(hidden, -65504.0), 65504.0)  # the only kept value without a bound
     return g0, g1, g2, g3, g2 + g1 * (h - g2)
 
 
 @gluon.jit
 def lstm_back(g0, g1, g2, g3, c, before, dh, dc, EXACT: gl.constexpr):
-    """Gradients of i, f, g, o before their nonlinearities, and of the c before; dc is that of c, dh that of h."""
+    """Return the gradients of i, f, g, o before activation, and of the previous c, given those of h and c."""
     tanh_c = tanh(c, EXACT)
     dc += dh * g3 * (1.0 - tanh_c * tanh_c)
     d0 = dc * g2 * g0 * (1.0 - g0)
@@ -282,7 +282,7 @@ def lstm_back(g0, g1, g2, g3, c, before, dh, dc, EXACT: gl.constexpr):
 
 @gluon.jit
 def gru_back(g0, g1, g2, g3, before, dh):
-    """Gradients of r, z, n's hidden part and its input part, and the part of h's that bypasses the products."""
+    """Return the gradients of r, z, n's hidden and input part, and the part of h's that bypasses the products."""
     dn = dh * (1.0 - g1) * (1.0 - g2 * g2)
     d0 = dn * g3 * g0 * (1.0 - g0)
     d1 = dh * (before - g2) * g1 * (1.0 - g1)
@@ -293,7 +293,7 @@ def gru_back(g0, g1, g2, g3, before, dh):
 def store_gradients(
     grad_gates, token, unit, inside, d0, d1, d2, d3, WIDTH: gl.constexpr, LSTM: gl.constexpr, BITS: gl.constexpr
 ):
-    """Write the gradients of one step's gates: LSTM i, f, g, o; GRU r, z, n's hidden part, n's input part."""
+    """Store the gradients of one step's gates: LSTM i, f, g, o; GRU r, z, hidden part of n, input part of n."""
     if LSTM:
         store_two(grad_gates, token * (2 * WIDTH) + 2 * unit, inside, d0, d1, BITS)
         store_two(grad_gates, token * (2 * WIDTH) + 2 * unit + 1, inside, d2, d3, BITS)

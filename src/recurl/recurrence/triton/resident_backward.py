@@ -1,9 +1,9 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""The backward recurrence in Gluon for H <= 512: weights stay on the chip, in one program or shared by a group."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Backward recurrence in Gluon for H <= 512: weights stay on the chip, in one program or shared by a group."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def resident_backward_kernel(
     EXTENT: gl.constexpr,
     SHARED_GATES: gl.constexpr,
 ):
-    """Walk ROWS slots from their last token to their first; see ``backward.backward_kernel``.
+    """Run ROWS slots from their last token to their first; see ``backward.backward_kernel``.
 
     Differences: units are padded to WIDTH; ``gates`` are those of ``resident_forward_kernel``; ``grad_gates`` is
-    ``[N, 4 * WIDTH]`` with interleaved gates: LSTM ``[WIDTH, 4]``; GRU n ``[WIDTH]``, (r, z) ``[WIDTH, 2]``, n's hidden
-    part ``[WIDTH]``. What a step reads is fetched one step ahead.
+    ``[N, 4 * WIDTH]`` with interleaved gates: LSTM ``[WIDTH, 4]``; GRU n ``[WIDTH]``, (r, z) ``[WIDTH, 2]``, hidden
+    part of n ``[WIDTH]``. The inputs of a step are fetched one step early.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS // ACROSS, ACROSS], [16, 8])
@@ -78,7 +78,7 @@ def resident_backward_kernel(
     CHUNKS: gl.constexpr = WIDTH // CHUNK
     unit = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, LW))[:, None]
     column = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, LW))[None, :]
-    HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # gates from this one on: weights in shared memory
+    HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # first gate whose weights are in shared memory
     w0 = weights(w_hh, unit, column, 0, CHUNKS, HELD, HIDDEN, BITS, EXACT, True)
     w1 = weights(w_hh, unit, column, 1, CHUNKS, HELD, HIDDEN, BITS, EXACT, True)
     w2 = weights(w_hh, unit, column, 2, CHUNKS, HELD, HIDDEN, BITS, EXACT, True)
@@ -186,7 +186,7 @@ def resident_backward_kernel(
             if LSTM:
                 high, low = split(exchange3.slice(chunk * CHUNK, CHUNK, 1).permute((1, 0)).load(LD), EXACT)
                 other = weighted(w3, 3, chunk, high, low, other, HELD, LW, EXACT)
-        # A segment's first token passes nothing on to the token before it.
+        # The first token of a segment passes no gradient to the previous token.
         linked = (active & (first == 0))[None, :]
         back = gl.where(linked, back + other, 0.0)
         carried = gl.where(linked, carried, 0.0)

@@ -1,9 +1,9 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915, SIM108
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments; an if on a constant compiles one branch, in lines of its own.
-"""The forward recurrence in Gluon for H <= 512: weights stay on the chip, in one program or shared by a group."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
+"""Forward recurrence in Gluon for H <= 512: weights stay on the chip, in one program or shared by a group."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from recurl.recurrence.triton.registers import (
 
 @gluon.constexpr_function
 def neighbours(bits, exact):
-    """How many neighbouring columns of an operand a thread has: it reads them from shared memory in one access."""
+    """Return how many adjacent columns of an operand a thread holds, read from shared memory in one access."""
     return 2 if bits == 16 or exact else 1
 
 
 @gluon.constexpr_function
 def page_layout(bits, exact):
-    """Rows of shared memory shifted against each other so that reading operands meets no bank conflicts."""
+    """Return a layout of shared memory whose rows are swizzled so that reading operands has no bank conflicts."""
     vector = 4 * neighbours(bits, exact)
     return gl.SwizzledSharedLayout(vector, 1, 1024 // (vector * bits), [1, 0])
 
@@ -53,9 +53,9 @@ def weights(
     EXACT: gl.constexpr,
     TRANSPOSED: gl.constexpr,
 ):
-    """The weights of one gate from or to the units, padded with zeros, as operands ``[units, columns]`` in CHUNKS.
+    """Load the weights of one gate from or to the units, padded with zeros, as operands ``[units, columns]`` in CHUNKS.
 
-    Those of the first HELD gates are tensors, in registers, the others pages of shared memory.
+    Those of the first HELD gates are tensors in registers, the others are pages of shared memory.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     PAGE: gl.constexpr = page_layout(BITS, EXACT)
@@ -68,7 +68,7 @@ def weights(
             at = w_hh + (gate * HIDDEN + unit) * HIDDEN + k
         value = operand(gl.load(at, mask=(unit < HIDDEN) & (k < HIDDEN), other=0.0), BITS, EXACT)
         if gate < HELD:
-            found = found + (value,)  # noqa: RUF005 - the language has no unpacking here
+            found = found + (value,)  # noqa: RUF005 - Gluon has no unpacking here
         else:
             page = gl.allocate_shared_memory(KIND, [unit.shape[0], column.shape[1]], PAGE, value)
             found = found + (page,)  # noqa: RUF005 - likewise
@@ -77,7 +77,7 @@ def weights(
 
 @gluon.jit
 def weighted(w, gate: gl.constexpr, chunk: gl.constexpr, high, low, acc, HELD: gl.constexpr, LW, EXACT: gl.constexpr):
-    """``acc`` and the product of one chunk of :func:`weights` with a :func:`registers.split` operand."""
+    """Add the product of one chunk of :func:`weights` with a :func:`registers.split` operand to ``acc``."""
     if gate < HELD:
         acc = product(w[chunk], high, low, acc, EXACT)
     else:
@@ -95,7 +95,7 @@ def collect_chunks(
     STRIDE: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    """Start to bring ``[ROWS, CHUNKS * CHUNK]`` of a matrix of STRIDE columns into shared memory."""
+    """Start to copy ``[ROWS, CHUNKS * CHUNK]`` of a matrix with STRIDE columns to shared memory."""
     for chunk in gl.static_range(CHUNKS):
         page = exchange.slice(chunk * CHUNK, CHUNK, 1)
         collect(source + chunk * CHUNK, page, ROWS, CHUNK, STRIDE, WARPS)
@@ -135,16 +135,16 @@ def resident_forward_kernel(
     SHARED_GATES: gl.constexpr,
     AHEAD: gl.constexpr,
 ):
-    """Walk ROWS slots; see ``forward.forward_kernel``. Units are padded to WIDTH.
+    """Run ROWS slots; see ``forward.forward_kernel``. Units are padded to WIDTH.
 
     Differences: ``input_gates`` are padded and interleaved (LSTM ``[N, WIDTH, 4]``; GRU n ``[WIDTH]``, then (r, z)
-    ``[WIDTH, 2]``), ``gates`` are float16 ``[N, WIDTH, 4]``. Input gates are fetched AHEAD steps early (1 or 2), stored
+    ``[WIDTH, 2]``), ``gates`` are float16 ``[N, WIDTH, 4]``. Input gates are fetched AHEAD (1 or 2) steps early, stored
     states one. Gates are computed transposed, [units, slots], so that a tile may have as few as eight slots.
-    A group of MEMBERS programs shares the units, UNITS each, and exchanges h through ``buffer``, two turns of
+    A group of MEMBERS programs shares the units, UNITS each, and exchanges h through ``buffer``, two alternating
     ``[ROWS, WIDTH]`` per group; ``flags`` count arrivals and are zero.
-    The last SHARED_GATES gates keep their weights in shared memory, for want of registers. WIDTH is a multiple of
-    CHUNK; CHUNK, ROWS, UNITS and EXTENT, which is at least WIDTH, are powers of two. With EXACT, products and functions
-    are accurate to float32 and the gates are kept in it.
+    The weights of the last SHARED_GATES gates are in shared memory because registers don't suffice. WIDTH is a multiple
+    of CHUNK; CHUNK, ROWS, UNITS and EXTENT (at least WIDTH) are powers of two. With EXACT, products and functions are
+    accurate to float32, and the gates are kept in float32.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS // ACROSS, ACROSS], [16, 8])
@@ -156,7 +156,7 @@ def resident_forward_kernel(
     CHUNKS: gl.constexpr = WIDTH // CHUNK
     row = member * UNITS + gl.arange(0, UNITS, layout=gl.SliceLayout(1, LW))[:, None]
     column = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, LW))[None, :]
-    HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # gates from this one on: weights in shared memory
+    HELD: gl.constexpr = (4 if LSTM else 3) - SHARED_GATES  # first gate whose weights are in shared memory
     w0 = weights(w_hh, row, column, 0, CHUNKS, HELD, HIDDEN, BITS, EXACT, False)
     w1 = weights(w_hh, row, column, 1, CHUNKS, HELD, HIDDEN, BITS, EXACT, False)
     w2 = weights(w_hh, row, column, 2, CHUNKS, HELD, HIDDEN, BITS, EXACT, False)

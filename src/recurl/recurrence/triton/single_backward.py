@@ -1,9 +1,9 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913, PLR0915
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""The backward recurrence in Gluon for few rows and few units: one slot per program, float32 products."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Backward recurrence in Gluon for few rows and few units: one slot per program, float32 products."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recurl.recurrence.triton.single_parts import CHUNK, add_product, bring, pag
 
 @gluon.jit
 def _bring(arrays, rings, slot, token, unit, inside, earlier, WIDTH: gl.constexpr, HIDDEN: gl.constexpr, LSTM, EXACT):
-    # Start to copy what a step reads: its gates, the gradients that come in, the state before it.
+    # Start to copy the inputs of a step: its gates, the incoming gradients, the state before it.
     grad_h, gh_row, gh_column, grad_c, gc_row, gc_column, gates, after = arrays
     at = token * WIDTH + unit
     packed = gates.to(gl.pointer_type(gl.int64))
@@ -64,7 +64,7 @@ def _step(
     RING: gl.constexpr,
     L2: gl.constexpr,
 ):
-    # One step: inputs come from ``rings``, those of a later step go to ``later_rings``; gradients travel in ``pages``.
+    # One step: inputs come from ``rings``, those of a later step are copied to ``later_rings``, gradients to ``pages``.
     LU: gl.constexpr = gl.SliceLayout(1, L2)
     LK: gl.constexpr = gl.SliceLayout(0, L2)
     real = unit < HIDDEN
@@ -109,7 +109,7 @@ def _step(
         if LSTM:
             value = pages[3].slice(chunk * CHUNK, CHUNK).load(LK)[None, :]
             other = add_product(other, w3, chunk, value, HELD, L2)
-    # A segment's first token passes nothing on to the token before it.
+    # The first token of a segment passes no gradient to the previous token.
     back = gl.where(first != 0, 0.0, gl.sum(acc + other, 1))
     carried = gl.where(first != 0, 0.0, carried)
     return back, carried, earlier, flag
@@ -144,9 +144,9 @@ def single_backward_kernel(
     RING: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    """Walk one slot from its last token to its first; see ``resident_backward.resident_backward_kernel``.
+    """Run one slot from its last token to its first; see ``resident_backward.resident_backward_kernel``.
 
-    Differences: as those of ``single_forward.single_forward_kernel``.
+    Differences: as for ``single_forward.single_forward_kernel``.
     """
     L2: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [WARPS, 1], [1, 0])
     LU: gl.constexpr = gl.SliceLayout(1, L2)
@@ -164,7 +164,7 @@ def single_backward_kernel(
     end = gl.load(bounds + slot + 1)
     steps = (end - begin).to(gl.int32)
     after = after_c if LSTM else after_h
-    # Gates, the other half of float32 ones, gradients of h and c, the state before.
+    # Gates, the second half of float32 gates, gradients of h and c, the state before.
     even0 = ring_of(gl.int64, RING // 2, UNITS)
     odd0 = ring_of(gl.int64, RING // 2, UNITS)
     even1 = ring_of(gl.int64, RING // 2, UNITS) if EXACT else even0

@@ -1,9 +1,9 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913, PLR0915
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""The forward recurrence in Gluon for few rows and few units: one slot per program, float32 products."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Forward recurrence in Gluon for few rows and few units: one slot per program, float32 products."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _step(
     RING: gl.constexpr,
     L2: gl.constexpr,
 ):
-    # One step: h comes from the pages ``here`` and goes to those ``there``, as do inputs of a later step.
+    # One step: h is read from the pages ``here`` and written to ``there``, as are the inputs of a later step.
     input_gates, stored_h, h_row, h_column, stored_c, c_row, c_column, starts, after_h, after_c, gates = arrays
     pairs, singles, exchange = here
     later_pairs, later_singles, next_exchange = there
@@ -142,11 +142,12 @@ def single_forward_kernel(
     RING: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    """Walk one slot; see ``resident_forward.resident_forward_kernel`` for what is shared.
+    """Run one slot; see ``resident_forward.resident_forward_kernel`` for the common arguments.
 
-    Differences: all weights are in registers, in float32, and enter plain multiplications; four threads share the
-    columns of a unit. Inputs come through RING steps of shared memory. With EXACT, functions are accurate to float32
-    and the gates are kept in it. Pages of even and odd steps are apart, so that one barrier a step is enough.
+    Differences: all weights are in registers, in float32, and are multiplied by plain FMA; four threads share the
+    columns of a unit. Inputs are prefetched into a ring of RING steps in shared memory. With EXACT, functions are
+    accurate to float32, and the gates are kept in float32. Even and odd steps have separate pages, so that one barrier
+    per step is enough.
     """
     L2: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [WARPS, 1], [1, 0])
     LU: gl.constexpr = gl.SliceLayout(1, L2)

@@ -1,9 +1,9 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""Pieces of the kernels with one slot per program: rings of shared memory, products by plain FMA."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Parts of the kernels with one slot per program: rings in shared memory, products by plain FMA."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from triton.experimental.gluon import language as gl
 
 from recurl.recurrence.triton.registers import copy_async
 
-CHUNK = gl.constexpr(16)  # columns of the recurrent weights that neighbouring threads share
+CHUNK = gl.constexpr(16)  # columns of the recurrent weights that adjacent threads share
 
 
 @gluon.jit
 def ring_of(kind, RING: gl.constexpr, UNITS: gl.constexpr):
-    """A place in shared memory for RING steps of one value per unit."""
+    """Allocate shared memory for RING steps of one value per unit."""
     return gl.allocate_shared_memory(kind, [RING, UNITS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
 def page_of(UNITS: gl.constexpr):
-    """A place in shared memory for one value per unit."""
+    """Allocate shared memory for one value per unit."""
     return gl.allocate_shared_memory(gl.float32, [UNITS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
 def bring(ring, slot, pointer, inside):
-    """Start to copy one step's values."""
+    """Start to copy the values of one step."""
     copy_async(ring.index(slot), pointer, mask=inside)
 
 
@@ -44,7 +44,7 @@ def weight_chunks(
     L2: gl.constexpr,
     TRANSPOSED: gl.constexpr,
 ):
-    """The weights of one gate from or to the units, as [units, CHUNK]: HELD in registers, the rest in shared memory."""
+    """Load the weights of one gate from or to the units, [units, CHUNK]: HELD in registers, others in shared memory."""
     PAGE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     row = unit[:, None]
     found = ()
@@ -56,7 +56,7 @@ def weight_chunks(
             at = w_hh + (gate * HIDDEN + row) * HIDDEN + column
         value = gl.load(at, mask=(row < HIDDEN) & (column < HIDDEN), other=0.0)
         if chunk < HELD:
-            found = found + (value,)  # noqa: RUF005 - the language has no unpacking here
+            found = found + (value,)  # noqa: RUF005 - Gluon has no unpacking here
         else:
             page = gl.allocate_shared_memory(gl.float32, [unit.shape[0], CHUNK], PAGE, value)
             found = found + (page,)  # noqa: RUF005 - likewise
@@ -65,7 +65,7 @@ def weight_chunks(
 
 @gluon.jit
 def add_product(acc, weights, chunk: gl.constexpr, value, HELD: gl.constexpr, L2: gl.constexpr):
-    """``acc`` and the products of one chunk of :func:`weight_chunks`, still apart in CHUNK columns."""
+    """Add the products of one chunk of :func:`weight_chunks` to ``acc``, still separate for its CHUNK columns."""
     if chunk < HELD:
         acc += weights[chunk] * value
     else:

@@ -1,4 +1,4 @@
-"""One step of a whole stack, as in an environment, in one kernel for each layer: an operator while tracing."""
+"""One step of a whole stack, as in an environment, in one kernel per layer; an operator while tracing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recurl.recurrence.triton.backend import missing_package, refused_device
 from recurl.recurrence.triton.step_config import LARGEST, pays
 
 RECORDED = "triton_step"
-"""What :func:`recurl.recurrence.record_backends` is told, for each layer."""
+"""Name passed to :func:`recurl.recurrence.record_backends`, for each layer."""
 
 _STATES = {"lstm": 2, "gru": 1}
 _GATES = {"lstm": 4, "gru": 3}
@@ -29,9 +29,9 @@ _SCHEMA = (
 
 
 def can_step_on(x: Tensor) -> bool:
-    """Whether :func:`step` may be asked: ``x`` is on a GPU that Triton's kernels run on, and nothing differentiates.
+    """Return whether :func:`step` may be called: ``x`` is on a supported GPU, and nothing differentiates.
 
-    An exported program doesn't have the operator in it, since it should run where recurl isn't.
+    An exported program doesn't contain the operator, since it should run without recurl.
     """
     return (
         x.is_cuda
@@ -56,12 +56,11 @@ def step(
     is_init: Tensor | None,
     options: Options,
 ) -> tuple[Tensor, States] | None:
-    """Return what :func:`recurl.recurrence.step_stack` returns, or None where cell or tensors are not for the kernel.
+    """Return the result of :func:`recurl.recurrence.step_stack`, or None if the kernel doesn't support the call.
 
-    Nor are they where it doesn't pay; see :func:`recurl.recurrence.triton.step_config.pays`.
-
-    They must be plain tensors of one device, in float32 or bfloat16, of which none needs gradients, and fit each other;
-    the layers have at most :data:`recurl.recurrence.triton.step_config.LARGEST` units, and no projection.
+    Supported are plain tensors on one device, in float32 or bfloat16, with matching shapes and without gradients. The
+    layers have at most :data:`recurl.recurrence.triton.step_config.LARGEST` units and no projection. None is also
+    returned where the kernel isn't faster; see :func:`recurl.recurrence.triton.step_config.pays`.
     """
     if cell.name not in _GATES:
         return None
@@ -100,7 +99,7 @@ def _serves(cell: Cell, weights: Sequence[LayerWeights], x: Tensor, states: Stat
 
 
 def _fits(tensor: Tensor, x: Tensor, shape: tuple[int, ...]) -> bool:
-    traced = torch.compiler.is_compiling() or bool(are_modes_active())  # by tensors of other classes
+    traced = torch.compiler.is_compiling() or bool(are_modes_active())  # tracing uses other tensor classes
     differentiated = torch.is_grad_enabled() and tensor.requires_grad
     fits = tensor.dtype == x.dtype and tensor.device == x.device and tensor.shape == shape
     return (traced or type(tensor) in _PLAIN) and not differentiated and fits
@@ -143,7 +142,7 @@ def _fake(x: Tensor, weights: list[Tensor], states: list[Tensor], *others: Any) 
     return [x.new_empty(x.shape[0], hidden), *(state.new_empty(state.shape) for state in states)]
 
 
-_library = Library("recurl", "FRAGMENT")  # its end would take the operator away
+_library = Library("recurl", "FRAGMENT")  # its deletion would remove the operator
 _library.define("triton_step" + _SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
 _library.impl("triton_step", _run_operator, "CompositeExplicitAutograd")
 torch.library.register_fake("recurl::triton_step", _fake, lib=_library)

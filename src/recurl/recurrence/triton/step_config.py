@@ -1,23 +1,23 @@
-"""How a step is cut into programs on a GPU, by rule: no tuning at run time."""
+"""Tiles of the step kernel on a GPU, by rule: no tuning at run time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 LARGEST = 256
-"""Units of the largest layer that takes its steps in one kernel."""
+"""Units of the largest layer that the step kernel supports."""
 
 
 @dataclass(frozen=True)
 class StepTile:
-    """What one program of the step's kernel computes; powers of two.
+    """Tile of one program of the step kernel, in powers of two.
 
     Attributes:
-        rows: of the batch.
-        units: of the layer, of which it computes all gates.
+        rows: rows of the batch.
+        units: units of the layer, with all their gates.
         depth: units of the input, or of h, that are multiplied at a time.
-        warps: per program.
-        stages: pieces of the depth that are fetched at once.
+        warps: warps per program.
+        stages: blocks of the depth that are fetched at once.
     """
 
     rows: int
@@ -27,8 +27,8 @@ class StepTile:
     stages: int
 
 
-# From large to small, as the least number of programs asks for; measured, as the exception below, on an H200
-# (benchmarks/bench_step_gpu.py --sweep). What is in flight fits into the 99 KB of the smallest chips.
+# From large to small, as required by the smallest number of programs; measured, as is the exception below, on an H200
+# (benchmarks/bench_step_gpu.py --sweep). The blocks in flight fit into the 99 KB of the smallest chips.
 _TILES = (
     StepTile(128, 32, 32, 8, 3),
     StepTile(128, 16, 32, 8, 4),
@@ -41,7 +41,7 @@ _WIDE, _MANY = 128, 4096
 
 
 def tile_for_step(rows: int, hidden: int, processors: int) -> StepTile:
-    """Return the largest tile, of which half is used, that leaves few multiprocessors idle, or else the smallest.
+    """Return the largest tile, at least half used, that leaves few multiprocessors idle, or else the smallest tile.
 
     Args:
         rows: B.
@@ -55,7 +55,7 @@ def tile_for_step(rows: int, hidden: int, processors: int) -> StepTile:
 
 
 def pays(rows: int, hidden: int, precision: str) -> bool:
-    """Return whether one kernel is quicker than cuBLAS's products in tf32 or bfloat16, and the cell after them.
+    """Return whether one kernel is faster than cuBLAS products in tf32 or bfloat16, followed by the cell.
 
     Args:
         rows: B.

@@ -1,8 +1,8 @@
 # pyright: basic, reportAssignmentType=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913, PLR0915
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments; an if on a constant compiles one branch, in lines of its own.
-"""One step of one layer: both products, gates, new states."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments. An if on a constant is a statement because only one of its branches is compiled.
+"""Kernel of one step of one layer: both products, gates, new states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recurl.recurrence.triton.parts import operand, product, sigmoid, split, tan
 
 @triton.jit
 def _halves(x, PRECISION: tl.constexpr):
-    """What enters a product, and for products accurate to float32 the rest of it."""
+    """Return an operand of a product, and its rounding error in products accurate to float32."""
     if PRECISION == "ieee":
         high, low = split(x.to(tl.float32))
     else:
@@ -28,9 +28,9 @@ def _add_product(
     acc, a, a_row, m, kept, w, row, row_in, depth,
     PRECISION: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """``acc + a @ w[row].T``; rows of ``a`` that aren't kept, and of ``w`` that aren't in, are zeros and aren't read.
+    """Return ``acc + a @ w[row].T``; rows of ``a`` without ``kept``, and of ``w`` without ``row_in``, count as zeros.
 
-    Where it is accurate to float32, as :func:`recurl.recurrence.triton.accurate.product_kernel`.
+    Such rows aren't read. Products accurate to float32 are three products of split operands.
     """
     k = tl.arange(0, DEPTH)
     a_at = a + m.to(tl.int64)[:, None] * a_row + k[None, :]
@@ -81,10 +81,10 @@ def step_kernel(
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Write the states after a step, and h a second time as features, of ROWS rows and UNITS units a program.
+    """Write the states after a step, and h again as features, for ROWS rows and UNITS units per program.
 
-    All gates are columns of one product: i, f, g, o of the LSTM; r, z, and of n the input's and the hidden part of the
-    GRU. A row starts from zero where ``is_init``, and its states aren't read. ``c`` and ``c_after`` are the LSTM's.
+    All gates are columns of one product. LSTM: i, f, g, o. GRU: r, z, and the input and hidden parts of n. A row starts
+    from zero if ``is_init``, and its states aren't read. ``c`` and ``c_after`` exist for the LSTM only.
     """
     blocks = tl.cdiv(hidden, UNITS)
     m = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)

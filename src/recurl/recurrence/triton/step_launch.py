@@ -1,4 +1,4 @@
-"""Launches of the step's kernel: from tensors to tensors. Imported only where Triton is installed."""
+"""Launches of the step kernel, on tensors. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def run_step(
     precision: str,
     tile_for: Callable[[int, int, int], StepTile] = tile_for_step,
 ) -> tuple[Tensor, States]:
-    """Return the features ``[B, H]`` and the states ``[B, L, H]`` after a step of all layers, each one kernel.
+    """Return the features ``[B, H]`` and the states ``[B, L, H]`` after a step of all layers, one kernel per layer.
 
     Args:
         layers: weights by layer.
         x: ``[B, I]``.
         states: each ``[B, L, H]``.
-        is_init: bool ``[B]`` or ``[B, 1]``, or None: no row starts from zero.
+        is_init: bool ``[B]`` or ``[B, 1]``, or None if no row starts from zero.
         precision: ``"ieee"`` (accurate to float32), ``"tf32"`` or ``"bf16"``.
-        tile_for: the rule.
+        tile_for: rule for the tile.
     """
     rows, hidden = x.shape[0], layers[0].hidden_size
     features = x.new_empty(rows, hidden)

@@ -1,11 +1,11 @@
 # pyright: basic, reportAssignmentType=false
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""How segments are shared out, and pointwise kernels over all tokens.
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Distribution of segments over slots, and pointwise kernels over all tokens.
 
-A *slot* is one row of a tile. Slot s of R walks, token by token, the segments that start in [s q, (s + 1) q), with
-q = ceil(N / R): a contiguous piece of the stream. Nothing is sorted, nothing waits for the host, the grid is fixed.
+A *slot* is one row of a tile. Slot s of R processes, token by token, the segments that start in [s q, (s + 1) q), with
+q = ceil(N / R): a contiguous part of the stream. Nothing is sorted, the host never waits, and the grid is fixed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recurl.recurrence.triton.parts import operand, sigmoid, tanh
 
 @triton.jit
 def bounds_kernel(starts, bounds, tokens, share, BLOCK: tl.constexpr):
-    """Write where slot ``program_id(0)`` begins: the first segment start at or after ``slot * share``, else N."""
+    """Write the begin of slot ``program_id(0)``: the first segment start at or after ``slot * share``, else N."""
     slot = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     base = slot * share
@@ -33,7 +33,7 @@ def bounds_kernel(starts, bounds, tokens, share, BLOCK: tl.constexpr):
 
 @triton.jit
 def _state_before(stored, earlier, first, inside):
-    # Of a token: the stored one at a segment's start, else that after the token before.
+    # The state before a token: the stored one at a segment start, else the state after the previous token.
     kept = tl.load(stored, mask=inside & first, other=0.0).to(tl.float32)
     return tl.where(first, kept, tl.load(earlier, mask=inside & (first == 0), other=0.0).to(tl.float32))
 
@@ -70,10 +70,10 @@ def turn_kernel(
     DEPTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write DEPTH tokens of ``values`` ``[tokens, columns]`` turned and rounded to tf32: ``[WIDTH, DEPTH]`` a program.
+    """Write DEPTH tokens of ``values`` ``[tokens, columns]``, transposed and in tf32: ``[WIDTH, DEPTH]`` per program.
 
-    Zeros follow the last token. BEFORE: instead of the states after every token, which values are, those before it, as
-    ``previous_kernel`` finds them. SPLIT: what rounding left follows, ``[2, WIDTH, DEPTH]``.
+    Zeros follow the last token. BEFORE: ``values`` are the states after every token, and those before every token are
+    written, as by ``previous_kernel``. SPLIT: the rounding errors follow, ``[2, WIDTH, DEPTH]``.
     """
     token = tl.program_id(0).to(tl.int64) * DEPTH + tl.arange(0, DEPTH)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -108,9 +108,9 @@ def gates_kernel(
     INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Finish the gates of all tokens at once, as the forward kernels keep them.
+    """Compute the gates of all tokens at once, as the forward kernels keep them.
 
-    The input product comes in the order of its :class:`Layout`, the hidden one ``[N, G * H]`` in that of torch.nn.
+    The input product is in the order of its :class:`GateLayout`, the hidden one ``[N, G * H]`` in that of torch.nn.
     """
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < total
@@ -140,7 +140,7 @@ def gates_kernel(
         x2 = tl.load(row + unit, mask=inside, other=0.0).to(tl.float32)
         g3 = h2 + tl.load(b_hn + unit, mask=inside, other=0.0).to(tl.float32)
         g2 = tanh(x2 + g0 * g3)
-        if gates.dtype.element_ty == tl.float16:  # the one kept value that has no bound
+        if gates.dtype.element_ty == tl.float16:  # the only kept value without a bound
             g3 = tl.minimum(tl.maximum(g3, -65504.0), 65504.0)
     KEPT_STEP: tl.constexpr = 4 if INTERLEAVED else 1
     to = gates + token * (4 * WIDTH) + unit * KEPT_STEP

@@ -1,9 +1,9 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, ANN202, C901, PLR0912, PLR0913, PLR0915, RUF005
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""The backward recurrence in Gluon for many rows or many units: a matrix product per step, tiles of rows and units."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Backward recurrence in Gluon for many rows or many units: a matrix product per step, tiles of rows and units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from recurl.recurrence.triton.wide_product import REGISTERS, bring_first, hold, 
 
 @gluon.jit
 def _fetch(tensors, token, unit, active, first, HIDDEN: gl.constexpr, WIDTH: gl.constexpr, LSTM: gl.constexpr, EXACT):
-    # What a step reads of its tokens: kept gates, gradients of h and c, the last state before and after.
+    # Load the inputs of a step: kept gates, gradients of h and c, the last state before and after the token.
     grad_h, gh_row, gh_column, grad_c, gc_row, gc_column, gates, stored, stored_row, stored_column, after = tensors
     inside = active[:, None] & (unit < HIDDEN)
     packed, more = load_kept(gates, token[:, None] * WIDTH + unit, active[:, None], EXACT)
@@ -42,7 +42,7 @@ def _fetch(tensors, token, unit, active, first, HIDDEN: gl.constexpr, WIDTH: gl.
 
 @gluon.jit
 def _block_place(row, column, ROWS: gl.constexpr):
-    # Where a value of [ROWS, columns] stands in blocks of 8 x 8, of which an access of a warp to its products has one.
+    # Position of a value of [ROWS, columns] in blocks of 8 x 8; a warp's access to its products covers one block.
     return (column // 8 * (ROWS // 8) + row // 8) * 64 + row % 8 * 8 + column % 8
 
 
@@ -68,7 +68,7 @@ def _walk(
     WALKS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    # One group's slots, with the weights that are held or from here on stream.
+    # Run the slots of one group, with weights that are held, or streamed from now on.
     read = tensors[:11]
     weights, starts, bounds, grad_gates, grad_stored, buffer, flags, sums = tensors[11:]
     MEMBERS: gl.constexpr = WIDTH // UNITS
@@ -81,7 +81,7 @@ def _walk(
     LT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, ACROSS], [16, TILE // ACROSS, 256 // BITS])
     if SHARES == 1:
         L: gl.constexpr = LT
-    else:  # sums come from memory, so units may stand as they do there: eight or sixteen threads along a row
+    else:  # sums are read from memory, so units may be in memory order: eight or sixteen threads along a row
         L: gl.constexpr = gl.BlockedLayout([1, 2], [64 // UNITS, UNITS // 2], [WARPS, 1], [1, 0])
     tile = member // SHARES
     share = member % SHARES
@@ -146,7 +146,7 @@ def _walk(
         else:
             d0, d1, d2, d3, carried = gru_back(g0, g1, g2, g3, before, dh + carried)
         mail = buffer + ((step + 1) % 2) * (ROWS * STRIDE)
-        # A segment's first token passes nothing on to the token before it.
+        # The first token of a segment passes no gradient to the previous token.
         linked = (active & (first == 0))[:, None]
         publish_operand(mail, lane[:, None], unit, STRIDE, gl.where(linked, d0, 0.0), BITS, EXACT)
         publish_operand(mail + WIDTH, lane[:, None], unit, STRIDE, gl.where(linked, d1, 0.0), BITS, EXACT)
@@ -206,11 +206,11 @@ def wide_backward_kernel(
     WALKS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    """Walk ROWS slots from their last token to their first; see ``resident_backward.resident_backward_kernel``.
+    """Run ROWS slots from their last token to their first; see ``resident_backward.resident_backward_kernel``.
 
-    Differences: as those of ``wide_forward.wide_forward_kernel``; ``weights`` ``[WIDTH, G * WIDTH]`` stand as
-    ``arrange.pack_kernel`` leaves them. SHARES programs have a part of the columns each for the units of all of them,
-    and add what they find through ``sums`` ``[groups, WIDTH // UNITS, ROWS, SHARES * UNITS]``, float32.
+    Differences: as for ``wide_forward.wide_forward_kernel``; ``weights`` ``[WIDTH, G * WIDTH]`` are packed by
+    ``arrange.pack_kernel``. SHARES programs each multiply a part of the columns for the units of all of them, and add
+    their results through ``sums`` ``[groups, WIDTH // UNITS, ROWS, SHARES * UNITS]``, float32.
     """
     KIND: gl.constexpr = gl.bfloat16 if BITS == 16 else gl.float32
     MEMBERS: gl.constexpr = WIDTH // UNITS
@@ -237,7 +237,7 @@ def wide_backward_kernel(
         )
     else:
         more_pages = gl.allocate_shared_memory(KIND, [PARTS * STAGES, ROWS, COLUMNS], PAGE)
-        # Spelt out twice: constants in a tuple with a name are constants no more (Triton 3.6) or not taken (3.8).
+        # Written out twice: constants in a named tuple lose their constexpr type (Triton 3.6) or are rejected (3.8).
         gl.warp_specialize(
             [
                 (

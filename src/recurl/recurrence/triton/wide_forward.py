@@ -1,9 +1,9 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0913, PLR0915, RUF005
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""The forward recurrence in Gluon for many rows or many units: a matrix product per step, tiles of rows and units."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Forward recurrence in Gluon for many rows or many units: a matrix product per step, tiles of rows and units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from recurl.recurrence.triton.wide_product import REGISTERS, bring_first, hold, 
 
 @gluon.jit
 def _two_gates(mixed, ROWS: gl.constexpr, UNITS: gl.constexpr, L: gl.constexpr):
-    # [ROWS, 2 * UNITS], eight columns of either gate in turn, as two [ROWS, UNITS]: no value changes its thread.
+    # [ROWS, 2 * UNITS], eight columns of each gate in turn, to two [ROWS, UNITS]: values stay in their threads.
     first, second = gl.split(mixed.reshape([ROWS, UNITS // 8, 2, 8]).permute((0, 1, 3, 2)))
     first = gl.convert_layout(first.reshape([ROWS, UNITS]), L, assert_trivial=True)
     return first, gl.convert_layout(second.reshape([ROWS, UNITS]), L, assert_trivial=True)
@@ -33,7 +33,7 @@ def _two_gates(mixed, ROWS: gl.constexpr, UNITS: gl.constexpr, L: gl.constexpr):
 
 @gluon.jit
 def _four_gates(mixed, ROWS: gl.constexpr, UNITS: gl.constexpr, L: gl.constexpr, LP: gl.constexpr):
-    # [ROWS, 4 * UNITS], sixteen columns of gates 0 and 1 and sixteen of 2 and 3 in turn, as four [ROWS, UNITS].
+    # [ROWS, 4 * UNITS], sixteen columns of gates 0 and 1 and sixteen of 2 and 3 in turn, to four [ROWS, UNITS].
     first, second = gl.split(mixed.reshape([ROWS, UNITS // 8, 2, 16]).permute((0, 1, 3, 2)))
     first = gl.convert_layout(first.reshape([ROWS, 2 * UNITS]), LP, assert_trivial=True)
     second = gl.convert_layout(second.reshape([ROWS, 2 * UNITS]), LP, assert_trivial=True)
@@ -63,7 +63,7 @@ def _walk(
     PAGES: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    # One group's slots, with the weights that are held or from here on stream.
+    # Run the slots of one group, with weights that are held, or streamed from now on.
     input_gates, b_hn, weights, other, stored_h, h_row, h_column, stored_c, c_row, c_column = tensors[:10]
     starts, bounds, after_h, after_c, gates, buffer, flags = tensors[10:]
     GATE_BITS: gl.constexpr = input_gates.dtype.element_ty.primitive_bitwidth
@@ -182,13 +182,13 @@ def wide_forward_kernel(
     WALKS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    """Walk ROWS slots with the programs of a group; see ``resident_forward.resident_forward_kernel``.
+    """Run ROWS slots with the programs of a group; see ``resident_forward.resident_forward_kernel``.
 
-    Differences: ``weights`` ``[G * WIDTH, WIDTH]`` are rounded and stand as ``arrange.pack_kernel`` leaves them; h
-    streams through STAGES pages of shared memory, the weights through PAGES, or stay there where all their blocks have
-    one. Gates are [slots, units]; one product makes all of the LSTM's, two those of the GRU. With EXACT, h and the
-    weights have twice the columns, see ``wide_product.multiply``. With two WALKS the program walks with two groups, by
-    warps of their own: while one waits the other computes.
+    Differences: ``weights`` ``[G * WIDTH, WIDTH]`` are rounded and packed by ``arrange.pack_kernel``. h is streamed
+    through STAGES pages of shared memory; the weights are streamed through PAGES, or stay there if each of their blocks
+    has a page. Gates are [slots, units]; one product computes all of the LSTM's, two those of the GRU. With EXACT, h
+    and the weights have twice the columns, see ``wide_product.multiply``. With two WALKS, the program serves two
+    groups, each with its own warps: while one waits, the other computes.
     """
     KIND: gl.constexpr = buffer.dtype.element_ty
     MEMBERS: gl.constexpr = WIDTH // UNITS
@@ -219,7 +219,7 @@ def wide_forward_kernel(
         )
     else:
         more_pages = gl.allocate_shared_memory(KIND, [PARTS * STAGES, ROWS, COLUMNS], PAGE)
-        # Spelt out twice: constants in a tuple with a name are constants no more (Triton 3.6) or not taken (3.8).
+        # Written out twice: constants in a named tuple lose their constexpr type (Triton 3.6) or are rejected (3.8).
         gl.warp_specialize(
             [
                 (

@@ -1,9 +1,9 @@
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
 # ruff: noqa: ANN001, ANN201, C901, PLR0912, PLR0913, PLR0915
-# Kernel bodies are a language of their own: Triton's types are known to its compiler alone, and a body is one function,
-# however long, with all its arguments.
-"""The product of one step of the wide kernels: both operands stream from the second-level cache."""
+# Kernel bodies are Triton code: only its compiler knows their types, and a kernel is one function, however long, that
+# takes all its arguments.
+"""Product of one step of the wide kernels: both operands are streamed from the L2 cache."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from recurl.recurrence.triton.registers import barrier, collect, half, operand, publish, rounded, split
 
-REGISTERS = gl.constexpr(240)  # of a thread, where two groups' 256 threads share 65,536
+REGISTERS = gl.constexpr(240)  # registers per thread where 256 threads of two groups share 65,536
 
 
 @gluon.jit
 def bring(source, pages, block, page, COLUMNS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr, EXACT):
-    """Start to copy block ``block`` of an operand to ``page``; EXACT: both parts of it, to two pages."""
+    """Start to copy block ``block`` of an operand to ``page``; EXACT: both of its parts, to two pages."""
     if EXACT:
         bring(source, pages, block, 2 * page, COLUMNS, STRIDE, WARPS, False)
         bring(source + STRIDE // 2, pages, block, 2 * page + 1, COLUMNS, STRIDE, WARPS, False)
@@ -42,7 +42,7 @@ def bring_weights(weights, other, pages, other_pages, block, page, COLUMNS, STRI
 
 @gluon.jit
 def hold(weights, other, pages, other_pages, COLUMNS, STRIDE, WARPS, EXACT: gl.constexpr):
-    """Bring all blocks of a program's weights, where each has a page, and wait for them."""
+    """Copy all blocks of a program's weights, if each has a page, and wait for them."""
     for block in range(pages.shape[0] // (2 if EXACT else 1)):
         bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
     async_copy.commit_group()
@@ -53,26 +53,26 @@ def hold(weights, other, pages, other_pages, COLUMNS, STRIDE, WARPS, EXACT: gl.c
 
 @gluon.jit
 def bring_first(weights, other, pages, other_pages, COLUMNS, STRIDE, STAGES, TAKEN, WARPS, EXACT):
-    """Start to copy the blocks of the weights that :func:`multiply` begins with, where they aren't held."""
+    """Start to copy the first blocks of the weights for :func:`multiply`, if they aren't held."""
     for block in gl.static_range(ahead_of(STAGES, TAKEN) * TAKEN):
         bring_weights(weights, other, pages, other_pages, block, block, COLUMNS, STRIDE, WARPS, EXACT)
 
 
 @gluon.constexpr_function
 def behind_of(STAGES, TAKEN):
-    """How many products may still read their pages when the next begins to: the last one, if there are pages enough."""
+    """Return how many products may still read their pages when the next one starts: the last, if pages suffice."""
     return 2 if STAGES // TAKEN > 3 else 1
 
 
 @gluon.constexpr_function
 def ahead_of(STAGES, TAKEN):
-    """How many products' blocks are brought before they are needed."""
+    """Return how many products' blocks are fetched in advance."""
     return STAGES // TAKEN - behind_of(STAGES, TAKEN)
 
 
 @gluon.jit
 def three(rows, row_page, weights, page, zero):
-    """The product of two blocks of operands in two parts each, but for that of the smaller parts."""
+    """Return the product of two blocks of split operands, without that of the two smaller parts."""
     a = rows.index(2 * row_page)
     b = weights.index(2 * page).permute((1, 0))
     part = warpgroup_mma(a, b, zero, use_acc=False, is_async=True)
@@ -99,9 +99,9 @@ def multiply(
 ):
     """Return ``acc + rows @ weights.T`` and the same with ``other``, over LENGTH columns.
 
-    TAKEN blocks of COLUMNS make one product. The weights must be there (:func:`hold`) or their first blocks on their
-    way (:func:`bring_first`). Operands have rows of STRIDE columns; EXACT: the first half of these are rounded to tf32,
-    the second half is what the rounding left.
+    A product takes TAKEN blocks of COLUMNS. The weights must be held (:func:`hold`), or their first blocks must be in
+    flight (:func:`bring_first`). Operands have rows of STRIDE columns. EXACT: the first half of a row is rounded to
+    tf32, the second half holds the rounding errors.
     """
     PARTS: gl.constexpr = 2 if EXACT else 1
     STAGES: gl.constexpr = row_pages.shape[0] // PARTS
@@ -150,7 +150,7 @@ def multiply(
                         *(weights, other, pages, other_pages, later * TAKEN + k, to, COLUMNS, STRIDE, WARPS, EXACT)
                     )
         async_copy.commit_group()
-        if EXACT:  # tensor cores cut their sums off: no long ones
+        if EXACT:  # tensor cores truncate their sums, so they must be short
             part, other_part = warpgroup_mma_wait(0, deps=(part, other_part))
             acc += part
             if PRODUCTS == 2:
@@ -162,7 +162,7 @@ def multiply(
 
 @gluon.jit
 def publish_operand(mail, slot, unit, STRIDE: gl.constexpr, value, BITS: gl.constexpr, EXACT: gl.constexpr):
-    """Write a program's columns of an operand for the others of its group; EXACT: in two parts, half a row apart."""
+    """Publish a program's columns of an operand to its group; EXACT: in two parts, half a row apart."""
     if EXACT:
         high, low = split(value, True)
         publish(mail, slot, unit, STRIDE, high)

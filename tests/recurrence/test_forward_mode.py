@@ -107,7 +107,7 @@ def test_cpu_refuses(kind: type, with_gradients: bool, derive: Callable) -> None
     function, inputs = problem(kind, "cpu", True)
     with (
         torch.set_grad_enabled(with_gradients),
-        pytest.raises(UnsupportedError, match=r"'cpu' has no derivatives of forward mode.*recurrent_backend='loop'"),
+        pytest.raises(UnsupportedError, match=r"'cpu' has no forward-mode derivatives.*recurrent_backend='loop'"),
     ):
         derive(function, inputs, random_like(inputs))
 
@@ -175,7 +175,7 @@ def test_tracing_refuses(backend: str) -> None:
     torch._dynamo.reset()
     function, inputs = problem(GRUModule, backend, True)
     compiled = torch.compile(by_jvp, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=f"'{backend}' has no derivatives of forward mode"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=f"'{backend}' has no forward-mode derivatives"):
         compiled(lambda x: function(inputs | {"x": x}), inputs["x"], inputs["x"])
 
 
@@ -187,6 +187,6 @@ def test_operators_refuse(backend: str) -> None:
         exported = torch.export.export(module, inputs).module()
         with (
             forward_ad.dual_level(),
-            pytest.raises(UnsupportedError, match=f"'{backend}' has no derivatives of forward mode here"),
+            pytest.raises(UnsupportedError, match=f"'{backend}' has no forward-mode derivatives here"),
         ):
             exported(forward_ad.make_dual(inputs[0], torch.ones_like(inputs[0])), *inputs[1:])

@@ -97,7 +97,7 @@ class Block(Cell):
     decays = True
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """See :meth:`Cell.initialize`."""
+        """Initialize one parameter."""
         if name.startswith("scale"):
             nn.init.ones_(parameter)
         elif name.startswith("bias"):

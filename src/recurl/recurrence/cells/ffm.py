@@ -44,11 +44,11 @@ class FFMCell(Block, name="ffm"):
         check_sizes(memory_size=(self.memory_size, 1), context_size=(self.context_size, 1))
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
-        """See :meth:`Cell.state_shapes`."""
+        """Return the shape of each state."""
         return ((self.memory_size, self.context_size, 2),)
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`."""
+        """Return the shapes of the parameters of one layer."""
         memory, context, hidden = self.memory_size, self.context_size, sizes.hidden_size
         shapes: dict[str, Shape] = {"alpha": (memory,), "omega": (context,)}
         shapes |= affine("in", 2 * memory + 2 * hidden, sizes.input_size, sizes.bias)
@@ -79,7 +79,7 @@ class FFMCell(Block, name="ffm"):
         *,
         time: Time = ONE_STEP,
     ) -> tuple[Tensor, States]:
-        """See :meth:`Cell.step`."""
+        """Return the features and the states after one step."""
         hidden, memory = weight_mix.shape[0], self.memory_size
         entering, through, gates = F.linear(x, weight_in, bias_in).split([memory, hidden, memory + hidden], -1)
         enter, leave = gates.sigmoid().split([memory, hidden], -1)

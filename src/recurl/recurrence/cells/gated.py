@@ -42,7 +42,7 @@ class GatedCell(Cell):
     derivatives: ClassVar[Derivatives]  # pyright: ignore[reportIncompatibleVariableOverride] - never None here
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`; names and shapes are those of ``torch.nn``."""
+        """Return the shapes of the parameters of one layer. Names and shapes are those of ``torch.nn``."""
         rows = self.num_gates * sizes.hidden_size
         shapes: dict[str, Shape] = {
             "weight_ih": (rows, sizes.input_size),
@@ -64,7 +64,7 @@ class GatedCell(Cell):
         bias_hh: Tensor | None = None,
         weight_hr: Tensor | None = None,
     ) -> tuple[Tensor, States]:
-        """See :meth:`Cell.step`."""
+        """Return the features and the states after one step."""
         x_gates, h_gates = F.linear(x, weight_ih, bias_ih), F.linear(states[0], weight_hh, bias_hh)
         h, *rest = self.derivatives.step(x_gates, h_gates, states)
         h = h if weight_hr is None else F.linear(h, weight_hr)

@@ -54,17 +54,17 @@ class LRUCell(StateSpace, name="lru"):
             raise ArgumentError(f"max_phase must be positive and finite, got {self.max_phase}.")
 
     def modes(self, sizes: Sizes) -> int:
-        """See :meth:`StateSpace.modes`."""
+        """Return the number of complex numbers in the state."""
         return self.state_size or sizes.hidden_size
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`."""
+        """Return the shapes of the parameters of one layer."""
         modes = self.modes(sizes)
         shapes: dict[str, Shape] = {"nu_log": (modes,), "theta_log": (modes,), "gamma_log": (modes,)}
         return shapes | dict(super().parameters(sizes))
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """See :meth:`Cell.initialize`."""
+        """Initialize one parameter."""
         if name == "nu_log":
             with torch.no_grad():
                 parameter.uniform_(self.min_radius**2, self.max_radius**2).clamp_(1e-12, 1 - 1e-6)
@@ -82,7 +82,7 @@ class LRUCell(StateSpace, name="lru"):
             super().initialize(name, parameter, sizes)
 
     def initialize_layer(self, parameters: Mapping[str, Tensor], sizes: Sizes, *, for_training: bool = False) -> None:
-        """See :meth:`Cell.initialize_layer`."""
+        """Initialize all parameters of one layer."""
         super().initialize_layer(parameters, sizes, for_training=for_training)
         with torch.no_grad():
             square = torch.expm1(-2 * parameters["nu_log"].exp()).neg()
@@ -107,7 +107,7 @@ class LRUCell(StateSpace, name="lru"):
         *,
         time: Time = ONE_STEP,
     ) -> tuple[Tensor, States]:
-        """See :meth:`Cell.step`."""
+        """Return the features and the states after one step."""
         x, u = self.enter(x, weight_in, bias_in, scale_norm, bias_norm)
         a = polar(-nu_log.exp(), theta_log.exp())
         h = time.recur_complex(a, gamma_log.exp().unsqueeze(-1) * enter_state(u, weight_b), states[0])

@@ -54,13 +54,13 @@ class Minimal(Block):
         return ("h", "window") if self.conv_width else ("h",)
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
-        """See :meth:`Cell.state_shapes`."""
+        """Return the shape of each state."""
         hidden = sizes.hidden_size
         window = ((self.conv_width - 1, hidden),) if self.conv_width else ()
         return ((self.state_size or hidden,), *window)
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`."""
+        """Return the shapes of the parameters of one layer."""
         hidden, bias = sizes.hidden_size, sizes.bias
         state = self.state_size or hidden
         shapes = encoder(sizes)
@@ -107,7 +107,7 @@ class Minimal(Block):
         *,
         time: Time = ONE_STEP,
     ) -> tuple[Tensor, States]:
-        """See :meth:`Cell.step`."""
+        """Return the features and the states after one step."""
         x = encode(x, weight_in, bias_in)
         seen, window = convolve(time, x, states[1:], weight_conv, bias_conv)
         x = x if weight_conv is None else x + seen
@@ -127,7 +127,7 @@ class MinGRUCell(Minimal, name="mingru"):
     num_gates = 2
 
     def coefficients(self, gates: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """See :meth:`Minimal.coefficients`."""
+        """Return a and b of the recurrence."""
         update, candidate = gates
         return (-update).sigmoid(), update.sigmoid() * candidate
 
@@ -143,7 +143,7 @@ class MinLSTMCell(Minimal, name="minlstm"):
     num_gates = 3
 
     def coefficients(self, gates: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """See :meth:`Minimal.coefficients`."""
+        """Return a and b of the recurrence."""
         forget, enter, candidate = gates
         share = F.softplus(-enter) - F.softplus(-forget)
         return share.sigmoid(), (-share).sigmoid() * candidate

@@ -64,12 +64,12 @@ class RGLRUCell(Block, name="rglru"):
         return ("h", "window") if self.conv_width else ("h",)
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
-        """See :meth:`Cell.state_shapes`."""
+        """Return the shape of each state."""
         state = self.state_size or sizes.hidden_size
         return ((state,), *(((self.conv_width - 1, state),) if self.conv_width else ()))
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`.
+        """Return the shapes of the parameters of one layer.
 
         Raises:
             ArgumentError: the heads don't divide the state.
@@ -126,7 +126,7 @@ class RGLRUCell(Block, name="rglru"):
         *,
         time: Time = ONE_STEP,
     ) -> tuple[Tensor, States]:
-        """See :meth:`Cell.step`."""
+        """Return the features and the states after one step."""
         x = encode(x, weight_in, bias_in)
         gate, inner = F.linear(rms_norm(x, scale_branches), weight_branches, bias_branches).chunk(2, -1)
         inner, window = convolve(time, inner, states[1:], weight_conv, bias_conv)

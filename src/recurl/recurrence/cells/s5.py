@@ -59,17 +59,17 @@ class S5Cell(StateSpace, name="s5"):
             )
 
     def modes(self, sizes: Sizes) -> int:
-        """See :meth:`StateSpace.modes`."""
+        """Return the number of complex numbers in the state."""
         return (self.state_size or sizes.hidden_size + 1) // 2
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`."""
+        """Return the shapes of the parameters of one layer."""
         modes = self.modes(sizes)
         shapes: dict[str, Shape] = {"lambda_re": (modes,), "lambda_im": (modes,), "step_log": (modes,)}
         return shapes | dict(super().parameters(sizes))
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """See :meth:`Cell.initialize`; B and C are drawn for HiPPO-N, then turned by its eigenvectors."""
+        """Initialize one parameter. B and C are drawn for HiPPO-N, then rotated by its eigenvectors."""
         size = 2 * self.modes(sizes)
         with torch.no_grad():
             if name in ("lambda_re", "lambda_im"):
@@ -107,7 +107,7 @@ class S5Cell(StateSpace, name="s5"):
         *,
         time: Time = ONE_STEP,
     ) -> tuple[Tensor, States]:
-        """See :meth:`Cell.step`."""
+        """Return the features and the states after one step."""
         x, u = self.enter(x, weight_in, bias_in, scale_norm, bias_norm)
         real, dt = lambda_re.clamp(max=_SLOWEST), step_log.exp()
         re, im = real * dt, lambda_im * dt

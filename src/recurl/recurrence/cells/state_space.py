@@ -30,11 +30,11 @@ class StateSpace(Block):
         """Return how many complex numbers the state has."""
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
-        """See :meth:`Cell.state_shapes`."""
+        """Return the shape of each state."""
         return ((self.modes(sizes), 2),)
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`."""
+        """Return the shapes of the parameters of one layer."""
         hidden, bias, modes = sizes.hidden_size, sizes.bias, self.modes(sizes)
         shapes = encoder(sizes) | affine("glu", 2 * hidden, hidden, bias)
         shapes |= {"weight_b": (2 * modes, hidden), "weight_c": (hidden, 2 * modes), "skip": (hidden,)}

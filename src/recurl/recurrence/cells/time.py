@@ -52,15 +52,15 @@ class OneStep:
     """
 
     def recur(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        """See :meth:`Time.recur`."""
+        """Return the state after ``h = a * h + b``."""
         return a * h + b
 
     def recur_complex(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        """See :meth:`Time.recur_complex`."""
+        """Return the result of :meth:`recur` for complex numbers given as pairs."""
         return multiply(a, h) + b
 
     def window(self, x: Tensor, before: Tensor) -> Tensor:
-        """See :meth:`Time.window`."""
+        """Return the last inputs, including ``x``."""
         return torch.cat([before, x.unsqueeze(1)], 1)
 
 

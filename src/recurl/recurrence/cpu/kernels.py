@@ -43,7 +43,7 @@ class CpuKernels:
         self._missing = missing()
 
     def missing(self) -> str | None:
-        """See :meth:`recurl.recurrence.kernels.Kernels.missing`."""
+        """Return what must be installed, or None."""
         return self._missing if torch.compiler.is_compiling() else missing()  # which asks the file system: no tracing
 
     def unsupported(self, support: Support) -> str | None:
@@ -55,7 +55,7 @@ class CpuKernels:
         return self.missing()
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves the gates and, with projection, o tanh(c)."""
+        """Run the forward pass. Saves the gates and, with projection, o tanh(c)."""
         arguments, saved = self._arguments(call), self.saved_like(call)
         after = tuple(_empty(call, state.shape[1]) for state in call.states)
         arguments.whole(**_named(call, "", after), **_named_saved(saved))
@@ -65,7 +65,7 @@ class CpuKernels:
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
+        """Return the gradients of the call's inputs."""
         arguments, dtype = self._arguments(call), _COMPUTED_IN[call.x.dtype]
         gates = saved or self.saved_like(call)
         arguments.whole(**_named(call, "", [state.to(dtype) for state in after]), **_named_saved(gates))
@@ -94,7 +94,7 @@ class CpuKernels:
         return Inputs.from_flat(call.cell, found)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
+        """Return empty tensors like those that :meth:`forward` saves."""
         hidden = call.weights.hidden_size
         gates = _empty(call, 4 * hidden)  # a GRU keeps W_hn h + b_hn beside its three gates
         return (gates,) if call.weights.w_hr is None else (gates, _empty(call, hidden))

@@ -36,7 +36,7 @@ class CpuLinear:
         self._missing = missing()
 
     def missing(self) -> str | None:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.missing`."""
+        """Return what must be installed, or None."""
         return self._missing if torch.compiler.is_compiling() else missing()  # which asks the file system: no tracing
 
     def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -44,7 +44,7 @@ class CpuLinear:
         return None if device.type == "cpu" else f"its tensors must be on the CPU, they are on {device}; use 'loop'"
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`."""
+        """Return h, ``[N, D]``."""
         arguments, computed_in = self._arguments(inputs), _COMPUTED_IN[inputs.b.dtype]
         h = inputs.b.new_empty(inputs.b.shape, dtype=computed_in)
         arguments.rows(b=_numbers(inputs.b.to(computed_in)))
@@ -53,7 +53,7 @@ class CpuLinear:
         return h.to(inputs.b.dtype)
 
     def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.backward`."""
+        """Return the gradients of a, b and states."""
         arguments, computed_in = self._arguments(inputs), _COMPUTED_IN[h.dtype]
         arguments.whole(h=_numbers(h.to(computed_in)))
         arguments.rows(grad=_numbers(grad.to(computed_in)))

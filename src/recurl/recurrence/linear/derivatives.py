@@ -82,11 +82,11 @@ class Composed:
         return None
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """See :meth:`LinearKernels.forward`."""
+        """Return h, ``[N, D]``."""
         raise NotImplementedError
 
     def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
-        """See :meth:`LinearKernels.backward`."""
+        """Return the gradients of a, b and states."""
         return gradients(self.forward, inputs, h, grad, needs)
 
 

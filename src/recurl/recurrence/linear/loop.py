@@ -15,7 +15,7 @@ class LoopLinear(Composed):
     name = "loop"
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`."""
+        """Return h, ``[N, D]``."""
         a, b, states, boundaries = inputs
         plan, wide = boundaries.host(), ACCUMULATED[b.dtype]
         packed = b.index_select(0, plan.order).to(wide)
@@ -33,7 +33,7 @@ class ReferenceLinear(Composed):
     name = "reference"
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`; differentiable."""
+        """Return h, ``[N, D]``; differentiable."""
         a, b, states, boundaries = inputs
         wide = ACCUMULATED[b.dtype]
         after: list[Tensor] = []

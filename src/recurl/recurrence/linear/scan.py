@@ -23,7 +23,7 @@ class ScanLinear(Composed):
     name = "scan"
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`; differentiable."""
+        """Return h, ``[N, D]``; differentiable."""
         a, b, states, boundaries = inputs
         wide = ACCUMULATED[b.dtype]
         first, factor = boundaries.starts.unsqueeze(-1), a.to(wide)

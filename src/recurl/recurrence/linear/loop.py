@@ -1,16 +1,16 @@
-"""The backends ``loop`` and ``reference``: one step after the other."""
+"""The step-by-step backends ``loop`` and ``reference``."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from recurl.recurrence.linear.derivatives import Composed
+from recurl.recurrence.linear.derivatives import ForwardOnly
 from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs
 
 
-class LoopLinear(Composed):
-    """A step of all segments at once, longest first. Fetches the segment lengths once per batch."""
+class LoopLinear(ForwardOnly):
+    """Step loop over all segments at once, longest first. Segment lengths are fetched once per batch."""
 
     name = "loop"
 
@@ -27,8 +27,8 @@ class LoopLinear(Composed):
         return torch.empty_like(b, memory_format=torch.contiguous_format).index_copy_(0, plan.order, packed.to(b.dtype))
 
 
-class ReferenceLinear(Composed):
-    """The oracle: one token after the other, nothing clever; any order of derivative by torch's own rules."""
+class ReferenceLinear(ForwardOnly):
+    """Reference kernels: one token after another, with derivatives of any order by autograd."""
 
     name = "reference"
 

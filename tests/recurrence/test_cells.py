@@ -42,7 +42,9 @@ def test_a_name_tells_a_cell_from_all_others() -> None:
     assert FastWeights(keys=4).name == "tests.own_cells:FastWeights(keys=4)"
     assert pickle.loads(pickle.dumps(FastWeights(keys=4))).name == FastWeights(keys=4).name
     assert cell_named("examples.mingru:MinGRU").name == MinGRU().name
-    with pytest.raises(ArgumentError, match=r"'nowhere:None' isn't known in this process: import its module"):
+    with pytest.raises(
+        ArgumentError, match=r"'nowhere:None' isn't known in this process: before running .* import its module"
+    ):
         cell_named("nowhere:None")
 
 
@@ -236,14 +238,14 @@ def test_what_is_no_cell(value: object, message: str) -> None:
         ("minGRU", r"There is no cell 'minGRU'\. Did you mean mingru\?"),
         ("s55(norm=False)", r"There is no cell 's55'\. Did you mean s5\?"),
         ("s5(size=3)", r"The options of 's5\(size=3\)' don't fit .*; s5 takes state_size, norm, min_step, max_step"),
-        ("s5(64)", r"The options of a cell must be numbers, texts or None by name, as in .*; got 's5\(64\)'"),
+        ("s5(64)", r"The options of a cell must be numbers, strings or None by name, as in .*; got 's5\(64\)'"),
         ("s5(norm=len)", "The options of a cell must be numbers"),
         ("s5(norm=True", "The options of a cell must be numbers"),
         ("no_such_module:Cell", "The module 'no_such_module' of the cell .* can't be imported.*PYTHONPATH"),
         ("..:Cell", "The module '..' of the cell .* can't be imported"),
         ("examples.mingru:MinGru", r"The module 'examples\.mingru' has no cell 'MinGru'\. Did you mean MinGRU\?"),
-        ("tests.own_cells:torch", r"'tests\.own_cells:torch' is no cell\. A cell must be a subclass"),
-        (f"{__name__}:Unfinished", "is no cell. The cell Unfinished must define step"),
+        ("tests.own_cells:torch", r"'tests\.own_cells:torch' is not a cell\. A cell must be a subclass"),
+        (f"{__name__}:Unfinished", "is not a cell. The cell Unfinished must define step"),
     ],
 )
 def test_names_of_no_cell(text: str, message: str) -> None:

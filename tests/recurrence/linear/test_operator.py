@@ -215,7 +215,10 @@ def test_automatic_choices():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: replace(c, a=c.a.float()), "must have the same dtype, one of bfloat16.*got torch.float32, torch.float64 and"),
+        (
+            lambda c: replace(c, a=c.a.float()),
+            "must have the same dtype, one of bfloat16.*got torch.float32, torch.float64 and",
+        ),
         (lambda c: c.to(torch.int64), "must have the same dtype.*got torch.int64"),
         (lambda c: replace(c, a=c.a[:, :4]), r"a must have the same shape, or \(5,\).*got \(21, 4\) and \(21, 5\)"),
         (lambda c: replace(c, a=c.a[:, :1]), "Expand them"),

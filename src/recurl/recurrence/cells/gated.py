@@ -1,4 +1,4 @@
-"""What LSTM and GRU share: gates that are the sum of an input product and a hidden product."""
+"""Base class of LSTM and GRU, whose gates combine an input product and a hidden product."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LayerWeights(NamedTuple):
 
 
 class GatedCell(Cell):
-    """A cell with ``num_gates`` gates, stacked in the order of ``torch.nn``, and hand-written derivatives."""
+    """Cell with ``num_gates`` gates, stacked in the order of ``torch.nn``, and hand-written derivatives."""
 
     num_gates: ClassVar[int]
     derivatives: ClassVar[Derivatives]  # pyright: ignore[reportIncompatibleVariableOverride] - never None here
@@ -73,7 +73,7 @@ class GatedCell(Cell):
     features_are_first_state = True
 
     def initialize_for_training(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """Fill biases with zeros and matrices orthogonally."""
+        """Initialize biases to zero and matrices orthogonally."""
         if name.startswith("bias"):
             nn.init.zeros_(parameter)
         else:

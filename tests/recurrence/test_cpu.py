@@ -327,7 +327,7 @@ def test_says_why_it_is_missing(fresh_library: None, monkeypatch: pytest.MonkeyP
 
 def test_refuses_a_library_of_another_version(fresh_library: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_ABI", 99)
-    with pytest.raises(UnsupportedError, match=r"its compiled part is of version [0-9]+, recurl needs 99"):
+    with pytest.raises(UnsupportedError, match=r"its compiled part has version [0-9]+, recurl needs 99"):
         BACKENDS.choose("cpu", SUPPORT)
 
 

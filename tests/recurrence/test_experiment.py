@@ -241,7 +241,10 @@ def build(cell: type[Cell]) -> CellModule:
         (Spelt, "states of .*Spelt must have distinct names in a non-empty tuple; .* 'hc'"),
         (Stateless, r"states of .*Stateless must have distinct names in a non-empty tuple; .* \(\)"),
         (Unnamed, r"state_shapes\(\) must return one shape for each of state_names, \(h\), .* \(\(5,\), \(5,\)\)"),
-        (Flat, r"state_shapes\(\) must return one shape for .* as a tuple of tuples of integers.* got \(5,\)"),
+        (
+            Flat,
+            r"state_shapes\(\) must return one shape for .* as a tuple of tuples of non-negative integers; got \(5,\)",
+        ),
         (Owing, r"state_shapes\(\) must return one shape for .* non-negative integers; got \(\(-5,\),\)"),
         (Negative, r"must give shapes as tuples of non-negative integers; got \(5, -1\) for 'weight'"),
         (Draws, r"must be a function of input.*the features differed by .*Don't draw random numbers"),

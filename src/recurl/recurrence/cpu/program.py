@@ -133,7 +133,7 @@ class ProgramBuilder:
         self._kept: list[object] = []
         self.weights: list[Tensor] = []
 
-    # Internal slots are numbered from -2 downwards until finish(), when the number of external slots is known. -1: none.
+    # Internal slots are numbered from -2 downwards until finish(), which knows the number of external ones. -1 is none.
 
     def outside(self, columns: int) -> Value:
         """Add an external slot, whose place is passed with each call."""

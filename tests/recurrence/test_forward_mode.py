@@ -1,4 +1,4 @@
-"""Forward-mode derivatives: right ones, or an error, with and without gradients. Never silence."""
+"""Forward-mode derivatives are correct or raise an error, with and without gradients, and are never dropped silently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Function = Callable[[Inputs], Tensor]
 
 
 def problem(kind: type[RecurrentModule], backend: str, mode: bool, **options: Any) -> tuple[Function, Inputs]:
-    """A scalar function of all that features and states depend on, and where it is to be derived."""
+    """A scalar function of all differentiable inputs, and the point at which to differentiate it."""
     module = kind(3, 5, in_key="x", out_key="y", recurrent_backend=backend, dtype=torch.float64, **options)
     shape = (2, 6) if mode else (4,)
     slots, sizes = module.net.num_layers * module.net.num_directions, module.net.state_sizes
@@ -122,7 +122,7 @@ def test_cpu_runs_where_nothing_is_derived() -> None:
 
 @pytest.mark.parametrize("kind", [LSTMModule, GRUModule])
 def test_pad_derives_or_refuses(kind: type) -> None:
-    """By what torch has for its kernels."""
+    """Forward-mode derivatives of torch's own kernels."""
     function, inputs = problem(kind, "pad", True)
     tangents = random_like(inputs)
     with torch.no_grad():
@@ -150,7 +150,7 @@ def test_forward_over_reverse(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["loop", "scan"])
 def test_tangents_of_incoming_gradients(backend: str) -> None:
-    """Only what comes after the recurrence has a tangent; its backward pass receives it."""
+    """Only operations after the recurrence have a tangent; the backward pass of the recurrence receives it."""
     function, inputs = problem(GRUModule, backend, True)
     x = inputs["x"].requires_grad_()
     output = function(inputs)

@@ -1,7 +1,7 @@
 // Interface between the driver and the kernels of one instruction set: a table of functions over type-erased pointers.
 //
-// Each instruction set is a separate translation unit, compiled with its own flags. Such a unit must not include headers
-// with inline functions: the linker could keep the copy with the newer instructions for all units.
+// Each instruction set is a separate translation unit, compiled with its own flags. Such a unit must not include
+// headers with inline functions: the linker could keep the copy with the newer instructions for all units.
 #ifndef RECURL_CPU_KERNELS_H
 #define RECURL_CPU_KERNELS_H
 
@@ -29,8 +29,8 @@ struct Weights {
   void* zeros;       // [max(H, P)]
 };
 
-// Sums of outer products over tokens: result[r, j] = sum over n of a[n, r] b[n, j], with the rows r of the two matrices a
-// concatenated, and sums[j] = sum over n of b[n, j].
+// Sums of outer products over tokens: result[r, j] = sum over n of a[n, r] b[n, j], with the rows r of the two matrices
+// a concatenated, and sums[j] = sum over n of b[n, j].
 struct Outer {
   const void* a[2];  // [tokens, rows]; at least one has rows
   int64_t a_stride[2], rows[2];
@@ -41,7 +41,7 @@ struct Outer {
   void* sums;    // [columns padded to whole panels], initially zeros
 };
 
-// Part of a linear recurrence that one thread computes: whole segments, elements first to first + width - 1 of each row.
+// Part of a linear recurrence for one thread: whole segments, elements first to first + width - 1 of each row.
 struct LinearJob {
   int64_t begin, end, first, width;
 };
@@ -89,7 +89,7 @@ struct Kernels {
   int64_t (*outer_units)(const Outer* job);
   // Computes units begin to end. scratch: outer_scratch elements.
   void (*outer)(const Outer* job, int64_t begin, int64_t end, void* scratch);
-  // Writes the transposed result for a[which], [columns, rows], and the sums, both rolled like pack's w; each if not null.
+  // Writes the transposed result for a[which], [columns, rows], and the sums, rolled like pack's w; null skips either.
   void (*store_outer)(const Outer* job, int which, int64_t roll, void* matrix, void* vector);
   int64_t panel_columns, outer_scratch;
   // Runs one job. scratch: linear_scratch doubles.

@@ -29,8 +29,8 @@ enum recurl_status {
 
 // One layer in one direction over a flat stream of tokens cut into segments.
 //
-// Gate columns are 4 H wide for both cells. LSTM: i, f, g, o. GRU: n, r, z, and W_hn h + b_hn separate from the other part
-// of n, so that columns 0 to 3 H belong to the input product and columns H to 4 H to the hidden product.
+// Gate columns are 4 H wide for both cells. LSTM: i, f, g, o. GRU: n, r, z, and W_hn h + b_hn separate from the other
+// part of n, so that columns 0 to 3 H belong to the input product and columns H to 4 H to the hidden product.
 typedef struct recurl_layer {
   int64_t cell, dtype, isa, threads;
   int64_t tokens, inputs, hidden, outputs;
@@ -166,9 +166,9 @@ typedef struct recurl_place {
 RECURL_EXPORT int recurl_cpu_run(const recurl_program* program, const recurl_place* given, int64_t rows,
                                  int64_t threads);
 
-// Forward and backward pass over all tokens of a batch, for programs whose operations have derivatives; recurrent layers
-// run over sequences. RECURL_RECUR uses only the slots h and c: tokens where `starts` is set start from the states
-// stored there. Slots of states after a step are not written.
+// Forward and backward pass over all tokens of a batch, for programs whose operations have derivatives; recurrent
+// layers run over sequences. RECURL_RECUR uses only the slots h and c: tokens where `starts` is set start from the
+// states stored there. Slots of states after a step are not written.
 typedef struct recurl_weight {
   const void* weight;
   void* grad;  // like the weight, contiguous; the gradient is added to it

@@ -165,7 +165,7 @@ def test_the_quick_step_is_for_the_cells_it_serves() -> None:
 
 
 def test_zeros_need_shapes() -> None:
-    with pytest.raises(ArgumentError, match=r"states=None stands for zeros of the shapes in shapes=, which is empty"):
+    with pytest.raises(ArgumentError, match=r"states=None means zeros of the shapes in shapes=, which is empty"):
         step_stack(MinGRU(), [[(torch.zeros(2, 2), torch.zeros(2, 2))]], torch.zeros(1, 2), None)
 
 

@@ -1,4 +1,4 @@
-"""Forward-mode derivatives are correct or raise an error, with and without gradients, and are never dropped silently."""
+"""Forward-mode derivatives are correct or raise an error, with and without gradients; none is dropped silently."""
 
 from __future__ import annotations
 

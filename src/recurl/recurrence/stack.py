@@ -117,9 +117,7 @@ def _stored(x: Tensor, states: States | None, index: int, slots: int, lead: int,
 
 def _require_shapes(shapes: Sequence[Shape]) -> Sequence[Shape]:
     if not shapes:
-        raise ArgumentError(
-            "states=None stands for zeros of the shapes in shapes=, which is empty: give one of the two."
-        )
+        raise ArgumentError("states=None means zeros of the shapes in shapes=, which is empty: pass either of the two.")
     return shapes
 
 

@@ -222,7 +222,7 @@ def test_automatic_choices():
         (lambda c: c.to(torch.int64), "must have the same dtype.*got torch.int64"),
         (lambda c: replace(c, a=c.a[:, :4]), r"a must have the same shape, or \(5,\).*got \(21, 4\) and \(21, 5\)"),
         (lambda c: replace(c, a=c.a[:, :1]), "Expand them"),
-        (lambda c: replace(c, states=c.states[:1]), r"and states that shape; got \(21, 5\) and \(1, 5\)"),
+        (lambda c: replace(c, states=c.states[:1]), r"and states the same shape; got \(21, 5\) and \(1, 5\)"),
         (lambda c: replace(c, b=c.b[:20]), r"the N=21 tokens of the boundaries; got \(20, 5\)"),
         (lambda c: replace(c, b=c.b.reshape(3, 7, 5)), "Flatten a batch"),
         (lambda c: replace(c, b=c.b[:, 0]), r"got \(21,\)"),

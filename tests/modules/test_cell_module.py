@@ -226,7 +226,12 @@ class Misnamed(MinGRU):
             "'cpu' can't run this module: it has kernels for lstm",
         ),
         (MinGRU, {"recurrent_backend": "pad"}, UnsupportedError, "'pad' can't run this module"),
-        (Misnamed, {}, ArgumentError, r"parameters\(\) must give shapes for what step\(\) takes.*weight_z.*got weight"),
+        (
+            Misnamed,
+            {},
+            ArgumentError,
+            r"parameters\(\) must give shapes for the arguments of step\(\).*weight_z.*got weight",
+        ),
         (torch.nn.GRU, {}, ArgumentTypeError, "A cell must be a subclass of recurl.recurrence.Cell"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The contract every backend is run through: cases, and a comparison with the float64 reference."""
+"""Contract tests shared by all backends: cases, and a comparison with the float64 reference."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Case:
         self.states = tuple(normal(tokens, slots, *shape) for shape in cell.state_shapes(sizes[0]))
 
         def weights(shapes: dict[str, tuple[int, ...]]) -> Weights:
-            drawn = [  # S5's clip of the real parts would make most of their gradients 0
+            drawn = [  # otherwise S5's clipping of the real parts would make most of their gradients 0
                 normal(*shapes[name], below_zero=name == "lambda_re") if name in shapes else None
                 for name in cell.parameter_names
             ]
@@ -115,7 +115,10 @@ class Case:
     def outputs_and_gradients(
         self, backend: str, change: Callable[[Tensor], Tensor] = lambda weight: weight
     ) -> dict[str, Tensor]:
-        """Features, states at segment ends, and all gradients of a random function of both, its weights changed."""
+        """Return features, states at segment ends, and all gradients of a random function of both.
+
+        ``change`` is applied to the weights of that function.
+        """
         features, states = self.run(backend)
         ends = self.boundaries.ends
         results = {"features": features, **{f"end{k}": state[ends] for k, state in enumerate(states)}}
@@ -131,7 +134,7 @@ class Case:
 
 
 def rounded_case(**arguments: object) -> Case:
-    """A case in float64, of the parameters that are drawn in float32."""
+    """Return the case in float64, with the parameters sampled in float32."""
     double, single = Case(**arguments), Case(**arguments, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in double.parameters.items():
@@ -141,12 +144,12 @@ def rounded_case(**arguments: object) -> Case:
 
 @cache
 def exact_and_allowed(**arguments: object) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """What a case in float32 should give, and the norms of the errors that its precision excuses.
+    """Return the expected results of a case in float32, and the norms of the errors that its precision allows.
 
-    These are what comes, in float64, of changes by float32's unit roundoff to all that the case is given, and to what
-    it gives: the largest of eight draws. So the bound follows from the condition of the problem. The error of a plain
-    computation in float32 would be no bound: it depends on the machine's instructions and library of products, and
-    where a recurrence amplifies rounding, the error of one computation is luck.
+    These are the largest errors, over eight samples, that perturbations by float32's unit roundoff of all inputs and
+    results cause in float64. The bound therefore follows from the conditioning of the problem. The error of a single
+    float32 computation would not be a bound: it depends on the machine's instructions and BLAS, and where a recurrence
+    amplifies rounding, it is a matter of luck.
     """
     case, generator = rounded_case(**arguments), torch.Generator().manual_seed(0)
     values = {name: parameter.detach().clone() for name, parameter in case.parameters.items()}
@@ -180,7 +183,7 @@ def reset_pattern(pattern: str, shape: tuple[int, ...], generator: torch.Generat
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Relative Frobenius error; absolute where nothing is expected."""
+    """Relative Frobenius error, or absolute error if the expected values are zero."""
     difference = (actual.double() - expected.double()).norm().item()
     scale = expected.double().norm().item()
     return difference / scale if scale else difference

@@ -26,7 +26,7 @@ def serves(name: str, cell: str) -> bool:
 
 
 SERVED = [(name, cell) for cell in KNOWN for name in FAST if serves(name, cell)]
-DENSE = [(name, cell) for name, cell in SERVED if name != "pad"]  # pad has states at segment ends only
+DENSE = [(name, cell) for name, cell in SERVED if name != "pad"]  # pad returns states only at segment ends
 OPTIONS = [
     {},
     {"layers": 2},
@@ -43,7 +43,7 @@ SHAPES = [(1,), (17,), (1, 1), (5, 1), (4, 9), (2, 3, 6)]
 
 @cache
 def exact(cell: str, **problem: object) -> dict[str, Tensor]:
-    """What the reference computes, once for all backends: it is slow."""
+    """Results of the slow reference, computed once for all backends."""
     return Case(cell, **problem).outputs_and_gradients("reference")
 
 
@@ -51,7 +51,7 @@ def option_id(options: dict[str, object] | str) -> str:
     return options if isinstance(options, str) else ",".join(f"{k}={v}" for k, v in options.items()) or "plain"
 
 
-@pytest.mark.parametrize(("backend", "cell"), SERVED)  # the backends of a problem one after the other
+@pytest.mark.parametrize(("backend", "cell"), SERVED)  # groups the backends of each problem
 @pytest.mark.parametrize(("options", "pattern"), [*itertools.product(QUICK, PATTERNS), *WHOLE], ids=option_id)
 def test_agrees_with_reference(backend: str, cell: str, options: dict, pattern: str) -> None:
     case = Case(cell, pattern=pattern, **options)
@@ -84,7 +84,7 @@ def test_empty_batches(backend: str, cell: str) -> None:
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_reference_is_torch_nn(cell: str) -> None:
-    """Without resets and with one row, the oracle itself is checked against torch.nn."""
+    """The reference itself is checked against torch.nn, with one row and without resets."""
     for options in [*OPTIONS, *(PROJECTED if cell == "lstm" else [])]:
         if "dropout" in options:
             continue
@@ -147,7 +147,7 @@ def test_pad_gives_states_at_ends_and_zeros_elsewhere(cell: str) -> None:
 
 @pytest.mark.parametrize(("backend", "cell"), DENSE)
 def test_gradients_of_interior_states_flow(backend: str, cell: str) -> None:
-    """A loss on the state after every token, as a learner that refreshes stored states would write it."""
+    """A loss on the state after every token, as in a learner that refreshes stored states."""
     case = Case(cell)
     _, states = case.run(backend)
     grads = torch.autograd.grad(
@@ -185,7 +185,7 @@ def test_flat_equals_rows(backend: str, cell: str) -> None:
 
 @pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_splitting_a_segment_changes_nothing(backend: str, cell: str) -> None:
-    """A segment cut at t, with the state after t - 1 stored at t, gives the features of the whole."""
+    """A segment cut at t, with the state after t - 1 stored at t, gives the features of the uncut segment."""
     case = Case(cell, shape=(10,), pattern="none")
     whole, dense = case.run("reference")
     with torch.no_grad():
@@ -226,9 +226,9 @@ LONG = {"layers": 2, "shape": (6, 40), "hidden": 16}
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "cell"), SERVED)
 def test_float32_error_is_what_rounding_excuses(backend: str, cell: str) -> None:
-    """Error against float64 in three cases: at most 2x (features) and 3x (gradients) what rounding excuses.
+    """Error against float64 over three cases is at most 2x (features) and 3x (gradients) what rounding allows.
 
-    Together, as the gradient of few numbers is rounded well or badly by luck in one of them.
+    The cases are combined, since the rounding error of a small gradient in a single case depends on luck.
     """
     error, allowed = Counter[str](), Counter[str]()
     for seed in range(3):

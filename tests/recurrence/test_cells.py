@@ -1,4 +1,4 @@
-"""The contract of cells, and which backends serve which."""
+"""Contract of cells, and the backends that support each of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_a_name_tells_a_cell_from_all_others() -> None:
     assert FastWeights(keys=4).name == "tests.own_cells:FastWeights(keys=4)"
     assert pickle.loads(pickle.dumps(FastWeights(keys=4))).name == FastWeights(keys=4).name
     assert cell_named("examples.mingru:MinGRU").name == MinGRU().name
-    with pytest.raises(ArgumentError, match=r"'nowhere:None' isn't known in this process: import its module"):
+    with pytest.raises(
+        ArgumentError, match=r"'nowhere:None' isn't known in this process: before running .* import its module"
+    ):
         cell_named("nowhere:None")
 
 
@@ -54,7 +56,7 @@ def test_a_name_can_be_taken_once() -> None:
 
 
 class Scaled(Cell):
-    """A sum, scaled by a table that is too long for its text to say what it is."""
+    """A sum scaled by a table whose text form is too long to identify it."""
 
     def __init__(self, table: np.ndarray | None = None) -> None:
         self.table = np.ones(1) if table is None else table
@@ -68,7 +70,7 @@ class Scaled(Cell):
 
 
 def defined_again(factor: float) -> Cell:
-    """Return a cell whose class has the same path each time, as in a notebook."""
+    """Return a cell whose class has the same path on every call, as in a notebook."""
 
     class Again(Scaled):
         def step(self, x, states, weight):
@@ -79,7 +81,7 @@ def defined_again(factor: float) -> Cell:
 
 @dataclass(frozen=True, slots=True)
 class Slotted(Cell):
-    """Whose options aren't in its __dict__."""
+    """A cell whose options aren't in its __dict__."""
 
     factor: float = 1.0
 
@@ -104,7 +106,7 @@ def table(factor: float) -> np.ndarray:
     ids=["defined again", "large options", "slots"],
 )
 def test_cells_that_look_alike_are_not_taken_for_each_other(cells: tuple[Cell, Cell]) -> None:
-    """Operators know a cell by its name: while it is mapped, traced or exported."""
+    """Operators refer to a cell by its name, under vmap, tracing and export."""
     assert cells[0].name != cells[1].name
     torch.manual_seed(0)
     batch = TensorDict({"x": torch.randn(2, 4, 3), "is_init": torch.zeros(2, 4, dtype=torch.bool)}, [2, 4])
@@ -152,7 +154,7 @@ def test_automatic_choices_serve_the_cell() -> None:
 
 
 def test_the_quick_step_is_for_the_cells_it_serves() -> None:
-    """Without gradients the library steps an LSTM, and must not step what has the same shapes."""
+    """Without gradients the library steps an LSTM, but not a different cell with the same shapes."""
     torch.manual_seed(0)
     weights, x = (torch.randn(20, 3), torch.randn(20, 5)), torch.randn(4, 3)
     states = (torch.randn(4, 1, 5), torch.randn(4, 1, 5))
@@ -163,12 +165,12 @@ def test_the_quick_step_is_for_the_cells_it_serves() -> None:
 
 
 def test_zeros_need_shapes() -> None:
-    with pytest.raises(ArgumentError, match=r"states=None stands for zeros of the shapes in shapes=, which is empty"):
+    with pytest.raises(ArgumentError, match=r"states=None means zeros of the shapes in shapes=, which is empty"):
         step_stack(MinGRU(), [[(torch.zeros(2, 2), torch.zeros(2, 2))]], torch.zeros(1, 2), None)
 
 
 class Recorder:
-    """A backend for minGRU only, on top of the reference."""
+    """A backend that supports only minGRU, based on the reference."""
 
     name, cells = "recorder", ("examples.mingru:MinGRU",)
 
@@ -236,14 +238,14 @@ def test_what_is_no_cell(value: object, message: str) -> None:
         ("minGRU", r"There is no cell 'minGRU'\. Did you mean mingru\?"),
         ("s55(norm=False)", r"There is no cell 's55'\. Did you mean s5\?"),
         ("s5(size=3)", r"The options of 's5\(size=3\)' don't fit .*; s5 takes state_size, norm, min_step, max_step"),
-        ("s5(64)", r"The options of a cell must be numbers, texts or None by name, as in .*; got 's5\(64\)'"),
+        ("s5(64)", r"The options of a cell must be numbers, strings or None by name, as in .*; got 's5\(64\)'"),
         ("s5(norm=len)", "The options of a cell must be numbers"),
         ("s5(norm=True", "The options of a cell must be numbers"),
         ("no_such_module:Cell", "The module 'no_such_module' of the cell .* can't be imported.*PYTHONPATH"),
         ("..:Cell", "The module '..' of the cell .* can't be imported"),
         ("examples.mingru:MinGru", r"The module 'examples\.mingru' has no cell 'MinGru'\. Did you mean MinGRU\?"),
-        ("tests.own_cells:torch", r"'tests\.own_cells:torch' is no cell\. A cell must be a subclass"),
-        (f"{__name__}:Unfinished", "is no cell. The cell Unfinished must define step"),
+        ("tests.own_cells:torch", r"'tests\.own_cells:torch' is not a cell\. A cell must be a subclass"),
+        (f"{__name__}:Unfinished", "is not a cell. The cell Unfinished must define step"),
     ],
 )
 def test_names_of_no_cell(text: str, message: str) -> None:
@@ -262,7 +264,7 @@ def test_cells_by_name() -> None:
 
 @pytest.mark.parametrize("name", CELLS)
 def test_a_step_copies_nothing_to_a_device(name: str) -> None:
-    """Tensors made of Python's numbers are copied there, which a CUDA graph can't record."""
+    """Tensors made from Python numbers are copied to the device, which a CUDA graph can't capture."""
     module = CellModule(cell_named(name), 3, 8, in_key="observation", out_key="features")
 
     def features(observation: Tensor, is_init: Tensor) -> Tensor:

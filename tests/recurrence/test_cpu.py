@@ -44,13 +44,13 @@ OPTIONS = [
 
 @cache
 def reference(**arguments: object) -> dict[str, torch.Tensor]:
-    """What the reference gives: slow, and the same for every instruction set."""
+    """Results of the reference, which is slow and the same for every instruction set."""
     return Case(**arguments).outputs_and_gradients("reference")
 
 
 @pytest.fixture(params=instruction_sets())
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each instruction set that this processor has, forced."""
+    """Force each instruction set that this processor supports."""
     monkeypatch.setattr(BACKENDS.choose("cpu", SUPPORT).kernels, "instruction_set", request.param)
     return request.param
 
@@ -114,7 +114,7 @@ def test_agrees_with_reference(isa: str, options: dict, pattern: str) -> None:
 @pytest.mark.parametrize("options", OPTIONS[:2] + OPTIONS[4:5], ids=lambda options: options["cell"])
 @pytest.mark.parametrize("hidden", [16, 23, 64])
 def test_float32_error_is_what_rounding_excuses(isa: str, options: dict, hidden: int) -> None:
-    """Error against float64: at most 2x (features) and 3x (gradients) what rounding excuses on any machine."""
+    """Error against float64 is at most 2x (features) and 3x (gradients) the error that rounding allows."""
     arguments = {**options, "shape": (6, 40), "hidden": hidden}
     exact, allowed = exact_and_allowed(**arguments)
     for name, value in Case(**arguments, dtype=torch.float32).outputs_and_gradients("cpu").items():
@@ -124,7 +124,7 @@ def test_float32_error_is_what_rounding_excuses(isa: str, options: dict, hidden:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sigmoid_and_tanh(isa: str, dtype: torch.dtype) -> None:
-    """The gates of an LSTM without memory or input are sigmoid and tanh of its bias."""
+    """Without state or input, the gates of an LSTM are sigmoid and tanh of its bias."""
     values = torch.cat([torch.linspace(-80, 80, 4001), torch.logspace(-30, 2, 500), -torch.logspace(-30, 1.9, 500)])
     values = torch.cat([values, torch.tensor([0.0, 1e4, -1e4, torch.inf, -torch.inf])]).to(dtype)
     hidden = len(values)
@@ -141,7 +141,7 @@ def test_sigmoid_and_tanh(isa: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_nan_of_the_input_is_not_hidden(isa: str, cell: str) -> None:
-    """NaN at one token makes its row NaN from there to the end of its segment, and nothing else."""
+    """NaN at one token affects only its row, from there to the end of the segment."""
     call = random_call(cell, tokens=20, boundaries=Boundaries.from_is_init(torch.arange(20) % 5 == 0))
     call.x[7, 3] = torch.nan
     after, _ = CpuKernels(isa).forward(call, False)
@@ -240,8 +240,8 @@ def test_strided_and_expanded_tensors_are_read_in_place_or_copied(isa: str, cell
     call = random_call(cell, tokens=50)
     expected = everything(call)
     for layout in (
-        lambda t: torch.stack([t, t], 1)[:, 1],  # rows apart
-        lambda t: t.t().contiguous().t(),  # columns apart
+        lambda t: torch.stack([t, t], 1)[:, 1],  # row stride
+        lambda t: t.t().contiguous().t(),  # column stride
         lambda t: torch.stack([t, t], -1)[..., 0],
     ):
         strided = replace(call, x=layout(call.x), states=tuple(layout(state) for state in call.states))
@@ -327,7 +327,7 @@ def test_says_why_it_is_missing(fresh_library: None, monkeypatch: pytest.MonkeyP
 
 def test_refuses_a_library_of_another_version(fresh_library: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_ABI", 99)
-    with pytest.raises(UnsupportedError, match=r"its compiled part is of version [0-9]+, recurl needs 99"):
+    with pytest.raises(UnsupportedError, match=r"its compiled part has version [0-9]+, recurl needs 99"):
         BACKENDS.choose("cpu", SUPPORT)
 
 
@@ -347,13 +347,13 @@ def test_structure_is_that_of_the_header(structure: type[ctypes.Structure]) -> N
 
 def test_unknown_instruction_set_is_refused_by_the_library() -> None:
     arguments = library.Arguments(library.Layer())
-    arguments.numbers(isa=7)
+    arguments.set_numbers(isa=7)
     with pytest.raises(UnsupportedError, match=r"an instruction set that this processor lacks"):
         arguments.call("forward")
 
 
 def test_out_of_memory_is_an_error() -> None:
     arguments = library.Arguments(library.Layer())
-    arguments.numbers(hidden=2**46, outputs=1, inputs=1)
-    with pytest.raises(MemoryError, match=r"no memory to work in"):
+    arguments.set_numbers(hidden=2**46, outputs=1, inputs=1)
+    with pytest.raises(MemoryError, match=r"could not allocate"):
         arguments.call("forward")

@@ -14,7 +14,7 @@ def zeros(dtype):
 
 
 def made(dtype, instruction_set=None):
-    """Parameters, and what steps along them."""
+    """Return parameters and their optimizer."""
     torch.manual_seed(0)
     parameters = [torch.randn(shape, dtype=dtype) for shape in SHAPES]
     steps = [torch.zeros(()) for _ in SHAPES]
@@ -61,7 +61,7 @@ def test_nothing_moves_where_a_number_is_not_finite(instruction_set, last, loss)
 def test_what_does_not_fit():
     parameters, adam = made(torch.float32)
     grads, loss = [torch.ones_like(parameter) for parameter in parameters], torch.tensor(1.0)
-    assert not adam.fits(grads, loss)  # autograd records
+    assert not adam.fits(grads, loss)  # autograd is recording
     with torch.no_grad():
         assert adam.fits(grads, loss)
         assert not adam.fits(grads, loss.double())
@@ -69,7 +69,7 @@ def test_what_does_not_fit():
         assert not adam.fits([grads[0].double(), *grads[1:]], loss)
         assert not Adam(parameters, zeros(torch.float64), zeros(torch.float32), adam.steps).fits(grads, loss)
         assert not adam.fits([grads[0][:1].contiguous(), *grads[1:]], loss)
-        kept, parameters[0].data = parameters[0].data, torch.ones(1)  # smaller than what Adam keeps of it
+        kept, parameters[0].data = parameters[0].data, torch.ones(1)  # smaller than its optimizer state
         assert not adam.fits([torch.ones(1), *grads[1:]], loss)
         parameters[0].data = kept
         half = [parameter.bfloat16() for parameter in parameters]

@@ -1,4 +1,4 @@
-"""Memory that is written step by step: the library's copies are those of torch."""
+"""Step-by-step writes: the library's copies equal those of torch."""
 
 from __future__ import annotations
 

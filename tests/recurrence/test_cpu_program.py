@@ -1,4 +1,4 @@
-"""Programs of the C++ library: their interface, and that threads and tiles change nothing."""
+"""Programs of the C++ library: interface, and independence of threads and tiles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def header() -> str:
 def test_structures_are_those_of_the_header(name: str, structure: type[ctypes.Structure]) -> None:
     body = header().split(f"typedef struct recurl_{name} {{")[1].split(f"}} recurl_{name};")[0]
     declared = [re.sub(r"\[\d+\]", "", field).strip() for field in re.findall(r"\*?([\w\[\]]+)\s*[,;]", body)]
-    renamed = {"source": "from"}  # no name for an attribute
+    renamed = {"source": "from"}  # not a valid attribute name
     assert declared == [renamed.get(field[0], field[0]) for field in structure._fields_]
     assert ctypes.sizeof(structure) == 8 * (len(declared) + 4 * (name == "op"))
 
@@ -66,7 +66,7 @@ def test_numbers_are_those_of_the_header(enum: str, names: tuple[object, ...]) -
 
 
 def policy(case: Case) -> tuple[program.Program, list[torch.Tensor], list[int]]:
-    """Linear, tanh, LSTM and a head, and the tensors that it reads and writes."""
+    """Linear, tanh, LSTM and a head, with the tensors that the program reads and writes."""
     builder, rows = ProgramBuilder(case.x.dtype), case.x.shape[0]
     tensors: list[torch.Tensor] = []
 
@@ -116,7 +116,9 @@ def test_rows_may_lie_apart(cell: str, options: dict[str, int], rows: int) -> No
         expected = [tensor.clone() for tensor in tensors]
         memory = [tensor.new_full((rows, 3, *tensor.shape[1:]), torch.nan) for tensor in tensors]
         apart = [tensor[:, 1] for tensor in memory]
-        for tensor, given in list(zip(apart, tensors, strict=True))[: len(tensors) // 2]:  # the others are written
+        for tensor, given in list(zip(apart, tensors, strict=True))[
+            : len(tensors) // 2
+        ]:  # the other places are written
             tensor.copy_(given)
         places = [number for tensor in apart for number in (tensor.data_ptr(), tensor.stride(0))]
         assert run(places, rows)
@@ -142,5 +144,5 @@ def test_what_the_library_lacks_is_named() -> None:
 def test_out_of_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "run_function", lambda: lambda *args: 1)
     builder = ProgramBuilder(torch.float32)
-    with pytest.raises(MemoryError, match="no memory to work in"):
+    with pytest.raises(MemoryError, match="could not allocate"):
         builder.finish()([], 1)

@@ -31,7 +31,7 @@ ROWS = [1, 2, 3, 4, 5, 9, 17, 40, 64, 75, 137]
 
 @pytest.fixture(params=instruction_sets())
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each instruction set that this processor has, as if it were the best."""
+    """Make each supported instruction set appear to be the fastest."""
     known = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(request.param) + 1]
     monkeypatch.setattr(cpu_step, "instruction_sets", lambda: known)
     return request.param
@@ -45,7 +45,7 @@ def restore_threads() -> Iterator[None]:
 
 
 def both(case: Case, is_init: torch.Tensor | None = None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Features and states after, by the library and from the definition."""
+    """Return features and states after the step, from the library and from the definition."""
     arguments = (CELLS[case.cell], case.weights, case.x, case.states)
     with torch.no_grad():
         assert cpu_step.can_step()
@@ -148,7 +148,7 @@ def test_out_of_memory_is_an_error() -> None:
     case = Case("gru", shape=(1,))
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_step, "step_function", lambda: lambda *args: 1)
-        with pytest.raises(MemoryError, match="no memory to work in"):
+        with pytest.raises(MemoryError, match="could not allocate"):
             step_stack(CELLS["gru"], case.weights, case.x, case.states)
 
 
@@ -164,7 +164,7 @@ def test_saturated_gates_and_no_rows() -> None:
 
 
 def test_what_follows_operations_sees_them_all() -> None:
-    assert not cpu_step.can_step()  # gradients are on
+    assert not cpu_step.can_step()  # gradients are enabled
     case = Case("gru", shape=(2,))
     run = lambda x: step_stack(CELLS["gru"], case.weights, x, None, shapes=[(7,)])[0]  # noqa: E731 - used thrice
     with torch.no_grad():
@@ -175,7 +175,7 @@ def test_what_follows_operations_sees_them_all() -> None:
         traced = make_fx(run)(x)
         torch.testing.assert_close(traced(x + 1), run(x + 1))
         torch.testing.assert_close(torch.func.vmap(run)(x.unsqueeze(0))[0], run(x))
-        with torch.device("meta"):  # where tensors made without a device go
+        with torch.device("meta"):  # device of tensors created without one
             assert run(x).device.type == "cpu"
 
 

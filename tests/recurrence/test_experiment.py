@@ -1,4 +1,4 @@
-"""Cells whose step breaks its promises are refused when a module is built, with what was seen."""
+"""Cells whose step violates the contract are rejected when a module is built, with the observed values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.own_cells import OWN, VARIANTS
 
 
 class Sum(Cell):
-    """A sound one."""
+    """A valid cell."""
 
     def parameters(self, sizes):
         return {"weight": (sizes.hidden_size, sizes.input_size)}
@@ -66,7 +66,7 @@ class Remembers(Sum):
 
 
 class Lags(Sum):
-    """Sees a number of the call before."""
+    """Depends on a number from the previous call."""
 
     last: ClassVar[list[float]] = [0.0]
 
@@ -179,7 +179,7 @@ class PeeksAtStates(Sum):
 
 
 class Leaks(Sum):
-    """Reads the state before each token from the token before, over the starts of sequences."""
+    """Reads the state before each token from the previous token, even across the starts of sequences."""
 
     def step(self, x, states, weight, *, time=ONE_STEP):
         h = time.recur(torch.full_like(states[0], 0.5), F.linear(x, weight), states[0])
@@ -219,41 +219,53 @@ def build(cell: type[Cell]) -> CellModule:
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
-        (Grows, r"states in the shapes that it got, here \[\(3, 5\), \(3, 5\)\]; .*returned \[\(3, 5\), \(3, 10\)\]"),
+        (Grows, r"states of unchanged shapes, here \[\(3, 5\), \(3, 5\)\]; .*returned \[\(3, 5\), \(3, 10\)\]"),
         (Narrow, r"must return features \[rows, hidden_size\].*returned \[\(3, 2\), \(3, 5\)\]"),
-        (Complex, "must keep dtype.*returned the state 'h' as torch.complex64.*kept as pairs of real ones"),
-        (Counts, r"must keep nothing in the cell; .*had the attributes \{'steps': 1\}.*and \{'steps': 3\} after"),
+        (Complex, "must keep dtype.*returned the state 'h' as torch.complex64.*as pairs of real ones"),
+        (Counts, r"must not store anything in the cell; .*had the attributes \{'steps': 1\}.*and \{'steps': 3\} after"),
         (
             CountsInASlot,
-            r"must keep nothing in the cell; .*had the attributes \{'steps': 1\}.*and \{'steps': 3\} after",
+            r"must not store anything in the cell; .*had the attributes \{'steps': 1\}.*and \{'steps': 3\} after",
         ),
-        (Remembers, "must be a function of input.*called twice with the same, other .*and the features differed by"),
+        (Remembers, "must be a function of input.*called twice with the same inputs, .*and the features differed by"),
         (
             Lags,
-            "must be a function of input.*twice with the same, other inputs in between, and the features differed by",
+            "must be a function of input.*same inputs, and once with others in between, and the features differed by",
         ),
-        (Keeps, r"must keep nothing in the cell; .*had the attributes \{'mean': .*and \{'mean': .* after"),
+        (Keeps, r"must not store anything in the cell; .*had the attributes \{'mean': .*and \{'mean': .* after"),
         (Clamps, "must not change its inputs; .*changed the parameter 'weight' in place"),
-        (Lonely, r"must return two things, the features and a tuple of the states.*step\(\) returned a Tensor"),
-        (Bare, r"must return two things, .*step\(\) returned \(Tensor, Tensor\)"),
-        (Empty, r"must return two things, .*step\(\) returned \(Tensor, \(NoneType\)\)"),
-        (Doubled, r"states of .*Doubled must have different names, at least one, as a tuple; .* \('h', 'h'\)"),
-        (Spelt, "states of .*Spelt must have different names, at least one, as a tuple; .* 'hc'"),
-        (Stateless, r"states of .*Stateless must have different names, at least one, as a tuple; .* \(\)"),
+        (Lonely, r"must return two values, the features and a tuple of the states.*step\(\) returned a Tensor"),
+        (Bare, r"must return two values, .*step\(\) returned \(Tensor, Tensor\)"),
+        (Empty, r"must return two values, .*step\(\) returned \(Tensor, \(NoneType\)\)"),
+        (Doubled, r"states of .*Doubled must have distinct names in a non-empty tuple; .* \('h', 'h'\)"),
+        (Spelt, "states of .*Spelt must have distinct names in a non-empty tuple; .* 'hc'"),
+        (Stateless, r"states of .*Stateless must have distinct names in a non-empty tuple; .* \(\)"),
         (Unnamed, r"state_shapes\(\) must return one shape for each of state_names, \(h\), .* \(\(5,\), \(5,\)\)"),
-        (Flat, r"state_shapes\(\) must return one shape for .* as a tuple of tuples of integers.* got \(5,\)"),
-        (Owing, r"state_shapes\(\) must return one shape for .* not negative; got \(\(-5,\),\)"),
-        (Negative, r"must give shapes as tuples of integers, not negative; got \(5, -1\) for 'weight'"),
-        (Draws, r"must be a function of input.*the features differed by .*Leave out random numbers"),
+        (
+            Flat,
+            r"state_shapes\(\) must return one shape for .* as a tuple of tuples of non-negative integers; got \(5,\)",
+        ),
+        (Owing, r"state_shapes\(\) must return one shape for .* non-negative integers; got \(\(-5,\),\)"),
+        (Negative, r"must give shapes as tuples of non-negative integers; got \(5, -1\) for 'weight'"),
+        (Draws, r"must be a function of input.*the features differed by .*Don't draw random numbers"),
         (Overwrites, r"must not change its inputs; .*changed the state 'h' in place"),
         (Centred, r"must not depend on each other; the features of .*in a row when the others changed"),
-        (PeeksAtStates, r"must give the same over a sequence as step by step; the features.*at step [123] of 6"),
-        (Leaks, r"must give the same over a sequence.*the features.*at step 4 of 6, whose second half was another"),
-        (Lazy, r"Lazy\(.*\) keeps the Linear 'lazy' in itself, where no optimiser, no .to\(\) and no checkpoint finds"),
-        (Tuned, r"keeps the Parameter 'scale' in itself"),
-        (Explodes, r"promises \(decays = True\) that a lies between 0 and 1; its step gave a from 1.* to "),
-        (Alternates, r"that a lies between 0 and 1; its step gave a from -0\."),
-        (Spirals, r"that a lies between 0 and 1; its step gave a from 1\.13137 to 1\.13137"),
+        (
+            PeeksAtStates,
+            r"must give the same results over a sequence as step by step; the features.*at step [123] of 6",
+        ),
+        (
+            Leaks,
+            r"must give the same results over a sequence.*the features.*at step 4 of 6, the second half of which",
+        ),
+        (
+            Lazy,
+            r"Lazy\(.*\) stores the Linear 'lazy' as an attribute, which optimizers, .to\(\) and checkpoints don't see",
+        ),
+        (Tuned, r"stores the Parameter 'scale' as an attribute"),
+        (Explodes, r"declares \(decays = True\) that a is between 0 and 1; its step gave a from 1.* to "),
+        (Alternates, r"that a is between 0 and 1; its step gave a from -0\."),
+        (Spirals, r"that a is between 0 and 1; its step gave a from 1\.13137 to 1\.13137"),
     ],
 )
 def test_broken_promises(cell: type[Cell], message: str) -> None:
@@ -269,7 +281,7 @@ def test_sound_cells_pass(cell: Cell, dtype: torch.dtype) -> None:
 
 
 class Deeper(Sum):
-    """Draws random numbers where its input is as wide as its features."""
+    """Draws random numbers if its input is as wide as its features."""
 
     def step(self, x, states, weight):
         h, states = super().step(x, states, weight)
@@ -277,7 +289,7 @@ class Deeper(Sum):
 
 
 class Timed(Sum):
-    """A sound step with time, whose parts a broken one changes."""
+    """A valid step with time; invalid cells override parts of it."""
 
     def state_shapes(self, sizes):
         return (sizes.hidden_size,), (2, sizes.hidden_size)
@@ -345,7 +357,7 @@ class KeepsAWindowOfItsOwn(Timed):
 
 
 class Passes(Timed):
-    """Moves its states about, changes their sign, and computes in other precision."""
+    """Rearranges its states, changes their sign, and computes in another precision."""
 
     def step(self, x, states, weight, *, time=ONE_STEP):
         window = time.window(F.linear(x, weight), states[1].flip(1).flip(1))
@@ -362,20 +374,22 @@ def test_states_may_be_moved_about(cell: Cell) -> None:
 @pytest.mark.parametrize(
     ("cell", "what"),
     [
-        (ReturnsClamped, "gave time another state than time had returned the step before"),
-        (ReturnsClampedFarAway, "gave time another state than time had returned the step before"),
-        (ReturnsGated, "gave time another state than time had returned the step before"),
-        (KeepsAWindowOfItsOwn, "gave time another state than time had returned the step before"),
-        (ReadsClamped, "gave time another state than time had returned the step before"),
-        (GatesOnItself, "read a state otherwise than as what time returned"),
-        (FadesByItself, "read a state otherwise than as what time returned"),
-        (ShowsTheStateBefore, "read a state otherwise than as what time returned"),
+        (ReturnsClamped, "passed time a state other than the one time returned in the previous step"),
+        (ReturnsClampedFarAway, "passed time a state other than the one time returned in the previous step"),
+        (ReturnsGated, "passed time a state other than the one time returned in the previous step"),
+        (KeepsAWindowOfItsOwn, "passed time a state other than the one time returned in the previous step"),
+        (ReadsClamped, "passed time a state other than the one time returned in the previous step"),
+        (GatesOnItself, "read a state other than through time"),
+        (FadesByItself, "read a state other than through time"),
+        (ShowsTheStateBefore, "read a state other than through time"),
     ],
 )
 def test_states_are_touched_through_time_alone_at_every_size(cell: type[Cell], what: str) -> None:
-    """Where three rows of standard normal numbers don't show it."""
-    sequence = rf"must give the same over a sequence as step by step; .*{cell.__name__}"
-    with pytest.raises(ArgumentError, match=rf"{sequence}|through the methods of time alone.*step\(\) {what}\. Take a"):
+    """Violations that three rows of standard normal numbers don't reveal."""
+    sequence = rf"must give the same results over a sequence as step by step; .*{cell.__name__}"
+    with pytest.raises(
+        ArgumentError, match=rf"{sequence}|only through the methods of time.*step\(\) {what}\. If states"
+    ):
         build(cell)
 
 
@@ -397,7 +411,7 @@ class DecaysForSmallInputs(Sum):
 def test_larger_inputs_and_states_are_tried() -> None:
     with pytest.raises(ArgumentError, match=r"must not depend on each other; the features of .*NormsOfAllRows"):
         build(NormsOfAllRows)
-    with pytest.raises(ArgumentError, match=r"promises \(decays = True\) that a lies between 0 and 1; its step gave a"):
+    with pytest.raises(ArgumentError, match=r"declares \(decays = True\) that a is between 0 and 1; its step gave a"):
         build(DecaysForSmallInputs)
 
 
@@ -428,8 +442,8 @@ def test_shapes_and_dtypes_are_tried_again_in_another_dtype() -> None:
     sound = build(Sum)
     with torch.no_grad():
         sound.net.weight.fill_(torch.nan)
-    assert sound.double().net.dtype == torch.float64  # whatever has become of the parameters
-    assert build(Solves).half().net.dtype == torch.float16  # which torch.linalg doesn't have on a CPU
+    assert sound.double().net.dtype == torch.float64  # whatever the values of the parameters
+    assert build(Solves).half().net.dtype == torch.float16  # which torch.linalg doesn't support on the CPU
 
 
 def test_the_experiment_leaves_the_random_numbers_alone() -> None:
@@ -471,12 +485,12 @@ class ResetByLargeInputs(Sum):
 
 
 def test_a_state_that_large_inputs_reach_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="gave time another state than time had returned"):
+    with pytest.raises(ArgumentError, match="passed time a state other than the one time returned"):
         build(ResetByLargeInputs)
 
 
 class FourierFeatures(Sum):
-    """Sound; its features amplify how a product is rounded, which may depend on the number of rows."""
+    """A valid cell whose features amplify rounding of a product, which may depend on the number of rows."""
 
     def step(self, x, states, weight):
         product = F.linear(x, weight)

@@ -1,4 +1,4 @@
-"""Forward-mode derivatives: right ones, or an error, with and without gradients. Never silence."""
+"""Forward-mode derivatives are correct or raise an error, with and without gradients; none is dropped silently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Function = Callable[[Inputs], Tensor]
 
 
 def problem(kind: type[RecurrentModule], backend: str, mode: bool, **options: Any) -> tuple[Function, Inputs]:
-    """A scalar function of all that features and states depend on, and where it is to be derived."""
+    """A scalar function of all differentiable inputs, and the point at which to differentiate it."""
     module = kind(3, 5, in_key="x", out_key="y", recurrent_backend=backend, dtype=torch.float64, **options)
     shape = (2, 6) if mode else (4,)
     slots, sizes = module.net.num_layers * module.net.num_directions, module.net.state_sizes
@@ -107,7 +107,7 @@ def test_cpu_refuses(kind: type, with_gradients: bool, derive: Callable) -> None
     function, inputs = problem(kind, "cpu", True)
     with (
         torch.set_grad_enabled(with_gradients),
-        pytest.raises(UnsupportedError, match=r"'cpu' has no derivatives of forward mode.*recurrent_backend='loop'"),
+        pytest.raises(UnsupportedError, match=r"'cpu' has no forward-mode derivatives.*recurrent_backend='loop'"),
     ):
         derive(function, inputs, random_like(inputs))
 
@@ -122,7 +122,7 @@ def test_cpu_runs_where_nothing_is_derived() -> None:
 
 @pytest.mark.parametrize("kind", [LSTMModule, GRUModule])
 def test_pad_derives_or_refuses(kind: type) -> None:
-    """By what torch has for its kernels."""
+    """Forward-mode derivatives of torch's own kernels."""
     function, inputs = problem(kind, "pad", True)
     tangents = random_like(inputs)
     with torch.no_grad():
@@ -150,7 +150,7 @@ def test_forward_over_reverse(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["loop", "scan"])
 def test_tangents_of_incoming_gradients(backend: str) -> None:
-    """Only what comes after the recurrence has a tangent; its backward pass receives it."""
+    """Only operations after the recurrence have a tangent; the backward pass of the recurrence receives it."""
     function, inputs = problem(GRUModule, backend, True)
     x = inputs["x"].requires_grad_()
     output = function(inputs)
@@ -175,7 +175,7 @@ def test_tracing_refuses(backend: str) -> None:
     torch._dynamo.reset()
     function, inputs = problem(GRUModule, backend, True)
     compiled = torch.compile(by_jvp, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=f"'{backend}' has no derivatives of forward mode"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=f"'{backend}' has no forward-mode derivatives"):
         compiled(lambda x: function(inputs | {"x": x}), inputs["x"], inputs["x"])
 
 
@@ -187,6 +187,6 @@ def test_operators_refuse(backend: str) -> None:
         exported = torch.export.export(module, inputs).module()
         with (
             forward_ad.dual_level(),
-            pytest.raises(UnsupportedError, match=f"'{backend}' has no derivatives of forward mode here"),
+            pytest.raises(UnsupportedError, match=f"'{backend}' has no forward-mode derivatives here"),
         ):
             exported(forward_ad.make_dual(inputs[0], torch.ones_like(inputs[0])), *inputs[1:])

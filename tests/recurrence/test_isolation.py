@@ -1,4 +1,4 @@
-"""NaN and infinities in one segment reach no other: cuts select, they never multiply by zero."""
+"""NaN and infinities in one segment don't reach another: cuts select values and never multiply by zero."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POISONS = [float("nan"), float("inf")]
 def outputs_and_gradients(
     case: Case, backend: Backend, sick: Tensor | None = None, poison: float = 0.0, graph: bool = False
 ) -> dict[str, Tensor]:
-    """What each token has of its own: features, states after, gradients of x and of the stored states.
+    """Per-token results: features, states after, gradients of x and of the stored states.
 
     Incoming gradients are ``poison`` at the tokens ``sick``.
     """
@@ -53,7 +53,7 @@ def outputs_and_gradients(
 def strangers_reached(
     backend: Backend, options: dict, where: Collection[str], poison: float, graph: bool = False
 ) -> list[str]:
-    """What differs outside a segment when its ``where`` are ``poison``, for three of the segments."""
+    """Return what differs outside a segment when its ``where`` are set to ``poison``, for three of the segments."""
     clean = outputs_and_gradients(Case(**options), backend, graph=graph)
     segments = Case(**options).boundaries.segment_ids
     reached: list[str] = []
@@ -87,7 +87,7 @@ def test_a_segment_reaches_no_other(name: str, options: dict, where: str, poison
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_nor_in_full_tiles(isa: str, cell: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every build of the cpu backend: many segments in the registers at once."""
+    """Every build of the cpu backend processes many segments in registers at once."""
     backend = BACKENDS.choose("cpu", Support(KNOWN[cell], torch.device("cpu")))
     monkeypatch.setattr(backend.kernels, "instruction_set", isa)
     options = {"cell": cell, "shape": (30, 9), "hidden": 17, "dtype": torch.float32}
@@ -115,7 +115,7 @@ def test_nor_where_gates_are_computed_again(name: str, cell: str) -> None:
 @pytest.mark.parametrize("rows", [3, 30])
 @pytest.mark.parametrize("options", STEPS, ids=lambda options: "-".join(map(str, options.values())))
 def test_a_row_of_a_step_reaches_no_other(options: dict, rows: int, fused: bool, with_gradients: bool) -> None:
-    """Nor does a state that is replaced reach its own row."""
+    """A state that is replaced doesn't reach its own row either."""
     case = Case(**options, shape=(rows,))
     is_init = torch.arange(rows) % 3 == 1
     sick = torch.arange(rows) == 0

@@ -1,4 +1,4 @@
-"""The cells that are linear recurrences, against their papers' formulas written out one number at a time."""
+"""Linear-recurrence cells, compared with the formulas of their papers evaluated one number at a time."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def filled(cell: Cell, sizes: Sizes = SIZES) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_parameter_is_filled(name: str) -> None:
-    """Of 300 steps on noise none is far out: the first values keep features in scale."""
+    """Initial values keep the features in scale over 300 steps of noise."""
     sizes = Sizes(16, 16)
     cell = CELLS[name]
     made = filled(cell, sizes)
@@ -218,7 +218,7 @@ def test_first_values_of_lru() -> None:
 
 
 def test_first_values_of_s5_are_hippo_s() -> None:
-    """The poles are half of the eigenvalues of the matrix, and its eigenvectors are orthonormal."""
+    """The poles are half of the matrix's eigenvalues, and its eigenvectors are orthonormal."""
     size = 16
     values, vectors = hippo(size)
     n = np.arange(size)
@@ -245,7 +245,7 @@ def test_first_values_of_rglru_and_ffm() -> None:
 
 
 def test_the_root_of_rglru_has_a_bounded_slope() -> None:
-    """Where a gate is shut a is 1, and the slope of sqrt(1 - a^2) infinite."""
+    """With a closed gate, a is 1 and the slope of sqrt(1 - a^2) is infinite."""
     cell, sizes = RGLRUCell(), Sizes(HIDDEN, HIDDEN)
     weights = {name: value.float().requires_grad_() for name, value in parameters(cell, sizes).items()}
     with torch.no_grad():
@@ -258,7 +258,7 @@ def test_the_root_of_rglru_has_a_bounded_slope() -> None:
 
 @pytest.mark.parametrize("name", ["step_log", "lambda_im"])
 def test_the_slowest_modes_of_s5_have_finite_derivatives(name: str) -> None:
-    """The quotient (exp(z) - 1) / z of a z that is 0 to rounding isn't selected, but must not be NaN either."""
+    """The quotient (exp(z) - 1) / z isn't selected for z near 0, but must not be NaN either."""
     torch.manual_seed(0)
     module = S5Module(INPUTS, HIDDEN, in_key="x", out_key="y")
     with torch.no_grad():

@@ -74,7 +74,7 @@ def test_opcheck(name: str, cell: str, options: dict, keep: bool) -> None:
     count = count_outputs(KNOWN[cell])
     after, saved = results[:count], results[count:]
     assert bool(saved) == (keep and KNOWN[cell].derivatives is not None)
-    # The others can't look into torch.func, which differentiates cells without derivatives.
+    # The other backends can't trace torch.func, which differentiates cells without hand-written derivatives.
     checks = ALL_CHECKS if KNOWN[cell].derivatives else ALL_CHECKS[:1]
     grads = [torch.randn_like(state) for state in after]
     opcheck(backward, (*arguments, after, saved, grads, [True] * tensors), test_utils=checks)
@@ -85,7 +85,7 @@ def test_opcheck(name: str, cell: str, options: dict, keep: bool) -> None:
 
 @pytest.mark.parametrize(("name", "cell"), SERVED)
 def test_vmap_over_batch_equals_a_loop(name: str, cell: str) -> None:
-    """Inputs, states and boundaries mapped; gradients of what all elements share are their sums."""
+    """vmap over inputs, states and boundaries; gradients of shared inputs are sums over elements."""
     cases = [Case(cell, shape=(9,), seed=seed) for seed in range(3)]
     weights = cases[0].weights
     backend = BACKENDS.choose(name, Support(KNOWN[cell], torch.device("cpu")))
@@ -150,7 +150,7 @@ def test_autocast_leaves_a_recurrence_alone(backend: str, cell: str) -> None:
 @pytest.mark.parametrize("cell", [name for name, cell in CELLS.items() if not cell.takes_time])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_autocast_leaves_gradients_alone(backend: str, cell: str) -> None:
-    """Also where the backward pass stands inside the autocast block, which torch advises against."""
+    """Also with the backward pass inside the autocast block, which torch advises against."""
     case = Case(cell, layers=2, dtype=torch.float32)
     expected = case.outputs_and_gradients(backend)
     with torch.autocast("cpu", torch.bfloat16):
@@ -168,7 +168,7 @@ def test_autocast_of_the_operator(name: str) -> None:
 
 
 class WatchingKernels(LoopKernels):
-    """Keeps the gradients that its last backward pass got."""
+    """Kernels that store the gradients passed to the last backward pass."""
 
     name = "watching"
     grads: tuple[Tensor, ...] = ()
@@ -247,7 +247,7 @@ def test_compiles_as_one_graph(cell: str, mode: bool, options: dict) -> None:
 
 
 def test_operators_know_the_rows_of_a_batch() -> None:
-    """Kernels are chosen by them; sizes that are symbols choose none."""
+    """Kernels are selected by the number of rows; symbolic sizes select none."""
     module = make_module("gru")
     for shape, dynamic, rows in (((3, 4), False, 3), ((2, 3, 4), False, 6), ((3, 4), True, 1)):
         torch._dynamo.reset()
@@ -265,7 +265,7 @@ def test_operators_know_the_rows_of_a_batch() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (5,)])
 def test_kernels_are_told_the_same_in_compiled_code(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows, length, precision and sizes, by which kernels are chosen, forward and backward; of both layers."""
+    """Rows, length, precision and sizes, which select kernels, in the forward and backward passes of both layers."""
     torch._dynamo.reset()
     told: list[tuple[Any, ...]] = []
 
@@ -291,7 +291,7 @@ def test_kernels_are_told_the_same_in_compiled_code(shape: tuple[int, ...], monk
 
 
 def test_mode_of_a_compiled_module() -> None:
-    """Flips of the mode recompile; two threads each have their own."""
+    """Changing the mode recompiles; each of two threads has its own mode."""
     torch._dynamo.reset()
     module = make_module("lstm")
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -301,7 +301,7 @@ def test_mode_of_a_compiled_module() -> None:
         with set_recurrent_mode(mode), torch.no_grad():
             for _ in range(3):
                 found, expected = compiled(batch.clone())["features"], module(batch.clone())["features"]
-                # Not to the bit: an eager step without gradients has kernels of its own.
+                # Not bitwise equal: an eager step without gradients uses separate kernels.
                 failures.extend([] if torch.allclose(found, expected, rtol=1e-5, atol=1e-6) else [mode])
 
     for mode in (True, False, None, True):
@@ -318,7 +318,7 @@ def test_mode_of_a_compiled_module() -> None:
 @pytest.mark.parametrize("mode", [True, False])
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_exports_with_dynamic_batch_and_time(cell: str, mode: bool, strict: bool) -> None:
-    """The exported module keeps the mode of its export, whatever the mode where it runs."""
+    """The exported module keeps the mode of its export, whatever mode is set where it runs."""
     module = make_module(cell, num_layers=2)
     first, second = ([make_batch(module, *shape)[key] for key in module.in_keys] for shape in ((3, 11), (4, 6)))
     free = [{0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}] * len(first)

@@ -1,4 +1,4 @@
-"""The scan backend where it differs from the contract: under torch.compile, and how long its scan is."""
+"""Scan backend tests beyond the contract: behavior under torch.compile, and the length of the scan."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 
 from recurl.modules import LSTMModule, set_recurrent_mode
 from recurl.recurrence import BACKENDS, LSTM, Boundaries, Support
-from recurl.recurrence.scan import _layout  # how long the scan is shows nowhere else
+from recurl.recurrence.scan import _layout  # the length of the scan isn't visible elsewhere
 
 from .contract import Case, assert_agree
 from .test_ops import make_batch, make_module, outputs_and_gradients
 
-# torch's own tracing of an autograd.Function warns.
+# Tracing an autograd.Function makes torch warn.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")]
 
 
 @pytest.mark.parametrize("pattern", ["none", "random", "every"])
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_many_chunks(cell: str, pattern: str) -> None:
-    """More tokens than one chunk holds, so that segments and chunks overlap in every way."""
+    """More tokens than fit in one chunk, so that segments and chunks overlap in all ways."""
     case = Case(cell, shape=(1, 333), pattern=pattern)
     assert_agree(case.outputs_and_gradients("scan"), case.outputs_and_gradients("reference"), 1e-10)
 
@@ -32,7 +32,7 @@ def test_the_scan_is_as_long_as_a_chunk_and_a_segment() -> None:
     is_init[::32] = True
     layout = _layout(Boundaries.from_is_init(is_init))
     steps, chunks = layout.grid.shape
-    size = math.isqrt(32 * 4096 // 8)  # a geometric mean of the longest segment and all tokens
+    size = math.isqrt(32 * 4096 // 8)  # geometric mean of the longest segment and all tokens, scaled
     assert steps <= size + 32
     assert chunks == 4096 // size + 2
     assert torch.equal(layout.grid.flatten()[layout.place], torch.arange(4096))
@@ -81,7 +81,7 @@ def test_compiles_both_directions_and_leaves_the_compiler_as_it_is() -> None:
     module.recurrent_backend = "scan"
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     with set_recurrent_mode(True):
-        batch = make_batch(module, 3, 11).select("obs", "is_init")  # states are zero
+        batch = make_batch(module, 3, 11).select("obs", "is_init")  # without states, so they are zero
         actual = outputs_and_gradients(module, compiled, batch)
         torch.testing.assert_close(actual, outputs_and_gradients(module, module, batch))
     assert not torch.compiler.config.capture_scalar_outputs
@@ -103,7 +103,7 @@ def test_compiles_tensors_that_share_memory() -> None:
     module = make_module("lstm")
     module.recurrent_backend = "scan"
     parameters = list(module.parameters())
-    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])  # as cuDNN likes them
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])  # flat, as for cuDNN
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         parameter.data = part.view_as(parameter)
     h, c = module.state_keys
@@ -118,7 +118,7 @@ def test_compiles_tensors_that_share_memory() -> None:
 
 
 def test_inductor() -> None:
-    """The whole compiler once: "auto" is the scan there, and two layers read the same lengths."""
+    """Full compilation once: "auto" selects the scan, and two layers read the same lengths."""
     torch._dynamo.reset()
     module = LSTMModule(5, 7, num_layers=2, in_key="obs", out_key="features", recurrent_backend="auto")
     compiled = torch.compile(module, fullgraph=True, dynamic=True)

@@ -1,4 +1,4 @@
-"""Recurrence over segments, on plain tensors: cells, backends, layers."""
+"""Recurrence over segments of plain tensors: cells, backends, and layer stacks."""
 
 from recurl.recurrence.backend import (
     BACKENDS,
@@ -58,7 +58,7 @@ for _backend in (
 ):
     register_backend(_backend, fast=_backend.name in ("cpu", "triton"))
 for _name in LINEAR.names:
-    if _name not in ("auto", "fastest", "reference"):  # the reference steps through every cell
+    if _name not in ("auto", "fastest", "reference"):  # the reference backend steps through every cell itself
         BACKENDS.register_linear(LinearBackend(_name))
 
 __all__ = [

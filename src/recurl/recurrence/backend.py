@@ -1,4 +1,4 @@
-"""What a backend is, which there are, and the one place that decides who runs."""
+"""Backend protocol, registry, and backend selection."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from recurl.recurrence.cells import Cell, States
 
 
 class Options(NamedTuple):
-    """How a backend computes, where it has a choice.
+    """Computation options of a backend.
 
     Attributes:
-        recompute: keep no gates for the backward pass, compute them again there.
-        precision: ``"ieee"``, ``"tf32"`` or ``"tf32x3"``: of the recurrent matrix products in float32.
+        recompute: recompute the gates in the backward pass instead of saving them.
+        precision: precision of recurrent matrix products in float32: ``"ieee"``, ``"tf32"`` or ``"tf32x3"``.
         compute_dtype: dtype of the operands of the recurrent matrix products.
     """
 
@@ -35,15 +35,15 @@ DEFAULT_OPTIONS = Options()
 
 
 class Support(NamedTuple):
-    """What a caller needs of a backend, known before any work.
+    """Requirements of a call, used to select a backend before running it.
 
     Attributes:
         cell: the cell.
-        device: where the tensors are.
-        dtype: their dtype.
+        device: device of the tensors.
+        dtype: dtype of the tensors.
         hidden_size: H.
         proj_size: P, or 0 without projection.
-        options: how to compute.
+        options: computation options.
         compiling: whether ``torch.compile`` or ``torch.export`` is tracing the call.
     """
 
@@ -58,16 +58,16 @@ class Support(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One layer in one direction over a flat stream of N > 0 tokens.
+    """Call of one layer in one direction over a flat stream of N > 0 tokens.
 
     Attributes:
         cell: the cell.
-        weights: its weights, as :meth:`Cell.pack` gives them.
+        weights: its weights, as returned by :meth:`Cell.pack`.
         x: input ``[N, I]``.
-        states: stored states, each ``[N, *shape]``, read at the first token of each segment only: what stands at other
-            tokens, NaN included, changes nothing.
+        states: stored states, each ``[N, *shape]``, read only at the first token of each segment. Values at other
+            tokens, including NaN, have no effect.
         boundaries: the segments.
-        options: how to compute.
+        options: computation options.
     """
 
     cell: Cell
@@ -79,58 +79,58 @@ class LayerCall:
 
 
 class Backend(Protocol):
-    """A way to run a recurrent layer over segments."""
+    """Implementation of a recurrent layer over segments."""
 
     @property
     def cells(self) -> Collection[str] | None:
-        """Names of the cells that it serves; None if it serves every cell."""
+        """Names of the supported cells; None if every cell is supported."""
         ...
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Name for ``recurrent_backend``."""
         ...
 
     def missing(self) -> str | None:
-        """Return what must be installed before this backend can run at all, or None."""
+        """Return what must be installed before this backend can run, or None."""
         ...
 
     def unsupported(self, support: Support) -> str | None:
-        """Return why this backend can't serve a cell that is among its ``cells``, or None if it can."""
+        """Return why this backend can't serve a call of a cell in ``cells``, or None if it can."""
         ...
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
         """Return features ``[N, P or H]`` and the states after every token, each ``[N, *shape]``.
 
         Differentiable in x, every weight and the stored states (whose gradient is zero except at segment starts).
-        ``pad`` gives states at segment ends only and zeros elsewhere.
+        ``pad`` returns states only at segment ends and zeros elsewhere.
         """
         ...
 
 
 class Registry:
-    """Backends by name, and the rules for ``"auto"`` and ``"fastest"``."""
+    """Registry of backends by name, with the rules for ``"auto"`` and ``"fastest"``."""
 
     def __init__(self) -> None:
         self._backends: dict[str, Backend] = {}
         self._linear: dict[str, Backend] = {}
         self._fast: list[str] = []
-        self.version = 0  # raised where another backend may serve
+        self.version = 0  # incremented whenever the selection may change
 
     def register(self, backend: Backend, fast: bool = False) -> None:
-        """Add ``backend`` under its name.
+        """Register ``backend`` under its name.
 
         Args:
             backend: the backend.
-            fast: whether ``"fastest"`` takes it where it serves; of several the one that was registered last.
+            fast: whether ``"fastest"`` may select it; the latest registered backend that serves the call wins.
 
         Raises:
-            ArgumentTypeError: it lacks a part of :class:`Backend`.
+            ArgumentTypeError: it lacks an attribute of :class:`Backend`.
         """
-        missing = [part for part in _PARTS if not hasattr(backend, part)]
+        missing = [part for part in _REQUIRED if not hasattr(backend, part)]
         if missing:
             raise ArgumentTypeError(
-                f"A backend must have {', '.join(_PARTS)}; {type(backend).__name__} lacks {', '.join(missing)}."
+                f"A backend must have {', '.join(_REQUIRED)}; {type(backend).__name__} lacks {', '.join(missing)}."
             )
         self.version += 1
         self._backends[backend.name] = backend
@@ -139,21 +139,21 @@ class Registry:
             self._fast.insert(0, backend.name)
 
     def register_linear(self, backend: Backend) -> None:
-        """Add who runs cells whose step takes ``time``, in the place of the backend of the same name."""
+        """Register the implementation of ``backend.name`` for cells whose step takes ``time``."""
         self.version += 1
         self._linear[backend.name] = backend
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name that :meth:`choose` accepts."""
+        """All names accepted by :meth:`choose`."""
         return ("auto", "fastest", *self._backends)
 
     def check_name(self, name: str) -> None:
-        """Refuse a name that stands for no backend, or for one that isn't installed.
+        """Check that a name refers to an installed backend.
 
         Raises:
             ArgumentError: ``name`` is not one of :attr:`names`.
-            UnsupportedError: the backend can't run at all on this machine.
+            UnsupportedError: the backend can't run on this machine.
         """
         backend = self._backends.get(name)
         if backend is None and name not in self.names:
@@ -163,11 +163,12 @@ class Registry:
             raise UnsupportedError(f"The recurrent backend {name!r} is not installed: {missing}.")
 
     def choose(self, name: str, support: Support) -> Backend:
-        """Return the backend that serves ``name``; there is no silent fallback from a backend asked for by name.
+        """Select the backend for ``name``. A backend requested by name never falls back to another one.
 
         Raises:
-            ArgumentError: no such backend.
-            UnsupportedError: the backend isn't installed or can't serve this call; the message says why and what can.
+            ArgumentError: there is no such backend.
+            UnsupportedError: the backend isn't installed or can't serve this call; the message states the reason and
+                an alternative.
         """
         self.check_name(name)
         if name == "auto":
@@ -181,12 +182,12 @@ class Registry:
         return backend
 
     def check_cell(self, name: str, cell: Cell) -> None:
-        """Refuse a backend, by name, that doesn't serve ``cell``; ``"auto"`` and ``"fastest"`` always find one.
+        """Check that the backend ``name`` supports ``cell``; ``"auto"`` and ``"fastest"`` always find one that does.
 
         Raises:
             UnsupportedError: the backend has no kernels for the cell.
         """
-        reason = _refused_cell(self.serving(name, cell), cell) if name in self._backends else None
+        reason = _unsupported_cell(self.serving(name, cell), cell) if name in self._backends else None
         if reason is not None:
             raise UnsupportedError(f"The recurrent backend {name!r} can't run this module: {reason}.")
 
@@ -197,30 +198,30 @@ class Registry:
         return "loop"
 
     def serving(self, name: str, cell: Cell) -> Backend:
-        """Return the backend of this name, or who runs a linear recurrence under it; unchecked."""
+        """Return the backend of this name for ``cell``, or its linear-recurrence implementation, without checks."""
         backend = self._backends[name]
-        return self._linear.get(name, backend) if cell.takes_time and not _names(backend, cell) else backend
+        return self._linear.get(name, backend) if cell.takes_time and not _lists_cell(backend, cell) else backend
 
     def _automatic(self, support: Support) -> str:
-        """``pad`` or else ``loop`` in eager mode, ``scan`` under ``torch.compile``, ``loop`` for ``torch.export``."""
+        """Return ``pad``, else ``loop``, in eager mode; ``scan`` under ``torch.compile``; ``loop`` for export."""
         if not support.compiling:
-            return "loop" if _refused_cell(self._backends["pad"], support.cell) else "pad"
+            return "loop" if _unsupported_cell(self._backends["pad"], support.cell) else "pad"
         return "loop" if is_exporting() else "scan"
 
 
-_PARTS = ("name", "cells", "missing", "unsupported", "run")
+_REQUIRED = ("name", "cells", "missing", "unsupported", "run")
 
 
 def _refusal(backend: Backend, support: Support) -> str | None:
-    return _refused_cell(backend, support.cell) or backend.unsupported(support)
+    return _unsupported_cell(backend, support.cell) or backend.unsupported(support)
 
 
-def _names(backend: Backend, cell: Cell) -> bool:
+def _lists_cell(backend: Backend, cell: Cell) -> bool:
     return backend.cells is not None and cell.name in backend.cells
 
 
-def _refused_cell(backend: Backend, cell: Cell) -> str | None:
-    if backend.cells is None or _names(backend, cell):
+def _unsupported_cell(backend: Backend, cell: Cell) -> str | None:
+    if backend.cells is None or _lists_cell(backend, cell):
         return None
     return f"it has kernels for {' and '.join(backend.cells)} only, not for the cell {cell.name}; use 'auto' or 'loop'"
 
@@ -229,33 +230,33 @@ BACKENDS = Registry()
 
 
 def register_backend(backend: Backend, fast: bool = False) -> None:
-    """Add a backend to those that ``recurrent_backend`` names.
+    """Register a backend for use as ``recurrent_backend``.
 
     Args:
-        backend: any object with the parts of :class:`Backend`.
-        fast: whether ``"fastest"`` takes it where it serves, before the built-in ones.
+        backend: any object with the attributes of :class:`Backend`.
+        fast: whether ``"fastest"`` may select it, in preference to the built-in backends.
 
     Raises:
-        ArgumentTypeError: it lacks a part of :class:`Backend`.
+        ArgumentTypeError: it lacks an attribute of :class:`Backend`.
     """
     BACKENDS.register(backend, fast)
 
 
-_UNCHANGED = nullcontext()
+_NO_CONTEXT = nullcontext()
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which autocast is off on ``device``: a recurrence computes in the dtype of its weights."""
+    """Return a context that disables autocast on ``device``: a recurrence computes in the dtype of its weights."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
-    return _UNCHANGED
+    return _NO_CONTEXT
 
 
 _runs: ContextVar[list[str] | None] = ContextVar("recurl_backend_runs", default=None)
 
 
 def record_run(name: str) -> None:
-    """Called by each backend when it has run a layer; see :func:`record_backends`."""
+    """Record that the backend ``name`` has run a layer, for :func:`record_backends`."""
     runs = _runs.get()
     if runs is not None:
         runs.append(name)
@@ -263,7 +264,7 @@ def record_run(name: str) -> None:
 
 @contextmanager
 def record_backends() -> Generator[list[str]]:
-    """Collect the names of the backends that run inside the block, one entry per layer and direction.
+    """Context manager that collects the names of the backends that run, one entry per layer and direction.
 
     Example:
         >>> with record_backends() as ran:

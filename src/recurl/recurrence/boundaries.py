@@ -1,9 +1,9 @@
-"""Segments: where a flat stream of tokens is cut, computed once per batch and shared by all that read sequences.
+"""Segment boundaries of a flat stream of tokens, computed once per batch and shared by all sequence readers.
 
-A batch of shape ``[*B, T]`` is a stream of N tokens in row-major order. A token starts a **segment** when it starts a
-row, when its ``is_init`` is true, or when it is not the next step of the previous token's trajectory: its trajectory id
-differs, or its number within the trajectory isn't the next one. Segments are independent of each other: each starts
-from the state stored at its first token.
+A batch of shape ``[*B, T]`` is a stream of N tokens in row-major order. A token starts a **segment** if it starts a
+row, if its ``is_init`` is true, or if it is not the next step of the previous token's trajectory: its trajectory id
+differs, or its step number is not the previous one plus 1. Segments are independent of each other: each starts from the
+state stored at its first token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class _Cached(cached_property[_T]):
-    """A cached property without a lock. ``torch.compile`` can trace it: while it does nothing is kept."""
+    """Cached property without a lock that ``torch.compile`` can trace; nothing is cached while tracing."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -38,16 +38,16 @@ class _Cached(cached_property[_T]):
 
 @dataclass(frozen=True)
 class HostPlan:
-    """Segments sorted by length, for backends that step over time on the host.
+    """Segments sorted by length, for backends that loop over time on the host.
 
-    Tokens are *packed* as in ``torch.nn.utils.rnn.PackedSequence``: first the first tokens of all segments, longest
-    segment first, then the second tokens, and so on. S segments, L tokens in the longest.
+    Tokens are *packed* as in ``torch.nn.utils.rnn.PackedSequence``: the first tokens of all segments, longest segment
+    first, then the second tokens, and so on. S is the number of segments, L the length of the longest one.
 
     Attributes:
         starts: int64 ``[S]``, on the device: first token of each segment, longest segment first.
-        ends: int64 ``[S]``, on the device: last token of each segment, same order.
+        ends: int64 ``[S]``, on the device: last token of each segment, in the same order.
         order: int64 ``[N]``, on the device: the token at each packed position.
-        batch_sizes: int64 ``[L]``, on the host: how many segments have a token at each step.
+        batch_sizes: int64 ``[L]``, on the host: number of segments that have a token at each step.
     """
 
     starts: Tensor
@@ -62,16 +62,16 @@ class HostPlan:
 
 
 class Boundaries:
-    """The segments of one batch, as N-sized tensors on the batch's device; nothing here waits for the device.
+    """Segments of one batch, as tensors of size N on the batch's device.
 
-    Build it with :meth:`from_is_init`, :meth:`from_traj_ids` or :meth:`from_cu_seqlens`. The one exception to "no wait"
-    is :meth:`host`, which fetches the segment lengths once and keeps them.
+    Build it with :meth:`from_is_init`, :meth:`from_traj_ids` or :meth:`from_cu_seqlens`. Nothing synchronizes with the
+    device except :attr:`lengths`, :meth:`split` and the first call of :meth:`host`, which caches the segment lengths.
 
     Attributes:
         starts: bool ``[N]``, true at the first token of each segment.
         batch_shape: ``(*B, T)``, whose product is N.
-        begin_at_states: True where the maker knows that segments begin only where the batch stores states.
-        plans: what kernels have found out about the segments, by names of their own.
+        begin_at_states: True if segments are known to begin only where the batch stores states.
+        plans: segment information cached by kernels, each under its own key.
 
     Example:
         >>> is_init = torch.tensor([[True, False, True, False], [False, False, False, False]])
@@ -96,14 +96,14 @@ class Boundaries:
         batch_shape: Sequence[int] | None = None,
         traj_steps: Tensor | None = None,
     ) -> Boundaries:
-        """Cut at row starts, where ``is_init`` is true, and where a token isn't its trajectory's next step.
+        """Cut at row starts, where ``is_init`` is true, and where a token isn't the next step of its trajectory.
 
         Args:
             is_init: bool (or uint8) ``[*B, T]`` or ``[*B, T, 1]``.
-            traj_ids: integers of the batch's shape (a trailing dimension of 1 is accepted too), or None.
-            batch_shape: ``(*B, T)``. Without it a trailing dimension of 1 (after at least one other) is taken for the
+            traj_ids: integers of the batch's shape (a trailing dimension of 1 is also accepted), or None.
+            batch_shape: ``(*B, T)``. If omitted, a trailing dimension of 1 (after at least one other) is treated as the
                 feature dimension of ``is_init``.
-            traj_steps: number of each step within its trajectory id, integers of the batch's shape, or None.
+            traj_steps: step number within the trajectory, integers of the batch's shape, or None.
 
         Raises:
             UsageError: ``is_init`` is not boolean.
@@ -141,8 +141,8 @@ class Boundaries:
         """Cut a flat stream by cumulative lengths.
 
         Args:
-            cu_seqlens: integers ``[S + 1]``, from 0 to N and not decreasing: segment s holds the tokens
-                ``cu_seqlens[s]`` to ``cu_seqlens[s + 1] - 1``. Empty segments are allowed and vanish.
+            cu_seqlens: integers ``[S + 1]``, from 0 to N and non-decreasing: segment s holds the tokens
+                ``cu_seqlens[s]`` to ``cu_seqlens[s + 1] - 1``. Empty segments are allowed and dropped.
             num_tokens: N.
         """
         if cu_seqlens.ndim != 1 or cu_seqlens.dtype.is_floating_point or cu_seqlens.shape[0] == 0:
@@ -157,19 +157,19 @@ class Boundaries:
 
     @classmethod
     def of_rows(cls, batch_shape: Sequence[int]) -> Boundaries:
-        """Cut at row starts alone, on the CPU: rows ``(*B, T)`` are segments."""
+        """Cut only at row starts, on the CPU: each row of ``(*B, T)`` is one segment."""
         shape = torch.Size(batch_shape)
         return cls(_with_row_starts(torch.zeros(shape.numel(), dtype=torch.bool), shape), shape)
 
     def remember(self, is_init: Tensor, traj_ids: Tensor | None = None, traj_steps: Tensor | None = None) -> None:
-        """Have :func:`boundaries_of` return this for the arguments, from which it has been computed.
+        """Cache these boundaries, so that :func:`boundaries_of` returns them for the given arguments.
 
-        For tensors that the caller has made, such as parts of a batch whose boundaries are cut from those of the whole.
-        Does nothing where that keeps nothing.
+        The arguments must describe these boundaries. Intended for tensors created by the caller, such as parts of a
+        batch whose boundaries are sliced from those of the full batch. Does nothing where results can't be cached.
         """
         sources = (is_init, traj_ids, traj_steps)
-        if _is_kept(sources):
-            _cache[is_init] = (self.batch_shape, [_Source(source) for source in sources], self)
+        if _is_cacheable(sources):
+            _cache[is_init] = (self.batch_shape, [_Snapshot(source) for source in sources], self)
 
     @property
     def num_tokens(self) -> int:
@@ -178,12 +178,12 @@ class Boundaries:
 
     @property
     def device(self) -> torch.device:
-        """The device of all tensors here."""
+        """Device of all tensors."""
         return self.starts.device
 
     @_Cached
     def rows(self) -> int:
-        """How many rows the batch has: 1 for ``[T]``, and for a batch without rows."""
+        """Number of rows in the batch: 1 for ``[T]`` and for a batch without rows."""
         return math.prod(self.batch_shape[:-1]) or 1
 
     @_Cached
@@ -193,12 +193,12 @@ class Boundaries:
 
     @_Cached
     def segment_ids(self) -> Tensor:
-        """int64 ``[N]``: which segment a token belongs to, counted from 0 in stream order."""
+        """int64 ``[N]``: index of the segment that each token belongs to, in stream order from 0."""
         return self.starts.cumsum(0) - 1
 
     @_Cached
     def num_segments(self) -> Tensor:
-        """int64 scalar on the device: how many segments there are."""
+        """int64 scalar on the device: number of segments."""
         return self.starts.sum()
 
     @_Cached
@@ -211,18 +211,18 @@ class Boundaries:
 
     @_Cached
     def row_ids(self) -> Tensor:
-        """int64 ``[N]``: which row of the batch, counted over all of ``*B``, a token belongs to."""
+        """int64 ``[N]``: index of the batch row, over all of ``*B``, that each token belongs to."""
         length = max(self.batch_shape[-1], 1)
         return torch.arange(self.num_tokens, device=self.device).div(length, rounding_mode="floor")
 
     @_Cached
     def flipped(self) -> Boundaries:
-        """The boundaries of the reversed stream: token n there is token N - 1 - n here."""
+        """Boundaries of the reversed stream, where token n is token N - 1 - n of this one."""
         return Boundaries(self.ends.flip(0), self.batch_shape)
 
     @property
     def lengths(self) -> Tensor:
-        """int64 ``[S]``: tokens in each segment, in stream order. Waits for the device (its shape depends on data)."""
+        """int64 ``[S]``: length of each segment, in stream order. Synchronizes, since its shape depends on the data."""
         first = self.starts.nonzero().squeeze(-1)
         return torch.diff(first, append=first.new_full((1,), self.num_tokens))
 
@@ -243,16 +243,16 @@ class Boundaries:
         return HostPlan(starts, starts + lengths[by_length] - 1, order, counts.cpu())
 
     def host(self) -> HostPlan:
-        """Return the segments sorted by length. The first call waits for the device; later ones are free."""
+        """Return the segments sorted by length. Only the first call synchronizes with the device."""
         return self._host
 
     def split(self, values: Tensor) -> list[Tensor]:
-        """Cut ``values`` (``[N, ...]`` or ``[*B, T, ...]``) into its segments, each ``[length, ...]``, in order."""
+        """Split ``values`` (``[N, ...]`` or ``[*B, T, ...]``) into its segments, each ``[length, ...]``, in order."""
         flat = values.reshape(self.num_tokens, *values.shape[self._lead_dims(values) :])
         return list(flat.split(self.lengths.tolist()))
 
     def stitch(self, segments: Sequence[Tensor]) -> Tensor:
-        """Undo :meth:`split`: put segments back together, ``[*B, T, ...]``."""
+        """Undo :meth:`split`: join segments into ``[*B, T, ...]``."""
         flat = torch.cat(list(segments))
         return flat.reshape(*self.batch_shape, *flat.shape[1:])
 
@@ -278,20 +278,20 @@ def _per_token(name: str, values: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _with_row_starts(starts: Tensor, shape: torch.Size) -> Tensor:
-    """``starts`` ``[N]``, true at the first token of each row too: changed in place."""
+    """Set ``starts`` ``[N]`` to true at the first token of each row, in place."""
     starts.view(shape)[..., :1].fill_(True)
     return starts
 
 
 def _changes(numbers: Tensor, growth: int = 0) -> Tensor:
-    """Bool ``[N]``: a number isn't the one before plus ``growth``."""
+    """Return a bool tensor ``[N]``, true where a number is not the previous one plus ``growth``."""
     changed = torch.zeros(numbers.shape[0], dtype=torch.bool, device=numbers.device)
     changed[1:] = numbers[1:] != (numbers[:-1] + growth if growth else numbers[:-1])
     return changed
 
 
-class _Source:
-    """A tensor as it was: by its contents on a CPU, elsewhere by its count of edits, which not every edit raises."""
+class _Snapshot:
+    """Snapshot of a tensor: its contents on the CPU, elsewhere its version counter, which misses some edits."""
 
     __slots__ = ("_contents", "_tensor", "_version")
 
@@ -303,8 +303,8 @@ class _Source:
         elif tensor is not None:
             self._version = edits_of(tensor)
 
-    def is_still(self, tensor: Tensor | None) -> bool:
-        """Whether ``tensor`` is what it was."""
+    def matches(self, tensor: Tensor | None) -> bool:
+        """Return whether ``tensor`` equals the snapshot."""
         if self._contents is None:
             return tensor is self._tensor and (tensor is None or edits_of(tensor) == self._version)
         if tensor is None:
@@ -317,28 +317,28 @@ class _Source:
         )
 
 
-_Entry = tuple[torch.Size, list[_Source], Boundaries]
+_Entry = tuple[torch.Size, list[_Snapshot], Boundaries]
 _cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def boundaries_of(
     is_init: Tensor, traj_ids: Tensor | None, batch_shape: Sequence[int], traj_steps: Tensor | None = None
 ) -> Boundaries:
-    """Return :meth:`Boundaries.from_is_init` of the arguments, computed once per batch where that is safe.
+    """Return :meth:`Boundaries.from_is_init` of the arguments, computed once per batch where caching is safe.
 
-    On a CPU the result is kept as long as ``is_init`` lives and all contents are what they were, however they might
-    have been edited (through NumPy, ``.data``, shared memory). On other devices contents can't be compared without
-    waiting: there only what :meth:`Boundaries.remember` was given is kept, until torch counts an edit. Tensors under
-    ``torch.compile`` or ``vmap`` are never kept, nor is anything while a CUDA graph is captured: replays must compute
-    it again from the tensors' new contents.
+    On the CPU, the result is cached for the lifetime of ``is_init`` and is valid while all contents are unchanged,
+    whatever edits them (NumPy, ``.data``, shared memory). On other devices, comparing contents would synchronize, so
+    only results passed to :meth:`Boundaries.remember` are cached, until torch's version counter changes. Nothing is
+    cached under ``torch.compile`` or ``vmap``, nor during CUDA graph capture, since a replay must recompute the
+    boundaries from the new contents.
     """
     shape, sources = torch.Size(batch_shape), (is_init, traj_ids, traj_steps)
-    if not _is_kept(sources):
+    if not _is_cacheable(sources):
         return Boundaries.from_is_init(is_init, traj_ids, shape, traj_steps)
     entry: _Entry | None = _cache.get(is_init)
     if entry is not None:
         kept_shape, kept, boundaries = entry
-        if kept_shape == shape and all(map(_Source.is_still, kept, sources)):
+        if kept_shape == shape and all(map(_Snapshot.matches, kept, sources)):
             return boundaries
     boundaries = Boundaries.from_is_init(is_init, traj_ids, shape, traj_steps)
     if is_init.device.type == "cpu":
@@ -346,18 +346,18 @@ def boundaries_of(
     return boundaries
 
 
-def _is_kept(sources: Sequence[Tensor | None]) -> bool:
-    """Whether edits of the sources would be noticed."""
-    if _is_transformed():  # first: torch.compile can't trace the rest
+def _is_cacheable(sources: Sequence[Tensor | None]) -> bool:
+    """Return whether edits of the sources can be detected."""
+    if _is_transformed():  # checked first, since torch.compile can't trace the rest
         return False
     tensors = [source for source in sources if source is not None]
     plain = all(type(source) is Tensor for source in tensors)
-    return plain and not any(s.device.type != "cpu" and (s.is_inference() or _is_capturing(s)) for s in tensors)
+    return plain and not any(s.device.type != "cpu" and (s.is_inference() or _is_being_captured(s)) for s in tensors)
 
 
 def _is_transformed() -> bool:
     return torch.compiler.is_compiling() or is_functorch_active()
 
 
-def _is_capturing(tensor: Tensor) -> bool:
+def _is_being_captured(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""What a cell promises of its step, tried out on a few rows when a network is built."""
+"""Contract checks for the step of user-defined cells, run on a few random rows when a network is built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recurl.seeding import derive_seed
 
 _ROWS = 3
 _SCALES = (1.0, 1e-2, 10.0, 100.0)
-"""Sizes of inputs and states that are tried; in half precision the first alone."""
+"""Scales of the inputs and states that are checked; half precision uses only the first."""
 _DRAWS = 4
 _passed: set[tuple[Any, ...]] = set()
 
@@ -25,22 +25,23 @@ _Step = Callable[[Tensor, States], tuple[Tensor, States]]
 
 
 def check_step(cell: Cell, weights: Any, sizes: Sizes, *, form_alone: bool = False) -> None:
-    """Refuse a cell whose step, on random input, doesn't do what the contract of cells says.
+    """Check on random inputs that the step of a cell satisfies the contract of :class:`Cell`.
 
-    A cell that passed once with these sizes is not tried again, nor is one without numbers (on ``"meta"``, or traced).
+    The check is skipped if the cell has passed it with these sizes before, or if its weights have no values (on
+    ``"meta"`` or while tracing).
 
     Args:
         cell: the cell.
-        weights: parameters of one layer, as ``cell.pack`` gives them.
+        weights: parameters of one layer, as returned by ``cell.pack``.
         sizes: sizes of that layer.
-        form_alone: try no more than shapes and dtypes, which don't depend on what the parameters have become.
+        form_alone: check only shapes and dtypes, which don't depend on the values of the parameters.
 
     Raises:
-        ArgumentError: the message says which promise is broken, and shows it.
+        ArgumentError: the step violates the contract; the message shows how.
     """
-    _check_parts(cell)
+    _check_no_parameters(cell)
     like: Tensor = next(weight for weight in weights if weight is not None).detach()
-    key = (type(cell), cell.name, sizes, like.dtype, like.device.type)  # a class may be defined again
+    key = (type(cell), cell.name, sizes, like.dtype, like.device.type)  # the class itself, as it may be redefined
     if key in _passed or like.is_meta or type(like) is not Tensor or torch.compiler.is_compiling():
         return
     generator = torch.Generator().manual_seed(derive_seed(0, "trial of a cell"))
@@ -48,7 +49,7 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, form_alone: bool = Fal
     drawn = [torch.randn(2, _ROWS, *shape, generator=generator, device="cpu").to(like) for shape in shapes]
     (x, *states), others = zip(*drawn, strict=True)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        trial = _Trial(cell, weights, sizes, others)
+        trial = _Checks(cell, weights, sizes, others)
         if form_alone:
             trial.check_form(x, tuple(states))
             return
@@ -56,23 +57,23 @@ def check_step(cell: Cell, weights: Any, sizes: Sizes, *, form_alone: bool = Fal
     _passed.add(key)
 
 
-def _check_parts(cell: Cell) -> None:
+def _check_no_parameters(cell: Cell) -> None:
     for name, value in cell.attributes.items():
         if isinstance(value, nn.Module) or (isinstance(value, Tensor) and value.requires_grad):
             raise ArgumentError(
-                f"A cell must name its parameters in parameters() and take them in step(); {cell} keeps the "
-                f"{type(value).__name__} {name!r} in itself, where no optimiser, no .to() and no checkpoint finds it."
+                f"A cell must declare its parameters in parameters() and take them in step(); {cell} stores the "
+                f"{type(value).__name__} {name!r} as an attribute, which optimizers, .to() and checkpoints don't see."
             )
 
 
-class _Trial:
-    """The experiment.
+class _Checks:
+    """Checks of one cell.
 
     Args:
         cell: the cell.
         weights: its parameters.
         sizes: its sizes.
-        others: another input, and states, to step with in between.
+        others: a second input and states, used for steps in between and for other rows.
     """
 
     def __init__(self, cell: Cell, weights: Any, sizes: Sizes, others: Sequence[Tensor]) -> None:
@@ -89,28 +90,30 @@ class _Trial:
         self._check_function(x, states)
         for scale in _SCALES if x.itemsize >= 4 else _SCALES[:1]:
             others = [other * scale for other in self.others]
-            _Trial(self.cell, self.weights, self.sizes, others)._scaled(x * scale, tuple(s * scale for s in states))
+            _Checks(self.cell, self.weights, self.sizes, others)._check_rows_and_time(
+                x * scale, tuple(s * scale for s in states)
+            )
         if self.cell.takes_time:
-            self._check_reach(x, states)
+            self._check_state_access(x, states)
 
-    def _scaled(self, x: Tensor, states: States) -> None:
+    def _check_rows_and_time(self, x: Tensor, states: States) -> None:
         self._check_rows(x, states)
         if self.cell.takes_time:
             self._check_sequence(x, states)
             if self.cell.decays:
-                self._step(x, states, time=_Decaying(self.cell))
+                self._step(x, states, time=_DecayCheck(self.cell))
 
     def _step(self, x: Tensor, states: States, **time: Any) -> tuple[Tensor, States]:
         result: Any = self.cell.step(x, states, *self.weights, **time)
         if not _is_result(result):
             raise ArgumentError(
-                "A step must return two things, the features and a tuple of the states, return features, (h,); "
-                f"{self.cell}.step() returned {_kinds(result)}."
+                "A step must return two values, the features and a tuple of the states, as in return features, (h,); "
+                f"{self.cell}.step() returned {_type_names(result)}."
             )
         return result
 
     def _tensors(self, x: Tensor, states: States) -> dict[str, Tensor]:
-        """Return all that a step is given, by what an error calls it."""
+        """Return all inputs of a step, keyed by their names in error messages."""
         weights = zip(self.cell.parameter_names, self.weights, strict=False)
         parameters = {f"the parameter {name!r}": weight for name, weight in weights if weight is not None}
         return {"x": x, **dict(zip(self.names[1:], states, strict=True)), **parameters}
@@ -121,14 +124,14 @@ class _Trial:
         found = [tuple(value.shape) for value in (features, *after)]
         if found != expected:
             raise ArgumentError(
-                f"A step must return features [rows, hidden_size] and states in the shapes that it got, here "
-                f"{expected}; {self.cell}.step() returned {found}. See Cell.state_shapes for states of other shapes."
+                f"A step must return features [rows, hidden_size] and states of unchanged shapes, here {expected}; "
+                f"{self.cell}.step() returned {found}. Define Cell.state_shapes for states of other shapes."
             )
         for name, value in zip(self.names, (features, *after), strict=True):
             if value.dtype != x.dtype or value.device != x.device:
                 raise ArgumentError(
                     f"A step must keep dtype and device, {x.dtype} on {x.device}; {self.cell}.step() returned {name} "
-                    f"as {value.dtype} on {value.device}. Complex numbers are kept as pairs of real ones."
+                    f"as {value.dtype} on {value.device}. Store complex numbers as pairs of real ones."
                 )
 
     def _check_function(self, x: Tensor, states: States) -> None:
@@ -141,25 +144,26 @@ class _Trial:
             if not _equal(one, other, 0.0):
                 raise ArgumentError(
                     f"A step must be a function of input, states and parameters; {self.cell}.step() was called twice "
-                    f"with the same, other inputs in between, and {name} differed by {_difference(one, other):.1e}. "
-                    "Leave out random numbers, and keep in states what is to be remembered."
+                    f"with the same inputs, and once with others in between, and {name} differed by "
+                    f"{_difference(one, other):.1e}. Don't draw random numbers, and store in states whatever must "
+                    "persist."
                 )
         self._check_attributes(attributes)
 
     def _check_attributes(self, attributes: str) -> None:
         if repr(self.cell.attributes) != attributes:
             raise ArgumentError(
-                f"A step must keep nothing in the cell; {self.cell.name} had the attributes {attributes} before "
-                f"steps and {self.cell.attributes!r} after. Keep in states what is to be remembered."
+                f"A step must not store anything in the cell; {self.cell.name} had the attributes {attributes} before "
+                f"steps and {self.cell.attributes!r} after. Store in states whatever must persist."
             )
 
     def _check_rows(self, x: Tensor, states: States) -> None:
-        """Try the first row beside other rows, of the same number, so that products are rounded alike."""
+        """Replace all rows but the first; their number stays the same, so that products are rounded alike."""
         features, after = self._step(x, states)
         given = zip((x, *states), self.others, strict=True)
         other_x, *other_states = (torch.cat([one[:1], other[1:]]) for one, other in given)
-        beside, after_beside = self._step(other_x, tuple(other_states))
-        for name, one, other in zip(self.names, (features, *after), (beside, *after_beside), strict=True):
+        changed, after_changed = self._step(other_x, tuple(other_states))
+        for name, one, other in zip(self.names, (features, *after), (changed, *after_changed), strict=True):
             if not _equal(one[:1], other[:1], _tolerance(x)):
                 raise ArgumentError(
                     f"The rows of a step must not depend on each other; {name} of {self.cell}.step() differed by "
@@ -167,7 +171,7 @@ class _Trial:
                 )
 
     def _check_sequence(self, x: Tensor, states: States) -> None:
-        """Try two segments; what is stored inside of them must not count."""
+        """Compare a run over two segments with single steps; states stored inside a segment must have no effect."""
         tokens, count = torch.cat([x, self.others[0]]), 2 * _ROWS
         stored = [torch.cat([one, other]) for one, other in zip(states, self.others[1:], strict=True)]
         starts = torch.arange(count, device=x.device) % _ROWS == 0
@@ -181,70 +185,75 @@ class _Trial:
             for name, whole, stepped in zip(self.names, (features, *after), (y, *carried), strict=True):
                 if not _equal(whole[token : token + 1], stepped, _tolerance(x)):
                     raise ArgumentError(
-                        f"A step with time must give the same over a sequence as step by step; {name} of "
+                        f"A step with time must give the same results over a sequence as step by step; {name} of "
                         f"{self.cell}.step() differed by {_difference(whole[token : token + 1], stepped):.1e} at step "
-                        f"{token + 1} of {count}, whose second half was another sequence. It must touch its states "
-                        "through the methods of time alone."
+                        f"{token + 1} of {count}, the second half of which was another sequence. It must access its "
+                        "states only through the methods of time."
                     )
 
-    def _check_reach(self, x: Tensor, states: States) -> None:
-        """Try two steps at every magnitude, of inputs too, where time answers alike: nothing else may reach a state."""
+    def _check_state_access(self, x: Tensor, states: States) -> None:
+        """Check that states are accessed only through time, with inputs and states of all magnitudes.
+
+        Two steps with different states get the same results from time, so they must behave alike.
+        """
         for draw in range(2 * _DRAWS):
             generator = torch.Generator().manual_seed(derive_seed(0, "states", draw))
             if draw >= _DRAWS:
-                x = _of_every_magnitude(x.shape, x, generator)
-            before = tuple(_of_every_magnitude(state.shape, x, generator) for state in states)
+                x = _random_magnitudes(x.shape, x, generator)
+            before = tuple(_random_magnitudes(state.shape, x, generator) for state in states)
             first, second = _Probe(x, draw), _Probe(x, draw)
             features, after = self._step(x, before, time=first)
             again, _ = self._step(x, after, time=second)
-            one, other = [features, *first.given], [again, *second.given]
+            one, other = [features, *first.inputs], [again, *second.inputs]
             if len(one) != len(other) or not all(_equal(a, b, 0.0) for a, b in zip(one, other, strict=True)):
-                self._refuse_reach("read a state otherwise than as what time returned")
-            for kept, taken in zip(first.kept, second.taken, strict=True):
-                if not torch.allclose(kept, taken, rtol=16 * torch.finfo(x.dtype).eps, atol=0.0):
-                    self._refuse_reach("gave time another state than time had returned the step before")
+                self._refuse_state_access("read a state other than through time")
+            for returned, passed in zip(first.states_out, second.states_in, strict=True):
+                if not torch.allclose(returned, passed, rtol=16 * torch.finfo(x.dtype).eps, atol=0.0):
+                    self._refuse_state_access(
+                        "passed time a state other than the one time returned in the previous step"
+                    )
 
-    def _refuse_reach(self, what: str) -> None:
+    def _refuse_state_access(self, what: str) -> None:
         raise ArgumentError(
-            "A step with time must touch its states through the methods of time alone: give them the states, read what "
-            f"they return, and return that as the states; {self.cell}.step() {what}. Take a step without time for "
-            "states that are clamped or gated by themselves."
+            "A step with time must access its states only through the methods of time: pass the states to them, read "
+            f"their results, and return these as the new states; {self.cell}.step() {what}. If states are clamped or "
+            "gated by their own values, define the step without time."
         )
 
 
 class _Probe:
-    """Time that answers with numbers of every magnitude, the same for the same seed, and keeps what it was given.
+    """Implementation of ``Time`` that records its arguments and returns seeded random numbers of all magnitudes.
 
     Attributes:
-        taken: the states that it was given.
-        given: all else.
-        kept: the states after its answers.
+        states_in: the states passed to it.
+        inputs: all other arguments.
+        states_out: the states after its results.
     """
 
     def __init__(self, like: Tensor, seed: int) -> None:
         self.like, self.generator = like, torch.Generator().manual_seed(derive_seed(0, "answers of time", seed))
-        self.taken, self.given, self.kept = list[Tensor](), list[Tensor](), list[Tensor]()
+        self.states_in, self.inputs, self.states_out = list[Tensor](), list[Tensor](), list[Tensor]()
 
     def recur(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        self.given += [a, b]
-        self.kept.append(self._answer(h))
-        return self.kept[-1]
+        self.inputs += [a, b]
+        self.states_out.append(self._random_like(h))
+        return self.states_out[-1]
 
     recur_complex = recur
 
     def window(self, x: Tensor, before: Tensor) -> Tensor:
-        self.given.append(x)
-        window = torch.cat([self._answer(before), x.unsqueeze(1)], 1)
-        self.kept.append(window[:, 1:])
+        self.inputs.append(x)
+        window = torch.cat([self._random_like(before), x.unsqueeze(1)], 1)
+        self.states_out.append(window[:, 1:])
         return window
 
-    def _answer(self, state: Tensor) -> Tensor:
-        self.taken.append(state)
-        return _of_every_magnitude(state.shape, self.like, self.generator).to(state.dtype)
+    def _random_like(self, state: Tensor) -> Tensor:
+        self.states_in.append(state)
+        return _random_magnitudes(state.shape, self.like, self.generator).to(state.dtype)
 
 
-class _Decaying(OneStep):
-    """One step that looks at ``a``."""
+class _DecayCheck(OneStep):
+    """Implementation of ``Time`` for one step that checks the range of ``a``."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
@@ -261,8 +270,8 @@ class _Decaying(OneStep):
         low, high = modulus.min().item(), modulus.max().item()
         if not (low >= 0 and high <= 1 + _tolerance(a)):
             raise ArgumentError(
-                f"The cell {self.cell} promises (decays = True) that a lies between 0 and 1; its step gave a from "
-                f"{low:.6g} to {high:.6g}. Take it from a sigmoid or exp(-positive), or set decays = False."
+                f"The cell {self.cell} declares (decays = True) that a is between 0 and 1; its step gave a from "
+                f"{low:.6g} to {high:.6g}. Compute a as a sigmoid or exp(-positive), or set decays = False."
             )
 
 
@@ -275,13 +284,13 @@ def _difference(one: Tensor, other: Tensor) -> float:
 
 
 def _equal(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Return whether two tensors agree to a tolerance, which is one of their largest number where that exceeds 1."""
+    """Return whether two tensors agree to a tolerance, which scales with their largest number if that exceeds 1."""
     largest = torch.where(other.isfinite(), other, 0.0).abs().amax().clamp_min(1).item() if other.numel() else 1.0
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 
 
-def _of_every_magnitude(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw numbers of both signs whose exponents are uniform over most of what the dtype has."""
+def _random_magnitudes(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Sample numbers of both signs whose exponents are uniform over most of the dtype's range."""
     exponent = 0.9 * math.log2(torch.finfo(like.dtype).max)
     sign, power = 2 * torch.rand(2, *shape, generator=generator, dtype=torch.float64) - 1
     return (sign.sign() * (power * exponent).exp2()).to(like)
@@ -293,7 +302,7 @@ def _is_result(result: Any) -> bool:
     return all(isinstance(part, Tensor) for part in (result[0], *result[1]))
 
 
-def _kinds(result: Any) -> str:
+def _type_names(result: Any) -> str:
     if not isinstance(result, tuple | list):
         return f"a {type(result).__name__}"
-    return f"({', '.join(_kinds(part).removeprefix('a ') for part in result)})"
+    return f"({', '.join(_type_names(part).removeprefix('a ') for part in result)})"

@@ -1,4 +1,4 @@
-"""Backends made of kernels: an autograd.Function in eager mode, another under torch.func, operators while tracing."""
+"""Backends built from kernels: autograd functions in eager mode and under torch.func, operators while tracing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from recurl.recurrence.ops import (
     map_each,
     map_recurrence,
     options_of,
+    refuse_double_backward,
     refuse_forward_mode,
     refuse_tangents,
-    refuse_twice,
     run_differentiable,
     run_forward,
     with_options,
@@ -30,7 +30,7 @@ from recurl.recurrence.ops import (
 
 
 class KernelBackend:
-    """A backend made of a pair of kernels, under their name."""
+    """Backend built from a forward and a backward kernel, under their name."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
@@ -39,15 +39,15 @@ class KernelBackend:
         self._operators = Operators(kernels)
 
     def missing(self) -> str | None:
-        """See :meth:`recurl.recurrence.backend.Backend.missing`."""
+        """Return what must be installed, or None."""
         return self.kernels.missing()
 
     def unsupported(self, support: Support) -> str | None:
-        """See :meth:`recurl.recurrence.backend.Backend.unsupported`."""
+        """Return why the call can't be served, or None."""
         return self.kernels.unsupported(support)
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
-        """See :meth:`recurl.recurrence.backend.Backend.run`."""
+        """Run the layer."""
         inputs = inputs_of(call).flat
         wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
         if torch.compiler.is_compiling():
@@ -66,10 +66,10 @@ class KernelBackend:
 
 
 class AutogradBackend(KernelBackend):
-    """A backend made of kernels that leave cells without hand-written derivatives to autograd."""
+    """Kernel backend that uses autograd for cells without hand-written derivatives."""
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
-        """See :meth:`recurl.recurrence.backend.Backend.run`."""
+        """Run the layer."""
         by_autograd = call.cell.derivatives is None and not call.options.recompute
         if by_autograd and torch.is_grad_enabled() and first_derivatives_do():
             outputs = run_differentiable(self.kernels, call)
@@ -79,13 +79,13 @@ class AutogradBackend(KernelBackend):
 
 
 class _Recurrence(torch.autograd.Function):
-    """The eager path: (kernels, call, *tensors of the call) -> outputs."""
+    """Autograd function for eager mode: (kernels, call, *tensors of the call) -> outputs."""
 
     @staticmethod
     def forward(ctx: Any, kernels: Kernels, call: LayerCall, *inputs: Tensor | None) -> States:
         outputs, saved = run_forward(kernels, call, keep=not call.options.recompute)
         ctx.kernels, ctx.num_inputs, ctx.num_outputs = kernels, len(inputs), len(outputs)
-        # All but the tensors: the tensors must be reached through save_for_backward only.
+        # Everything except the tensors, which must be accessed only through save_for_backward.
         ctx.frame = (call.cell, call.boundaries, call.options)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *outputs, *saved)
@@ -102,7 +102,7 @@ class _Recurrence(torch.autograd.Function):
         call = LayerCall(cell, inputs.weights, inputs.x, inputs.states, boundaries, options)
         with without_autocast(call.x.device):
             if gradients_have_derivatives(grads):
-                return None, None, *_backward_twice(ctx.kernels, call, inputs, grads, needs)
+                return None, None, *_double_backward(ctx.kernels, call, inputs, grads, needs)
             after, saved = kept[: ctx.num_outputs], kept[ctx.num_outputs :]
             return None, None, *ctx.kernels.backward(call, after, saved, grads, needs).flat
 
@@ -111,14 +111,14 @@ class _Recurrence(torch.autograd.Function):
         refuse_tangents(ctx.kernels.name)
 
 
-def _backward_twice(
+def _double_backward(
     kernels: Kernels, call: LayerCall, inputs: Inputs[Any], grads: States, needs: Inputs[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients that are themselves differentiable: the recurrence again, in autograd."""
+    """Return differentiable gradients by running the recurrence again in autograd."""
     with torch.enable_grad():
         outputs = kernels.differentiable(call)
     if outputs is None:
-        refuse_twice(kernels.name)
+        refuse_double_backward(kernels.name)
     chosen = [tensor is not None and need for tensor, need in zip(inputs.flat, needs.flat, strict=True)]
     wanted = [tensor for tensor, need in zip(inputs.flat, chosen, strict=True) if need]
     found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
@@ -126,9 +126,9 @@ def _backward_twice(
 
 
 class _Transformed(torch.autograd.Function):
-    """The path of torch.func: (operators, starts, *options, *inputs) -> outputs; keeps no gates.
+    """Autograd function for torch.func: (operators, starts, *options, *inputs) -> outputs; gates are not saved.
 
-    Operators of torch.library have no gradient inside ``torch.func.grad``; an autograd.Function has.
+    Inside ``torch.func.grad``, operators of torch.library have no gradient, whereas an autograd.Function has one.
     """
 
     @staticmethod
@@ -164,12 +164,12 @@ class _Transformed(torch.autograd.Function):
             return _Transformed.apply(operators, arguments.starts, *options, arguments.x, *weights, *arguments.states)
 
         mapped = _as_operator(args)
-        stacked, dims = map_recurrence(run, info.batch_size, _dims(in_dims[1:], args), mapped)
+        stacked, dims = map_recurrence(run, info.batch_size, _mapped_dims(in_dims[1:], args), mapped)
         return tuple(stacked), tuple(dims)
 
 
 class _TransformedBackward(torch.autograd.Function):
-    """Gradients of all inputs that are there: (operators, starts, options, inputs, outputs, their gradients)."""
+    """Gradients of all inputs that are not None: (operators, starts, options, inputs, outputs, their gradients)."""
 
     @staticmethod
     def forward(operators: Operators, *args: Any) -> States:
@@ -184,7 +184,7 @@ class _TransformedBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> NoReturn:
-        refuse_twice(ctx.name)
+        refuse_double_backward(ctx.name)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
@@ -197,13 +197,13 @@ class _TransformedBackward(torch.autograd.Function):
 
 
 def _as_operator(args: Sequence[Any]) -> Arguments:
-    """(starts, cell, precision, compute dtype, rows, *inputs) as arguments of the operators."""
+    """Convert (starts, cell, precision, compute dtype, rows, *inputs) to operator arguments."""
     starts, cell, precision, compute_dtype, rows, *inputs = args
     return with_options(Inputs.from_flat(cell_named(cell), inputs), starts, cell, precision, compute_dtype, rows)
 
 
-def _dims(in_dims: Sequence[Any], args: Sequence[Any]) -> Arguments:
-    """The dimensions that are mapped, in the places of :func:`_as_operator`."""
+def _mapped_dims(in_dims: Sequence[Any], args: Sequence[Any]) -> Arguments:
+    """Return the mapped dimensions in the layout of :func:`_as_operator`."""
     starts, cell, _, _, _, *dims = in_dims
     _, name, _, _, _, *values = args
     mapped, given = (Inputs.from_flat(cell_named(name), flat) for flat in (dims, values))

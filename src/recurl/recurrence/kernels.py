@@ -1,4 +1,4 @@
-"""What a backend of kernels brings: a forward and a backward pass as pure functions."""
+"""Kernel protocol: the forward and backward passes of a backend as pure functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 class Inputs(NamedTuple, Generic[T]):
-    """What a call can be differentiated by; or one thing for each, such as its gradient or whether that is wanted.
+    """Differentiable inputs of a call, or one value per input, such as its gradient or whether one is needed.
 
     Attributes:
-        x: of the input.
-        weights: of each parameter, in the record of the cell (:meth:`Cell.pack`).
-        states: of each stored state.
+        x: value for the input.
+        weights: values for the parameters, packed by :meth:`Cell.pack`.
+        states: value for each stored state.
     """
 
     x: T
@@ -34,7 +34,7 @@ class Inputs(NamedTuple, Generic[T]):
 
     @staticmethod
     def from_flat(cell: Cell, values: Sequence[T]) -> Inputs[T]:
-        """Return what ``values`` are the ``flat`` of."""
+        """Rebuild the inputs from their ``flat`` form."""
         end = 1 + len(cell.parameter_names)
         return Inputs(values[0], cell.pack(values[1:end]), tuple(values[end:]))
 
@@ -43,34 +43,34 @@ Gradients = Inputs[Tensor | None]
 
 
 class Kernels(Protocol):
-    """One layer in one direction, forward and backward, as pure functions: no autograd, no autocast, inside.
+    """Forward and backward passes of one layer in one direction, as pure functions without autograd or autocast.
 
-    Outputs are the states after every token, in token order; before them the features, unless these are the first
+    The outputs are the states after every token, in token order. The features come first, unless they are the first
     state (:attr:`Cell.features_are_first_state`).
 
     Attributes:
-        name: of the backend and, as a prefix, of its operators.
+        name: name of the backend and prefix of its operators.
     """
 
     name: str
 
     @property
     def cells(self) -> Collection[str] | None:
-        """Names of the cells that they serve; None if they serve every cell."""
+        """Names of the supported cells; None if every cell is supported."""
         ...
 
     def missing(self) -> str | None:
-        """Return what must be installed before these kernels can run at all, or None."""
+        """Return what must be installed before these kernels can run, or None."""
         ...
 
     def unsupported(self, support: Support) -> str | None:
-        """Return why these kernels can't serve, or None if they can."""
+        """Return why these kernels can't serve the call, or None if they can."""
         ...
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """Return the outputs and what :meth:`backward` needs.
+        """Return the outputs and the tensors saved for :meth:`backward`.
 
-        With ``keep`` false, because no gradient is wanted or because gates are computed again, that is ``()``.
+        Nothing is saved, ``()``, where ``keep`` is false: no gradient is needed, or the gates are recomputed.
         """
         ...
 
@@ -80,12 +80,12 @@ class Kernels(Protocol):
         """Return the gradients of the call's inputs, None where ``needs`` is false.
 
         Args:
-            call: what :meth:`forward` got.
-            after: the outputs that it returned.
-            saved: what it saved; when ``()``, the gates are computed again, all tokens at once.
+            call: the call passed to :meth:`forward`.
+            after: the outputs of :meth:`forward`.
+            saved: the tensors that it saved; if ``()``, the gates are recomputed for all tokens at once.
             grads: gradients of ``after``, each ``[N, ...]``, possibly expanded.
-            needs: which gradients are wanted; None or false where there is no such weight. Those of the states are
-                dense ``[N, ...]``, zero except at the first token of each segment.
+            needs: which gradients to compute; None or false for a weight that doesn't exist. Gradients of the states
+                are dense ``[N, ...]``, zero except at the first token of each segment.
         """
         ...
 
@@ -94,25 +94,25 @@ class Kernels(Protocol):
         ...
 
     def differentiable(self, call: LayerCall) -> States | None:
-        """Return the outputs by operations that torch derives, to any order and forwards; or None."""
+        """Return the outputs through operations that torch differentiates to any order and in forward mode, or None."""
         ...
 
 
 def inputs_of(call: LayerCall) -> Inputs[Tensor | None]:
-    """Return what a call can be differentiated by."""
+    """Return the differentiable inputs of a call."""
     return Inputs(call.x, call.weights, call.states)
 
 
 def with_inputs(call: LayerCall, inputs: Inputs[Any]) -> LayerCall:
-    """Return ``call`` with other tensors."""
+    """Return a copy of ``call`` with different inputs."""
     return LayerCall(call.cell, inputs.weights, inputs.x, inputs.states, call.boundaries, call.options)
 
 
 def count_outputs(cell: Cell) -> int:
-    """Return how many outputs kernels have."""
+    """Return the number of outputs of the kernels for ``cell``."""
     return len(cell.state_names) + (not cell.features_are_first_state)
 
 
 def features_and_states(cell: Cell, outputs: States) -> tuple[Tensor, States]:
-    """Return what a backend returns, from the outputs of kernels."""
+    """Convert the outputs of kernels to the result of :meth:`Backend.run`."""
     return outputs[0], outputs if cell.features_are_first_state else outputs[1:]

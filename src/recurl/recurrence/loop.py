@@ -1,8 +1,8 @@
-"""A step loop over length-sorted segments with hand-written derivatives: any device, no compiler.
+"""Step loop over length-sorted segments with hand-written derivatives, for any device and without a compiler.
 
 Tokens are packed (first tokens of all segments, longest segment first, then second tokens, ...), so that step t works
-on the first ``batch_sizes[t]`` rows of a contiguous block. The input product is one GEMM before the loop, the weight
-gradients are one GEMM each after it, and gates are finished in place.
+on the first ``batch_sizes[t]`` rows of a contiguous block. The input product is one GEMM before the loop, each weight
+gradient is one GEMM after it, and gates are computed in place.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from recurl.recurrence.ops import backward_by_autograd
 
 
 class LoopKernels:
-    """Step loop in ATen. Fetches the segment lengths once per batch."""
+    """Kernels that loop over steps in ATen. Segment lengths are fetched once per batch."""
 
     name = "loop"
     cells = None
 
     def missing(self) -> str | None:
-        """Nothing: it needs torch only."""
+        """Return None: only torch is needed."""
         return None
 
     def unsupported(self, support: Support) -> str | None:
-        """It serves everything."""
+        """Return None: every call is supported."""
         return None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves gates and hidden product, packed."""
+        """Run the forward pass. Saves gates and hidden product, packed."""
         kernel, plan, w = call.cell.loop, call.boundaries.host(), call.weights
         if kernel is None:
             return self.differentiable(call), ()
@@ -60,7 +60,7 @@ class LoopKernels:
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
+        """Return the gradients of the call's inputs."""
         kernel, derivatives = call.cell.loop, call.cell.derivatives
         plan, w = call.boundaries.host(), call.weights
         if kernel is None or derivatives is None:
@@ -68,10 +68,10 @@ class LoopKernels:
         initial = _initial(call)
         after, grads = (tuple(value.index_select(0, plan.order) for value in values) for values in (after, grads))
         before = _before(initial, after, plan.steps)
-        gates, h_gates = saved or _gates_again(kernel, call, before)
+        gates, h_gates = saved or _recompute_gates(kernel, call, before)
         coefficients = derivatives.coefficients(gates, h_gates, before, after)
         grad_gates = torch.empty_like(gates)
-        carried = _sweep(kernel, plan.steps, w, coefficients, grads, initial, grad_gates)
+        carried = _backpropagate(kernel, plan.steps, w, coefficients, grads, initial, grad_gates)
         grad_h = grads[0]
         grad_unprojected = grad_h if w.w_hr is None else grad_h @ w.w_hr
         grad_input = derivatives.input_gradient(grad_gates, coefficients, grad_unprojected)
@@ -96,7 +96,7 @@ class LoopKernels:
         )
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
+        """Return empty tensors like those that :meth:`forward` saves."""
         if call.cell.loop is None:
             return ()
         tokens, rows = call.x.shape[0], call.weights.w_hh.shape[0]
@@ -104,7 +104,7 @@ class LoopKernels:
         return call.x.new_empty(tokens, rows), call.x.new_empty(kept, rows)
 
     def differentiable(self, call: LayerCall) -> States:
-        """See :meth:`recurl.recurrence.kernels.Kernels.differentiable`."""
+        """Return the outputs through differentiable operations of torch."""
         plan = call.boundaries.host()
         cell = call.cell
         outputs: list[States] = []
@@ -117,14 +117,14 @@ class LoopKernels:
 
 
 def _input_gates(kernel: LoopKernel, call: LayerCall) -> Tensor:
-    """Packed input product and all biases that enter the gates by addition, ``[N, GH]``."""
+    """Return the packed input product plus all biases that are added to the gates, ``[N, GH]``."""
     w = call.weights
     bias = w.b_ih if kernel.keeps_h_gates or w.b_ih is None or w.b_hh is None else w.b_ih + w.b_hh
     return F.linear(call.x.index_select(0, call.boundaries.host().order), w.w_ih, bias)
 
 
 def _initial(call: LayerCall) -> States:
-    """Stored states at segment starts, longest segment first, each ``[S, *shape]``."""
+    """Return the stored states at segment starts, longest segment first, each ``[S, *shape]``."""
     starts = call.boundaries.host().starts
     return tuple(state.index_select(0, starts) for state in call.states)
 
@@ -132,7 +132,7 @@ def _initial(call: LayerCall) -> States:
 def _hidden_product(
     kernel: LoopKernel, gates: Tensor, h_gates: Tensor, h: Tensor, w_hh_t: Tensor, b_hh: Tensor | None
 ) -> None:
-    """Add W_hh h to ``gates``, or for a cell that needs it apart write it to ``h_gates``, its bias included."""
+    """Add W_hh h to ``gates``, or write it with its bias to ``h_gates`` for a cell that keeps it separate."""
     if not kernel.keeps_h_gates:
         gates.addmm_(h, w_hh_t)
     elif b_hh is None:
@@ -141,8 +141,8 @@ def _hidden_product(
         torch.addmm(b_hh, h, w_hh_t, out=h_gates)
 
 
-def _gates_again(kernel: LoopKernel, call: LayerCall, before: States) -> tuple[Tensor, Tensor]:
-    """The finished gates of all packed tokens at once, from the states before them."""
+def _recompute_gates(kernel: LoopKernel, call: LayerCall, before: States) -> tuple[Tensor, Tensor]:
+    """Recompute the gates of all packed tokens at once from the states before them."""
     gates = _input_gates(kernel, call)
     h_gates = torch.empty_like(gates) if kernel.keeps_h_gates else gates.new_empty(0, gates.shape[1])
     _hidden_product(kernel, gates, h_gates, before[0], call.weights.w_hh.t(), call.weights.b_hh)
@@ -154,7 +154,7 @@ def _unpack(packed: Tensor, plan: HostPlan) -> Tensor:
     return torch.empty_like(packed).index_copy_(0, plan.order, packed)
 
 
-def _sweep(
+def _backpropagate(
     kernel: LoopKernel,
     steps: list[int],
     weights: LayerWeights,
@@ -163,11 +163,11 @@ def _sweep(
     initial: States,
     grad_gates: Tensor,
 ) -> States:
-    """Walk back over time, filling the hidden-gate gradient; return the gradients of ``initial``.
+    """Backpropagate through time: fill the hidden-gate gradients and return the gradients of ``initial``.
 
-    Adds to ``grads_after`` what flows back into each token; for h that is its whole gradient.
+    Adds the gradient from the next step to ``grads_after``, which for h yields its total gradient.
     """
-    # What flows back from the next step: zero for the rows that have no next step.
+    # Gradients from the next step; zero for rows without a next step.
     carried = tuple(torch.zeros_like(state) for state in initial)
     count = len(coefficients)
     blocks = _blocks(steps, (grad_gates, *coefficients, *grads_after))
@@ -185,12 +185,12 @@ def _sweep(
 
 
 def _blocks(steps: list[int], packed: States) -> list[States]:
-    """The rows of each step, of all tensors; those without rows as they are."""
+    """Split all tensors into the rows of each step; a tensor without rows is repeated."""
     return list(zip(*(value.split(steps) if value.shape[0] else [value] * len(steps) for value in packed), strict=True))
 
 
 def _before(initial: States, after: States, steps: list[int]) -> States:
-    """States before every packed token: the initial ones, then those after the previous step."""
+    """Return the states before every packed token: the initial states, then those after the previous step."""
     pieces: list[slice] = []
     begin = 0
     for rows, following in pairwise(steps):

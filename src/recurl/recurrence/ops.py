@@ -1,12 +1,13 @@
-"""Kernels as operators of ``torch.library``.
+"""Operators of ``torch.library`` built from kernels.
 
-A backend brings a pair of pure functions, ``kernels.Kernels``; ``kernel_backend`` makes a backend of them.
-While ``torch.compile`` and ``torch.export`` trace, they are the operators ``recurl::<name>_forward`` and ``_backward``:
+A backend provides a pair of pure functions, ``kernels.Kernels``; ``kernel_backend`` builds the backend from them. While
+``torch.compile`` or ``torch.export`` is tracing, they appear as the operators ``recurl::<name>_forward`` and
+``recurl::<name>_backward``:
 
-* fake: shapes follow from those of the inputs alone, never from the boundaries.
-* autograd: first derivatives; taking second ones raises.
-* autocast: a recurrence computes in the dtype of its weights, to which the other inputs are cast.
-* vmap: mapped inputs, states and boundaries become one longer stream; mapped weights (an ensemble) a loop over models.
+* fake: output shapes follow from input shapes alone, never from the boundaries.
+* autograd: first derivatives only; differentiating twice raises an error.
+* autocast: a recurrence computes in the dtype of its weights, and the other inputs are cast to it.
+* vmap: mapped inputs, states and boundaries become one longer stream; mapped weights (an ensemble) become a loop.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from recurl.recurrence.kernels import Gradients, Inputs, Kernels, count_outputs,
 
 
 def run_forward(kernels: Kernels, call: LayerCall, *, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-    """Run the kernels, outside autocast, and take note of it."""
+    """Run the forward kernel outside autocast and record the run."""
     record_run(kernels.name)
     with without_autocast(call.x.device):
         return kernels.forward(call, keep)
 
 
 def run_differentiable(kernels: Kernels, call: LayerCall) -> States | None:
-    """Run by operations that torch can derive in any mode, outside autocast, and take note of it; None without such."""
+    """Run the kernels' differentiable form outside autocast and record the run; None if there is no such form."""
     with without_autocast(call.x.device):
         after = kernels.differentiable(call)
     if after is not None:
@@ -44,9 +45,9 @@ def run_differentiable(kernels: Kernels, call: LayerCall) -> States | None:
 
 
 def backward_by_autograd(kernels: Kernels, call: LayerCall, grads: States, needs: Inputs[bool]) -> Gradients:
-    """Return the gradients of a call by differentiating ``kernels.differentiable``, which it runs again.
+    """Return the gradients of a call by rerunning and differentiating ``kernels.differentiable``.
 
-    By ``torch.func``, for inside an operator autograd itself is off.
+    This uses ``torch.func``, since autograd is disabled inside an operator.
     """
     inputs = inputs_of(call).flat
     chosen = [tensor is not None and need for tensor, need in zip(inputs, needs.flat, strict=True)]
@@ -65,27 +66,27 @@ def backward_by_autograd(kernels: Kernels, call: LayerCall, grads: States, needs
 
 
 def dense_gradients(some: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> States:
-    """Return the gradients of outputs; where there is none, one zero that is seen as often as need be."""
+    """Return the gradients of the outputs, with an expanded zero for each missing one."""
     each = zip(some, outputs, strict=True)
     return tuple([output.new_zeros(()).expand_as(output) if grad is None else grad for grad, output in each])
 
 
 def refuse_tangents(name: str) -> NoReturn:
-    """Raise: kernels have no derivatives of forward mode."""
+    """Raise an error, since kernels have no forward-mode derivatives."""
     raise UnsupportedError(
-        f"The recurrent backend {name!r} has no derivatives of forward mode here (torch.func.jvp, jacfwd, "
+        f"The recurrent backend {name!r} has no forward-mode derivatives here (torch.func.jvp, jacfwd, "
         "torch.autograd.forward_ad): use recurrent_backend='loop', outside torch.compile and torch.export."
     )
 
 
 def refuse_forward_mode(name: str) -> None:
-    """Raise where forward mode is on, for operators would lose the tangents in silence."""
+    """Raise an error in forward mode, since operators would silently drop the tangents."""
     if is_forward_mode():
         refuse_tangents(name)
 
 
-def refuse_twice(name: str) -> NoReturn:
-    """Raise: kernels are differentiated once."""
+def refuse_double_backward(name: str) -> NoReturn:
+    """Raise an error, since kernels have first derivatives only."""
     raise UnsupportedError(
         f"The recurrent backend {name!r} has no second derivatives here, so its gradients can't be differentiated "
         "again. For double backward use recurrent_backend='loop', outside torch.compile and torch.func."
@@ -99,18 +100,18 @@ _BACKWARD = f"({_INPUTS}, {_OPTIONS}, Tensor[] after, Tensor[] saved, Tensor?[] 
 
 
 class Arguments(NamedTuple):
-    """A call as the first arguments of an operator; or one thing for each, such as the dimension that is mapped.
+    """Call as the leading arguments of an operator, or one value per argument, such as the mapped dimension.
 
     Attributes:
         x: the input.
-        weights: those that are there.
+        weights: the weights that are not None.
         states: the stored states.
-        starts: the boundaries.
-        given: for each parameter of the cell, whether it is there.
+        starts: start flags of the boundaries.
+        given: for each parameter of the cell, whether it is not None.
         cell: name of the cell.
         precision: see :class:`Options`.
         compute_dtype: see :class:`Options`.
-        rows: of the batch, each with as many tokens and at least one segment; 1 where that isn't known.
+        rows: number of rows in the batch, which have equal lengths and at least one segment each; 1 if unknown.
     """
 
     x: Any
@@ -125,30 +126,32 @@ class Arguments(NamedTuple):
 
     @property
     def tensors(self) -> list[Any]:
-        """Those that may need gradients: x, weights, states."""
+        """Arguments that may need gradients: x, weights, states."""
         return [self.x, *self.weights, *self.states]
 
 
 _CALL = len(Arguments._fields)
 
-_library = Library("recurl", "FRAGMENT")  # its end would take the operators away
+_library = Library("recurl", "FRAGMENT")  # kept alive: deleting it would unregister the operators
 
 
 class Operators:
-    """The registered operators of one pair of kernels."""
+    """Registered operators of one pair of kernels."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
         self.forward = self._define("forward", _FORWARD, self._run_forward, self._fake_forward)
         self.backward = self._define("backward", _BACKWARD, self._run_backward, self._fake_backward)
         forward, backward = f"recurl::{kernels.name}_forward", f"recurl::{kernels.name}_backward"
-        torch.library.register_autograd(forward, self._gradient, setup_context=_keep_for_gradient, lib=_library)
-        torch.library.register_autograd(backward, lambda ctx, *grads: refuse_twice(kernels.name), lib=_library)
+        torch.library.register_autograd(forward, self._gradient, setup_context=_save_for_gradient, lib=_library)
+        torch.library.register_autograd(
+            backward, lambda ctx, *grads: refuse_double_backward(kernels.name), lib=_library
+        )
         torch.library.register_vmap(forward, self._map_forward, lib=_library)
         torch.library.register_vmap(backward, self._map_backward, lib=_library)
 
     def __call__(self, call: LayerCall, keep: bool) -> States:
-        """Run the forward operator; differentiable."""
+        """Run the differentiable forward operator."""
         results = self.forward(*arguments_of(call), keep)
         return tuple(results[: count_outputs(call.cell)])
 
@@ -186,14 +189,14 @@ class Operators:
             wanted = _each_input(call.cell, arguments, needs)
             gradients = self.kernels.backward(call, tuple(after), tuple(saved), tuple(grads), wanted)
         given = [*arguments.tensors, *after, *saved, *grads]
-        return _apart([gradient for gradient in gradients.flat if gradient is not None], given)
+        return _without_aliasing([gradient for gradient in gradients.flat if gradient is not None], given)
 
     def _fake_backward(self, *args: Any) -> list[Tensor]:
         tensors = Arguments(*args[:_CALL]).tensors
         return [tensor.new_empty(tensor.shape) for tensor, need in zip(tensors, args[-1], strict=True) if need]
 
     def _gradient(self, ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-        arguments, after, saved = _recall(ctx)
+        arguments, after, saved = _restore(ctx)
         wanted = ctx.needs_input_grad[:_CALL]
         needs = Arguments(*wanted).tensors
         found = iter(self.backward(*arguments, after, saved, list(grads[: len(after)]), needs))
@@ -203,7 +206,7 @@ class Operators:
         return (x, others[:split], others[split:], *without, None)
 
     def _map_forward(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[list[Tensor], list[int]]:
-        # Nothing is saved: whether gates belong to the folded stream or to one model's would be lost on the way.
+        # Nothing is saved: backward could not tell whether gates belong to the folded stream or to a single model.
         return map_recurrence(lambda *call: self.forward(*call, False), info.batch_size, in_dims[:_CALL], args[:_CALL])
 
     def _map_backward(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[list[Tensor], list[int]]:
@@ -213,7 +216,7 @@ class Operators:
 def map_recurrence(
     run: Callable[..., Sequence[Tensor]], size: int, in_dims: Sequence[Any], args: Sequence[Any]
 ) -> tuple[list[Tensor], list[int]]:
-    """Mapped weights: one model after the other. Else the mapped streams become one."""
+    """Run over a mapped dimension: one model after another if weights are mapped, else as one folded stream."""
     if any(dim is not None for dim in Arguments(*in_dims).weights):
         return map_each(run, size, in_dims, args)
     stacked = [stream.unflatten(0, (size, -1)) for stream in run(*_fold(Arguments(*args), Arguments(*in_dims), size))]
@@ -223,26 +226,26 @@ def map_recurrence(
 def map_each(
     run: Callable[..., Sequence[Tensor]], size: int, in_dims: Sequence[Any], args: Sequence[Any]
 ) -> tuple[list[Tensor], list[int]]:
-    """One mapped element after the other: for mapped weights, or for gradients of weights that are wanted apart."""
+    """Run over the mapped elements one by one, for mapped weights or for separate weight gradients per element."""
     results = [run(*_slice(args, in_dims, index)) for index in range(size)]
     stacked = [torch.stack(list(values)) for values in zip(*results, strict=True)]
     return stacked, [0] * len(stacked)
 
 
 def arguments_of(call: LayerCall) -> Arguments:
-    """Return a call as arguments of an operator."""
+    """Convert a call to operator arguments."""
     if not torch.compiler.is_compiling():
         remember(call.cell)
     return with_options(inputs_of(call), call.boundaries.starts, *options_of(call))
 
 
 def options_of(call: LayerCall) -> tuple[str, str, torch.dtype, int]:
-    """Return the arguments of an operator that are no tensors: cell, precision, compute dtype, rows."""
+    """Return the non-tensor arguments of an operator: cell, precision, compute dtype, rows."""
     return call.cell.name, call.options.precision, call.options.compute_dtype, known_rows(call)
 
 
 def known_rows(call: LayerCall) -> int:
-    """Return the rows of the batch, by which kernels are chosen; 1 where ``torch.compile`` has made it a symbol."""
+    """Return the number of rows in the batch, used to select kernels; 1 if it is symbolic under ``torch.compile``."""
     rows = call.boundaries.rows
     return rows if is_known(rows) else 1
 
@@ -250,14 +253,14 @@ def known_rows(call: LayerCall) -> int:
 def with_options(
     inputs: Inputs[Any], starts: Tensor, cell: str, precision: str, dtype: torch.dtype, rows: int
 ) -> Arguments:
-    """Return the arguments of an operator."""
+    """Build operator arguments from inputs and options."""
     given = [weight is not None for weight in inputs.weights]
     weights = [weight for weight in inputs.weights if weight is not None]
     return Arguments(inputs.x, weights, list(inputs.states), starts, given, cell, precision, dtype, rows)
 
 
 def call_of(arguments: Arguments) -> LayerCall:
-    """Return the call that arguments of an operator stand for."""
+    """Convert operator arguments back to a call."""
     x, starts = arguments.x, arguments.starts
     cell = cell_named(cast(str, arguments.cell))
     inputs = _each_input(cell, arguments, arguments.tensors)
@@ -267,15 +270,15 @@ def call_of(arguments: Arguments) -> LayerCall:
 
 
 def _each_input(cell: Cell, arguments: Arguments, values: Sequence[Any]) -> Inputs[Any]:
-    """Put one value for each of ``arguments.tensors`` where the cell has it, None for weights that are absent."""
+    """Arrange one value per tensor of ``arguments.tensors`` as inputs of the cell, with None for absent weights."""
     left = iter(values)
     x = next(left)
     weights = [next(left) if given else None for given in cast(list[bool], arguments.given)]
     return Inputs(x, cell.pack(weights), tuple(left))
 
 
-def _apart(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return outputs of an operator, which must have memory of their own: no input's, and no other output's."""
+def _without_aliasing(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return operator outputs that share memory neither with inputs nor with each other, cloned where necessary."""
     taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     result: list[Tensor] = []
     for output in outputs:
@@ -285,7 +288,7 @@ def _apart(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     return result
 
 
-def _keep_for_gradient(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+def _save_for_gradient(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     arguments = Arguments(*inputs[:_CALL])
     count = count_outputs(cell_named(cast(str, arguments.cell)))
     after, saved = output[:count], output[count:]
@@ -296,8 +299,8 @@ def _keep_for_gradient(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]
     ctx.options = arguments[4:]
 
 
-def _recall(ctx: Any) -> tuple[Arguments, list[Tensor], list[Tensor]]:
-    """What :func:`_keep_for_gradient` kept: the arguments of the call, the outputs, what was saved."""
+def _restore(ctx: Any) -> tuple[Arguments, list[Tensor], list[Tensor]]:
+    """Return what :func:`_save_for_gradient` stored: the call's arguments, the outputs and the saved tensors."""
     weights, states, count = ctx.counts
     x, *tensors = ctx.saved_tensors
     starts, *kept = tensors[weights + states :]
@@ -306,7 +309,7 @@ def _recall(ctx: Any) -> tuple[Arguments, list[Tensor], list[Tensor]]:
 
 
 def _in_weights_dtype(op: Any, device: str) -> Callable[..., Any]:
-    """The autocast rule: cast inputs and gradients to the dtype of the weights, then run without autocast."""
+    """Return the autocast rule: cast inputs and states to the dtype of the weights, then run without autocast."""
 
     def run(*args: Any) -> Any:
         arguments = Arguments(*args[:_CALL])
@@ -319,7 +322,7 @@ def _in_weights_dtype(op: Any, device: str) -> Callable[..., Any]:
 
 
 def _slice(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any]:
-    """The arguments of one mapped element."""
+    """Return the arguments of one mapped element."""
 
     def one(value: Any, dim: Any) -> Any:
         if isinstance(dim, list | tuple):
@@ -330,7 +333,7 @@ def _slice(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any]
 
 
 def _fold(args: Arguments, in_dims: Arguments, size: int) -> Arguments:
-    """Put the mapped streams one after the other; each begins with the start of a segment."""
+    """Concatenate the mapped streams; each begins with the start of a segment."""
 
     def stream(value: Tensor, dim: int | None) -> Tensor:
         mapped = value.unsqueeze(0).expand(size, *value.shape) if dim is None else value.movedim(dim, 0)

@@ -1,4 +1,4 @@
-"""Segments through torch.nn's own kernels (cuDNN, oneDNN): whole rows as they are, ragged segments packed."""
+"""Backend on torch.nn's kernels (cuDNN, oneDNN): equal segments as one batch, ragged segments packed."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from recurl.recurrence.cells import States
 
 
 class PadBackend:
-    """torch.nn's kernels. States after a segment are exact; at other tokens there are zeros (the kernels drop them).
+    """Backend that runs torch.nn's kernels.
 
-    Fetches the segment lengths once per batch, which on a GPU waits for the device.
+    States are exact at the last token of each segment and zero elsewhere, since the kernels return only final states.
+    The segment lengths are fetched once per batch, which synchronizes with a GPU.
     """
 
     name = "pad"
     cells = ("lstm", "gru")
 
     def missing(self) -> str | None:
-        """Nothing: it needs torch only."""
+        """Return None: only torch is needed."""
         return None
 
     def unsupported(self, support: Support) -> str | None:
-        """It reads segment lengths on the host, and keeps torch.nn's buffers for the backward pass."""
+        """Refuse export (segment lengths are read on the host) and recomputation (torch.nn keeps its buffers)."""
         if is_exporting():
             return "it reads segment lengths on the host, which can't be exported; use 'auto' or 'loop'"
         if support.options.recompute:
             return "torch.nn's kernels keep their own buffers, so recurrent_recompute must be 'none'"
         return None
 
-    # torch.compile breaks its graph here, and with fullgraph=True refuses, giving the reason.
+    # torch.compile breaks the graph here; with fullgraph=True it raises an error that states the reason.
     @torch.compiler.disable(reason="the recurrent backend 'pad' reads segment lengths on the host: use 'auto'")
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
-        """See :meth:`recurl.recurrence.backend.Backend.run`."""
+        """Run the layer."""
         try:
             return self._run(call)
         except RuntimeError as error:
             if not is_functorch_active() and not is_forward_mode():
                 raise
             raise UnsupportedError(
-                "The recurrent backend 'pad' runs torch.nn's kernels, which torch can't transform or derive here (by "
-                "torch.func or torch.autograd.forward_ad): use recurrent_backend='loop'."
+                "The recurrent backend 'pad' runs torch.nn's kernels, which torch can't transform or differentiate "
+                "here (torch.func or torch.autograd.forward_ad): use recurrent_backend='loop'."
             ) from error
 
     def _run(self, call: LayerCall) -> tuple[Tensor, States]:
@@ -51,7 +52,7 @@ class PadBackend:
         initial = tuple(state.index_select(0, plan.starts).unsqueeze(0) for state in call.states)
         rows, longest = plan.starts.shape[0], len(plan.steps)
         record_run(self.name)
-        if rows * longest == call.x.shape[0]:  # equal segments: the stream is a [S, L] batch as it stands
+        if rows * longest == call.x.shape[0]:  # equal segments: the stream is already an [S, L] batch
             y, final = _kernel(call, call.x.reshape(rows, longest, -1), initial=initial, trailing=(True,))
             features = y.reshape(call.x.shape[0], -1)
         else:

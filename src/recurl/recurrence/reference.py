@@ -1,4 +1,4 @@
-"""The oracle: one token after the other, nothing clever. Every other backend is tested against it."""
+"""Reference backend: one token after another. All other backends are tested against it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from recurl.recurrence.cells import States
 
 
 class ReferenceBackend:
-    """Any dtype, any option, any order of derivative; slow."""
+    """Slow backend that supports every dtype, every option, and derivatives of any order."""
 
     name = "reference"
     cells = None
 
     def missing(self) -> str | None:
-        """Nothing: it needs torch only."""
+        """Return None: only torch is needed."""
         return None
 
     def unsupported(self, support: Support) -> str | None:
-        """Nothing is unsupported, but tracing a loop over tokens would unroll it."""
+        """Refuse tracing, which would unroll the loop over tokens; everything else is supported."""
         return "it loops over tokens on the host; use 'auto'" if support.compiling else None
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
-        """See :meth:`recurl.recurrence.backend.Backend.run`."""
+        """Run the layer."""
         features: list[Tensor] = []
         after: list[States] = []
         states: States = ()

@@ -1,8 +1,9 @@
-"""A scan over time that ``torch.compile`` can see into: torch's scan operator with hand-written derivatives.
+"""Scan over time that ``torch.compile`` can trace: torch's scan operator with hand-written derivatives.
 
-A flat stream of N tokens is cut into chunks of equal size, which are worked on side by side: each takes the segments
-that *start* in it, up to their ends. So the scan is as long as a chunk and the longest segment together, however many
-tokens there are; both lengths are read on the host. At segment starts the stored state is loaded inside the scan.
+A flat stream of N tokens is cut into chunks of equal size, which are processed in parallel. Each chunk handles the
+segments that *start* in it, up to their ends. The scan is therefore about as long as one chunk plus the longest
+segment, whatever N is; the chunk size and the number of steps are read on the host. At segment starts, the stored state
+is loaded inside the scan.
 """
 
 from __future__ import annotations
@@ -26,59 +27,59 @@ from recurl.recurrence.ops import backward_by_autograd, refuse_forward_mode
 _Step = Callable[[States, Tensor], tuple[States, States]]
 
 
-_STEP_COST = 8  # of a step beside the work on its rows, in rows
+_STEP_COST = 8  # fixed cost of a step, in units of the cost of one row
 
 
 class ScanKernels:
-    """One matrix product and a few pointwise operations per step in each direction, all else outside the scan."""
+    """Kernels with one matrix product and a few pointwise operations per step; all other work is outside the scan."""
 
     name = "scan"
     cells = None
 
     def missing(self) -> str | None:
-        """Nothing: it needs torch only."""
+        """Return None: only torch is needed."""
         return None
 
     def unsupported(self, support: Support) -> str | None:
-        """It can't be exported: how long it is depends on the data."""
+        """Refuse export, since the length of the scan depends on the data."""
         return "its length depends on the data; to export use 'loop' or 'auto'" if is_exporting() else None
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves the input product."""
+        """Run the forward pass. Saves the input product."""
         return _forward(call, _layout(call.boundaries), keep)
 
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
+        """Return the gradients of the call's inputs."""
         derivatives = call.cell.derivatives
         if derivatives is None:
             return backward_by_autograd(self, call, grads, needs)
         return _backward(call, derivatives, _layout(call.boundaries), after, saved, grads, needs)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
+        """Return empty tensors like those that :meth:`forward` saves."""
         if call.cell.derivatives is None:
             return ()
         return (call.x.new_empty(call.x.shape[0], call.weights.w_hh.shape[0]),)
 
     def differentiable(self, call: LayerCall) -> States:
-        """See :meth:`recurl.recurrence.kernels.Kernels.differentiable`."""
+        """Return the outputs through differentiable operations of torch."""
         return _forward(call, _layout(call.boundaries), keep=False)[0]
 
 
 class ScanBackend(AutogradBackend):
-    """The scan. In eager mode its step runs in a Python loop; ``torch.compile`` sees a scan, and fuses the rest."""
+    """Scan backend: a Python loop over steps in eager mode, torch's scan operator under ``torch.compile``."""
 
     def __init__(self) -> None:
         super().__init__(ScanKernels())
 
     def run(self, call: LayerCall) -> tuple[Tensor, States]:
-        """See :meth:`recurl.recurrence.backend.Backend.run`."""
+        """Run the layer."""
         inputs = inputs_of(call).flat
         wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-        # Torch's own derivatives of a scan refuse steps that make views, so that a cell without derivatives by hand
-        # has gradients as an operator.
+        # torch's own derivatives of a scan reject steps that create views, so a cell without hand-written derivatives
+        # runs as an operator when gradients are needed.
         if not torch.compiler.is_compiling() or (wanted and call.cell.derivatives is None):
             return super().run(call)
         refuse_forward_mode(self.name)
@@ -93,7 +94,7 @@ class ScanBackend(AutogradBackend):
 
 
 class _Traced(torch.autograd.Function):
-    """What ``ops`` does in eager mode, on tensors only, so that it traces."""
+    """Traceable counterpart of the eager autograd function, whose arguments are tensors rather than a call."""
 
     @staticmethod
     def forward(
@@ -117,7 +118,7 @@ class _Traced(torch.autograd.Function):
 def _call(cell: Cell, starts: Tensor, inputs: tuple[Tensor | None, ...]) -> LayerCall:
     given: Inputs[Any] = Inputs.from_flat(cell, inputs)
     x, weights = given.x, given.weights
-    # A compiled scan takes no tensors that share memory, as entries of a consolidated TensorDict or flat weights do.
+    # A compiled scan doesn't accept tensors that share memory, as consolidated TensorDict entries or flat weights do.
     weights = cell.pack([None if weight is None else weight.clone() for weight in weights])
     states = tuple(state.clone() for state in given.states)
     return LayerCall(cell, weights, x, states, Boundaries(starts, (x.shape[0],)), Options())
@@ -125,12 +126,12 @@ def _call(cell: Cell, starts: Tensor, inputs: tuple[Tensor | None, ...]) -> Laye
 
 @dataclass(frozen=True)
 class _Layout:
-    """Chunks side by side.
+    """Schedule of the chunks that are processed in parallel.
 
     Attributes:
-        grid: int64 ``[steps, chunks]``: which token each chunk works on at each step. A chunk that is through with its
-            segments runs on over tokens that are not its own, to no effect.
-        place: int64 ``[N]``: where the result of each token stands in the flattened grid.
+        grid: int64 ``[steps, chunks]``: the token that each chunk processes at each step. A chunk that has finished
+            its segments continues over tokens of other chunks, whose results are discarded.
+        place: int64 ``[N]``: position of each token's result in the flattened grid.
     """
 
     grid: Tensor
@@ -154,7 +155,7 @@ def _forward(call: LayerCall, layout: _Layout, keep: bool) -> tuple[States, tupl
 
 
 def _advance(call: LayerCall, inputs: Tensor, states: States) -> tuple[States, States]:
-    """States after a step, and its outputs; ``inputs`` hold the input product if the cell is made of gates."""
+    """Return the states after a step and its outputs; ``inputs`` hold the input product if the cell has gates."""
     cell, w = call.cell, call.weights
     if cell.derivatives is None:
         features, states = cell.step(inputs, states, *w)
@@ -165,7 +166,7 @@ def _advance(call: LayerCall, inputs: Tensor, states: States) -> tuple[States, S
 
 
 def _per_row(flags: Tensor, like: Tensor) -> Tensor:
-    """``[R]`` in as many dimensions as ``like``, ``[R, *shape]``."""
+    """Reshape flags ``[R]`` to broadcast against ``like``, ``[R, *shape]``."""
     return flags.reshape(-1, *(1,) * (like.ndim - 1))
 
 
@@ -223,7 +224,7 @@ def _backward(
 
 
 def _before(call: LayerCall, after: States) -> States:
-    """States before every token."""
+    """Return the states before every token."""
     starts = call.boundaries.starts.unsqueeze(-1)
     return tuple(
         torch.where(starts, stored, torch.cat([state[:1], state[:-1]]))
@@ -233,10 +234,10 @@ def _before(call: LayerCall, after: States) -> States:
 
 @torch.compiler.assume_constant_result
 def _allow_scalars() -> None:
-    """Where a graph may break, let ``torch.compile`` read a length from the device, for good: nothing narrower exists.
+    """Permanently allow ``torch.compile`` to read scalars from the device; torch has no narrower setting.
 
-    A whole graph (``fullgraph=True``) may do so by itself. Else Dynamo would break the graph there, and torch's own
-    lowering of a scan would fail.
+    With ``fullgraph=True``, reading scalars is allowed already. Otherwise Dynamo would break the graph at the read, and
+    torch's lowering of the scan would fail.
     """
     if not trace().fake_mode.shape_env.settings.allow_scalar_outputs:
         torch.compiler.config.capture_scalar_outputs = True
@@ -244,7 +245,7 @@ def _allow_scalars() -> None:
 
 @torch.compiler.assume_constant_result
 def _count_reads() -> int:
-    """Return how many lengths this trace has read, this one included."""
+    """Return the number of lengths that the current trace has read, including this one."""
     context = trace()
     context.recurl_reads = getattr(context, "recurl_reads", 0) + 1
     return context.recurl_reads
@@ -256,43 +257,43 @@ def _layout(boundaries: Boundaries) -> _Layout:
     tokens, device = boundaries.num_tokens, boundaries.device
     token = torch.arange(tokens, device=device)
     longest = (token - boundaries.start_index).max() + 1
-    # Chunks of C tokens make about C + longest steps of cost _STEP_COST + tokens / C: this C makes their product least.
+    # Chunks of C tokens take about C + longest steps, each of cost _STEP_COST + tokens / C. This C minimizes the total.
     size = _read((longest * tokens / _STEP_COST).sqrt().ceil().long(), tokens)
-    chunks = tokens // size + 2  # two at least: torch.compile makes a case of its own of 1
-    chunk = boundaries.start_index // size  # of each token: that in which its segment starts; it never falls
+    chunks = tokens // size + 2  # at least two, since torch.compile specializes on 1
+    chunk = boundaries.start_index // size  # per token, the chunk in which its segment starts; non-decreasing
     edges = torch.searchsorted(chunk, torch.arange(chunks + 1, device=device))
     begin = edges[:-1]
     steps = _read((edges[1:] - begin).max(), tokens)
     grid = (begin + torch.arange(steps, device=device).unsqueeze(1)).clamp(max=tokens - 1)
-    # Row: how many tokens after the first of its chunk; column: the chunk.
+    # Row: offset of the token from the first one of its chunk. Column: the chunk.
     return _Layout(grid, (token - begin.index_select(0, chunk)) * chunks + chunk)
 
 
 def _read(value: Tensor, most: int) -> int:
-    """A number from 1 to ``most``, read from the device."""
+    """Read an integer from 1 to ``most`` from the device."""
     if torch.compiler.is_compiling():
-        # Without effect, but it keeps the same length read twice, as by two layers, apart: torch's compiler would read
-        # it once, and know tensors whose sizes follow from it by two different symbols.
+        # This clamp doesn't change the value. It keeps two reads of the same length, as by two layers, distinct:
+        # torch.compile would merge them into one read but use two symbols for the sizes that depend on it.
         value = value.clamp(min=-_count_reads())
     number = int(value.item())
     if torch.compiler.is_compiling():
-        check = cast(Any, torch)._check  # documented under this name
+        check = cast(Any, torch)._check  # public API despite its name
         check(number >= 1)
         check(number <= most)
     return number
 
 
 def _run(step: _Step, states: States, layout: _Layout, reverse: bool = False) -> tuple[Tensor, ...]:
-    """Scan over all steps of all chunks, carrying what ``states`` is like; return the outputs in token order."""
+    """Scan over all steps of all chunks with a carry shaped like ``states``; return the outputs in token order."""
     grid, place = layout.grid, layout.place
     carry = tuple(state.new_zeros(grid.shape[1], *state.shape[1:]) for state in states)
     if torch.compiler.is_compiling():
-        # Outputs must not share memory with what is carried.
-        def apart(carry: States, token: Tensor) -> tuple[States, States]:
+        # Outputs must not share memory with the carry.
+        def unaliased(carry: States, token: Tensor) -> tuple[States, States]:
             carry, out = step(carry, token)
             return carry, tuple(value.clone() for value in out)
 
-        _, outputs = scan(apart, carry, grid.flip(0) if reverse else grid)
+        _, outputs = scan(unaliased, carry, grid.flip(0) if reverse else grid)
     else:
         results: list[States] = []
         for token in reversed(grid) if reverse else grid:
@@ -300,7 +301,7 @@ def _run(step: _Step, states: States, layout: _Layout, reverse: bool = False) ->
             results.append(out)
         outputs = tuple(torch.stack(values) for values in zip(*results, strict=True))
     if reverse:
-        # place is row * chunks + chunk. The last row now comes first, while chunks stay: with steps - 1 - row for row
-        # that is steps * chunks - chunks - place + 2 * chunk.
+        # place is row * chunks + chunk. Rows are now in reverse order, so row becomes steps - 1 - row and place
+        # becomes steps * chunks - chunks - place + 2 * chunk.
         place = grid.numel() - grid.shape[1] - place + 2 * (place % grid.shape[1])
     return tuple(values.flatten(0, 1).index_select(0, place) for values in outputs)

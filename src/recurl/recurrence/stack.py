@@ -1,4 +1,4 @@
-"""Layers, directions and dropout between layers, written once for all backends."""
+"""Stacks of layers and directions with dropout between layers, shared by all backends."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Weights = Sequence[Sequence[OneLayer]]
 
 
 def dropout_masks(num_layers: int, shape: Sequence[int], p: float, like: Tensor) -> list[Tensor] | None:
-    """Draw the masks between layers: ``num_layers - 1`` tensors of ``shape`` holding 0 or 1 / (1 - p).
+    """Sample the dropout masks between layers: ``num_layers - 1`` tensors of ``shape`` with values 0 or 1 / (1 - p).
 
-    None when nothing is dropped (p = 0 or a single layer).
+    Returns None if nothing is dropped (p = 0 or a single layer).
     """
     if p == 0.0 or num_layers == 1:
         return None
@@ -49,24 +49,24 @@ def run_stack(
     """Run all layers and directions over the tokens of a batch.
 
     Args:
-        backend: who runs each layer.
+        backend: backend that runs each layer.
         cell: the cell.
-        weights: by layer, then by direction; L layers, D directions.
+        weights: weights by layer, then by direction; L layers, D directions.
         x: input ``[*B, I]``, N tokens in row-major order.
-        states: stored states, each ``[*B, L * D, *shape]``, in the layer order of ``torch.nn``; read at segment starts
-            only. None stands for zeros.
+        states: stored states, each ``[*B, L * D, *shape]``, in the layer order of ``torch.nn``, read only at segment
+            starts. None means zeros.
         boundaries: the segments.
-        masks: what :func:`dropout_masks` returns for ``[N, D * (P or H)]``, multiplied into the input of layers 2 to L.
-        options: how to compute.
-        shapes: shape of each state, used where ``states`` is None.
+        masks: result of :func:`dropout_masks` for ``[N, D * (P or H)]``, multiplied into the input of layers 2 to L.
+        options: computation options.
+        shapes: shape of each state, used if ``states`` is None.
 
     Returns:
-        Features ``[*B, D * (P or H)]`` and the states after every token, each ``[*B, L * D, *shape]``. A reverse
-        direction starts at a segment's last token from the state stored at its first; its final state stands at the
-        segment's last token, with zeros elsewhere.
+        Features ``[*B, D * (P or H)]`` and the states after every token, each ``[*B, L * D, *shape]``. The reverse
+        direction starts at the last token of a segment from the state stored at its first token. Its final state is
+        returned at the last token, with zeros elsewhere.
 
-    Under autocast everything is computed in the dtype of the weights, by every backend, to which x and the states are
-    cast: rounding in a recurrence adds up over time.
+    Under autocast, every backend casts x and the states to the dtype of the weights and computes in it, since rounding
+    errors of a recurrence accumulate over time.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = _dtype_of(weights)
@@ -89,7 +89,7 @@ def run_stack(
             after.append(final)
         features = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
     if slots == 1:
-        if not torch.is_grad_enabled():  # else autograd refuses what would change features and states at once
+        if not torch.is_grad_enabled():  # with autograd, an in-place edit of shared features and states is an error
             features = features.clone()
         finals = tuple([state.reshape(*batch, 1, *state.shape[1:]) for state in after[0]])
     else:
@@ -103,27 +103,28 @@ def _dtype_of(weights: Weights) -> torch.dtype:
 
 
 def _stored(x: Tensor, states: States | None, index: int, slots: int, lead: int, shapes: Sequence[Shape]) -> States:
-    """One slot of the states, whose batch has ``lead`` dimensions, ``[N, *shape]``; views where that is possible."""
+    """Return one layer and direction of the states, each ``[N, *shape]``, as views if possible.
+
+    ``lead`` is the number of batch dimensions.
+    """
     if states is not None:
         of_slot = states if slots == 1 else [state.select(lead, index) for state in states]
         first = lead + (slots == 1)
         return tuple(state.reshape(x.shape[0], *state.shape[first:]) for state in of_slot)
-    # A zero for each: a compiled scan takes no tensors that share memory.
-    return tuple(x.new_zeros((1,) * (1 + len(shape))).expand(x.shape[0], *shape) for shape in _needed(shapes))
+    # A separate zero for each state: a compiled scan doesn't accept tensors that share memory.
+    return tuple(x.new_zeros((1,) * (1 + len(shape))).expand(x.shape[0], *shape) for shape in _require_shapes(shapes))
 
 
-def _needed(shapes: Sequence[Shape]) -> Sequence[Shape]:
+def _require_shapes(shapes: Sequence[Shape]) -> Sequence[Shape]:
     if not shapes:
-        raise ArgumentError(
-            "states=None stands for zeros of the shapes in shapes=, which is empty: give one of the two."
-        )
+        raise ArgumentError("states=None means zeros of the shapes in shapes=, which is empty: pass either of the two.")
     return shapes
 
 
 def _run_forward(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
     if call.x.shape[0] > 0:
         return backend.run(call)
-    return call.cell.step(call.x, call.states, *call.weights)  # no rows, but a gradient for all that it depends on
+    return call.cell.step(call.x, call.states, *call.weights)  # no rows, but still attached to the autograd graph
 
 
 def _run_reversed(backend: Backend, call: LayerCall) -> tuple[Tensor, States]:
@@ -155,16 +156,16 @@ def step_stack(
 
     Args:
         cell: the cell.
-        weights: by layer, of one direction.
+        weights: weights by layer, of one direction.
         x: input ``[B, I]``.
-        states: each ``[B, L, *shape]``, or None for zeros.
-        masks: what :func:`dropout_masks` returns for ``[B, P or H]``.
-        fused: by the kernels of the backends cpu and triton, or the cell's fused step; otherwise from the definition.
+        states: states before the step, each ``[B, L, *shape]``, or None for zeros.
+        masks: result of :func:`dropout_masks` for ``[B, P or H]``.
+        fused: use the kernels of the cpu and triton backends or the cell's fused step instead of its definition.
         is_init: bool ``[B]`` or ``[B, 1]``: rows that start from zero, whatever ``states`` hold.
-        shapes: shape of each state, used where ``states`` is None.
-        options: how to compute, where the triton backend's kernel steps.
+        shapes: shape of each state, used if ``states`` is None.
+        options: computation options for the step kernel of the triton backend.
 
-    Under autocast as :func:`run_stack`.
+    Autocast is handled as in :func:`run_stack`.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = _dtype_of(weights)
@@ -176,11 +177,11 @@ def step_stack(
         if result is not None:
             return result
     if states is None:
-        states = tuple(x.new_zeros(x.shape[0], len(weights), *shape) for shape in _needed(shapes))
+        states = tuple(x.new_zeros(x.shape[0], len(weights), *shape) for shape in _require_shapes(shapes))
     elif is_init is not None:
         states = tuple(state.masked_fill(is_init.reshape(-1, *(1,) * (state.ndim - 1)), 0) for state in states)
-    # Torch can neither map ATen's kernels nor, on every device, carry tangents through them.
-    # On a GPU a compiler makes one kernel of the definition, and can't see into the fused operation.
+    # torch can't vmap ATen's fused kernels, nor propagate tangents through them on every device.
+    # On a GPU, Inductor fuses the definition into one kernel but can't see into the fused operation.
     known = not x.is_cuda if torch.compiler.is_compiling() else first_derivatives_do()
     step = cell.fused_step if fused and known else cell.step
     after: list[States] = []

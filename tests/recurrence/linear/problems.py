@@ -1,4 +1,4 @@
-"""Linear recurrences to solve, and a slow reference in NumPy."""
+"""Test problems of linear recurrences, with a slow reference in NumPy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Problem:
         return replace(self, a=a, b=b, states=states, grad=grad)
 
     def solve(self, backend: str) -> tuple[Tensor, ...]:
-        """h and the gradients of a, b, states; the backend that was asked for has run."""
+        """Return h and the gradients of a, b and states; checks that the requested backend has run."""
         tensors = [one.detach().requires_grad_() for one in self.tensors]
         with record_backends() as ran:
             h = linear_recurrence(*tensors, self.boundaries, backend)
@@ -52,7 +52,7 @@ def problem(
     seed: int = 0,
     decay: tuple[float, float] = (0.5, 1.0),
 ) -> Problem:
-    """A random problem: ``|a|`` in ``decay``, segments start at ``rate`` beside the starts of rows."""
+    """A random problem: ``|a|`` in ``decay``; segments start at row starts and elsewhere at ``rate``."""
     generator = torch.Generator().manual_seed(seed)
     boundaries = Boundaries.from_is_init(torch.rand(shape, generator=generator) < rate, batch_shape=shape)
     tokens = boundaries.num_tokens
@@ -67,7 +67,7 @@ def problem(
 
 
 def exact(problem: Problem) -> tuple[Tensor, ...]:
-    """h and the gradients of a, b, states, token by token in float64."""
+    """Return h and the gradients of a, b and states, computed token by token in float64."""
     a, b, states, grad = (one.detach().cdouble().resolve_conj().numpy() for one in (*problem.tensors, problem.grad))
     constant, starts = problem.a.ndim < problem.b.ndim, problem.boundaries.starts.tolist()
     a = np.broadcast_to(a, b.shape)

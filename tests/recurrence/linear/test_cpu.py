@@ -1,4 +1,4 @@
-"""The C++ kernels of linear recurrences: every instruction set, any number of threads."""
+"""C++ kernels of linear recurrences, with every instruction set and several thread counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEEDS = (True, True, True)
 
 
 def solve(case: Problem, kernels: CpuLinear) -> tuple[torch.Tensor, ...]:
-    """h and all gradients, from the kernels themselves."""
+    """Return h and all gradients, computed directly by the kernels."""
     inputs = Inputs(*case.tensors, case.boundaries)
     h = kernels.forward(inputs)
     return h, *kernels.backward(inputs, h, case.grad, NEEDS)
@@ -57,7 +57,7 @@ def test_any_boundaries(isa, starts, width, constant, imaginary):
 @pytest.mark.parametrize("rate", [0.0, 1e-4, 0.02])
 @pytest.mark.parametrize("constant", [False, True])
 def test_same_bits_for_any_number_of_threads(constant, rate, restore_threads):
-    """Large enough for several: one segment, a few, many; channels that don't come out even, and more than a page."""
+    """Large enough for several threads: one, few or many segments, odd channel counts, and rows larger than a page."""
     sizes = ((40_000, 200, torch.float32), (40_000, 37, torch.complex64), (40_000, 3, torch.float32))
     for tokens, width, dtype in (*sizes, (2_000, 2_100, torch.float32)):
         case = problem((tokens,), (width,), dtype, constant, rate)
@@ -95,7 +95,7 @@ def test_other_devices_are_refused():
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_bfloat16_is_float32_rounded(isa, constant):
-    """Without a copy in float32; numbers that aren't finite, and widths that don't come out even, too."""
+    """bfloat16 without a float32 copy, including non-finite numbers and odd widths."""
     for width in (1, 5, 8, 37):
         case = problem((3, 20), (width,), torch.float64, constant, seed=width)
         a, b, states = (tensor.bfloat16() for tensor in case.tensors)

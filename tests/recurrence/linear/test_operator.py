@@ -1,4 +1,4 @@
-"""What every backend of a linear recurrence computes."""
+"""Contract tests of all backends of linear recurrences."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_no_channels(backend):
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_poison_stays_in_its_segment(backend, constant, poison):
-    """In a, b, the state that is read, or the gradient; with zeros in a beside it, for 0 * inf is NaN."""
+    """Poison in a, b, a state that is read, or the gradient; with zeros in a next to it, since 0 * inf is NaN."""
     case = problem((30,), rate=0.0, constant=constant)
     boundaries = Boundaries.from_is_init(torch.arange(30) % 10 == 0)
     case = replace(case, boundaries=boundaries)
@@ -100,7 +100,7 @@ def test_states_that_are_not_read_change_nothing(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_nan_stays_to_the_end_of_its_segment(backend):
-    """Neither a coefficient of zero nor a decay to zero takes it away."""
+    """Neither a coefficient of zero nor a decay to zero removes it."""
     case = problem((400,), rate=0.0, decay=(0.0, 0.01))
     case.a[7] = 0.0
     case.b[5] = torch.nan
@@ -128,7 +128,7 @@ def test_tensors_of_any_strides(backend):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.complex64])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_lower_precisions_are_as_good_as_their_rounding(backend, dtype):
-    """Against float64 on the same inputs: the state is carried in a higher precision."""
+    """Compared with float64 on the same inputs: the state is carried in higher precision."""
     limit = {torch.bfloat16: 4e-3, torch.float16: 5e-4}.get(dtype, 1e-7)
     for constant in (False, True):
         case = problem((4, 300), (8,), dtype, constant, rate=0.01)
@@ -140,7 +140,7 @@ def test_lower_precisions_are_as_good_as_their_rounding(backend, dtype):
 @pytest.mark.slow
 @cache
 def long_problem(constant):
-    """100,000 steps, three speeds beside each other; solved once for all backends."""
+    """100,000 steps with three decay rates in parallel, solved once for all backends."""
     case = problem((100_000,), (3,), torch.float64, constant, 0.0)
     slowness = torch.tensor([1e-4, 1e-5, 1e-6], dtype=torch.float64)
     case = replace(case, a=1 - slowness * case.a).to(torch.float32)
@@ -215,11 +215,14 @@ def test_automatic_choices():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: replace(c, a=c.a.float()), "must have one dtype, of bfloat16.*got torch.float32, torch.float64 and"),
-        (lambda c: c.to(torch.int64), "must have one dtype.*got torch.int64"),
-        (lambda c: replace(c, a=c.a[:, :4]), r"a must have that shape, or \(5,\).*got \(21, 4\) and \(21, 5\)"),
+        (
+            lambda c: replace(c, a=c.a.float()),
+            "must have the same dtype, one of bfloat16.*got torch.float32, torch.float64 and",
+        ),
+        (lambda c: c.to(torch.int64), "must have the same dtype.*got torch.int64"),
+        (lambda c: replace(c, a=c.a[:, :4]), r"a must have the same shape, or \(5,\).*got \(21, 4\) and \(21, 5\)"),
         (lambda c: replace(c, a=c.a[:, :1]), "Expand them"),
-        (lambda c: replace(c, states=c.states[:1]), r"and states that shape; got \(21, 5\) and \(1, 5\)"),
+        (lambda c: replace(c, states=c.states[:1]), r"and states the same shape; got \(21, 5\) and \(1, 5\)"),
         (lambda c: replace(c, b=c.b[:20]), r"the N=21 tokens of the boundaries; got \(20, 5\)"),
         (lambda c: replace(c, b=c.b.reshape(3, 7, 5)), "Flatten a batch"),
         (lambda c: replace(c, b=c.b[:, 0]), r"got \(21,\)"),

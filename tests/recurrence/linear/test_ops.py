@@ -1,4 +1,4 @@
-"""A linear recurrence as an operator: opcheck, torch.compile, torch.func."""
+"""Operators of linear recurrences: opcheck, torch.compile, torch.func."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_operator_is_differentiable_twice(backend):
     assert torch.autograd.gradgradcheck(run, tensors)
 
 
-# "auto" is the scan while compiling: one graph, which has each dtype and each form once under either name.
+# "auto" is the scan while compiling, so each dtype and each form needs to be tested under one of the names only.
 TRACED = [
     (backend, dtype, constant)
     for backend in [*KERNELS, "auto"]
@@ -58,7 +58,7 @@ TRACED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "dtype", "constant"), TRACED)
 def test_compiled(backend, dtype, constant):
-    """One graph, other lengths too; gradients of what is asked for. The whole compiler where the backend is "auto"."""
+    """One graph for several lengths, with only the requested gradients; "auto" is fully compiled."""
 
     def run(a, b, states, is_init):
         return linear_recurrence(a, b.exp(), states, Boundaries.from_is_init(is_init), backend)
@@ -74,7 +74,7 @@ def test_compiled(backend, dtype, constant):
             tensors = [one.detach().requires_grad_() for one in case.tensors]
             with record_backends() as ran:
                 h = function(*tensors, is_init)
-            # The scan is seen through: what runs is torch's own code.
+            # The scan is traced through, so only torch's own code runs.
             assert ran == ([] if function is compiled and backend in ("scan", "auto") else [ran[0]])
             results.append((h, *torch.autograd.grad(h, tensors, case.grad)))
         assert worst_error(results[1], results[0]) <= 1e-12
@@ -93,7 +93,7 @@ def test_compiled_without_gradients_and_forwards(backend):
         assert relative_error(compiled(*case.tensors), run(*case.tensors)) <= 1e-14
     torch._dynamo.reset()
     along = torch.compile(lambda *tensors: jvp(run, tensors, tensors), backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=f"'{backend}' has no derivatives of forward mode"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=f"'{backend}' has no forward-mode derivatives"):
         along(*case.tensors)
 
 
@@ -101,7 +101,7 @@ def test_compiled_without_gradients_and_forwards(backend):
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_vmap_equals_a_loop(backend, constant, in_dims):
-    """Values and gradients, of what is mapped and of what is shared; mapped dimensions where they are told to be."""
+    """Values and gradients for mapped and shared inputs, with mapped dimensions at different positions."""
     cases = [problem((9,), (2,), constant=constant, seed=seed) for seed in range(3)]
     parts = [(*case.tensors, case.boundaries.starts) for case in cases]
     stacked = [
@@ -178,5 +178,5 @@ def test_the_operator_refuses_tangents(backend):
     case = problem()
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(case.b, case.b)
-        with pytest.raises(UnsupportedError, match="no derivatives of forward mode"):
+        with pytest.raises(UnsupportedError, match="no forward-mode derivatives"):
             OPERATORS[0](case.a, dual, case.states, case.boundaries.starts, 7, backend)

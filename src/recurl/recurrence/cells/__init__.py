@@ -1,4 +1,4 @@
-"""Recurrent cells: the contract, those that are built in, and cells of a user's own by name."""
+"""Recurrent cells: the base class, the built-in cells, and loading of cells by name."""
 
 from recurl.recurrence.cells.by_hand import Derivatives, LoopKernel, States
 from recurl.recurrence.cells.cell import (

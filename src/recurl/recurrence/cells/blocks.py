@@ -1,4 +1,4 @@
-"""Parts of the blocks that linear recurrences stand in: maps, norms, feed-forward; their shapes and first values."""
+"""Building blocks around linear recurrences: linear maps, norms, convolutions, with their shapes and initialization."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _EPSILON = 1e-6
 
 
 def affine(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, Shape]:
-    """Return the shapes of ``weight_<name>`` and ``bias_<name>`` of a map."""
+    """Return the shapes of ``weight_<name>`` and ``bias_<name>`` of a linear map."""
     return {f"weight_{name}": (outputs, inputs)} | ({f"bias_{name}": (outputs,)} if bias else {})
 
 
 def encoder(sizes: Sizes) -> dict[str, Shape]:
-    """Return the shapes of the map to the block's width, which there is where the input has another."""
+    """Return the shapes of the linear map to the block's width; empty if the input already has this width."""
     if sizes.input_size == sizes.hidden_size:
         return {}
     return affine("in", sizes.hidden_size, sizes.input_size, sizes.bias)
@@ -33,17 +33,19 @@ def encode(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def rms_norm(x: Tensor, scale: Tensor) -> Tensor:
-    """Return ``x`` over the root of its mean square (Zhang and Sennrich 2019), scaled."""
+    """Return ``x`` divided by its root mean square (Zhang and Sennrich 2019), scaled."""
     return x * (x.square().mean(-1, keepdim=True) + _EPSILON).rsqrt() * scale
 
 
 def convolve(
     time: Time, x: Tensor, before: States, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, States]:
-    """Return a causal convolution of each channel and the window after it; ``x`` and nothing without a ``weight``.
+    """Apply a causal depthwise convolution; return its result and the next window.
+
+    Without a ``weight``, returns ``x`` and an empty tuple.
 
     Args:
-        time: time.
+        time: access to past inputs.
         x: ``[R, D]``.
         before: the window, ``([R, W - 1, D],)``.
         weight: ``[W, D]``, oldest first, or None.
@@ -57,7 +59,7 @@ def convolve(
 
 
 def check_sizes(**least: tuple[int | None, int]) -> None:
-    """Refuse sizes that aren't integers or are too small; each is given with the least that it may be."""
+    """Check that sizes are integers and not too small; each is given with its minimum, and None is skipped."""
     for name, (size, smallest) in least.items():
         if size is None:
             continue
@@ -68,36 +70,36 @@ def check_sizes(**least: tuple[int | None, int]) -> None:
 
 
 def check_flags(**values: object) -> None:
-    """Refuse values that aren't bools."""
+    """Check that values are bools."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise ArgumentTypeError(f"{name} must be True or False, got {value!r}.")
 
 
 def check_numbers(**values: object) -> None:
-    """Refuse values that are no real numbers."""
+    """Check that values are real numbers."""
     for name, value in values.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ArgumentTypeError(f"{name} must be a number, got {value!r}.")
 
 
 def check_conv_width(width: int) -> None:
-    """Refuse what is no width of a convolution: 0 for none, else how many inputs it sees, 2 or more."""
+    """Check the width of a convolution: 0 for none, otherwise the number of inputs that it covers, at least 2."""
     check_sizes(conv_width=(width, 0))
     if width == 1:
-        raise ArgumentError("conv_width must be 0, for none, or at least 2: a convolution over 1 input sees no past.")
+        raise ArgumentError("conv_width must be 0, for none, or at least 2: a convolution over 1 input has no memory.")
 
 
 class Block(Cell):
-    """A linear recurrence with what its paper puts around it.
+    """Linear recurrence inside the residual block of its paper.
 
-    Matrices start from N(0, 1 / inputs), norms at 1 and biases at 0, except where a cell says otherwise.
+    Unless a cell overrides it, matrices are initialized from N(0, 1 / inputs), norm scales to 1 and biases to 0.
     """
 
     decays = True
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """See :meth:`Cell.initialize`."""
+        """Initialize one parameter."""
         if name.startswith("scale"):
             nn.init.ones_(parameter)
         elif name.startswith("bias"):

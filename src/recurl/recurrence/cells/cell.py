@@ -1,4 +1,4 @@
-"""The contract of a cell: parameters, states, one step; and what it may add to be fast."""
+"""Base class of recurrent cells: parameters, states, one step, and optional fast paths."""
 
 from __future__ import annotations
 
@@ -49,26 +49,27 @@ class Sizes:
 
 
 class Cell(ABC):
-    """A recurrent cell. A subclass defines :meth:`parameters` and :meth:`step`, in operations of torch.
+    """Base class of recurrent cells. A subclass defines :meth:`parameters` and :meth:`step` with torch operations.
 
-    Everything else is derived from these two: whole sequences, resets, gradients, batching. A row of a step must not
-    depend on the other rows. Attributes that a cell is constructed with, but for the defaults of a dataclass, are part
-    of its ``name``: give them numbers, texts or tuples of these, for the name to be the same in every process.
+    Sequences, resets, gradients and batching are all derived from these two methods. A row of a step must not depend on
+    the other rows. The attributes of an instance, except values equal to class defaults as in a dataclass, are part of
+    its ``name``. Use numbers, strings or tuples of these, so that the name is the same in every process.
 
     Attributes:
         state_names: names of the states.
-        parameter_names: names of the parameters, as :meth:`step` names them.
-        projects: whether the cell has a projected output, of ``proj_size`` units.
-        child_name: name of the network inside a module, which begins the names of its parameters.
-        features_are_first_state: whether the features of a step are its first state, so that kernels return no more
-            than the states.
-        takes_time: whether :meth:`step` has the keyword ``time``, a :class:`~recurl.recurrence.Time`, and reaches back
-            in time through it alone. Then every backend that has linear recurrences runs whole sequences by it.
-        decays: a promise that what the step gives ``time`` as ``a`` has no modulus over 1.
-        derivatives: hand-written derivatives, for cells made of gates; else autograd differentiates the step.
-        loop: pointwise kernels for the backend ``loop``, for cells made of gates.
+        parameter_names: names of the parameters, taken from the signature of :meth:`step`.
+        projects: whether the cell supports an output projection to ``proj_size`` units.
+        child_name: name of the network inside a module, used as a prefix of its parameter names.
+        features_are_first_state: whether the features of a step are its first state, so that kernels return only the
+            states.
+        takes_time: whether :meth:`step` has the keyword ``time``, a :class:`~recurl.recurrence.Time`, and accesses past
+            steps only through it. Every backend that supports linear recurrences can then run whole sequences.
+        decays: declares that no coefficient ``a`` passed to ``time`` has a modulus over 1.
+        derivatives: hand-written derivatives of a gated cell; if None, autograd differentiates the step.
+        loop: pointwise kernels of a gated cell for the ``loop`` backend.
 
-    A subclass with a :meth:`step` of its own inherits none of the last three, nor :meth:`fused_step` and :meth:`pack`.
+    A subclass that overrides :meth:`step` doesn't inherit ``features_are_first_state``, ``derivatives``, ``loop``,
+    :meth:`fused_step` or :meth:`pack`.
 
     Example:
         >>> class Sum(Cell):
@@ -102,7 +103,7 @@ class Cell(ABC):
             raise ArgumentError(
                 f"There is a cell called {name!r}, {known.__module__}:{known.__qualname__}: rename one."
             )
-        cls._base_name = name or _unused(path)
+        cls._base_name = name or _unused_name(path)
         _classes[cls._base_name] = cls
         cls._slots = (*cls._slots, *(slot for slot in vars(cls).get("__slots__", ()) if not slot.startswith("__")))
         if "step" in vars(cls):
@@ -114,13 +115,13 @@ class Cell(ABC):
 
     @property
     def name(self) -> str:
-        """What tells the cell from all others: a built-in one's name or ``module:Class``, and how it was made."""
+        """Unique name of the cell: its built-in name or ``module:Class``, with its non-default attributes."""
         plain = not torch.compiler.is_compiling() and not vars(self) and not self._slots
         return self._base_name if plain else self._full_name()
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What the cell was constructed with, by name."""
+        """Attributes of the instance, by name."""
         return vars(self) | {slot: getattr(self, slot) for slot in self._slots if hasattr(self, slot)}
 
     @torch.compiler.assume_constant_result  # torch 2.11 can't trace vars()
@@ -135,7 +136,7 @@ class Cell(ABC):
 
     @abstractmethod
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """Return the shapes of the parameters of one layer, by name; without biases where ``sizes.bias`` is false."""
+        """Return the shapes of the parameters of one layer by name, without biases if ``sizes.bias`` is false."""
 
     @abstractmethod
     def step(self, x: Tensor, states: States, *weights: Any, **time: Any) -> tuple[Tensor, States]:
@@ -145,49 +146,49 @@ class Cell(ABC):
             x: input ``[B, I]``.
             states: states before the step, each ``[B, *shape]``.
             *weights: the parameters; a subclass names them, in any order, with a default of None for those that
-                :meth:`parameters` may leave out.
-            **time: ``time`` alone, if the subclass names it as a keyword, with a default of ``ONE_STEP``.
+                :meth:`parameters` may omit.
+            **time: only ``time``, if the subclass declares it as a keyword with a default of ``ONE_STEP``.
         """
 
     def fused_step(self, x: Tensor, states: States, *weights: Any) -> tuple[Tensor, States]:
-        """Return what :meth:`step` returns, by a quicker way if there is one."""
+        """Return the result of :meth:`step`, using a faster implementation if there is one."""
         return self.step(x, states, *weights)
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
-        """Return the shape of each state of one row; ``(H,)`` by default."""
+        """Return the shape of each state of one row, ``(H,)`` by default."""
         return tuple((sizes.hidden_size,) for _ in self.state_names)
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """Fill a parameter; from U(-1/sqrt(H), 1/sqrt(H)) by default."""
+        """Initialize one parameter, by default from U(-1/sqrt(H), 1/sqrt(H))."""
         bound = 1.0 / math.sqrt(sizes.hidden_size)
         nn.init.uniform_(parameter, -bound, bound)
 
     def initialize_for_training(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """Fill a parameter as the trainers want it; as :meth:`initialize` does by default."""
+        """Initialize one parameter for the trainers, by default as :meth:`initialize` does."""
         self.initialize(name, parameter, sizes)
 
     def initialize_layer(self, parameters: Mapping[str, Tensor], sizes: Sizes, *, for_training: bool = False) -> None:
-        """Fill all parameters of one layer in one direction, given by name; one after the other by default."""
+        """Initialize all parameters of one layer in one direction, given by name; by default one after another."""
         fill = self.initialize_for_training if for_training else self.initialize
         for name, parameter in parameters.items():
             fill(name, parameter, sizes)
 
     def pack(self, tensors: Sequence[Any]) -> Any:
-        """Return the parameters of one layer, or anything that there is one of for each, as :meth:`step` takes them."""
+        """Pack the parameters of one layer, or one value per parameter, in the form that :meth:`step` unpacks."""
         return tuple(tensors)
 
     def __repr__(self) -> str:
         return self.name
 
 
-def _unused(path: str) -> str:
-    """Return ``path``, numbered where a class of that path is alive: one that is defined again is another cell."""
+def _unused_name(path: str) -> str:
+    """Return ``path``, numbered if a class with that path is alive, since a redefined class is a different cell."""
     numbered = (f"{path}#{number}" if number > 1 else path for number in count(1))
     return next(name for name in numbered if name not in _classes)
 
 
 def _is_plain(value: object) -> bool:
-    """Whether the ``repr`` of a value tells it from all others."""
+    """Return whether the ``repr`` of a value identifies it."""
     if isinstance(value, tuple):
         return all(map(_is_plain, cast(tuple[object, ...], value)))
     return value is None or isinstance(value, int | float | str | torch.dtype) or is_dataclass(value)
@@ -198,29 +199,29 @@ def _identity(value: object) -> str:
 
 
 def _parameters_of(step: Any) -> list[str]:
-    """Names of the weights in the signature of a step, after (self, x, states)."""
+    """Return the names of the weights in the signature of a step, after (self, x, states)."""
     weights = list(inspect.signature(step).parameters.values())[3:]
     return [weight.name for weight in weights if weight.kind is weight.POSITIONAL_OR_KEYWORD]
 
 
 def check_parameters(cell: Cell, shapes: Mapping[str, Shape]) -> None:
-    """Refuse shapes of parameters that don't fit the cell's step.
+    """Check that the shapes of the parameters match the signature of the cell's step.
 
     Raises:
-        ArgumentError: a parameter isn't among the arguments of ``step``, one of these has no shape, there is none, or a
-            shape isn't one.
+        ArgumentError: a parameter isn't an argument of ``step``, a required argument has no shape, there are no
+            parameters, or a shape is invalid.
     """
     given = inspect.signature(type(cell).step).parameters
     needed = [name for name in cell.parameter_names if given[name].default is inspect.Parameter.empty]
     if not shapes or not set(needed) <= shapes.keys() <= set(cell.parameter_names):
         raise ArgumentError(
-            f"{cell}.parameters() must give shapes for what step() takes after x and states, "
+            f"{cell}.parameters() must give shapes for the arguments of step() after x and states, "
             f"({', '.join(cell.parameter_names)}), and at least one; got {', '.join(shapes) or 'none'}."
         )
     for name, shape in shapes.items():
         if not _is_shape(shape):
             raise ArgumentError(
-                f"{cell}.parameters() must give shapes as tuples of integers, not negative; got {shape} for {name!r}."
+                f"{cell}.parameters() must give shapes as tuples of non-negative integers; got {shape} for {name!r}."
             )
 
 
@@ -228,18 +229,18 @@ def states_of(cell: Cell, sizes: Sizes) -> tuple[Shape, ...]:
     """Return the shapes of the cell's states.
 
     Raises:
-        ArgumentError: there is no state, two have one name, or the cell doesn't give one shape for each.
+        ArgumentError: there is no state, two states share a name, or the cell doesn't return one shape per state.
     """
     names: Any = cell.state_names
     if isinstance(names, str) or not names or len(set(names)) < len(names):
         raise ArgumentError(
-            f"The states of {cell} must have different names, at least one, as a tuple; got state_names = {names!r}."
+            f"The states of {cell} must have distinct names in a non-empty tuple; got state_names = {names!r}."
         )
     shapes: Any = cell.state_shapes(sizes)
     if not isinstance(shapes, tuple) or len(shapes) != len(names) or not all(map(_is_shape, shapes)):
         raise ArgumentError(
             f"{cell}.state_shapes() must return one shape for each of state_names, ({', '.join(names)}), as a tuple of "
-            f"tuples of integers, not negative; got {shapes}."
+            f"tuples of non-negative integers; got {shapes}."
         )
     return shapes
 
@@ -251,10 +252,10 @@ def _is_shape(value: object) -> bool:
 
 
 def cell_of(value: Cell | type[Cell]) -> Cell:
-    """Return ``value``, or one of its instances if it is a class.
+    """Return ``value`` if it is a cell, or an instance of it if it is a class.
 
     Raises:
-        ArgumentTypeError: ``value`` is no cell; the message says what is missing.
+        ArgumentTypeError: ``value`` is not a cell; the message states what is missing.
     """
     if isinstance(value, Cell):
         return value
@@ -279,22 +280,22 @@ def _missing(value: object) -> str:
 
 
 def remember(cell: Cell) -> None:
-    """Let :func:`cell_named` find ``cell``, however it was made."""
+    """Register ``cell`` for :func:`cell_named`, including its attributes."""
     if cell.attributes:
         _with_options[cell.name] = cell
 
 
 def cell_named(name: str) -> Cell:
-    """Return the cell with this ``name``, as operators know it.
+    """Return the cell with this ``name``, by which operators refer to it.
 
     Raises:
-        ArgumentError: there is none in this process.
+        ArgumentError: there is no such cell in this process.
     """
     if name in _with_options:
         return _with_options[name]
     if name not in _classes:
         raise ArgumentError(
-            f"The cell {name!r} isn't known in this process: import its module, and if it was made with arguments make "
-            "the module that uses it, before a program that holds it runs."
+            f"The cell {name!r} isn't known in this process: before running a program that contains it, import its "
+            "module, and if the cell was created with arguments, create the module that uses it."
         )
     return cell_of(_classes[name])

@@ -1,4 +1,4 @@
-"""What LSTM and GRU share: gates that are the sum of an input product and a hidden product."""
+"""Base class of LSTM and GRU, whose gates combine an input product and a hidden product."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class LayerWeights(NamedTuple):
 
 
 class GatedCell(Cell):
-    """A cell with ``num_gates`` gates, stacked in the order of ``torch.nn``, and hand-written derivatives."""
+    """Cell with ``num_gates`` gates, stacked in the order of ``torch.nn``, and hand-written derivatives."""
 
     num_gates: ClassVar[int]
     derivatives: ClassVar[Derivatives]  # pyright: ignore[reportIncompatibleVariableOverride] - never None here
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`; names and shapes are those of ``torch.nn``."""
+        """Return the shapes of the parameters of one layer. Names and shapes are those of ``torch.nn``."""
         rows = self.num_gates * sizes.hidden_size
         shapes: dict[str, Shape] = {
             "weight_ih": (rows, sizes.input_size),
@@ -64,7 +64,7 @@ class GatedCell(Cell):
         bias_hh: Tensor | None = None,
         weight_hr: Tensor | None = None,
     ) -> tuple[Tensor, States]:
-        """See :meth:`Cell.step`."""
+        """Return the features and the states after one step."""
         x_gates, h_gates = F.linear(x, weight_ih, bias_ih), F.linear(states[0], weight_hh, bias_hh)
         h, *rest = self.derivatives.step(x_gates, h_gates, states)
         h = h if weight_hr is None else F.linear(h, weight_hr)
@@ -73,7 +73,7 @@ class GatedCell(Cell):
     features_are_first_state = True
 
     def initialize_for_training(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """Fill biases with zeros and matrices orthogonally."""
+        """Initialize biases to zero and matrices orthogonally."""
         if name.startswith("bias"):
             nn.init.zeros_(parameter)
         else:

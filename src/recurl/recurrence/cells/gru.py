@@ -1,4 +1,4 @@
-"""The GRU: step, derivatives, kernels of the loop."""
+"""GRU cell: step, derivatives, and loop kernels."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class GRUCell(GatedCell, name="gru"):
     loop = LoopKernel(_loop_forward, _loop_backward, keeps_h_gates=True)
 
     def fused_step(self, x: Tensor, states: States, *weights: Any) -> tuple[Tensor, States]:
-        """Return the step by ATen's kernel."""
+        """Run the step with ATen's kernel."""
         h = torch.gru_cell(x, states[0], *weights[:4])
         return h, (h,)
 

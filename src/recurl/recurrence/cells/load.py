@@ -1,4 +1,4 @@
-"""The cells to choose from, by name."""
+"""Built-in cells by name, and loading of cells from text."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from recurl.recurrence.cells.rglru import RGLRU
 from recurl.recurrence.cells.s5 import S5
 
 CELLS: dict[str, Cell] = {cell.name: cell for cell in (LSTM, GRU, MINGRU, MINLSTM, LRU, S5, RGLRU, FFM)}
-"""The built-in cells: what configurations, benchmarks and the doctor choose from."""
+"""Built-in cells by name, used by configurations, benchmarks and the doctor."""
 
 
 def load_cell(text: str) -> Cell:
-    """Return a cell by its name in :data:`CELLS`, or ``module:Class`` for one of a user's own.
+    """Load a cell by its name in :data:`CELLS`, or by ``module:Class`` for a user-defined one.
 
-    Its options may follow in brackets, as in the names of cells.
+    Options may follow in parentheses, as in the names of cells.
 
     Raises:
-        ArgumentError: there is no such cell, the module can't be imported, what it holds is no cell, or the cell
-            doesn't take these options.
+        ArgumentError: there is no such cell, the module can't be imported, the loaded object is not a cell, or the
+            cell doesn't accept these options.
 
     Example:
         >>> load_cell("gru")
@@ -47,7 +47,8 @@ def load_cell(text: str) -> Cell:
         name, options = with_arguments(text)
     except ValueError as error:
         raise ArgumentError(
-            f"The options of a cell must be numbers, texts or None by name, as in s5(state_size=64); got {shown(text)}."
+            f"The options of a cell must be numbers, strings or None by name, as in s5(state_size=64); got "
+            f"{shown(text)}."
         ) from error
     if not options:
         return _cell(name)
@@ -63,11 +64,11 @@ def _cell(name: str) -> Cell:
     try:
         return CELLS[name] if name in CELLS else cell_of(_value(name))
     except ArgumentTypeError as error:
-        raise ArgumentError(f"{name!r} is no cell. {error}") from error
+        raise ArgumentError(f"{name!r} is not a cell. {error}") from error
 
 
 def _kind(name: str) -> type[Cell]:
-    """Return the class that options are given to: nothing is called that isn't a cell."""
+    """Return the cell class to construct with options; only cell classes are ever called."""
     kind = type(CELLS[name]) if name in CELLS else _value(name)
     if isinstance(kind, type) and issubclass(kind, Cell):
         return kind
@@ -79,14 +80,14 @@ def _value(text: str) -> Any:
     if not found or not module_name or not name:
         raise ArgumentError(
             f"There is no cell {shown(text)}.{nearest(text, CELLS)} Cells are {', '.join(CELLS)}, or module:Class "
-            "for a subclass of recurl.recurrence.Cell of your own."
+            "for your own subclass of recurl.recurrence.Cell."
         )
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError, TypeError, ValueError) as error:
         raise ArgumentError(
-            f"The module {module_name!r} of the cell {text!r} can't be imported: {error}. It must be installed, or lie "
-            "in a folder on PYTHONPATH; the recurl command looks in the working directory too."
+            f"The module {module_name!r} of the cell {text!r} can't be imported: {error}. It must be installed, or be "
+            "in a folder on PYTHONPATH; the recurl command also looks in the working directory."
         ) from error
     value = getattr(module, name, None)
     if value is None:

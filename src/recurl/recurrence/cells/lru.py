@@ -1,4 +1,4 @@
-"""LRU, the linear recurrent unit."""
+"""LRU (linear recurrent unit) cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recurl.errors import ArgumentError
 from recurl.recurrence.cells.blocks import check_flags, check_numbers, check_sizes
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
-from recurl.recurrence.cells.state_space import StateSpace, enter_state, polar
+from recurl.recurrence.cells.state_space import StateSpace, input_to_state, polar
 from recurl.recurrence.cells.time import ONE_STEP, Time
 
 
@@ -24,14 +24,14 @@ class LRUCell(StateSpace, name="lru"):
     """Orvieto et al. 2023, "Resurrecting recurrent neural networks": h = a h + gamma (B u), y = Re(C h) + D u.
 
     a = exp(-exp(nu) + i exp(theta)) is constant in time; gamma is learned and starts at sqrt(1 - abs(a)^2). Block and
-    first values are those of the paper's appendix: layer norm, recurrence, GELU, gated linear unit, skip.
+    initial values follow the paper's appendix: layer norm, recurrence, GELU, gated linear unit, skip connection.
 
     Args:
-        state_size: N, complex numbers in the state; None for H.
-        norm: whether the block has its layer norm.
-        min_radius: least modulus that a starts from; moduli are uniform by area.
-        max_radius: largest modulus that a starts from.
-        max_phase: largest phase that a starts from.
+        state_size: N, number of complex numbers in the state; None for H.
+        norm: whether the block has a layer norm.
+        min_radius: smallest initial modulus of a; moduli are sampled uniformly by area.
+        max_radius: largest initial modulus of a.
+        max_phase: largest initial phase of a.
     """
 
     state_size: int | None = None
@@ -48,23 +48,23 @@ class LRUCell(StateSpace, name="lru"):
         if not 0 <= self.min_radius < self.max_radius <= 1:
             raise ArgumentError(
                 f"min_radius and max_radius must be in order and in [0, 1], got {self.min_radius} and "
-                f"{self.max_radius}: a state whose modulus grows has no end."
+                f"{self.max_radius}: a state whose modulus grows is unbounded."
             )
         if not 0 < self.max_phase < math.inf:
             raise ArgumentError(f"max_phase must be positive and finite, got {self.max_phase}.")
 
     def modes(self, sizes: Sizes) -> int:
-        """See :meth:`StateSpace.modes`."""
+        """Return the number of complex numbers in the state."""
         return self.state_size or sizes.hidden_size
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`."""
+        """Return the shapes of the parameters of one layer."""
         modes = self.modes(sizes)
         shapes: dict[str, Shape] = {"nu_log": (modes,), "theta_log": (modes,), "gamma_log": (modes,)}
         return shapes | dict(super().parameters(sizes))
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """See :meth:`Cell.initialize`."""
+        """Initialize one parameter."""
         if name == "nu_log":
             with torch.no_grad():
                 parameter.uniform_(self.min_radius**2, self.max_radius**2).clamp_(1e-12, 1 - 1e-6)
@@ -77,12 +77,12 @@ class LRUCell(StateSpace, name="lru"):
         elif name == "weight_c":
             nn.init.normal_(parameter, std=1 / math.sqrt(self.modes(sizes)))
         elif name == "gamma_log":
-            nn.init.zeros_(parameter)  # until nu is known
+            nn.init.zeros_(parameter)  # set by initialize_layer, since it depends on nu
         else:
             super().initialize(name, parameter, sizes)
 
     def initialize_layer(self, parameters: Mapping[str, Tensor], sizes: Sizes, *, for_training: bool = False) -> None:
-        """See :meth:`Cell.initialize_layer`."""
+        """Initialize all parameters of one layer."""
         super().initialize_layer(parameters, sizes, for_training=for_training)
         with torch.no_grad():
             square = torch.expm1(-2 * parameters["nu_log"].exp()).neg()
@@ -107,12 +107,12 @@ class LRUCell(StateSpace, name="lru"):
         *,
         time: Time = ONE_STEP,
     ) -> tuple[Tensor, States]:
-        """See :meth:`Cell.step`."""
-        x, u = self.enter(x, weight_in, bias_in, scale_norm, bias_norm)
+        """Return the features and the states after one step."""
+        x, u = self.block_input(x, weight_in, bias_in, scale_norm, bias_norm)
         a = polar(-nu_log.exp(), theta_log.exp())
-        h = time.recur_complex(a, gamma_log.exp().unsqueeze(-1) * enter_state(u, weight_b), states[0])
+        h = time.recur_complex(a, gamma_log.exp().unsqueeze(-1) * input_to_state(u, weight_b), states[0])
         y = F.linear(h.flatten(1), weight_c) + skip * u
-        return self.leave(x, y, weight_glu, bias_glu), (h,)
+        return self.block_output(x, y, weight_glu, bias_glu), (h,)
 
 
 LRU = LRUCell()

@@ -1,4 +1,4 @@
-"""The LSTM: step, derivatives, kernels of the loop."""
+"""LSTM cell: step, derivatives, and loop kernels."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class LSTMCell(GatedCell, name="lstm"):
         return (sizes.output_size,), (sizes.hidden_size,)
 
     def fused_step(self, x: Tensor, states: States, *weights: Any) -> tuple[Tensor, States]:
-        """Return the step by ATen's kernel, which knows no projection."""
+        """Run the step with ATen's kernel, or :meth:`step` with projection, which ATen doesn't support."""
         *matrices, w_hr = weights
         if w_hr is not None:
             return self.step(x, states, *weights)

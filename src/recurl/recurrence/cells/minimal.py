@@ -1,4 +1,4 @@
-"""minGRU and minLSTM: gates that see the input alone."""
+"""minGRU and minLSTM cells, whose gates depend only on the input."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from recurl.recurrence.cells.time import ONE_STEP, Time
 
 @dataclass(frozen=True, repr=False)
 class Minimal(Block):
-    """The block around minGRU and minLSTM: convolution, recurrence, feed-forward, each added to what it reads.
+    """Block of minGRU and minLSTM: convolution, recurrence and feed-forward network, each with a residual connection.
 
-    After Feng et al. 2024, "Were RNNs all we needed?", arranged as in Wang's minGRU-pytorch: root mean square norms
-    before recurrence and feed-forward.
+    The cells follow Feng et al. 2024, "Were RNNs all we needed?". The block follows Wang's minGRU-pytorch, with root
+    mean square norms before the recurrence and the feed-forward network.
 
     Args:
         state_size: S, width of the state; None for H.
-        conv_width: how many inputs a convolution before the recurrence sees; 0 for none.
-        feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
+        conv_width: number of inputs covered by a convolution before the recurrence; 0 for none.
+        feed_forward: hidden units of the feed-forward network, as a multiple of H; 0 for none.
     """
 
     state_size: int | None = None
@@ -50,17 +50,17 @@ class Minimal(Block):
 
     @property
     def state_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - by options
-        """h, and the window of the convolution if there is one."""
+        """Names of the states: h, and the window of the convolution if there is one."""
         return ("h", "window") if self.conv_width else ("h",)
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
-        """See :meth:`Cell.state_shapes`."""
+        """Return the shape of each state."""
         hidden = sizes.hidden_size
         window = ((self.conv_width - 1, hidden),) if self.conv_width else ()
         return ((self.state_size or hidden,), *window)
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`."""
+        """Return the shapes of the parameters of one layer."""
         hidden, bias = sizes.hidden_size, sizes.bias
         state = self.state_size or hidden
         shapes = encoder(sizes)
@@ -75,7 +75,7 @@ class Minimal(Block):
         return shapes
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """Fill matrices and convolution as ``torch.nn`` does, U(-1/sqrt(inputs), 1/sqrt(inputs))."""
+        """Initialize matrices and the convolution as ``torch.nn`` does, from U(-1/sqrt(inputs), 1/sqrt(inputs))."""
         if name.startswith("weight"):
             bound = 1 / math.sqrt(self.conv_width if name == "weight_conv" else parameter.shape[-1])
             nn.init.uniform_(parameter, -bound, bound)
@@ -107,7 +107,7 @@ class Minimal(Block):
         *,
         time: Time = ONE_STEP,
     ) -> tuple[Tensor, States]:
-        """See :meth:`Cell.step`."""
+        """Return the features and the states after one step."""
         x = encode(x, weight_in, bias_in)
         seen, window = convolve(time, x, states[1:], weight_conv, bias_conv)
         x = x if weight_conv is None else x + seen
@@ -127,26 +127,26 @@ class MinGRUCell(Minimal, name="mingru"):
     num_gates = 2
 
     def coefficients(self, gates: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """See :meth:`Minimal.coefficients`."""
+        """Return a and b of the recurrence."""
         update, candidate = gates
         return (-update).sigmoid(), update.sigmoid() * candidate
 
 
 class MinLSTMCell(Minimal, name="minlstm"):
-    """minLSTM: h = f' h + i' c, with c = W_h x and the gates f', i' a forget and an input gate that sum to 1.
+    """minLSTM: h = f' h + i' c, with c = W_h x and forget and input gates f', i' that sum to 1.
 
-    Feng et al. 2024, section 3.2, the variant whose scale doesn't depend on time: f' = f / (f + i) of the two sigmoids,
-    here as the sigmoid of their logarithms' difference, which nothing can overflow.
+    This is the variant of Feng et al. 2024, section 3.2, whose scale is independent of time: f' = f / (f + i), where f
+    and i are sigmoids. It is computed as the sigmoid of the difference of their logarithms, which can't overflow.
     """
 
     child_name = "minlstm"
     num_gates = 3
 
     def coefficients(self, gates: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """See :meth:`Minimal.coefficients`."""
-        forget, enter, candidate = gates
-        share = F.softplus(-enter) - F.softplus(-forget)
-        return share.sigmoid(), (-share).sigmoid() * candidate
+        """Return a and b of the recurrence."""
+        forget, input_gate, candidate = gates
+        log_odds = F.softplus(-input_gate) - F.softplus(-forget)
+        return log_odds.sigmoid(), (-log_odds).sigmoid() * candidate
 
 
 MINGRU, MINLSTM = MinGRUCell(), MinLSTMCell()

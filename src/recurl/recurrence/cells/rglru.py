@@ -1,4 +1,4 @@
-"""RG-LRU, the recurrence of Griffin and Hawk, in their residual block."""
+"""RG-LRU cell: the recurrence of Griffin and Hawk in their residual block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from recurl.recurrence.cells.cell import Shape, Sizes
 from recurl.recurrence.cells.time import ONE_STEP, Time
 
 _SHARPNESS = 8.0  # c of the paper
-_SLOW, _FAST = 0.999, 0.9  # radii between which exp(-softplus(L)) starts
+_SLOW, _FAST = 0.999, 0.9  # bounds of the initial radii exp(-softplus(L))
 _CONV_VARIANCE = 0.01
 _LARGEST_SLOPE = 1000.0
 
@@ -37,15 +37,16 @@ class RGLRUCell(Block, name="rglru"):
     """De et al. 2024, "Griffin", section 2.4: a = exp(-8 softplus(L) r), h = a h + sqrt(1 - a^2) i x.
 
     r = sigmoid(W_a x + b_a) and i = sigmoid(W_x x + b_x). The block is that of the paper and of Google's
-    recurrentgemma: a branch of GELU times a branch of convolution and recurrence, then a gated feed-forward part, each
-    after a root mean square norm and added to what it reads. Their special case at the start of a sequence is left
-    out, since the start of a slice is no start of an episode; and the slope of the root is bounded.
+    recurrentgemma: a GELU branch times a branch of convolution and recurrence, then a gated feed-forward network. Each
+    of the two parts follows a root mean square norm and has a residual connection. Unlike the original, there is no
+    special case at the start of a sequence, since the start of a slice need not be the start of an episode, and the
+    slope of the square root is bounded.
 
     Args:
         state_size: S, width of the state; None for H.
-        heads: blocks of the block-diagonal W_a and W_x; divides S.
-        conv_width: how many inputs the convolution sees; 0 for none. The paper's is 4.
-        feed_forward: hidden units of the feed-forward part, as a multiple of H; 0 for none.
+        heads: number of blocks of the block-diagonal W_a and W_x; must divide S.
+        conv_width: number of inputs covered by the convolution; 0 for none. The paper uses 4.
+        feed_forward: hidden units of the feed-forward network, as a multiple of H; 0 for none.
     """
 
     state_size: int | None = None
@@ -60,19 +61,19 @@ class RGLRUCell(Block, name="rglru"):
 
     @property
     def state_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - by options
-        """h, and the window of the convolution if there is one."""
+        """Names of the states: h, and the window of the convolution if there is one."""
         return ("h", "window") if self.conv_width else ("h",)
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
-        """See :meth:`Cell.state_shapes`."""
+        """Return the shape of each state."""
         state = self.state_size or sizes.hidden_size
         return ((state,), *(((self.conv_width - 1, state),) if self.conv_width else ()))
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`.
+        """Return the shapes of the parameters of one layer.
 
         Raises:
-            ArgumentError: the heads don't divide the state.
+            ArgumentError: the width of the state is not a multiple of the number of heads.
         """
         hidden, bias = sizes.hidden_size, sizes.bias
         state = self.state_size or hidden
@@ -92,7 +93,7 @@ class RGLRUCell(Block, name="rglru"):
         return shapes
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """Fill as recurrentgemma does: exp(-softplus(L)) uniform by area between the radii 0.9 and 0.999."""
+        """Initialize as recurrentgemma does: exp(-softplus(L)) uniform by area between the radii 0.9 and 0.999."""
         if name == "decay":
             with torch.no_grad():
                 log_a = parameter.uniform_(_FAST**2, _SLOW**2).log_().mul_(0.5)
@@ -126,15 +127,15 @@ class RGLRUCell(Block, name="rglru"):
         *,
         time: Time = ONE_STEP,
     ) -> tuple[Tensor, States]:
-        """See :meth:`Cell.step`."""
+        """Return the features and the states after one step."""
         x = encode(x, weight_in, bias_in)
         gate, inner = F.linear(rms_norm(x, scale_branches), weight_branches, bias_branches).chunk(2, -1)
         inner, window = convolve(time, inner, states[1:], weight_conv, bias_conv)
         gates = torch.einsum("rhi,hoi->rho", inner.unflatten(-1, (self.heads, -1)), weight_gates)
         gates = gates if bias_gates is None else gates + bias_gates
-        recurrence, enter = (part.flatten(1).sigmoid() for part in gates.chunk(2, -1))
+        recurrence, input_gate = (part.flatten(1).sigmoid() for part in gates.chunk(2, -1))
         log_a = -_SHARPNESS * F.softplus(decay) * recurrence
-        h = time.recur(log_a.exp(), _root(-torch.expm1(2 * log_a)) * enter * inner, states[0])
+        h = time.recur(log_a.exp(), _bounded_sqrt(-torch.expm1(2 * log_a)) * input_gate * inner, states[0])
         x = x + F.linear(h * F.gelu(gate, approximate="tanh"), weight_out, bias_out)
         if scale_up is not None and weight_up is not None and weight_down is not None:
             opening, value = F.linear(rms_norm(x, scale_up), weight_up, bias_up).chunk(2, -1)
@@ -142,8 +143,8 @@ class RGLRUCell(Block, name="rglru"):
         return x, (h, *window)
 
 
-def _root(x: Tensor) -> Tensor:
-    """The square root of what is at least 1e-6; below that a line through 0, so that no slope exceeds 1000."""
+def _bounded_sqrt(x: Tensor) -> Tensor:
+    """Return the square root for x >= 1e-6; below, a line through 0, so that no slope exceeds 1000."""
     return x * x.clamp(min=_LARGEST_SLOPE**-2).rsqrt()
 
 

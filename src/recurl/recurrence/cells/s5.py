@@ -1,4 +1,4 @@
-"""S5, the simplified state space layer."""
+"""S5 (simplified state space layer) cell."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from recurl.errors import ArgumentError
 from recurl.recurrence.cells.blocks import check_flags, check_numbers, check_sizes
 from recurl.recurrence.cells.by_hand import States
 from recurl.recurrence.cells.cell import Shape, Sizes
-from recurl.recurrence.cells.state_space import StateSpace, enter_state, polar
+from recurl.recurrence.cells.state_space import StateSpace, input_to_state, polar
 from recurl.recurrence.cells.time import ONE_STEP, Time, multiply
 
-_SLOWEST = -1e-4  # the largest real part, as in the authors' clip_eigs
-_GAUSS = np.polynomial.legendre.leggauss(10)  # exact to float64 for exp of numbers up to 1
-_NODES, _WEIGHTS = ((_GAUSS[0] + 1) / 2).tolist(), (_GAUSS[1] / 2).tolist()  # from 0 to 1
+_SLOWEST = -1e-4  # largest real part, as in the authors' clip_eigs
+_GAUSS = np.polynomial.legendre.leggauss(10)  # exact in float64 for exp of numbers up to 1
+_NODES, _WEIGHTS = ((_GAUSS[0] + 1) / 2).tolist(), (_GAUSS[1] / 2).tolist()  # on [0, 1]
 
 
 @dataclass(frozen=True, repr=False)
 class S5Cell(StateSpace, name="s5"):
     """Smith et al. 2022, "Simplified state space layers": h = exp(L dt) h + (exp(L dt) - 1) / L (B u), y = 2 Re(C h).
 
-    A zero-order hold of the diagonal of HiPPO-N, of which one of each conjugate pair is kept; the real part of L stays
-    below -1e-4. Block: layer norm, recurrence with skip D u, GELU, gated linear unit ("full GLU"), skip. Lu et al.
-    2023, who brought it to reinforcement learning with resets in the scan, use four layers of width and state 256
-    without the norm.
+    L is initialized to the diagonal of HiPPO-N, discretized by zero-order hold, with one eigenvalue of each conjugate
+    pair; its real part stays below -1e-4. The block consists of a layer norm, the recurrence with skip D u, GELU, a
+    gated linear unit ("full GLU") and a skip connection. Lu et al. 2023, who introduced it to reinforcement learning
+    with resets in the scan, use four layers of width and state 256 without the norm.
 
     Args:
-        state_size: N, numbers in the state with their conjugates: even, N / 2 are kept; None for H, rounded up.
-        norm: whether the block has its layer norm.
-        min_step: least time step dt that is drawn at first, uniformly by logarithm.
-        max_step: largest time step that is drawn at first.
+        state_size: N, even, number of complex numbers in the state including conjugates, of which N / 2 are stored;
+            None for H, rounded up.
+        norm: whether the block has a layer norm.
+        min_step: smallest initial time step dt, sampled log-uniformly.
+        max_step: largest initial time step.
     """
 
     state_size: int | None = None
@@ -59,17 +60,17 @@ class S5Cell(StateSpace, name="s5"):
             )
 
     def modes(self, sizes: Sizes) -> int:
-        """See :meth:`StateSpace.modes`."""
+        """Return the number of complex numbers in the state."""
         return (self.state_size or sizes.hidden_size + 1) // 2
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`."""
+        """Return the shapes of the parameters of one layer."""
         modes = self.modes(sizes)
         shapes: dict[str, Shape] = {"lambda_re": (modes,), "lambda_im": (modes,), "step_log": (modes,)}
         return shapes | dict(super().parameters(sizes))
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """See :meth:`Cell.initialize`; B and C are drawn for HiPPO-N, then turned by its eigenvectors."""
+        """Initialize one parameter. B and C are drawn for HiPPO-N, then rotated by its eigenvectors."""
         size = 2 * self.modes(sizes)
         with torch.no_grad():
             if name in ("lambda_re", "lambda_im"):
@@ -79,12 +80,12 @@ class S5Cell(StateSpace, name="s5"):
                 parameter.uniform_(math.log(self.min_step), math.log(self.max_step))
             elif name == "weight_b":
                 b = torch.randn(size, sizes.hidden_size, dtype=torch.float64) / math.sqrt(size)
-                turned = hippo(size)[1].mH @ b.to(torch.complex128)
-                parameter.copy_(torch.view_as_real(turned).transpose(1, 2).flatten(0, 1))
+                rotated = hippo(size)[1].mH @ b.to(torch.complex128)
+                parameter.copy_(torch.view_as_real(rotated).transpose(1, 2).flatten(0, 1))
             elif name == "weight_c":
                 c = torch.randn(sizes.hidden_size, size, 2, dtype=torch.float64) / math.sqrt(size)
-                turned = torch.view_as_complex(c) @ hippo(size)[1]
-                parameter.copy_(torch.view_as_real(turned.conj().resolve_conj()).flatten(1))
+                rotated = torch.view_as_complex(c) @ hippo(size)[1]
+                parameter.copy_(torch.view_as_real(rotated.conj().resolve_conj()).flatten(1))
             else:
                 super().initialize(name, parameter, sizes)
 
@@ -107,32 +108,32 @@ class S5Cell(StateSpace, name="s5"):
         *,
         time: Time = ONE_STEP,
     ) -> tuple[Tensor, States]:
-        """See :meth:`Cell.step`."""
-        x, u = self.enter(x, weight_in, bias_in, scale_norm, bias_norm)
+        """Return the features and the states after one step."""
+        x, u = self.block_input(x, weight_in, bias_in, scale_norm, bias_norm)
         real, dt = lambda_re.clamp(max=_SLOWEST), step_log.exp()
         re, im = real * dt, lambda_im * dt
         hold = dt.unsqueeze(-1) * _mean_exp(re, im)
-        h = time.recur_complex(polar(re, im), multiply(hold, enter_state(u, weight_b)), states[0])
+        h = time.recur_complex(polar(re, im), multiply(hold, input_to_state(u, weight_b)), states[0])
         y = 2 * F.linear(h.flatten(1), weight_c) + skip * u
-        return self.leave(x, y, weight_glu, bias_glu), (h,)
+        return self.block_output(x, y, weight_glu, bias_glu), (h,)
 
 
 def _mean_exp(re: Tensor, im: Tensor) -> Tensor:
-    """(exp(z) - 1) / z of z = re + i im as pairs, which is the mean of exp over the line from 0 to z.
+    """Return (exp(z) - 1) / z for z = re + i im as pairs, the mean of exp over the line from 0 to z.
 
-    Near 0 the quotient would be exact and its derivative not (two large terms that cancel), so it is integrated there.
+    Near 0, the quotient is exact but its derivative is not (two large terms cancel), so the mean is integrated there.
     """
-    # Filled on the device: a tensor of Python's numbers would be copied there, which a CUDA graph can't record.
+    # Created on the device: a tensor of Python numbers would be copied there, which a CUDA graph can't capture.
     nodes, weights = (torch.stack([re.new_full((), value) for value in values]) for values in (_NODES, _WEIGHTS))
-    along = polar(re.unsqueeze(-1) * nodes, im.unsqueeze(-1) * nodes)
-    integral = (along * weights.unsqueeze(-1)).sum(-2)
-    whole = polar(re, im)
-    less_one = torch.stack([whole[..., 0] - 1, whole[..., 1]], -1)
+    on_line = polar(re.unsqueeze(-1) * nodes, im.unsqueeze(-1) * nodes)
+    integral = (on_line * weights.unsqueeze(-1)).sum(-2)
+    exp = polar(re, im)
+    exp_minus_one = torch.stack([exp[..., 0] - 1, exp[..., 1]], -1)
     square = (re.square() + im.square()).unsqueeze(-1)
-    near = square < 1
-    # Also what isn't selected must have finite derivatives: 0 times them is added.
-    quotient = multiply(less_one, torch.stack([re, -im], -1)) / torch.where(near, 1, square)
-    return torch.where(near, integral, quotient)
+    is_small = square < 1
+    # Values that aren't selected also need finite derivatives, since 0 times these is added.
+    quotient = multiply(exp_minus_one, torch.stack([re, -im], -1)) / torch.where(is_small, 1, square)
+    return torch.where(is_small, integral, quotient)
 
 
 def hippo(size: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The block of LRU and S5: norm, a complex diagonal recurrence, gated linear unit, skip."""
+"""Block of LRU and S5: norm, complex diagonal recurrence, gated linear unit, skip connection."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from recurl.recurrence.cells.cell import Shape, Sizes
 
 
 class StateSpace(Block):
-    """x + GLU(GELU(Re(C h) + D u)) with u = norm(x), h = a h + B u, where a and what scales B are the cell's own.
+    """Base class: x + GLU(GELU(Re(C h) + D u)) with u = norm(x), h = a h + B u; subclasses define a and scale B.
 
-    Complex numbers are pairs of real ones, ``[..., 2]``, states too. ``weight_b`` holds B as rows Re, Im by turns;
-    ``weight_c`` C as columns Re, -Im by turns, so that one real product gives the real part.
+    Complex numbers, including states, are pairs of real ones, ``[..., 2]``. ``weight_b`` holds B as alternating rows
+    Re, Im; ``weight_c`` holds C as alternating columns Re, -Im, so that one real product yields the real part.
 
     Attributes:
-        norm: whether there is the layer norm.
+        norm: whether the block has a layer norm.
     """
 
     norm: bool
 
     @abstractmethod
     def modes(self, sizes: Sizes) -> int:
-        """Return how many complex numbers the state has."""
+        """Return the number of complex numbers in the state."""
 
     def state_shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
-        """See :meth:`Cell.state_shapes`."""
+        """Return the shape of each state."""
         return ((self.modes(sizes), 2),)
 
     def parameters(self, sizes: Sizes) -> Mapping[str, Shape]:
-        """See :meth:`Cell.parameters`."""
+        """Return the shapes of the parameters of one layer."""
         hidden, bias, modes = sizes.hidden_size, sizes.bias, self.modes(sizes)
         shapes = encoder(sizes) | affine("glu", 2 * hidden, hidden, bias)
         shapes |= {"weight_b": (2 * modes, hidden), "weight_c": (hidden, 2 * modes), "skip": (hidden,)}
@@ -43,23 +43,23 @@ class StateSpace(Block):
         return shapes
 
     def initialize(self, name: str, parameter: Tensor, sizes: Sizes) -> None:
-        """Fill the skip D from N(0, 1), the rest as :class:`Block` does."""
+        """Initialize the skip D from N(0, 1) and other parameters as :class:`Block` does."""
         if name == "skip":
             nn.init.normal_(parameter)
         else:
             super().initialize(name, parameter, sizes)
 
     @staticmethod
-    def enter(
+    def block_input(
         x: Tensor, weight_in: Tensor | None, bias_in: Tensor | None, scale: Tensor | None, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the input of the block and of the recurrence, each ``[R, H]``."""
+        """Return the inputs of the block and of the recurrence, each ``[R, H]``."""
         x = encode(x, weight_in, bias_in)
         return x, x if scale is None else F.layer_norm(x, x.shape[-1:], scale, bias)
 
     @staticmethod
-    def leave(x: Tensor, y: Tensor, weight_glu: Tensor, bias_glu: Tensor | None) -> Tensor:
-        """Return the features from the input of the block and the output of the recurrence."""
+    def block_output(x: Tensor, y: Tensor, weight_glu: Tensor, bias_glu: Tensor | None) -> Tensor:
+        """Return the features, given the input of the block and the output of the recurrence."""
         value, gate = F.linear(F.gelu(y, approximate="tanh"), weight_glu, bias_glu).chunk(2, -1)
         return x + value * gate.sigmoid()
 
@@ -69,6 +69,6 @@ def polar(log_modulus: Tensor, phase: Tensor) -> Tensor:
     return log_modulus.exp().unsqueeze(-1) * torch.stack([phase.cos(), phase.sin()], -1)
 
 
-def enter_state(u: Tensor, weight_b: Tensor) -> Tensor:
+def input_to_state(u: Tensor, weight_b: Tensor) -> Tensor:
     """Return B u as pairs, ``[R, N, 2]``."""
     return F.linear(u, weight_b).unflatten(-1, (-1, 2))

@@ -1,4 +1,4 @@
-"""What a step does with time: one step of it, or through a backend's eyes all tokens of a stream."""
+"""``Time``: access to past steps, for a single step or for all tokens of a stream at once."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from torch import Tensor
 
 
 class Time(Protocol):
-    """The three operations of a step that reach back in time; all else in it is the work of each token by itself.
+    """The three operations of a step that access past steps; everything else in a step acts on each token separately.
 
-    A :class:`~recurl.recurrence.Cell` whose ``step`` takes ``time`` and touches its states through it alone is run
-    over whole sequences by its own definition: R rows are then the tokens of a flat stream, states before a step those
-    stored at each token (of which the segment starts count), and what these methods return holds for every token.
+    A :class:`~recurl.recurrence.Cell` whose ``step`` takes ``time`` and accesses its states only through it can be run
+    over whole sequences by a single call of ``step``. The R rows are then the tokens of a flat stream, the states
+    before the step are those stored at each token (only those at segment starts are used), and these methods return
+    results for every token.
     """
 
     def recur(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Return the state after ``h = a * h + b``, elementwise.
 
         Args:
-            a: ``[R, *shape]``, or ``shape`` itself if it is the same at all steps.
-            b: ``[R, *shape]``, or what can be expanded to it.
-            h: state before, ``[R, *shape]``.
+            a: ``[R, *shape]``, or ``shape`` if it is the same at all steps.
+            b: ``[R, *shape]``, or a tensor that can be expanded to it.
+            h: state before the step, ``[R, *shape]``.
         """
         ...
 
     def recur_complex(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        """Return what :meth:`recur` does in complex numbers, each given as a pair: shapes end in 2."""
+        """Return the result of :meth:`recur` for complex numbers given as pairs, so that shapes end in 2."""
         ...
 
     def window(self, x: Tensor, before: Tensor) -> Tensor:
@@ -38,13 +39,13 @@ class Time(Protocol):
             before: the W - 1 inputs before it, oldest first, ``[R, W - 1, D]``.
 
         Returns:
-            ``[R, W, D]``, of which ``[:, 1:]`` is the state after the step.
+            ``[R, W, D]``; ``[:, 1:]`` is the state after the step.
         """
         ...
 
 
 class OneStep:
-    """One step of every row.
+    """Implementation of :class:`Time` for one step of every row.
 
     Example:
         >>> ONE_STEP.recur(torch.tensor(0.5), torch.ones(1, 2), torch.tensor([[2.0, 4.0]]))
@@ -52,15 +53,15 @@ class OneStep:
     """
 
     def recur(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        """See :meth:`Time.recur`."""
+        """Return the state after ``h = a * h + b``."""
         return a * h + b
 
     def recur_complex(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        """See :meth:`Time.recur_complex`."""
+        """Return the result of :meth:`recur` for complex numbers given as pairs."""
         return multiply(a, h) + b
 
     def window(self, x: Tensor, before: Tensor) -> Tensor:
-        """See :meth:`Time.window`."""
+        """Return the last inputs, including ``x``."""
         return torch.cat([before, x.unsqueeze(1)], 1)
 
 

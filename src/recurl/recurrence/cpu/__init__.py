@@ -1,4 +1,4 @@
-"""The cpu backend: a C++ library with kernels for AVX-512, AVX2 and any other processor, loaded when first needed."""
+"""CPU backend: a C++ library with AVX-512, AVX2 and portable kernels, loaded on first use."""
 
 from recurl.recurrence.cpu.kernels import CpuKernels
 from recurl.recurrence.cpu.library import INSTRUCTION_SETS, instruction_sets

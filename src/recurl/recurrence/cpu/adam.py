@@ -1,4 +1,4 @@
-"""A step of Adam behind clipped gradients, for all parameters in one call of the library."""
+"""Adam step with gradient clipping for all parameters in a single library call."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ _ADAM = struct.Struct("6q5d")  # recurl_adam
 
 
 class Adam:
-    """Parameters, and what Adam keeps of them, one tensor each.
+    """Adam optimizer with gradient clipping, for parameters and state tensors of the caller.
 
-    Results equal those of ``torch.optim.Adam`` behind ``clip_grad_norm_`` to rounding.
+    Results equal those of ``clip_grad_norm_`` followed by ``torch.optim.Adam`` up to rounding.
 
     Args:
-        parameters: what is learnt.
-        means: running means of the gradients; none of these three is replaced, or changes its memory.
-        squares: running means of their squares.
-        steps: numbers of steps, float32 scalars.
+        parameters: the parameters.
+        means: running means of the gradients. These tensors, ``squares`` and ``steps`` must not be replaced or move in
+            memory.
+        squares: running means of the squared gradients.
+        steps: step counts, float32 scalars.
         instruction_set: one of :func:`~recurl.recurrence.cpu.instruction_sets`, or None for the fastest of them.
 
     Attributes:
-        means: see above.
-        squares: see above.
-        steps: see above.
+        means: running means of the gradients.
+        squares: running means of the squared gradients.
+        steps: step counts.
 
     Example:
         >>> weight, *kept = (torch.zeros(2) for _ in range(3))
@@ -64,10 +65,10 @@ class Adam:
         columns = zip(self.means, self.squares, self.steps, self._parameters, strict=True)
         self._numbers = [(m.data_ptr(), s.data_ptr(), n.data_ptr(), p.numel()) for m, s, n, p in columns]
         self._instruction_set = instruction_set
-        self._parts = struct.Struct(f"{6 * len(self._numbers)}q")  # recurl_parameter each
+        self._parts = struct.Struct(f"{6 * len(self._numbers)}q")  # one recurl_parameter each
 
     def fits(self, grads: Sequence[Tensor], loss: Tensor) -> bool:
-        """Return whether the library can make the step: plain contiguous tensors of one of its dtypes, on the CPU."""
+        """Return whether the library supports the step: plain contiguous CPU tensors of a supported dtype."""
         dtype, parameters = self._dtype, self._parameters
         if not (self._fits and can_step() and all(_is_plain(x, dtype) for x in (loss, *grads, *parameters))):
             return False
@@ -83,17 +84,17 @@ class Adam:
         betas: tuple[float, float],
         eps: float,
     ) -> Tensor:
-        """Clip the gradients, make a step, and return their norm before.
+        """Clip the gradients, make a step, and return the norm of the gradients before clipping.
 
-        Where the norm or the loss isn't finite, parameters and what is kept of them stay as they were.
+        If the norm or the loss isn't finite, parameters and optimizer state are left unchanged.
 
         Args:
-            grads: one for each parameter, which fit.
-            loss: a scalar.
-            max_norm: largest norm of all gradients together.
+            grads: gradients of the parameters, accepted by :meth:`fits`.
+            loss: scalar loss.
+            max_norm: maximum norm of all gradients together.
             learning_rate: step size.
-            betas: Adam's.
-            eps: Adam's.
+            betas: Adam's coefficients of the running means.
+            eps: term added to Adam's denominator.
         """
         numbers = list[int]()
         for parameter, grad, kept in zip(self._parameters, grads, self._numbers, strict=True):

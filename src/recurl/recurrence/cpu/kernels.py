@@ -1,8 +1,8 @@
-"""Forward and backward of the recurrence in C++: threads own tiles of segments, no padding, no step in Python.
+"""Forward and backward passes of the recurrence in C++, where each thread processes tiles of segments without padding.
 
-The input product, the hidden product and their transposes run in the library, row by row in a fixed order, so that what
-a token gets doesn't depend on the other tokens, on the number of threads or on the order of segments. The gradients of
-the weights are sums over tokens in the order of the stream, for any number of threads.
+The input product, the hidden product and their transposes run in the library, row by row in a fixed order. The result
+of a token therefore doesn't depend on other tokens, on the number of threads or on the order of segments. Weight
+gradients are summed over tokens in stream order for any number of threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMPUTED_IN = {
 
 
 class CpuKernels:
-    """Kernels on the CPU in float32 and float64; bfloat16 and float16 are computed in float32.
+    """CPU kernels in float32 and float64; bfloat16 and float16 are computed in float32.
 
     Attributes:
         instruction_set: one of :func:`~recurl.recurrence.cpu.instruction_sets`, or None for the fastest of them.
@@ -43,11 +43,12 @@ class CpuKernels:
         self._missing = missing()
 
     def missing(self) -> str | None:
-        """See :meth:`recurl.recurrence.kernels.Kernels.missing`."""
-        return self._missing if torch.compiler.is_compiling() else missing()  # which asks the file system: no tracing
+        """Return what must be installed, or None."""
+        # missing() accesses the file system, which can't be traced.
+        return self._missing if torch.compiler.is_compiling() else missing()
 
     def unsupported(self, support: Support) -> str | None:
-        """It is built or not, and computes on the CPU only."""
+        """Return why the call can't be served: tensors elsewhere, an unsupported dtype, or a missing library."""
         if support.device.type != "cpu":
             return f"its tensors must be on the CPU, they are on {support.device}; use 'loop'"
         if support.dtype not in _COMPUTED_IN:
@@ -55,23 +56,23 @@ class CpuKernels:
         return self.missing()
 
     def forward(self, call: LayerCall, keep: bool) -> tuple[States, tuple[Tensor, ...]]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.forward`. Saves the gates and, with projection, o tanh(c)."""
+        """Run the forward pass. Saves the gates and, with projection, o tanh(c)."""
         arguments, saved = self._arguments(call), self.saved_like(call)
         after = tuple(_empty(call, state.shape[1]) for state in call.states)
-        arguments.whole(**_named(call, "", after), **_named_saved(saved))
+        arguments.set_contiguous(**_named(call, "", after), **_named_saved(saved))
         arguments.call("forward")
         return tuple(state.to(call.x.dtype) for state in after), saved if keep else ()
 
     def backward(
         self, call: LayerCall, after: States, saved: tuple[Tensor, ...], grads: States, needs: Inputs[bool]
     ) -> Gradients:
-        """See :meth:`recurl.recurrence.kernels.Kernels.backward`."""
+        """Return the gradients of the call's inputs."""
         arguments, dtype = self._arguments(call), _COMPUTED_IN[call.x.dtype]
         gates = saved or self.saved_like(call)
-        arguments.whole(**_named(call, "", [state.to(dtype) for state in after]), **_named_saved(gates))
+        arguments.set_contiguous(**_named(call, "", [state.to(dtype) for state in after]), **_named_saved(gates))
         if not saved:
             arguments.call("gates")
-        arguments.rows(**_named(call, "grad_", [grad.to(dtype) for grad in grads]))
+        arguments.set_rows(**_named(call, "grad_", [grad.to(dtype) for grad in grads]))
         w, width = call.weights, after[0].shape[1]
         wanted: LayerWeights = needs.weights
         stored = [f"{name}0" for name in call.cell.state_names]
@@ -83,7 +84,7 @@ class CpuKernels:
         for name in stored:  # only the rows at segment starts are written
             if (gradient := gradients[name]) is not None:
                 gradient.zero_()
-        arguments.whole(
+        arguments.set_contiguous(
             grad_gates=torch.empty_like(gates[0]),
             grad_output=None if w.w_hr is None else _empty(call, width),
             h_before=_empty(call, width) if wanted.w_hh or wanted.b_hh else None,
@@ -94,20 +95,20 @@ class CpuKernels:
         return Inputs.from_flat(call.cell, found)
 
     def saved_like(self, call: LayerCall) -> tuple[Tensor, ...]:
-        """See :meth:`recurl.recurrence.kernels.Kernels.saved_like`."""
+        """Return empty tensors like those that :meth:`forward` saves."""
         hidden = call.weights.hidden_size
-        gates = _empty(call, 4 * hidden)  # a GRU keeps W_hn h + b_hn beside its three gates
+        gates = _empty(call, 4 * hidden)  # a GRU saves W_hn h + b_hn in addition to its three gates
         return (gates,) if call.weights.w_hr is None else (gates, _empty(call, hidden))
 
     def differentiable(self, call: LayerCall) -> States | None:
-        """None: there are no second derivatives here."""
+        """Return None, since there are no second derivatives."""
         return None
 
     def _arguments(self, call: LayerCall) -> Arguments:
-        """What forward and backward are told alike."""
+        """Build the arguments shared by the forward and backward passes."""
         w: LayerWeights = call.weights
         dtype, arguments = _COMPUTED_IN[call.x.dtype], Arguments(Layer())
-        arguments.numbers(
+        arguments.set_numbers(
             cell=_CELLS[call.cell.name],
             dtype=int(dtype == torch.float64),
             isa=INSTRUCTION_SETS.index(self.instruction_set or instruction_sets()[-1]),
@@ -118,16 +119,16 @@ class CpuKernels:
             outputs=w.w_hh.shape[1],
         )
         weights = w._asdict().items()
-        arguments.whole(**{name: None if weight is None else weight.to(dtype) for name, weight in weights})
-        arguments.whole(starts=call.boundaries.starts)
-        arguments.rows(x=call.x.to(dtype))
+        arguments.set_contiguous(**{name: None if weight is None else weight.to(dtype) for name, weight in weights})
+        arguments.set_contiguous(starts=call.boundaries.starts)
+        arguments.set_rows(x=call.x.to(dtype))
         stored = _named(call, "", [state.to(dtype) for state in call.states])
-        arguments.rows(**{f"{name}0": state for name, state in stored.items()})
+        arguments.set_rows(**{f"{name}0": state for name, state in stored.items()})
         return arguments
 
 
 def _empty(call: LayerCall, columns: int) -> Tensor:
-    """``[N, columns]`` in the dtype of the computation."""
+    """Return an empty tensor ``[N, columns]`` in the dtype of the computation."""
     return call.x.new_empty(call.x.shape[0], columns, dtype=_COMPUTED_IN[call.x.dtype])
 
 

@@ -1,4 +1,4 @@
-"""The compiled part of the cpu backend: where it lies, its C structures and functions (``src/recurl_cpu.h``)."""
+"""Loader of the C++ library of the cpu backend, with its C structures and functions (``src/recurl_cpu.h``)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor
 from recurl.errors import UnsupportedError
 
 LIBRARY = Path(__file__).with_name("librecurl_cpu.so")
-"""Built by setup.py when recurl is installed, if there is a C++ compiler."""
+"""Path of the library, which setup.py builds during installation if there is a C++ compiler."""
 
 INSTRUCTION_SETS = ("portable", "avx2", "avx512")
-"""In the order of ``enum recurl_isa``, slowest first."""
+"""Instruction sets in the order of ``enum recurl_isa``, slowest first."""
 
 _ABI = 9
-_HOW = (
+_INSTALL_HINT = (
     "Install a C++ compiler (g++ or clang++), then run pip install --force-reinstall --no-deps . in a checkout of "
     "recurl, or install recurl's wheel for Linux, which contains it"
 )
 
 
 class Layer(ctypes.Structure):
-    """``recurl_layer``: field for field as in ``src/recurl_cpu.h``, where each is explained."""
+    """``recurl_layer``, with the fields documented in ``src/recurl_cpu.h``."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("cell", "dtype", "isa", "threads")),
@@ -103,27 +103,27 @@ class Memory(ctypes.Structure):
 
 
 class Arguments:
-    """A structure being filled in, and the tensors it points into, kept alive with it."""
+    """Structure under construction, together with the tensors that it points to, which it keeps alive."""
 
     def __init__(self, structure: Layer | Linear) -> None:
         self.structure = structure
         self._tensors: list[Tensor] = []
 
-    def numbers(self, **values: int) -> None:
-        """Set plain fields."""
+    def set_numbers(self, **values: int) -> None:
+        """Set integer fields."""
         for name, value in values.items():
             setattr(self.structure, name, value)
 
-    def whole(self, **tensors: Tensor | None) -> None:
-        """Point fields at contiguous tensors; None stays a null pointer."""
+    def set_contiguous(self, **tensors: Tensor | None) -> None:
+        """Point fields at contiguous copies of tensors, or the tensors themselves; None stays a null pointer."""
         for name, tensor in tensors.items():
             if tensor is not None:
                 tensor = tensor.contiguous()
                 self._tensors.append(tensor)
                 setattr(self.structure, name, tensor.data_ptr())
 
-    def rows(self, **tensors: Tensor) -> None:
-        """Point fields at matrices, and their ``_stride`` at the distance between rows: expanded rows aren't copied."""
+    def set_rows(self, **tensors: Tensor) -> None:
+        """Point fields at matrices and set their ``_stride`` to the row stride, so that expanded rows aren't copied."""
         for name, tensor in tensors.items():
             if tensor.stride(1) != 1 and tensor.shape[1] != 1:
                 tensor = tensor.contiguous()
@@ -132,41 +132,41 @@ class Arguments:
             setattr(self.structure, f"{name}_stride", tensor.stride(0))
 
     def call(self, function: str) -> None:
-        """Run ``recurl_cpu_<function>`` on the structure, without the interpreter's lock."""
+        """Call ``recurl_cpu_<function>`` on the structure, without holding the GIL."""
         check(getattr(load(), f"recurl_cpu_{function}")(ctypes.byref(self.structure)))
 
 
 def check(status: int) -> None:
-    """Raise what a function of the library reports by its ``enum recurl_status``."""
+    """Raise an error for an ``enum recurl_status`` returned by the library."""
     if status == 1:
-        raise MemoryError("The cpu backend got no memory to work in.")
+        raise MemoryError("The cpu backend could not allocate its working memory.")
     if status != 0:
-        raise UnsupportedError("The cpu backend was asked for an instruction set that this processor lacks.")
+        raise UnsupportedError("The cpu backend was called with an instruction set that this processor lacks.")
 
 
 @cache
 def missing() -> str | None:
     """Return why the library can't be used and what to do, or None."""
     if not LIBRARY.exists():
-        return f"its compiled part {LIBRARY.name} was not built when recurl was installed. {_HOW}"
+        return f"its compiled part {LIBRARY.name} was not built when recurl was installed. {_INSTALL_HINT}"
     try:
         found = ctypes.CDLL(str(LIBRARY)).recurl_cpu_abi()
     except (OSError, AttributeError) as error:
-        return f"its compiled part can't be loaded ({error}). {_HOW}"
+        return f"its compiled part can't be loaded ({error}). {_INSTALL_HINT}"
     if found != _ABI:
-        return f"its compiled part is of version {found}, recurl needs {_ABI}. {_HOW}"
+        return f"its compiled part has version {found}, recurl needs {_ABI}. {_INSTALL_HINT}"
     return None
 
 
 @cache
 def load() -> ctypes.CDLL:
-    """Load the library; only after :func:`missing` has returned None."""
+    """Load the library. Call this only if :func:`missing` returns None."""
     return ctypes.CDLL(str(LIBRARY))
 
 
 @cache
 def step_function() -> Callable[[bytes, bytes], int]:
-    """Return ``recurl_cpu_step``, to be called with the bytes of a recurl_step and of its layers."""
+    """Return ``recurl_cpu_step``, which takes the bytes of a recurl_step and of its layers."""
     function = load().recurl_cpu_step
     function.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
     return function
@@ -174,7 +174,7 @@ def step_function() -> Callable[[bytes, bytes], int]:
 
 @cache
 def run_function() -> Callable[[Any, bytes, int, int], int]:
-    """Return ``recurl_cpu_run``: a program, the bytes of its recurl_place, rows and threads."""
+    """Return ``recurl_cpu_run``, which takes a program, the bytes of its recurl_place array, rows and threads."""
     function = load().recurl_cpu_run
     function.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
     return function
@@ -182,7 +182,7 @@ def run_function() -> Callable[[Any, bytes, int, int], int]:
 
 @cache
 def pass_functions() -> tuple[Callable[[Any, int], int], Callable[[bytes], int], Callable[[bytes], int]]:
-    """Return ``recurl_cpu_pass_memory``, and ``_forward`` and ``_backward`` of the bytes of a recurl_pass."""
+    """Return ``recurl_cpu_pass_memory``, and ``_forward`` and ``_backward``, which take the bytes of a recurl_pass."""
     library = load()
     memory, forward, backward = (
         getattr(library, f"recurl_cpu_pass_{name}") for name in ("memory", "forward", "backward")
@@ -194,7 +194,7 @@ def pass_functions() -> tuple[Callable[[Any, int], int], Callable[[bytes], int],
 
 @cache
 def surrogate_function() -> Callable[[bytes, bytes], int]:
-    """Return ``recurl_cpu_surrogate``, to be called with the bytes of a recurl_pass and of a recurl_surrogate."""
+    """Return ``recurl_cpu_surrogate``, which takes the bytes of a recurl_pass and of a recurl_surrogate."""
     function = load().recurl_cpu_surrogate
     function.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
     return function
@@ -202,7 +202,7 @@ def surrogate_function() -> Callable[[bytes, bytes], int]:
 
 @cache
 def adam_function() -> Callable[[bytes], int]:
-    """Return ``recurl_cpu_adam``, to be called with the bytes of a recurl_adam."""
+    """Return ``recurl_cpu_adam``, which takes the bytes of a recurl_adam."""
     function = load().recurl_cpu_adam
     function.argtypes = (ctypes.c_char_p,)
     return function
@@ -210,7 +210,7 @@ def adam_function() -> Callable[[bytes], int]:
 
 @cache
 def write_function() -> Callable[[Any, int, bytes, int], None]:
-    """Return ``recurl_cpu_write``: an array of recurl_memory, a step, and pairs of a number and an address."""
+    """Return ``recurl_cpu_write``, which takes an array of recurl_memory, a step, and pairs of index and address."""
     function = load().recurl_cpu_write
     function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
     function.restype = None
@@ -219,7 +219,7 @@ def write_function() -> Callable[[Any, int, bytes, int], None]:
 
 @cache
 def instruction_sets() -> tuple[str, ...]:
-    """Those of :data:`INSTRUCTION_SETS` that the library and this processor have, slowest first; none if not built."""
+    """Return the instruction sets that the library and this processor support, slowest first; empty if not built."""
     if missing() is not None:
         return ()
     has = load().recurl_cpu_has

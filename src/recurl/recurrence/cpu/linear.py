@@ -1,4 +1,4 @@
-"""Linear recurrences in C++: a walk over tokens, in double precision, one thread for whole segments or for channels."""
+"""Linear recurrences in C++: a pass over tokens in double precision, parallel over segments or over channels."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 
 
 class CpuLinear:
-    """Kernels on the CPU; float16 is converted to float32 and back.
+    """CPU kernels of linear recurrences; float16 is converted to float32 and back.
 
-    What a token gets doesn't depend on the number of threads, on the order of segments or on other channels.
+    The result of a token doesn't depend on the number of threads, on the order of segments or on other channels.
 
     Attributes:
         instruction_set: one of :func:`~recurl.recurrence.cpu.instruction_sets`, or None for the fastest of them.
@@ -36,42 +36,43 @@ class CpuLinear:
         self._missing = missing()
 
     def missing(self) -> str | None:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.missing`."""
-        return self._missing if torch.compiler.is_compiling() else missing()  # which asks the file system: no tracing
+        """Return what must be installed, or None."""
+        # missing() accesses the file system, which can't be traced.
+        return self._missing if torch.compiler.is_compiling() else missing()
 
     def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """It computes on the CPU only."""
+        """Return why tensors can't be served: they aren't on the CPU."""
         return None if device.type == "cpu" else f"its tensors must be on the CPU, they are on {device}; use 'loop'"
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`."""
+        """Return h, ``[N, D]``."""
         arguments, computed_in = self._arguments(inputs), _COMPUTED_IN[inputs.b.dtype]
         h = inputs.b.new_empty(inputs.b.shape, dtype=computed_in)
-        arguments.rows(b=_numbers(inputs.b.to(computed_in)))
-        arguments.whole(h=_numbers(h))
+        arguments.set_rows(b=_numbers(inputs.b.to(computed_in)))
+        arguments.set_contiguous(h=_numbers(h))
         arguments.call("linear_forward")
         return h.to(inputs.b.dtype)
 
     def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.backward`."""
+        """Return the gradients of a, b and states."""
         arguments, computed_in = self._arguments(inputs), _COMPUTED_IN[h.dtype]
-        arguments.whole(h=_numbers(h.to(computed_in)))
-        arguments.rows(grad=_numbers(grad.to(computed_in)))
+        arguments.set_contiguous(h=_numbers(h.to(computed_in)))
+        arguments.set_rows(grad=_numbers(grad.to(computed_in)))
         a, b, states = (
             like.new_empty(like.shape, dtype=computed_in) if need else None
             for like, need in zip((inputs.a, h, inputs.states), needs, strict=True)
         )
         for name, gradient in (("grad_a", a), ("grad_b", b), ("grad_states", states)):
-            arguments.whole(**{name: None if gradient is None else _numbers(gradient)})
+            arguments.set_contiguous(**{name: None if gradient is None else _numbers(gradient)})
         arguments.call("linear_backward")
         a, b, states = (None if gradient is None else gradient.to(h.dtype) for gradient in (a, b, states))
         return a, b, states
 
     def _arguments(self, inputs: Inputs) -> Arguments:
-        """What forward and backward are told alike."""
+        """Build the arguments shared by the forward and backward passes."""
         a, states = (_numbers(one.to(_COMPUTED_IN[one.dtype])) for one in (inputs.a, inputs.states))
         arguments = Arguments(Linear())
-        arguments.numbers(
+        arguments.set_numbers(
             dtype=_DTYPES[a.dtype],
             isa=INSTRUCTION_SETS.index(self.instruction_set or instruction_sets()[-1]),
             threads=torch.get_num_threads(),
@@ -80,11 +81,11 @@ class CpuLinear:
             is_complex=int(inputs.a.is_complex()),
             a_stride=0 if a.ndim == 1 else a.shape[1],
         )
-        arguments.whole(starts=inputs.boundaries.starts, a=a)
-        arguments.rows(states=states)
+        arguments.set_contiguous(starts=inputs.boundaries.starts, a=a)
+        arguments.set_rows(states=states)
         return arguments
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """Complex numbers as two each, along the last dimension."""
+    """View complex numbers as pairs of real ones along the last dimension."""
     return torch.view_as_real(tensor.resolve_conj()).flatten(-2) if tensor.is_complex() else tensor.resolve_neg()

@@ -1,4 +1,4 @@
-"""Memory that is written step by step, several tensors in one call of the library."""
+"""Step-by-step writes to several tensors in a single library call."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from recurl.recurrence.cpu.step import can_step
 
 __all__ = ["StepMemory", "rows_are_whole"]
 
-_shape, _dtype, _on_host = attrgetter("shape"), attrgetter("dtype"), attrgetter("is_cpu")
-_address, _in_one_piece = Tensor.data_ptr, Tensor.is_contiguous
+_shape, _dtype, _is_cpu = attrgetter("shape"), attrgetter("dtype"), attrgetter("is_cpu")
+_address, _is_contiguous = Tensor.data_ptr, Tensor.is_contiguous
 
 
 class StepMemory:
-    """Tensors that are written one step after another.
+    """Writer of tensors that are filled one step at a time.
 
-    Plain tensors on the CPU are copied by the library, in a tenth of the time of torch's copies where rows are small;
-    all others, and those that need a conversion, by torch.
+    The library copies plain CPU tensors, for small rows in a tenth of the time that torch needs. All other tensors, and
+    those that need a conversion, are copied by torch.
 
     Args:
-        tensors: ``[T, *B, ...]`` each.
+        tensors: destination tensors, ``[T, *B, ...]`` each.
         lead: number of dimensions in ``*B``.
-        repeated: which of the first tensors is given at a step what the last ones, in order, are given at the next one
-            as a rule: as many as tensors that repeat. None does when empty.
+        repeated: indices of source tensors. The last ``len(repeated)`` tensors usually receive the values that the
+            tensors with these indices received in the previous step, in the same order.
 
     Example:
         >>> import torch
@@ -54,43 +54,43 @@ class StepMemory:
         self._table = (Memory * len(tensors))(*memory)
         self._address = ctypes.addressof(self._table)
         self._write = write_function() if fast else None
-        self._count = len(tensors) - len(repeated)  # of those that don't repeat others
+        self._count = len(tensors) - len(repeated)  # number of tensors that don't repeat others
         self._repeated = repeated
-        self._known: tuple[list[Any], list[int]] = [], []  # what is expected to be repeated, and where it lies
+        self._known: tuple[list[Any], list[int]] = [], []  # values expected to repeat, and their addresses
         self._pairs = [number for place in range(len(tensors)) for number in (place, 0)]
         self._packed = struct.Struct(f"{len(self._pairs)}q")
 
     def write(self, step: int, values: Sequence[Any]) -> bool:
-        """Copy the values of a step, ``[*B, ...]`` each.
+        """Write the values of a step, ``[*B, ...]`` each.
 
         Args:
-            step: its index.
-            values: what is written, one value for each tensor; others than tensors are refused.
+            step: index of the step.
+            values: one value per tensor; values that aren't tensors are rejected.
 
         Returns:
-            Whether all values have the shapes of their tensors; nothing is written where not.
+            Whether all values match the shapes of their tensors; otherwise nothing is written.
         """
         count = self._count
         new, old = values[:count], values[count:]
         first = _addresses(new, self._shapes[:count], self._dtypes[:count])
-        last = first and self._addresses_again(old)
+        last = first and self._repeated_addresses(old)
         if self._write is None or not first or last is None:
-            return self._write_any(step, values)
+            return self._write_mixed(step, values)
         pairs = self._pairs
         pairs[1::2] = first + last
         self._write(self._address, step, self._packed.pack(*pairs), len(values))
         self._known = [new[number] for number in self._repeated], [first[number] for number in self._repeated]
         return True
 
-    def _addresses_again(self, values: Sequence[Any]) -> list[int] | None:
+    def _repeated_addresses(self, values: Sequence[Any]) -> list[int] | None:
         known, addresses = self._known
         if len(known) == len(values) and all(map(is_, values, known)) and list(map(_address, values)) == addresses:
             return addresses
         count = self._count
         return _addresses(values, self._shapes[count:], self._dtypes[count:])
 
-    def _write_any(self, step: int, values: Sequence[Any]) -> bool:
-        """Copy values that may have other dtypes or strides, or lie elsewhere."""
+    def _write_mixed(self, step: int, values: Sequence[Any]) -> bool:
+        """Write values that may have other dtypes, strides or devices."""
         self._known = [], []
         for value, shape in zip(values, self._shapes, strict=True):
             if not isinstance(value, Tensor) or value.shape != shape:
@@ -114,24 +114,24 @@ class StepMemory:
 
 
 def _addresses(values: Sequence[Any], shapes: list[Any], dtypes: list[Any]) -> list[int] | None:
-    """Return where tensors lie, or None if one isn't plain memory of its shape and dtype."""
+    """Return the addresses of tensors, or None if one isn't a contiguous CPU tensor of its shape and dtype."""
     if any(type(value) is not Tensor for value in values):
         return None
     if list(map(_shape, values)) != shapes or list(map(_dtype, values)) != dtypes:
         return None
-    if not (all(map(_in_one_piece, values)) and all(map(_on_host, values))):
+    if not (all(map(_is_contiguous, values)) and all(map(_is_cpu, values))):
         return None
     return list(map(_address, values))
 
 
 def rows_are_whole(tensor: Tensor, lead: int) -> bool:
-    """Return whether the rows of a step lie at equal distances, each in one piece."""
+    """Return whether each row of a step is contiguous and rows have a constant stride."""
     plain = type(tensor) is Tensor and tensor.is_cpu and not tensor.is_complex()
     return plain and lead <= 1 and tensor.numel() > 0 and _in_order(tensor.shape, tensor.stride(), 1 + lead)
 
 
 def _in_order(shape: Sequence[int], strides: Sequence[int], first: int) -> bool:
-    """Return whether the dimensions from ``first`` on are in one piece."""
+    """Return whether the dimensions from ``first`` on are contiguous."""
     size = 1
     for length, stride in zip(reversed(shape[first:]), reversed(strides[first:]), strict=True):
         if length != 1 and stride != size:

@@ -1,4 +1,4 @@
-"""Programs of the library over all tokens of a batch, with derivatives."""
+"""Differentiable runs of library programs over all tokens of a batch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PASS = struct.Struct("9q")  # recurl_pass
 
 
 class Pass:
-    """A program over all tokens of a batch, forward and backward.
+    """Forward and backward pass of a program over all tokens of a batch.
 
     Args:
-        program: what runs; its builder's ``why_not_differentiable`` is None.
-        weights: those that have gradients; and where, among the numbers of all gradients, those of each begin.
+        program: the program; its builder's ``why_not_differentiable`` must be None.
+        weights: the weights that have gradients, each with the offset of its gradient in the flat gradient tensor.
     """
 
     def __init__(self, program: Program, weights: Sequence[tuple[Tensor, int]]) -> None:
@@ -35,14 +35,14 @@ class Pass:
         self._surrogate = surrogate_function()
 
     def memory(self, tokens: int) -> Tensor:
-        """Return memory that a pass over so many tokens works in."""
+        """Allocate the working memory of a pass over ``tokens`` tokens."""
         return torch.empty(self._memory(self._pointer, tokens), dtype=torch.uint8)
 
     def forward(self, places: Sequence[int], tokens: int, starts: Tensor) -> Tensor:
-        """Run forward; return what the backward pass needs.
+        """Run the forward pass and return the memory that the backward pass needs.
 
         Args:
-            places: a pointer and a stride for each slot that lies outside; null for states after a step.
+            places: a pointer and a stride for each external slot; null for states after a step.
             tokens: N.
             starts: bool ``[N]``, contiguous.
         """
@@ -53,15 +53,15 @@ class Pass:
     def backward(
         self, places: Sequence[int], grads: Sequence[int], tokens: int, starts: Tensor, memory: Tensor, into: Tensor
     ) -> None:
-        """Add the gradients of all weights to the numbers ``into``.
+        """Run the backward pass and add the gradients of all weights to ``into``.
 
         Args:
-            places: as those of forward.
-            grads: likewise, gradients of the slots; null for none.
+            places: as in :meth:`forward`.
+            grads: gradients of the slots in the same format; null for none.
             tokens: N.
-            starts: as that of forward.
-            memory: what forward returned.
-            into: gradients of all weights, contiguous.
+            starts: as in :meth:`forward`.
+            memory: result of :meth:`forward`.
+            into: gradients of all weights, flat and contiguous.
         """
         given, of_given, weights = self._buffer(places), self._buffer(grads), self._into(into)
         check(self._backward(self._call(given, tokens, starts, memory, ctypes.addressof(of_given), weights)))
@@ -76,16 +76,16 @@ class Pass:
         into: Tensor,
         surrogate: bytes,
     ) -> None:
-        """Run forward, compute the losses of PPO, and run backward; gradients of weights are overwritten.
+        """Run the forward pass, compute the PPO losses, and run the backward pass; weight gradients are overwritten.
 
         Args:
-            places: as those of forward; ``surrogate`` reads what is written there, and writes ``grads``.
-            grads: as those of backward.
+            places: as in :meth:`forward`; the losses of ``surrogate`` read its outputs and write ``grads``.
+            grads: as in :meth:`backward`.
             tokens: N.
-            starts: as that of forward.
-            memory: what :meth:`memory` returned.
-            into: as that of backward.
-            surrogate: recurl_surrogate.
+            starts: as in :meth:`forward`.
+            memory: result of :meth:`memory`.
+            into: as in :meth:`backward`.
+            surrogate: bytes of a recurl_surrogate.
         """
         given, of_given, weights = self._buffer(places), self._buffer(grads), self._into(into)
         call = self._call(given, tokens, starts, memory, ctypes.addressof(of_given), weights)

@@ -1,7 +1,7 @@
-"""Programs of the library: one step of a whole network in one call.
+"""Programs of the library: one step of a complete network in a single call.
 
-A program holds operations and where the weights lie; it reads them there at every run, so an edit in place counts at
-once. It can be run by several threads at a time.
+A program holds operations and the addresses of the weights. It reads the weights at every run, so an in-place edit
+takes effect immediately. Several threads can run the same program at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ACTIVATIONS", "SOURCES", "Program", "ProgramBuilder", "Value"]
 _KINDS = ("copy", "one_hot", "linear", "activate", "normalize", "layer_norm", "recur", "positive", "choose", "squash")
 ACTIVATIONS = ("tanh", "sigmoid", "silu", "elu", "leaky", "clamp")
 SOURCES = (torch.float32, torch.float64, torch.uint8, torch.int16, torch.int32, torch.int64)
-"""Dtypes that are converted, in the order of ``enum recurl_source``."""
+"""Source dtypes that can be converted, in the order of ``enum recurl_source``."""
 _DTYPES = (torch.float32, torch.float64)
 _NO_CHOICE, _NAN = 4, 3
 _ONE_HOT, _REFUSES, _VALUE = 1, 2, 4
@@ -33,12 +33,12 @@ _DIFFERENTIABLE = ("copy", "one_hot", "linear", "activate", "normalize", "layer_
 
 
 class Value(NamedTuple):
-    """Some columns of a slot, for one row of numbers each.
+    """Range of columns of a slot; a slot holds one row of numbers per batch row.
 
     Attributes:
-        slot: number of the slot.
-        column: the first of its columns.
-        columns: how many.
+        slot: index of the slot.
+        column: first column.
+        columns: number of columns.
     """
 
     slot: int
@@ -46,16 +46,16 @@ class Value(NamedTuple):
     columns: int
 
     def part(self, first: int, columns: int) -> Value:
-        """Return ``columns`` of its columns from ``first`` on."""
+        """Return a subrange of ``columns`` columns, starting at ``first``."""
         return Value(self.slot, self.column + first, columns)
 
 
 class Program:
-    """Operations that run together; made by a :class:`ProgramBuilder`.
+    """Sequence of operations that run as one call, built by a :class:`ProgramBuilder`.
 
     Attributes:
-        given: number of slots that lie outside.
-        address: of its recurl_program.
+        given: number of external slots.
+        address: address of its recurl_program.
     """
 
     def __init__(self, structure: Structure, given: int, kept: list[object]) -> None:
@@ -67,20 +67,21 @@ class Program:
         self._run = run_function()
 
     def __call__(self, places: Sequence[int], rows: int) -> bool:
-        """Run ``rows`` rows, given a pointer and a stride for each slot that lies outside.
+        """Run ``rows`` rows, given a pointer and a stride for each external slot.
 
         Returns:
-            Whether all actions could be chosen: not where a distribution that refuses it has NaN, or no choice.
+            Whether all actions could be chosen: False if a distribution that checks its inputs has NaN probabilities
+            or no allowed choice.
         """
         return self.run(self._places.pack(*places), rows)
 
     def run(self, places: bytes, rows: int) -> bool:
-        """Run ``rows`` rows, given the bytes of the places: int64, one after another."""
+        """Run ``rows`` rows, given the places as packed int64 bytes."""
         status = self._run(self.address, places, rows, torch.get_num_threads())
         return status == 0 or _succeeded(status)
 
     def bound(self, places: Sequence[int], rows: int) -> Callable[[], bool]:
-        """Return a call of these places, on one thread."""
+        """Return a function that runs the program on these places, on one thread."""
         run, pointer, packed = self._run, self.address, self._places.pack(*places)
 
         def call() -> bool:
@@ -98,16 +99,16 @@ def _succeeded(status: int) -> bool:
 
 
 class ProgramBuilder:
-    """Writes a program, one operation after another.
+    """Builder of a program from a sequence of operations.
 
     Args:
-        dtype: float32 or float64, of all numbers inside and of the weights.
+        dtype: float32 or float64, the dtype of all internal numbers and of the weights.
 
     Attributes:
-        weights: what its operations read, as they were given.
+        weights: the weights that the operations read, as passed in.
 
     Raises:
-        UnsupportedError: something isn't for the library; the message says what.
+        UnsupportedError: the library doesn't support an argument; the message states which.
 
     Example:
         >>> from recurl.recurrence.cpu import instruction_sets
@@ -132,24 +133,24 @@ class ProgramBuilder:
         self._kept: list[object] = []
         self.weights: list[Tensor] = []
 
-    # Slots inside are numbered from -2 downwards until the end, where it is known how many lie outside; -1 is none.
+    # Internal slots are numbered from -2 downwards until finish(), which knows the number of external ones. -1 is none.
 
     def outside(self, columns: int) -> Value:
-        """Return a new slot that lies where each call says."""
+        """Add an external slot, whose place is passed with each call."""
         self._given += 1
         return Value(self._given - 1, 0, columns)
 
     def inside(self, columns: int) -> Value:
-        """Return a new slot in memory of the library."""
+        """Add an internal slot in memory of the library."""
         self._columns.append(columns)
         return Value(-1 - len(self._columns), 0, columns)
 
     def copy(self, value: Value, to: Value, source: torch.dtype, divisor: float = 1.0) -> None:
-        """Copy numbers of another dtype, divided by ``divisor``."""
+        """Convert numbers from the dtype ``source`` and divide them by ``divisor``."""
         self._add("copy", value, to, variant=SOURCES.index(source), low=divisor)
 
     def one_hot(self, value: Value, to: Value) -> None:
-        """Write a one-hot vector of an int64."""
+        """Write the one-hot encoding of an int64."""
         self._add("one_hot", value, to)
 
     def linear(self, value: Value, weight: Tensor, bias: Tensor | None, to: Value) -> None:
@@ -162,7 +163,7 @@ class ProgramBuilder:
         self._add("activate", value, to, variant=ACTIVATIONS.index(name), low=low, high=high)
 
     def normalize(self, value: Value, mean: Tensor, scale: Tensor, clip: float, to: Value) -> None:
-        """Write ``(value - mean) * scale``, between ``-clip`` and ``clip``."""
+        """Write ``(value - mean) * scale``, clipped to ``[-clip, clip]``."""
         shape = (value.columns,)
         w, b = self._weights(((mean, shape), (scale, shape)))
         self._add("normalize", value, to, w=w, b=b, low=-clip, high=clip)
@@ -170,7 +171,7 @@ class ProgramBuilder:
     def layer_norm(
         self, value: Value, weight: Tensor | None, bias: Tensor | None, eps: float, to: Value, *, centered: bool = True
     ) -> None:
-        """Normalise over the columns, by the variance or, not ``centered``, by the mean square."""
+        """Normalize over the columns by the variance, or by the mean square if not ``centered``."""
         shape = (value.columns,)
         w, b = self._weights(((weight, shape), (bias, shape)))
         self._add("layer_norm", value, to, w=w, b=b, low=eps, variant=int(not centered))
@@ -185,7 +186,7 @@ class ProgramBuilder:
         after: Sequence[Value],
         to: Value,
     ) -> None:
-        """Write features and states after one step; states that aren't given count as zero."""
+        """Write the features and the states after one step; states that aren't given are zero."""
         sizes = sizes_of(cell, layers, self.dtype, value.columns)
         if sizes is None:
             raise UnsupportedError(f"the C++ library has no step for this {cell.name}")
@@ -193,7 +194,7 @@ class ProgramBuilder:
         self.weights += [w for (layer,) in layers for w in layer if w is not None]
         self._kept += [step, weights, *(w for (layer,) in layers for w in layer if w is not None)]
         self._kept += [w.detach() for (layer,) in layers for w in layer if w is not None]
-        slots = (is_init, *_two(before), *_two(after))
+        slots = (is_init, *_pad_to_two(before), *_pad_to_two(after))
         addresses = {"step": ctypes.addressof(step), "layers": ctypes.addressof(weights)}
         self._add("recur", value, to, slots=slots, **addresses)
 
@@ -214,9 +215,9 @@ class ProgramBuilder:
         refuses: bool = False,
         value: bool = False,
     ) -> None:
-        """Choose by logits, as int64: what ``noise`` draws, or without noise the best; see ``Categorical``.
+        """Choose an action from logits, as int64: a sample given ``noise``, else the mode; see ``Categorical``.
 
-        With ``value``, the logit of the choice is written in the place of its log-probability.
+        With ``value``, the logit of the choice is written instead of its log-probability.
         """
         variant = _ONE_HOT * one_hot + _REFUSES * refuses + _VALUE * value
         self._add("choose", logits, to, slots=(noise, mask, log_prob), variant=variant)
@@ -230,13 +231,13 @@ class ProgramBuilder:
         to: Value,
         log_prob: Value | None,
     ) -> None:
-        """Write a sample of ``TanhNormal``, or without noise its median; ``bounds`` are low and half the range."""
+        """Write a sample of ``TanhNormal``, or its median without ``noise``; ``bounds`` are low and half the range."""
         w, b = self._weights([(bound, (loc.columns,)) for bound in bounds])
         self._add("squash", loc, to, slots=(scale, noise, log_prob), w=w, b=b)
 
     @property
     def why_not_differentiable(self) -> str | None:
-        """Why the program has no derivatives, or None if it has."""
+        """Reason why the program has no derivatives, or None if it has."""
         ops = [_KINDS[op.kind] for op in self._ops]
         missing = next((kind for kind in ops if kind not in _DIFFERENTIABLE), None)
         after = {slot for op, kind in zip(self._ops, ops, strict=True) if kind == "recur" for slot in op.slots[3:]} - {
@@ -244,10 +245,10 @@ class ProgramBuilder:
         }
         if missing is not None:
             return f"the operation {missing} has no derivative in C++"
-        return "something reads a state after a step" if any(op.source in after for op in self._ops) else None
+        return "an operation reads a state after a step" if any(op.source in after for op in self._ops) else None
 
     def finish(self) -> Program:
-        """Return the program."""
+        """Build the program."""
         ops, columns = (Op * len(self._ops))(*self._ops), (ctypes.c_int64 * len(self._columns))(*self._columns)
         for op in ops:
             op.source, op.to = self._number(op.source), self._number(op.to)
@@ -286,7 +287,7 @@ class ProgramBuilder:
         self._ops.append(op)
 
     def _weights(self, expected: Sequence[tuple[Tensor | None, tuple[int, ...]]]) -> list[int | None]:
-        """Return where weights lie, and keep that memory."""
+        """Return the addresses of weights, and keep their memory alive."""
         pointers: list[int | None] = []
         for tensor, shape in expected:
             if tensor is None:
@@ -295,7 +296,7 @@ class ProgramBuilder:
             if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.dtype is not self.dtype:
                 raise UnsupportedError(f"a weight is {type(tensor).__name__} of {tensor.dtype} on {tensor.device}")
             if tensor.shape != shape or not tensor.is_contiguous():
-                raise UnsupportedError(f"a weight has the shape {list(tensor.shape)} or strides of its own")
+                raise UnsupportedError(f"a weight has the shape {list(tensor.shape)} or isn't contiguous")
             self.weights.append(tensor)
             alias = tensor.detach()  # keeps the memory even if `tensor.data` is assigned
             self._kept.append(alias)
@@ -303,6 +304,6 @@ class ProgramBuilder:
         return pointers
 
 
-def _two(values: Sequence[Value]) -> tuple[Value | None, Value | None]:
+def _pad_to_two(values: Sequence[Value]) -> tuple[Value | None, Value | None]:
     padded: tuple[Value | None, ...] = (*values, None, None)
     return padded[0], padded[1]

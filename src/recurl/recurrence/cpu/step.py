@@ -1,7 +1,6 @@
-"""One step of a whole stack, as in an environment, in one call of the library.
+"""One step of a full stack, as in an environment, in a single library call.
 
-Nothing is kept between calls: the library reads the weights where they lie, so an edit of them, by whatever way, counts
-at once.
+Nothing is cached between calls. The library reads the weights in place, so any edit of them takes effect immediately.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from recurl.recurrence.cpu.library import check, instruction_sets, step_function
 _CELLS = {"lstm": 0, "gru": 1}
 _GATES = {"lstm": 4, "gru": 3}
 _DTYPES = {torch.float32: 0, torch.float64: 1}
-NUMBERS = 25  # of recurl_step
-NUMBERS_OF_WEIGHTS = 5  # of recurl_step_weights
+NUMBERS = 25  # fields of recurl_step
+NUMBERS_OF_WEIGHTS = 5  # fields of recurl_step_weights
 _STEP = struct.Struct(f"{NUMBERS}q")
 PLAIN = (Tensor, nn.Parameter)
 _NO_STATE = (0, 0, 0)
 Layers: TypeAlias = Sequence[Sequence[Any]]
-"""Weights by layer, of one direction each."""
+"""Weights by layer, with one direction each."""
 
 
 def can_step() -> bool:
-    """Whether :func:`step` may be asked: the library is there, and nothing follows what torch does.
+    """Return whether :func:`step` may be used: the library is available and nothing tracks torch's operations.
 
-    Autograd, what traces, what transforms and what counts torch's operations would not see the library.
+    Autograd, tracing, function transforms and dispatch modes can't see calls of the library.
     """
     return (
         not torch.is_grad_enabled()
@@ -52,9 +51,9 @@ def step(
     states: States | None,
     is_init: Tensor | None,
 ) -> tuple[Tensor, States] | None:
-    """Return what :func:`recurl.recurrence.step_stack` returns, or None where cell or tensors are not for it.
+    """Return the result of :func:`recurl.recurrence.step_stack`, or None if the cell or a tensor is unsupported.
 
-    They must be plain tensors on the CPU in one of the kernels' dtypes, and fit each other.
+    Tensors must be plain tensors on the CPU, in a dtype of the kernels, with matching shapes.
     """
     kind = _CELLS.get(cell.name)
     if kind is None:
@@ -74,7 +73,7 @@ def step(
             return None
         is_init = is_init.contiguous()
     numbers += 0 if is_init is None else is_init.data_ptr(), 1
-    before: list[Tensor] = []  # kept until the call is over
+    before: list[Tensor] = []  # kept alive during the call
     for size, state in zip(sizes, states or (None, None), strict=False):
         if state is None:
             numbers += _NO_STATE
@@ -94,7 +93,7 @@ def step(
 
 
 def sizes_of(cell: Cell, layers: Layers, dtype: torch.dtype, inputs: int) -> tuple[bytes, bytes] | None:
-    """Return a recurl_step that holds sizes alone, and its array of recurl_step_weights; None as :func:`step`."""
+    """Return a recurl_step with only the sizes set and its recurl_step_weights; None if unsupported, as in ``step``."""
     weights = _weights(cell, layers, dtype, inputs) if cell.name in _CELLS else None
     if weights is None:
         return None
@@ -113,7 +112,7 @@ def _unit_stride(tensor: Tensor) -> Tensor:
 
 
 def _weights(cell: Cell, layers: Sequence[Sequence[LayerWeights]], dtype: torch.dtype, inputs: int) -> bytes | None:
-    """The array of recurl_step_weights, or None where a weight is not for the library."""
+    """Return the array of recurl_step_weights, or None if the library doesn't support a weight."""
     if dtype not in _DTYPES:
         return None
     rows, outputs = layers[0][0].w_hh.shape

@@ -1,4 +1,4 @@
-"""Linear recurrences: :func:`linear_recurrence` over segments, and the one of discounted sums."""
+"""Linear recurrences: :func:`linear_recurrence` over segments and the reverse recurrence of discounted sums."""
 
 from recurl.recurrence.linear.operator import linear_recurrence
 from recurl.recurrence.linear.registry import LINEAR

@@ -1,7 +1,8 @@
-"""Derivatives of a linear recurrence as other linear recurrences, in operations that torch differentiates again.
+"""Derivatives of a linear recurrence, expressed as linear recurrences that torch can differentiate again.
 
-With c[n] = conj(a[n]) * (grad[n] + c[n + 1]), which starts anew at the last token of each segment, the gradient of
-b[n] is grad[n] + c[n + 1], that of a[n] its product with the state before n, and c[n] goes to the state before n.
+Let c[n] = conj(a[n]) * (grad[n] + c[n + 1]), restarted at the last token of each segment. The gradient of b[n] is
+grad[n] + c[n + 1], the gradient of a[n] is its product with the conjugate of the state before n, and c[n] is the
+gradient that reaches the state before n.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ def states_before(inputs: Inputs, h: Tensor) -> Tensor:
 
 
 def gradients(run: Run, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
-    """Return the gradients of a, b and states: :meth:`LinearKernels.backward`, given a forward pass.
+    """Compute the gradients of a, b and states as in :meth:`LinearKernels.backward` from a forward pass.
 
     Args:
-        run: the forward pass; differentiable where the gradients are to be.
+        run: the forward pass; the gradients are differentiable if it is.
         inputs: its inputs.
         h: its result.
         grad: gradient of the result.
-        needs: which gradients are wanted.
+        needs: which gradients to compute.
     """
     boundaries, narrow = inputs.boundaries, h.dtype
     starts, ends = boundaries.starts.unsqueeze(-1), boundaries.ends.unsqueeze(-1)
@@ -57,7 +58,7 @@ def _narrowed(found: Gradients, dtype: torch.dtype) -> Gradients:
 def tangent(
     run: Run, inputs: Inputs, h: Tensor, tangents: tuple[Tensor | None, Tensor | None, Tensor | None]
 ) -> Tensor:
-    """Return the derivative of the result along ``tangents`` of a, b and states; None is zero."""
+    """Return the directional derivative of the result for ``tangents`` of a, b and states; None means zero."""
     wide = ACCUMULATED[h.dtype]
     of_a, of_b, of_states = (None if one is None else one.to(wide) for one in tangents)
     zero = h.new_zeros((), dtype=wide).expand_as(h)
@@ -68,28 +69,28 @@ def tangent(
     return run(Inputs(inputs.a.to(wide), drive, states, inputs.boundaries)).to(h.dtype)
 
 
-class Composed:
-    """Kernels of which only the forward pass is their own."""
+class ForwardOnly:
+    """Base class of kernels that define only a forward pass and derive the backward pass from it."""
 
     name = ""
 
     def missing(self) -> str | None:
-        """Nothing: they need torch only."""
+        """Return None: only torch is needed."""
         return None
 
     def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """They serve everything."""
+        """Return None: every device and dtype is supported."""
         return None
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """See :meth:`LinearKernels.forward`."""
+        """Return h, ``[N, D]``."""
         raise NotImplementedError
 
     def backward(self, inputs: Inputs, h: Tensor, grad: Tensor, needs: Needs) -> Gradients:
-        """See :meth:`LinearKernels.backward`."""
+        """Return the gradients of a, b and states."""
         return gradients(self.forward, inputs, h, grad, needs)
 
 
 def _conjugate(x: Tensor) -> Tensor:
-    """Return the conjugate: of operations that vmap has rules for."""
+    """Return the conjugate, computed with operations that have vmap rules."""
     return torch.complex(x.real, -x.imag) if x.is_complex() else x

@@ -1,4 +1,4 @@
-"""What computes a linear recurrence, and the one place that decides who does."""
+"""Kernel protocol, registry, and kernel selection for linear recurrences."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ ACCUMULATED = {
     torch.complex64: torch.complex128,
     torch.complex128: torch.complex128,
 }
-"""The dtypes that are served, and that in which the state is carried from token to token.
+"""Supported dtypes, with the dtype in which the state is carried from token to token.
 
-A product of many factors near one loses a digit in float32 every few hundred factors; the state that is carried loses
-one in 10,000 steps.
+A float32 product of many factors near one loses a digit every few hundred factors; the wider carried state loses one in
+10,000 steps.
 """
 
 
 class Inputs(NamedTuple):
-    """A flat stream of N tokens with D channels.
+    """Inputs of a recurrence over a flat stream of N tokens with D channels.
 
     Attributes:
-        a: coefficients ``[N, D]``, or ``[D]`` where they are the same at every token.
+        a: coefficients ``[N, D]``, or ``[D]`` if they are the same at every token.
         b: ``[N, D]``.
-        states: stored states ``[N, D]``, read at the first token of each segment only.
+        states: stored states ``[N, D]``, read only at the first token of each segment.
         boundaries: the segments.
     """
 
@@ -43,22 +43,22 @@ class Inputs(NamedTuple):
 
 
 class LinearKernels(Protocol):
-    """A way to compute ``h[n] = a[n] * h[n - 1] + b[n]``; where a segment starts, ``a[n] * states[n] + b[n]``.
+    """Kernels for ``h[n] = a[n] * h[n - 1] + b[n]``, or ``a[n] * states[n] + b[n]`` where a segment starts.
 
-    Both passes are pure functions, without autograd, of N > 0 tokens of D > 0 channels.
+    Both passes are pure functions without autograd, for N > 0 tokens and D > 0 channels.
     """
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Name for ``recurrent_backend``."""
         ...
 
     def missing(self) -> str | None:
-        """Return what must be installed before it can run at all, or None."""
+        """Return what must be installed before these kernels can run, or None."""
         ...
 
     def unsupported(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return why it can't serve tensors on ``device`` of ``dtype``, or None."""
+        """Return why these kernels can't serve tensors of ``dtype`` on ``device``, or None."""
         ...
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -71,16 +71,17 @@ class LinearKernels(Protocol):
         """Return the gradients of a, b and states, None where ``needs`` is false; ``inputs.b`` is not read.
 
         Args:
-            inputs: what :meth:`forward` got.
-            h: what it returned.
+            inputs: inputs of :meth:`forward`.
+            h: result of :meth:`forward`.
             grad: gradient of ``h``, possibly expanded.
-            needs: which gradients are wanted. That of the states is zero but at the first token of each segment.
+            needs: which gradients to compute. The gradient of the states is zero except at the first token of each
+                segment.
         """
         ...
 
 
 class LinearRegistry:
-    """Kernels by name, and the rules for ``"auto"`` and ``"fastest"``."""
+    """Registry of kernels by name, with the rules for ``"auto"`` and ``"fastest"``."""
 
     def __init__(self, kernels: tuple[LinearKernels, ...], fast: tuple[str, ...]) -> None:
         self._kernels = {one.name: one for one in kernels}
@@ -88,19 +89,19 @@ class LinearRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name that :meth:`choose` accepts."""
+        """All names accepted by :meth:`choose`."""
         return ("auto", "fastest", *self._kernels)
 
     def named(self, name: str) -> LinearKernels:
-        """Return the kernels of a name, whether or not they can run."""
+        """Return the kernels called ``name``, whether or not they can run."""
         return self._kernels[name]
 
     def choose(self, name: str, device: torch.device, dtype: torch.dtype) -> LinearKernels:
-        """Return the kernels that serve ``name``; there is no silent fallback from those asked for by name.
+        """Select the kernels for ``name``. Kernels requested by name never fall back to others.
 
         Raises:
-            ArgumentError: no such name.
-            UnsupportedError: they can't serve; the message says why and what can.
+            ArgumentError: there is no such name.
+            UnsupportedError: the kernels can't serve the call; the message states the reason.
         """
         if name not in self.names:
             raise ArgumentError(

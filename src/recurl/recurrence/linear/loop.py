@@ -1,21 +1,21 @@
-"""The backends ``loop`` and ``reference``: one step after the other."""
+"""The step-by-step backends ``loop`` and ``reference``."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from recurl.recurrence.linear.derivatives import Composed
+from recurl.recurrence.linear.derivatives import ForwardOnly
 from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs
 
 
-class LoopLinear(Composed):
-    """A step of all segments at once, longest first. Fetches the segment lengths once per batch."""
+class LoopLinear(ForwardOnly):
+    """Step loop over all segments at once, longest first. Segment lengths are fetched once per batch."""
 
     name = "loop"
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`."""
+        """Return h, ``[N, D]``."""
         a, b, states, boundaries = inputs
         plan, wide = boundaries.host(), ACCUMULATED[b.dtype]
         packed = b.index_select(0, plan.order).to(wide)
@@ -27,13 +27,13 @@ class LoopLinear(Composed):
         return torch.empty_like(b, memory_format=torch.contiguous_format).index_copy_(0, plan.order, packed.to(b.dtype))
 
 
-class ReferenceLinear(Composed):
-    """The oracle: one token after the other, nothing clever; any order of derivative by torch's own rules."""
+class ReferenceLinear(ForwardOnly):
+    """Reference kernels: one token after another, with derivatives of any order by autograd."""
 
     name = "reference"
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`; differentiable."""
+        """Return h, ``[N, D]``; differentiable."""
         a, b, states, boundaries = inputs
         wide = ACCUMULATED[b.dtype]
         after: list[Tensor] = []

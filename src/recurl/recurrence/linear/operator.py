@@ -1,4 +1,4 @@
-"""``linear_recurrence``, with its derivatives; an autograd.Function in eager mode, operators while tracing."""
+"""``linear_recurrence`` with its derivatives: an autograd.Function in eager mode, operators while tracing."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ def linear_recurrence(
 ) -> Tensor:
     """Solve ``h[n] = a[n] * h[n - 1] + b[n]`` over the segments of a flat stream, real or complex, elementwise.
 
-    Where a segment starts, the state stored at that token stands in the place of ``h[n - 1]``. It is selected, not
-    mixed in: NaN and infinities of other segments, and of states that aren't read, reach nothing.
+    Where a segment starts, the state stored at that token replaces ``h[n - 1]``. It is selected, not blended in, so NaN
+    and infinities of other segments, and of states that aren't read, don't propagate.
 
-    The state is carried from token to token in float64 (in float32 where inputs are bfloat16 or float16), by ``triton``
-    from one piece of 16 tokens to the next, so that long sequences with coefficients near one keep the accuracy of
-    their dtype. The same inputs give the same bits.
+    The state is carried from token to token in float64 (float32 for bfloat16 and float16 inputs), by ``triton`` from
+    one block of 16 tokens to the next. Long sequences with coefficients near one therefore keep the accuracy of their
+    dtype. Results are deterministic: the same inputs give the same bits.
 
     Args:
-        a: coefficients ``[N, *shape]``, or ``[*shape]`` where they are the same at every token.
+        a: coefficients ``[N, *shape]``, or ``[*shape]`` if they are the same at every token.
         b: ``[N, *shape]``.
-        states: stored states ``[N, *shape]``, read at the first token of each segment only.
-        boundaries: the segments, of N tokens.
-        recurrent_backend: ``"reference"``, ``"loop"``, ``"scan"``, ``"cpu"``, ``"triton"``, ``"auto"`` (``loop``, under
-            ``torch.compile`` ``scan``) or ``"fastest"`` (``triton`` or ``cpu`` where they serve, else ``loop``).
-            ``scan`` multiplies coefficients of up to T tokens with each other: where moduli over 1 make such a product
-            infinite, states that are 0 become NaN.
+        states: stored states ``[N, *shape]``, read only at the first token of each segment.
+        boundaries: the segments of the N tokens.
+        recurrent_backend: ``"reference"``, ``"loop"``, ``"scan"``, ``"cpu"``, ``"triton"``, ``"auto"`` (``loop``, or
+            ``scan`` under ``torch.compile``) or ``"fastest"`` (``triton`` or ``cpu`` if supported, else ``loop``).
+            ``scan`` multiplies the coefficients of up to T tokens: if moduli over 1 make such a product infinite,
+            states that are 0 become NaN.
 
     Returns:
-        h, ``[N, *shape]``: differentiable in a, b and states, any number of times, also forwards.
+        h, ``[N, *shape]``, differentiable in a, b and states to any order and in forward mode.
 
     Raises:
-        ArgumentError: shapes or dtypes don't fit, or there is no such backend.
-        UnsupportedError: the backend can't run this; the message says why.
+        ArgumentError: shapes or dtypes don't match, or there is no such backend.
+        UnsupportedError: the backend can't run this call; the message states the reason.
 
     Example:
         >>> boundaries = Boundaries.from_is_init(torch.tensor([True, False, True, False]))
@@ -69,8 +69,8 @@ def _check(a: Tensor, b: Tensor, states: Tensor, boundaries: Boundaries) -> None
     if b.dtype not in ACCUMULATED or not a.dtype == b.dtype == states.dtype:
         served = ", ".join(str(dtype).removeprefix("torch.") for dtype in ACCUMULATED)
         raise ArgumentError(
-            f"a, b and states of a linear recurrence must have one dtype, of {served}; got {a.dtype}, {b.dtype} and "
-            f"{states.dtype}. Convert them, a real coefficient of complex states too."
+            f"a, b and states of a linear recurrence must have the same dtype, one of {served}; got {a.dtype}, "
+            f"{b.dtype} and {states.dtype}. Convert them, including a real coefficient of complex states."
         )
     if b.ndim < 2 or b.shape[0] != boundaries.num_tokens:
         raise ArgumentError(
@@ -79,8 +79,8 @@ def _check(a: Tensor, b: Tensor, states: Tensor, boundaries: Boundaries) -> None
         )
     if a.shape not in (b.shape, b.shape[1:]) or states.shape != b.shape:
         raise ArgumentError(
-            f"For b of shape {tuple(b.shape)} a must have that shape, or {tuple(b.shape[1:])} where it is the same at "
-            f"every token, and states that shape; got {tuple(a.shape)} and {tuple(states.shape)}. Expand them."
+            f"For b of shape {tuple(b.shape)}, a must have the same shape, or {tuple(b.shape[1:])} if it is constant "
+            f"over tokens, and states the same shape; got {tuple(a.shape)} and {tuple(states.shape)}. Expand them."
         )
     if not a.device == b.device == states.device == boundaries.device:
         raise ArgumentError(
@@ -107,9 +107,9 @@ def _run(kernels: LinearKernels, a: Tensor, b: Tensor, states: Tensor, boundarie
 
 
 class _Recurrence(torch.autograd.Function):
-    """The eager path: (kernels, boundaries, their starts, a, b, states) -> h.
+    """Autograd function for eager mode: (kernels, boundaries, their starts, a, b, states) -> h.
 
-    The starts come apart from the boundaries, for torch.func to see.
+    The starts are a separate argument, so that torch.func can transform them.
     """
 
     @staticmethod
@@ -129,19 +129,19 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, h = _recall(ctx)
+        inputs, h = _restore(ctx)
         needs: tuple[bool, bool, bool] = ctx.needs_input_grad[3:]
         if is_functorch_active() or gradients_have_derivatives(grads):
-            found = gradients(lambda reverse: _again(ctx.kernels, reverse), inputs, h, grads[0], needs)
+            found = gradients(lambda reverse: _run_differentiably(ctx.kernels, reverse), inputs, h, grads[0], needs)
         else:
             found: Gradients = ctx.kernels.backward(inputs, h, grads[0], needs)
         return None, None, None, *found
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        inputs, h = _recall(ctx)
+        inputs, h = _restore(ctx)
         a, b, states = tangents[3:]
-        return tangent(lambda along: _again(ctx.kernels, along), inputs, h, (a, b, states))
+        return tangent(lambda other: _run_differentiably(ctx.kernels, other), inputs, h, (a, b, states))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -154,13 +154,13 @@ class _Recurrence(torch.autograd.Function):
         return map_folded(run, info.batch_size, (*dims, of_starts), (a, b, states, starts))
 
 
-def _again(kernels: LinearKernels, inputs: Inputs) -> Tensor:
-    """The recurrence on other inputs, differentiable."""
+def _run_differentiably(kernels: LinearKernels, inputs: Inputs) -> Tensor:
+    """Run the recurrence on other inputs, differentiably."""
     return _Recurrence.apply(kernels, inputs.boundaries, inputs.boundaries.starts, inputs.a, inputs.b, inputs.states)
 
 
-def _recall(ctx: Any) -> tuple[Inputs, Tensor]:
-    """The inputs, h in the place of b, and h."""
+def _restore(ctx: Any) -> tuple[Inputs, Tensor]:
+    """Return the saved inputs, with h in place of b, and h."""
     starts, a, states, h = ctx.saved_tensors
     boundaries: Boundaries = ctx.boundaries
     if boundaries.starts is not starts:

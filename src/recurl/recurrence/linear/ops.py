@@ -1,4 +1,4 @@
-"""A linear recurrence as operators of ``torch.library``, which tracing sees in the place of kernels."""
+"""Operators of ``torch.library`` for linear recurrences, which represent the kernels while tracing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _BACKWARD = (
     "-> Tensor[]"
 )
 
-_library = Library("recurl", "FRAGMENT")  # its end would take the operators away
+_library = Library("recurl", "FRAGMENT")  # kept alive: deleting it would unregister the operators
 
 
 def forward(kernels: LinearKernels, inputs: Inputs) -> Tensor:
-    """Run the kernels and take note of it."""
+    """Run the forward kernel and record the run."""
     record_run(kernels.name)
     return kernels.forward(inputs)
 
@@ -37,8 +37,8 @@ def map_folded(
 ) -> tuple[Tensor, int]:
     """Run over a mapped dimension of (a, b, states, starts).
 
-    The mapped streams become one, each beginning with the start of a segment; where it is mapped, an ``a`` that is the
-    same at every token of each makes them channels beside each other, or, as boundaries are mapped too, runs apart.
+    The mapped streams are concatenated; each begins with the start of a segment. If a constant ``a`` is mapped, the
+    streams become additional channels instead, or separate runs if the boundaries are mapped too.
     """
     a, b, states, starts = (one if dim is None else one.movedim(dim, 0) for one, dim in zip(args, in_dims, strict=True))
     if in_dims[0] is not None and a.ndim == 2:
@@ -98,7 +98,7 @@ def _fake_backward(a: Tensor, h: Tensor, states: Tensor, grad: Tensor, *others: 
     return [one.new_empty(one.shape) for one, need in zip((a, h, states), needs, strict=True) if need]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     a, _, states, starts, ctx.length, ctx.backend = inputs
     ctx.save_for_backward(a, output, states, starts)
 
@@ -142,4 +142,4 @@ run_operator: Callable[..., Tensor] = _define("linear_recurrence", _FORWARD, _ru
 _backward: Callable[..., list[Tensor]] = _define(
     "linear_recurrence_backward", _BACKWARD, _run_backward, _fake_backward, _map_backward
 )
-torch.library.register_autograd("recurl::linear_recurrence", _gradient, setup_context=_keep, lib=_library)
+torch.library.register_autograd("recurl::linear_recurrence", _gradient, setup_context=_save_for_gradient, lib=_library)

@@ -1,4 +1,4 @@
-"""Which kernels of linear recurrences there are."""
+"""Registry of the built-in kernels for linear recurrences."""
 
 from recurl.recurrence.cpu.linear import CpuLinear
 from recurl.recurrence.linear.kernels import LinearRegistry

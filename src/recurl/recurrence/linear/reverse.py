@@ -1,4 +1,4 @@
-"""The recurrence of discounted sums: backwards along the last dimension, cut where a coefficient is zero."""
+"""Reverse linear recurrence for discounted sums along the last dimension, cut where a coefficient is zero."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["reverse_linear_recurrence"]
 def reverse_linear_recurrence(offset: Tensor, coefficient: Tensor) -> Tensor:
     """Solve ``y[t] = offset[t] + coefficient[t] * y[t + 1]`` backwards along the last dimension, with ``y[T] = 0``.
 
-    The solution is built by doubling (Hillis and Steele, "Data parallel algorithms", 1986): after pass k every
-    ``y[t]`` holds the sum of its first ``2 ** k`` terms, so ``ceil(log2 T)`` passes of elementwise operations do,
-    without a loop over time and without a device synchronisation.
+    The solution is built by doubling (Hillis and Steele, "Data parallel algorithms", 1986): after pass k, every
+    ``y[t]`` holds the sum of its first ``2 ** k`` terms. This takes ``ceil(log2 T)`` passes of elementwise operations,
+    with neither a loop over time nor a device synchronization.
 
-    A zero coefficient cuts the stream: nothing passes, neither NaN and infinities of what follows nor gradients.
+    A zero coefficient cuts the stream: no NaN or infinity of later positions and no gradient crosses it.
 
     Args:
         offset: ``[..., T]``, floating point.
-        coefficient: ``[..., T]``, same dtype, finite; what stands at the last position is not used.
+        coefficient: ``[..., T]``, same dtype, finite; the last position is not used.
 
     Returns:
         ``[..., T]``, differentiable with respect to both arguments.
@@ -41,9 +41,9 @@ def reverse_linear_recurrence(offset: Tensor, coefficient: Tensor) -> Tensor:
             f"{tuple(coefficient.shape)}."
         )
     length = offset.shape[-1]
-    shift, factor = 1, coefficient[..., :-1]  # factor: of y[t + shift] in y[t], for t < T - shift
+    shift, factor = 1, coefficient[..., :-1]  # factor of y[t + shift] in y[t], for t < T - shift
     while shift < length:
-        cut = factor == 0  # selected, for 0 * NaN is NaN
+        cut = factor == 0  # masked, since 0 * NaN is NaN
         earlier = torch.addcmul(offset[..., :-shift], factor, offset[..., shift:].masked_fill(cut, 0.0))
         offset = torch.cat([earlier, offset[..., -shift:]], -1)
         factor = (factor[..., :-shift] * factor[..., shift:]).masked_fill(cut[..., :-shift], 0.0)

@@ -1,8 +1,8 @@
-"""The backend ``scan``: no loop over time, in operations that ``torch.compile`` fuses.
+"""The backend ``scan``: a parallel scan without a loop over time, in operations that ``torch.compile`` fuses.
 
-By doubling (Hillis and Steele, "Data parallel algorithms", 1986): after pass k every token holds what the last 2**k
-tokens of its segment do to the state, and the product of their coefficients. Rows bound how long a segment can be, so
-that the number of passes is known without waiting for the device.
+The scan uses doubling (Hillis and Steele, "Data parallel algorithms", 1986): after pass k, every token holds the effect
+of the last 2**k tokens of its segment on the state, and the product of their coefficients. The row length bounds the
+length of a segment, so the number of passes is known without synchronizing with the device.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ import torch
 from torch import Tensor
 
 from recurl.recurrence.boundaries import Boundaries
-from recurl.recurrence.linear.derivatives import Composed, Gradients, gradients
+from recurl.recurrence.linear.derivatives import ForwardOnly, Gradients, gradients
 from recurl.recurrence.linear.kernels import ACCUMULATED, Inputs
 
 
-class ScanLinear(Composed):
-    """``log2 T`` passes of elementwise operations for rows of T tokens."""
+class ScanLinear(ForwardOnly):
+    """Parallel scan: ``log2 T`` passes of elementwise operations for rows of T tokens."""
 
     name = "scan"
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """See :meth:`recurl.recurrence.linear.kernels.LinearKernels.forward`; differentiable."""
+        """Return h, ``[N, D]``; differentiable."""
         a, b, states, boundaries = inputs
         wide = ACCUMULATED[b.dtype]
         first, factor = boundaries.starts.unsqueeze(-1), a.to(wide)
-        # Whether the tokens that are summed up begin with their segment's first: nothing before them counts.
-        whole = first
+        # True where the accumulated tokens reach back to the first token of the segment.
+        complete = first
         h = b.to(wide) + torch.where(first, factor * states.to(wide), 0)
         shift, length = 1, boundaries.batch_shape[-1]
         while shift < length:
-            earlier, cut = h[:-shift], whole[shift:]
+            earlier, cut = h[:-shift], complete[shift:]
             reached = factor if a.ndim == 1 else factor[shift:]
             h = torch.cat([h[:shift], torch.where(cut, h[shift:], reached * earlier + h[shift:])])
-            whole = torch.cat([whole[:shift], cut | whole[:-shift]])
+            complete = torch.cat([complete[:shift], cut | complete[:-shift]])
             factor = factor * factor if a.ndim == 1 else torch.cat([factor[:shift], reached * factor[:-shift]])
             shift *= 2
         return h.to(b.dtype)
 
 
 class TracedScan(torch.autograd.Function):
-    """The scan with its derivatives, for ``torch.compile`` to see through."""
+    """Autograd function of the scan that ``torch.compile`` can trace."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, states: Tensor, starts: Tensor, length: int) -> Tensor:

@@ -1,4 +1,5 @@
-// AVX2 and FMA: setup.py compiles this file with their flags on x86-64; elsewhere it is empty.
+// Kernels for AVX2 and FMA: setup.py compiles this file with the corresponding flags on x86-64; elsewhere it provides
+// none.
 #if defined(__AVX2__) && defined(__FMA__)
 #define RECURL_VECTOR_BYTES 32
 #define RECURL_PANEL_VECTORS 2

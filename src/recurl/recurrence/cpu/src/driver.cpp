@@ -1,5 +1,5 @@
-// What runs when, on which thread: segments are sorted by length and dealt out in tiles; a thread owns a tile from its
-// first step to its last, so no thread waits for another inside a sequence. Compiled for the default target.
+// Driver: scheduling of kernels on threads. Segments are sorted by length and grouped into tiles. A thread owns a tile
+// from its first step to its last, so no thread waits for another within a sequence. Compiled for the default target.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -15,8 +15,8 @@
 namespace recurl {
 namespace {
 
-constexpr int64_t kTokenBlock = 8 * kMaxTileRows;     // tokens handed to a thread at once where tokens are independent
-constexpr double kWorkPerThread = 2e6;                // multiplications below which a second thread isn't worth it
+constexpr int64_t kTokenBlock = 8 * kMaxTileRows;     // tokens per job where tokens are independent
+constexpr double kWorkPerThread = 2e6;                // multiplications below which another thread doesn't pay off
 
 bool processor_has(int64_t isa) {
 #if (defined(__x86_64__) || defined(_M_X64)) && (defined(__GNUC__) || defined(__clang__))
@@ -49,10 +49,10 @@ char* aligned(char* memory) {
   return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory) + kAlign - 1) / kAlign * kAlign);
 }
 
-// What lives as long as a call.
+// Allocations that live as long as a call.
 class Memory {
  public:
-  // Not initialised.
+  // Not initialized.
   void* space(int64_t bytes) {
     pieces_.emplace_back(new char[bytes + kAlign]);
     return aligned(pieces_.back().get());
@@ -74,7 +74,7 @@ void parallel(int64_t threads, int64_t count, const Work& work) {
   try {
     for (int64_t id = 1; id < std::min(threads, count); ++id) others.emplace_back(worker, id);
   } catch (const std::system_error&) {
-    // No more threads to be had: those there are, and this one, do all the work.
+    // No more threads available: the existing threads and this one do all the work.
   }
   worker(0);
   for (auto& other : others) other.join();
@@ -87,8 +87,8 @@ void parallel_tokens(int64_t threads, int64_t tokens, const Work& work) {
   });
 }
 
-// Segments, longest first (stable), in tiles of nearly equal numbers of rows. With fewer tiles than threads, the
-// products with W_ih are left to a pass of their own that all threads share.
+// Groups segments, longest first (stable), into tiles with nearly equal numbers of rows. With fewer tiles than threads,
+// the products with W_ih run in a separate pass that all threads share.
 std::vector<Tile> plan(const recurl_layer& layer, int64_t threads, bool with_inputs) {
   std::vector<int64_t> first;
   for (int64_t n = 0; n < layer.tokens; ++n)
@@ -97,7 +97,7 @@ std::vector<Tile> plan(const recurl_layer& layer, int64_t threads, bool with_inp
   first.push_back(layer.tokens);
   int64_t longest = 0;
   for (int64_t s = 0; s < segments; ++s) longest = std::max(longest, first[s + 1] - first[s]);
-  std::vector<int64_t> place(longest + 1, 0);  // counting sort: where the next segment of each length goes
+  std::vector<int64_t> place(longest + 1, 0);  // counting sort: position of the next segment of each length
   for (int64_t s = 0; s < segments; ++s) ++place[first[s + 1] - first[s]];
   for (int64_t length = longest, before = 0; length >= 0; --length) before += std::exchange(place[length], before);
   std::vector<int64_t> order(segments);
@@ -118,7 +118,7 @@ std::vector<Tile> plan(const recurl_layer& layer, int64_t threads, bool with_inp
   return tiles;
 }
 
-// One call: kernels, number of threads and memory for packed weights.
+// State of one call: kernels, number of threads and memory for packed weights.
 class Run {
  public:
   explicit Run(const recurl_layer& layer)
@@ -134,7 +134,7 @@ class Run {
     weights.zeros = zeros(std::max({layer.hidden, layer.outputs, layer.inputs}));
   }
 
-  // Roll for the input product only: the hidden product's gate columns are in the order of torch.nn.
+  // Only the input product is rolled: the gate columns of the hidden product are in the order of torch.nn.
   void pack_forward() {
     weights.input = pack(layer.w_ih, layer.inputs, gates_, roll_, true);
     weights.hidden = pack(layer.w_hh, layer.outputs, gates_, 0, true);
@@ -146,14 +146,14 @@ class Run {
     if (layer.w_hr) weights.projection = pack(layer.w_hr, layer.outputs, layer.hidden, 0, false);
   }
 
-  // `elements` for each thread; worker w's begin at scratch(memory, w, elements).
+  // Allocates `elements` for each thread; those of worker w begin at scratch(memory, w, elements).
   void* scratch(int64_t elements) { return space(elements * threads); }
   void* scratch(void* memory, int64_t worker, int64_t elements) const {
     return static_cast<char*>(memory) + worker * elements * size_;
   }
 
-  // Gradients of all weights. The two products of an LSTM have the same gate columns, so they share the passes over
-  // them.
+  // Computes the gradients of all weights. The two products of an LSTM have the same gate columns, so they share the
+  // passes over them.
   void weight_gradients() {
     const recurl_layer& l = layer;
     const int64_t width = 4 * l.hidden;
@@ -251,7 +251,7 @@ void backward(const recurl_layer& layer) {
   run.weight_gradients();
 }
 
-// Multiplications of one row.
+// Number of multiplications for one row.
 double work_of(const recurl_step& step) {
   const int64_t gates = step.cell == RECURL_GRU ? 3 : 4, deeper = (step.layers - 1) * step.outputs;
   return double(gates * step.hidden) * double(step.inputs + deeper + step.layers * step.outputs);
@@ -293,7 +293,7 @@ int run(const recurl_program& program, const recurl_place* given, int64_t rows, 
 
 #include "pass.inc"
 
-// Pieces of a stream, of about equal lengths, that begin with segments.
+// Cuts a stream into pieces of about equal length that begin at segment starts.
 std::vector<LinearJob> linear_pieces(const recurl_linear& l, int64_t count) {
   std::vector<LinearJob> pieces;
   for (int64_t i = 0, begin = 0; begin < l.tokens; ++i) {
@@ -308,11 +308,11 @@ std::vector<LinearJob> linear_pieces(const recurl_linear& l, int64_t count) {
 constexpr int64_t kSummedTokens = 256, kMostSums = 32;
 constexpr int64_t kPage = 4096;
 
-// A linear recurrence as jobs of a thread each, the same result for any number of threads: pieces of the stream, or
-// where segments are too long for equal shares, pieces of its rows. These are no smaller than a page: threads walk the
-// same rows at the same time, and what a core fetches ahead takes away what its neighbour has written.
+// Splits a linear recurrence into jobs, with the same result for any number of threads: pieces of the stream, or column
+// ranges if segments are too long for equal shares. Column ranges are at least a page wide: threads process the same
+// rows at the same time, and prefetching by one core would evict lines that its neighbor has written.
 std::vector<LinearJob> linear_jobs(const recurl_linear& l, int64_t threads, bool summed) {
-  if (summed)  // piece by piece
+  if (summed)  // a fixed number of pieces, whose sums are added in order
     return linear_pieces(l, std::min(kMostSums, std::max<int64_t>(1, l.tokens / kSummedTokens)));
   if (threads == 1) return {{0, l.tokens, 0, l.width}};
   std::vector<LinearJob> jobs = linear_pieces(l, 4 * threads);
@@ -327,9 +327,9 @@ std::vector<LinearJob> linear_jobs(const recurl_linear& l, int64_t threads, bool
   return jobs;
 }
 
-constexpr double kLinearWork = 4;  // a number of a linear recurrence costs as much as so many multiplications
+constexpr double kLinearWork = 4;  // cost of one element of a linear recurrence, in multiplications
 
-// Sums over tokens, where they are wanted, are in the second half of each job's scratch.
+// If summed, the sums over tokens are in the second half of each job's scratch.
 template <class Walk, class Sum>
 void linear(const recurl_linear& l, bool summed, const Walk& walk, const Sum& sum) {
   const int64_t threads = useful_threads(l.threads, kLinearWork * double(l.tokens) * double(l.width));
@@ -348,7 +348,7 @@ int guarded(int64_t isa, const Job& job) {
   if (!recurl_cpu_has(isa)) return RECURL_BAD_ARGUMENT;
   try {
     job();
-  } catch (const std::exception&) {  // nothing here throws but for want of memory
+  } catch (const std::exception&) {  // only failed allocations throw
     return RECURL_NO_MEMORY;
   }
   return RECURL_OK;
@@ -406,7 +406,7 @@ int recurl_cpu_linear_forward(const recurl_linear* l) {
   });
 }
 int recurl_cpu_linear_backward(const recurl_linear* l) {
-  const bool summed = l->a_stride == 0 && l->grad_a;  // one a, the same at every token
+  const bool summed = l->a_stride == 0 && l->grad_a;  // a is the same at every token
   return recurl::guarded(l->isa, [&] {
     const recurl::Kernels* kernels = recurl::kernels_of(l->isa, l->dtype);
     recurl::linear(*l, summed, kernels->linear_backward, kernels->linear_sum);

@@ -1,4 +1,4 @@
-// Whatever the compiler's default target offers: 16-byte vectors.
+// Kernels for the compiler's default target, with 16-byte vectors.
 #define RECURL_VECTOR_BYTES 16
 #define RECURL_PANEL_VECTORS 2
 #include "kernels.inc"

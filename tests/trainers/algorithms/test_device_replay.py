@@ -131,7 +131,7 @@ def test_an_update_reads_nothing_back(anywhere, kind, options):
     stored = batch.select(*learner.loss.in_keys, strict=False)
     kinds = tuple(learner.count() for _ in range(options.gradient_steps))
     with NeverWaits():
-        learner._learned(stored, kinds)
+        learner._store_and_learn(stored, kinds)
     learner.close()
 
 
@@ -188,7 +188,7 @@ def launching(learner):
 
     def update(stored, kinds):
         with compiling():
-            return learner._learned(stored, kinds)
+            return learner._store_and_learn(stored, kinds)
 
     return update
 

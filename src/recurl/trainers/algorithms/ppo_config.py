@@ -73,7 +73,7 @@ class PPOConfig(OverlappedConfig):
 
     @classmethod
     def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert options of any version: ``anneal`` of version 0.1 becomes schedules; see :meth:`RunConfig.complete`."""
+        """Convert options of any version, replacing ``anneal`` of version 0.1; see :meth:`RunConfig.complete`."""
         values = dict(values)
         if "anneal" in values:
             schedule = "linear" if values.pop("anneal") else "constant"

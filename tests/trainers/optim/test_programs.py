@@ -6,7 +6,7 @@ from torch import nn
 from recurl.lowering import Entries
 from recurl.objectives import sequences
 from recurl.trainers import PPO, PPOConfig
-from recurl.trainers.optim.programs import GradientProgram
+from recurl.trainers.optim.programs import CompiledGradients
 
 
 class Turned(nn.Module):
@@ -25,7 +25,7 @@ class Turned(nn.Module):
 def test_gradients_are_those_of_autograd_with_the_strides_of_the_parameters():
     net = Turned().double()
     batch = Entries({"x": torch.randn(5, 4, dtype=torch.float64)}, torch.Size([5]))
-    program = GradientProgram(net.losses, ["loss"], net)
+    program = CompiledGradients(net.losses, ["loss"], net)
     found = program(batch)
     expected = net.losses(batch)
     (gradient,) = torch.autograd.grad(expected["loss"], [net.weight])

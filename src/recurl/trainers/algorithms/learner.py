@@ -28,7 +28,7 @@ from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.schedules import SCHEDULES
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent, check_names, collecting
-from recurl.trainers.optim.finite import first_of
+from recurl.trainers.optim.finite import first_nonfinite
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.report.metrics import COLLECTION
 
@@ -157,7 +157,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             learned: metrics to be returned by :meth:`learn`.
             checked: names of the metrics that must be finite; all by default.
         """
-        self.fault = first_of(learned, list(learned) if checked is None else checked)
+        self.fault = first_nonfinite(learned, list(learned) if checked is None else checked)
         return learned
 
     def parts(self) -> dict[str, Stateful | None]:

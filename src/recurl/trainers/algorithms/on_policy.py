@@ -30,7 +30,7 @@ from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.networks.actor_critic import ActorCritic
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
-from recurl.trainers.optim.programs import GradientProgram, estimate
+from recurl.trainers.optim.programs import CompiledGradients, compiled_estimator
 from recurl.trainers.optim.rank_advantages import RankAdvantages
 from recurl.trainers.optim.reading import Reading
 
@@ -104,7 +104,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             exchanges = world_size() > 1 and self.estimator.average
             if not ends_are_gathered(torch.device(config.device)) and not exchanges:
                 # compiled code can neither read the number of ends nor exchange statistics
-                self._estimate = estimate(self.estimator.results, self.agent)
+                self._estimate = compiled_estimator(self.estimator.results, self.agent)
             self._descend = self._compiled()
         if config.cuda_graph:
             self._update = CudaGraphStep(self._train, self.agent, self.optimizer.optimizer)
@@ -268,11 +268,11 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             found = self.loss.tensors(minibatch)
             return {name: found[name] for name in names}
 
-        program = GradientProgram(losses_of, LOSSES, self.agent)
+        compiled = CompiledGradients(losses_of, LOSSES, self.agent)
 
         def step(minibatch: Entries) -> _Report:
             with span(FORWARD_AND_BACKWARD):
-                losses = program(minibatch)
+                losses = compiled(minibatch)
             return self._report(losses, self.optimizer.descend(cast(Tensor, sum(losses[name] for name in LOSSES))))
 
         return step

@@ -24,7 +24,7 @@ from recurl.trainers.algorithms.replay_config import ReplayConfig
 from recurl.trainers.algorithms.replay_slices import DeviceSlices, HostSlices, ReplayLoss
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
-from recurl.trainers.optim.programs import GradientProgram
+from recurl.trainers.optim.programs import CompiledGradients
 from recurl.trainers.optim.reading import Reading
 
 ReplayConfigT = TypeVar("ReplayConfigT", bound=ReplayConfig)
@@ -66,7 +66,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         self.buffer = self._slices.buffer
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
         self.kind: Hashable = None
-        self._gradients: dict[Hashable, GradientProgram] = {}
+        self._gradients: dict[Hashable, CompiledGradients] = {}
         self._graphs: dict[_Kinds, CudaGraphStep] = {}
         self._metric_names: dict[_Kinds, list[str]] = {}
 
@@ -229,7 +229,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             with span(FORWARD):
                 return self.losses(trained)
         if self.kind not in self._gradients:
-            self._gradients[self.kind] = GradientProgram(self.losses, None, cast(nn.Module, self.loss))
+            self._gradients[self.kind] = CompiledGradients(self.losses, None, cast(nn.Module, self.loss))
         with span(FORWARD_AND_BACKWARD):
             return self._gradients[self.kind](trained)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from recurl.errors import ArgumentError
 from recurl.trainers import PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from recurl.trainers.files.contents import changed, contents_of
+from recurl.trainers.files.contents import contents_of, first_difference
 
 VALUES = (None, "x", [], {}, -1, 1.5, True, math.nan, {"a": 1})
 
@@ -79,7 +79,7 @@ def test_every_change_of_a_checkpoint_is_found(run, tmp_path):
     for count, path in enumerate(places(whole)):
         for edit in (remove, other):
             state = edited(whole, path, edit)
-            assert changed(state, table) is not None, path
+            assert first_difference(state, table) is not None, path
             if count % 50 == 0:
                 torch.save({"format_version": 2, "contents": table, **state}, tmp_path / "1.pt")
                 with pytest.raises(ArgumentError, match="was changed after it was written"):

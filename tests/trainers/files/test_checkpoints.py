@@ -8,7 +8,13 @@ import torch
 from torch.serialization import set_crc32_options
 
 from recurl.errors import ArgumentError, ArgumentTypeError, StorageError
-from recurl.trainers.files.checkpoints import fitting, latest_checkpoint, load_checkpoint, load_newest, save_checkpoint
+from recurl.trainers.files.checkpoints import (
+    latest_checkpoint,
+    load_checkpoint,
+    load_newest,
+    restoring,
+    save_checkpoint,
+)
 
 STATE = {"x": torch.arange(100.0), "nested": [{"a": (1, "b")}], "empty": {}}
 
@@ -196,18 +202,18 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 def test_whatever_does_not_fit_is_one_error(tmp_path, error):
     with (
         pytest.raises(ArgumentError, match=r"1.pt doesn't fit the run's config.json: \w+Error"),
-        fitting(tmp_path / "1.pt"),
+        restoring(tmp_path / "1.pt"),
     ):
         raise error
 
 
 def test_errors_of_recurl_pass(tmp_path):
-    with pytest.raises(ArgumentError, match=r"^mine$"), fitting(tmp_path):
+    with pytest.raises(ArgumentError, match=r"^mine$"), restoring(tmp_path):
         raise ArgumentError("mine")
 
 
 def test_long_reasons_are_cut(tmp_path):
-    with pytest.raises(ArgumentError) as caught, fitting(tmp_path):
+    with pytest.raises(ArgumentError) as caught, restoring(tmp_path):
         raise RuntimeError("word " * 1000)
     assert len(str(caught.value)) < 600
     shutil.rmtree(tmp_path)

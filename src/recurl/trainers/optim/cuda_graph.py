@@ -76,8 +76,8 @@ class CudaGraphStep:
             if not all(group.get("capturable", False) for group in stepped.param_groups):
                 raise ArgumentError(
                     "A CUDA graph needs an optimizer that keeps all its numbers on the GPU, got a "
-                    f"{type(stepped).__name__} without capturable=True: create it with that, and with a tensor as lr if "
-                    "it changes."
+                    f"{type(stepped).__name__} without capturable=True: create it with that, and with a tensor as lr "
+                    "if it changes."
                 )
         self._step = step
         self._module = module
@@ -148,9 +148,9 @@ class CudaGraphStep:
         for now, then in zip(self._optimizer_state(), self._guarded_optimizer_state, strict=True):
             if now is not then:
                 raise UsageError(
-                    "The optimizer's state or learning rate was replaced after the first step, but the CUDA graph still "
-                    "uses the old one: pass lr as a tensor and fill it in place, or call reset() to capture the graph "
-                    "again."
+                    "The optimizer's state or learning rate was replaced after the first step, but the CUDA graph "
+                    "still uses the old one: pass lr as a tensor and fill it in place, or call reset() to capture the "
+                    "graph again."
                 )
 
 

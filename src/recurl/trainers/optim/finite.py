@@ -115,9 +115,8 @@ class BatchCheck:
         check = self.begin(batch, env_steps)
         return None if bool(check.finite) else check.culprit()
 
-        def begin(self, batch: TensorDictBase, env_steps: int) -> PendingCheck:
-            """Launch the check of a batch without waiting for its device."""
-
+    def begin(self, batch: TensorDictBase, env_steps: int) -> PendingCheck:
+        """Launch the check of a batch without waiting for its device."""
         entries = [(name, batch.get(key, None)) for name, key in self._entries]
         return PendingCheck([(name, entry) for name, entry in entries if entry is not None], batch.shape, env_steps)
 

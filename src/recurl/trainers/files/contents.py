@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
-__all__ = ["Contents", "first_difference", "contents_of"]
+__all__ = ["Contents", "contents_of", "first_difference"]
 
 Contents: TypeAlias = dict[str, str]
 _PLAIN = (bool, int, float, str, bytes, type(None))

@@ -38,7 +38,7 @@ class Callback(Protocol):
         """
 
     def on_evaluation(self, row: Row) -> None:
-        """Called with the metrics of an evaluation: ``update``, ``env_steps``, ``eval_return``, ``eval_return_std``..."""
+        """Called with the metrics of an evaluation: ``update``, ``env_steps``, ``eval_return``..."""
 
     def on_checkpoint(self, path: Path) -> None:
         """Called after a checkpoint has been saved."""

@@ -62,8 +62,8 @@ class Callbacks:
         if self.error is None:
             reason = " ".join(str(error).split())
             self.error = CallbackError(
-                f"The callback {type(member).__name__} raised {type(error).__name__} in {hook}{reason and f': {reason}'}. "
-                "The run was ended."
+                f"The callback {type(member).__name__} raised {type(error).__name__} in {hook}"
+                f"{reason and f': {reason}'}. The run was ended."
             )
             self.error.__cause__ = error
 

@@ -70,7 +70,7 @@ class RunFolder:
             StorageError: if the folder can't be written.
         """
         with ExitStack() as stack:
-            with _suggesting_run_dir():
+            with _suggest_run_dir():
                 make_folder(self.path)
                 self._check_folders()
                 stack.enter_context(self._lock.hold())
@@ -171,7 +171,7 @@ class RunFolder:
             StorageError: if the folder can't be written.
         """
         self.check_free(overwrite=overwrite)
-        with self.hold(), _suggesting_run_dir():
+        with self.hold(), _suggest_run_dir():
             self.check_free(overwrite=overwrite)
             self._clear()
             self._write(config)
@@ -203,7 +203,7 @@ class RunFolder:
             LockedError: if another process uses the folder.
             StorageError: if the folder can't be written.
         """
-        with self.hold(), _suggesting_run_dir():
+        with self.hold(), _suggest_run_dir():
             self._write(config)
 
     def note_start(self, about: Mapping[str, Any]) -> None:
@@ -216,7 +216,7 @@ class RunFolder:
             LockedError: if another process uses the folder.
             StorageError: if the folder can't be written.
         """
-        with self.hold(), _suggesting_run_dir(), writing(self.versions):
+        with self.hold(), _suggest_run_dir(), writing(self.versions):
             earlier = self.versions.read_bytes() if self.versions.is_file() and not self.versions.is_symlink() else b""
             write_whole(self.versions, earlier + json.dumps(about).encode() + b"\n")
 
@@ -326,7 +326,7 @@ class RunFolder:
 
 
 @contextmanager
-def _suggesting_run_dir() -> Generator[None]:
+def _suggest_run_dir() -> Generator[None]:
     try:
         yield
     except StorageError as error:

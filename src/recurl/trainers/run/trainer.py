@@ -82,7 +82,7 @@ class Trainer:
         self._stop_requested = False
         self._previous_times = (0.0, 0.0)
         self._rng: dict[str, Any] | None = None
-        self._lock = ExitStack()
+        self._lock_stack = ExitStack()
 
     def resume(self) -> None:
         """Restore the newest checkpoint. On the CPU, the run continues bit for bit as if it had never stopped.
@@ -102,8 +102,8 @@ class Trainer:
             path, state = broadcast(newest)
             with restoring(path):
                 self._load(for_this_rank(state))
-            self._lock.close()
-            self._lock = stack.pop_all()
+            self._lock_stack.close()
+            self._lock_stack = stack.pop_all()
 
     def _load(self, state: Mapping[str, Any]) -> None:
         saved, options = state.get("config", {}), self.config.to_dict()
@@ -119,15 +119,15 @@ class Trainer:
         if not same:
             self.stats.clear_running()
             self._notify(
-                f"The checkpoint is of {ranks_of(state)} ranks, but this run has {world_size()}: episodes start over, and "
-                "the resumed run differs."
+                f"The checkpoint is of {ranks_of(state)} ranks, but this run has {world_size()}: episodes start over, "
+                "and the resumed run differs."
             )
         elif not self.algorithm.restored_episodes:
             later = state["algorithm"]["collector"].get("obstacle")
             reason = self.algorithm.state_obstacle or later or "the checkpoint has no matching state"
             self._notify(
-                f"The state of {self.config.env_name} isn't restored: {reason}. Its episodes start over, and the resumed "
-                "run differs."
+                f"The state of {self.config.env_name} isn't restored: {reason}. Its episodes start over, and the "
+                "resumed run differs."
             )
         self._updates = int(state["rows"])
         if "faults" in state:  # absent from runs of earlier versions
@@ -158,7 +158,7 @@ class Trainer:
             NonFiniteError: if a number isn't finite and is not skipped; no checkpoint is saved.
             StorageError: if the folder can't be written; the newest checkpoint stays intact.
         """
-        with self._lock, self._locked(), _frozen(), torch_matmul_precision(self.config.torch_precision):
+        with self._lock_stack, self._locked(), _frozen(), torch_matmul_precision(self.config.torch_precision):
             self._stop_requested, self._callbacks = False, Callbacks()
             clock = Clock(*self._previous_times)
             try:
@@ -270,7 +270,7 @@ class Trainer:
 
     def close(self) -> None:
         """Close the environments and unlock the folder."""
-        self._lock.close()
+        self._lock_stack.close()
         self._evaluation.close()
         self.algorithm.close()
 

@@ -82,7 +82,7 @@ def test_every_change_of_a_checkpoint_is_found(run, tmp_path):
             assert first_difference(state, table) is not None, path
             if count % 50 == 0:
                 torch.save({"format_version": 2, "contents": table, **state}, tmp_path / "1.pt")
-                with pytest.raises(ArgumentError, match="was changed after it was written"):
+                with pytest.raises(ArgumentError, match="was modified after it was written"):
                     load_checkpoint(tmp_path / "1.pt")
     assert count > 150
 
@@ -125,7 +125,7 @@ def test_durations_that_no_run_has(run, value):
     whole = path.read_bytes()
     save_checkpoint(run.checkpoints, int(path.stem), {**load_checkpoint(path), "wall_s": value})
     trainer = Trainer(run.read_config(), run, console=Console(file=io.StringIO()))
-    with pytest.raises(ArgumentError, match=r"doesn't fit .*wall_s must lie between 0 and 1e"):
+    with pytest.raises(ArgumentError, match=r"doesn't fit .*wall_s must be between 0 and 1e"):
         trainer.resume()
     trainer.close()
     path.write_bytes(whole)

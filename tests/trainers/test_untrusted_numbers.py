@@ -69,7 +69,7 @@ def make(path, rows="1,1000,0.5\n", **options):
             "algorithm must be a name such as 'ppo', got 3|no algorithm '3'",
         ),
         (b'{"env": "recurl/TMaze-v0", "' + b"y" * 10**5 + b'": 3}', r"Unknown options \['yy.*\.\.\."),
-        (b"3", "must hold a JSON object, got int"),
+        (b"3", "must contain a JSON object, got int"),
         (b"", "is not JSON"),
         (None, "can't be read: it is not a regular file"),
         ("link", "can't be read: it is a symbolic link"),

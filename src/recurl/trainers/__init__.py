@@ -1,4 +1,4 @@
-"""Training: PPO, A2C, IMPALA, DQN, R2D2, SAC and TD3, recurrent or feed-forward; run folders, evaluation, export.
+"""Training: PPO, A2C, IMPALA, DQN, R2D2, SAC and TD3, with and without memory; run folders, evaluation, export.
 
 Names are imported lazily, on first use: the options of the algorithms can be read without importing torch.
 """

@@ -116,8 +116,8 @@ def test_the_command(ray_cluster, tmp_path: Path, capsys: pytest.CaptureFixture[
         ({"collectors": "ray:2", "env_workers": 2}, "leave out --env-workers and --overlap"),
         ({"collectors": "ray:2", "overlap": True}, "leave out --env-workers and --overlap"),
         ({"collectors": "ray:2", "max_lag": 2, "on_nonfinite": "skip"}, "skip needs --max-lag 0 or 1 .*, got 2"),
-        ({"max_lag": 1}, "--max-lag is for actors: add --collectors"),
-        ({"ray_address": "auto"}, "--ray-address is for actors: add --collectors"),
+        ({"max_lag": 1}, "--max-lag applies to actors only: add --collectors"),
+        ({"ray_address": "auto"}, "--ray-address applies to actors only: add --collectors"),
     ],
 )
 def test_options_that_do_not_fit(options: dict, complaint: str) -> None:

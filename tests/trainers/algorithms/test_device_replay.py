@@ -256,7 +256,7 @@ def test_what_is_not_finite_changes_nothing_and_is_said_when_it_is_read(kind, op
 def test_a_run_goes_on_where_its_slices_were_drawn(before, now):
     learner, _ = updates(config("dqn", drawn_on=before), 1)
     other = ALGORITHMS["dqn"].learner(config("dqn", drawn_on=now))
-    with pytest.raises(ArgumentError, match=f"must have drawn slices on the {now}.* go on with --drawn-on {before}"):
+    with pytest.raises(ArgumentError, match=f"samples slices on the {now}.* resume with --drawn-on {before}"):
         other.load_state_dict(learner.state_dict())
     other.close()
 
@@ -275,8 +275,8 @@ def test_who_replaces_learn_is_waited_for():
     [
         ({"cuda_graph": True}, "--cuda-graph needs --device cuda, got cpu"),
         ({"cuda_graph": True, "device": "cuda", "backend": "pad"}, "--cuda-graph needs --backend fastest or triton"),
-        ({"compile": True, "backend": "loop"}, "--compile needs a cell of the library and .* got gru and loop"),
-        ({"compile": True, "drawn_on": "host"}, "need slices of one length, which --drawn-on device gives"),
+        ({"compile": True, "backend": "loop"}, "--compile needs a built-in cell and .* got gru and loop"),
+        ({"compile": True, "drawn_on": "host"}, "need slices of equal length, which --drawn-on device provides"),
         ({"refresh_states": True}, "--refresh-states needs --drawn-on host, without --cuda-graph and --compile"),
         ({"refresh_states": True, "drawn_on": "auto", "compile": True}, "--refresh-states needs --drawn-on host"),
     ],

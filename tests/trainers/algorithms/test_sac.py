@@ -118,7 +118,7 @@ def test_states_are_refreshed():
 def test_refreshed_states_must_be_started_from():
     with pytest.raises(ArgumentError, match=r"--refresh-states .* needs --start-state stored, got zero"):
         config(refresh_states=True, start_state="zero")
-    with pytest.raises(ArgumentError, match=r"--refresh-states needs .* take fastest or loop, got pad"):
+    with pytest.raises(ArgumentError, match=r"--refresh-states needs .* use fastest or loop, got pad"):
         config(refresh_states=True, backend="pad")
 
 

@@ -105,7 +105,9 @@ def test_an_own_option_with_a_schedule():
     assert warm.temperature == pytest.approx(1.0)
     warm.close()
     deaf = DQN(config(WarmConfig))
-    with pytest.raises(UnsupportedError, match=r"DQN must say in schedules\(\) how to set temperature, as its options"):
+    with pytest.raises(
+        UnsupportedError, match=r"DQN.schedules\(\) must return a setter for temperature, as its options"
+    ):
         deaf.collect()
     deaf.close()
 

@@ -93,8 +93,8 @@ def test_whole_rows_are_learnt_from():
     ("options", "words"),
     [
         ({"sequence_length": 7}, "--sequence-length must divide --rollout-steps, got 7 for 16"),
-        ({"collectors": "ray:2"}, "one process that collects, got --collectors"),
-        ({"overlap": True}, "one process that collects, got --overlap on the CPU"),
+        ({"collectors": "ray:2"}, "a single collecting process, got --collectors"),
+        ({"overlap": True}, "a single collecting process, got --overlap on the CPU"),
     ],
 )
 def test_where_all_states_are_needed(options, words):

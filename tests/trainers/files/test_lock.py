@@ -45,7 +45,7 @@ def test_one_at_a_time(tmp_path):
     with first.hold():
         with first.hold():
             pass
-        said = rf"Another process \(pid {os.getpid()} on .*\) works in {tmp_path}: wait until it has ended, stop it"
+        said = rf"Another process \(pid {os.getpid()} on .*\) is using {tmp_path}: wait until it ends, stop it"
         with pytest.raises(LockedError, match=said), second.hold():
             pass
     with second.hold():
@@ -120,7 +120,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 def test_the_name_of_a_holder_that_is_just_writing_it(tmp_path):
     with FolderLock(tmp_path, print).hold():
         (tmp_path / LOCK_FILES[0]).write_text('{"pid": 3')
-        with pytest.raises(LockedError, match=r"Another process works in"), FolderLock(tmp_path, print).hold():
+        with pytest.raises(LockedError, match=r"Another process is using"), FolderLock(tmp_path, print).hold():
             pass
 
 
@@ -142,9 +142,11 @@ def test_without_locks_a_file_names_the_owner(tmp_path, no_locks):
     first, second = (FolderLock(tmp_path, notices.append) for _ in range(2))
     with first.hold(), first.hold():
         (notice,) = notices
-        assert notice.startswith(f"The file system of {tmp_path} has no locks: .owner there names who works in it")
+        assert notice.startswith(
+            f"The file system of {tmp_path} doesn't support locks: the file .owner in it names the process"
+        )
         with (
-            pytest.raises(LockedError, match=rf"\.owner says that process {os.getpid()} on .* works here: wait"),
+            pytest.raises(LockedError, match=rf"\.owner, process {os.getpid()} on .* is using this folder: wait"),
             second.hold(),
         ):
             pass

@@ -177,7 +177,7 @@ def test_the_command_line_says_how_to_go_on(tmp_path, capsys, monkeypatch):
         ("Recorder", r"--callback takes module:Class, got 'Recorder'"),
         (f"{__name__}:Recordr", r"has no 'Recordr'\. Did you mean Recorder\?"),
         ("fractions:Fraction", r"--callback fractions:Fraction: A callback must have one of the methods on_start, .*"),
-        (f"{__name__}:Failing", r"can't be made, TypeError: .*missing 1 required positional argument: 'hook'"),
+        (f"{__name__}:Failing", r"can't be created, TypeError: .*missing 1 required positional argument: 'hook'"),
     ],
 )
 def test_names_that_lead_nowhere(text, message):

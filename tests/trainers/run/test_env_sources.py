@@ -85,7 +85,7 @@ def test_the_folder_keeps_the_name_and_asks_for_the_function(folder):
         lambda folder: recurl.load(folder.path),
     ):
         with pytest.raises(
-            ArgumentError, match=rf"given in Python, as {name[:-2]}\(\): .* recurl\.load\(run, env=make\)"
+            ArgumentError, match=rf"passed in Python, as {name[:-2]}\(\): .* recurl\.load\(run, env=make\)"
         ):
             use(folder)
     with pytest.raises(ArgumentError, match="given as an object"):

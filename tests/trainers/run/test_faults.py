@@ -97,7 +97,7 @@ def test_a_bad_number_stops_the_run_before_it_is_learnt_from(tmp_path, kind, whe
     folder, error = run(tmp_path, options)
     what = {"reward": "reward", "observation": "next observation 'observation'"}[where]
     assert str(error).startswith(
-        f"The {what} of environment 1 at step 7 of its batch (environment step 158) was {number}, where only finite"
+        f"The {what} of environment 1 at step 7 of its batch (environment step 158) was {number}, but only finite"
     )
     assert is_good(folder)
     assert [path.stem for path in sorted(folder.checkpoints.iterdir())] == ["000000000064", "000000000128"]
@@ -282,5 +282,7 @@ def test_an_evaluation_refuses_them(tmp_path):
     for where, said in (("reward", "a reward at step 14"), ("observation", "an observation at step 14")):
         options = config(env_kwargs=(f"where={where}", "steps=15", "row=3"), total_steps=32)
         folder, _ = run(tmp_path / where, options)
-        with pytest.raises(NonFiniteError, match=f"must give finite numbers, but {said} of the evaluation isn't: mend"):
+        with pytest.raises(
+            NonFiniteError, match=f"must return finite numbers, but {said} of the evaluation isn't: fix"
+        ):
             evaluate_run(folder, episodes=100)

@@ -111,10 +111,10 @@ def test_pictures(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--env", "CartPole-v1"], "steps tasks that are written as Dynamics, and CartPole-v1 is not one"),
+        (["--env", "CartPole-v1"], "needs a task written as Dynamics, and CartPole-v1 is not one"),
         (["--eval-every", "128", "--eval-env", "CartPole-v1"], "written as Dynamics, and CartPole-v1 is not one"),
         (["--encoder", "nature"], "--encoder nature needs an image"),
-        (["--action-mask", "legal"], "without --action-mask: leave it out, or take another vectorization"),
+        (["--action-mask", "legal"], "doesn't support --action-mask: leave it out, or choose another vectorization"),
         (["--drop-observations", "a", "--env-workers", "2"], "without --env-workers, --drop-observations: leave them"),
     ],
 )

@@ -124,7 +124,7 @@ def test_why_a_state_is_not_saved_is_said_when_a_run_is_resumed(tmp_path):
     train(config, tmp_path, stop_after=3)
     said = " ".join(train(config, tmp_path, resume=True).split())
     assert "Forgetful() isn't restored: Forgetful.numbers is of type generator, whose state can't be read." in said
-    assert "Its episodes start over, the resumed run differs." in said
+    assert "Its episodes start over, and the resumed run differs." in said
     assert len(rows(tmp_path)) == 8
 
 
@@ -167,7 +167,7 @@ class Fleeing(OwnEnv):
     ("env", "saving", "restoring", "why"),
     [
         (ForgetfulLater, r"ForgetfulLater\.numbers is of type generator.* begins new", None, "ForgetfulLater.numbers"),
-        (Fleeing, None, r"can't be restored: The state has the method flee", "the checkpoint holds none that fits"),
+        (Fleeing, None, r"can't be restored: The state has the method flee", "the checkpoint has no matching state"),
     ],
 )
 def test_a_state_that_is_lost_after_the_trial_costs_no_training(tmp_path, env, saving, restoring, why, workers):
@@ -179,5 +179,5 @@ def test_a_state_that_is_lost_after_the_trial_costs_no_training(tmp_path, env, s
         said = " ".join(train(config, tmp_path, resume=True).split())
     assert restoring is None or any(re.search(restoring, str(warning.message)) for warning in warned)
     assert why in said
-    assert "Its episodes start over, the resumed run differs." in said
+    assert "Its episodes start over, and the resumed run differs." in said
     assert len(rows(tmp_path)) == 8

@@ -203,7 +203,7 @@ def test_checkpoints_without_the_state_of_environments_start_over_with_a_notice(
     state["algorithm"]["collector"] |= {"env": None, "root": None}  # as earlier versions saved CartPole
     save_checkpoint(newest.parent, 192, state)
     outcome, printed = train(options, tmp_path, resume=True)
-    assert "CartPole-v1 isn't restored: the checkpoint holds none that fits." in " ".join(printed.split())
+    assert "CartPole-v1 isn't restored: the checkpoint has no matching state." in " ".join(printed.split())
     assert (outcome.status, outcome.env_steps) == ("finished", 384)
     assert len(metrics(tmp_path)) == 7
 
@@ -257,10 +257,10 @@ def make_trainer(options, folder):
 def test_a_new_run_needs_the_folder_of_one(tmp_path):
     options, folder = config(total_steps=64), RunFolder(tmp_path / "run")
     trainer = make_trainer(options, folder)
-    with pytest.raises(ArgumentError, match=r"There is no run in .*: make its folder first, folder.create\(config\)"):
+    with pytest.raises(ArgumentError, match=r"There is no run in .*: create its folder first, folder.create\(config\)"):
         trainer.run()
     folder.create(config(total_steps=64, seed=1))
-    words = r"must be the folder of a new run with these options.*go on with the run that is there after trainer.resume"
+    words = r"must be the folder of a new run with these options.*to resume the existing run, call trainer.resume"
     with pytest.raises(ArgumentError, match=words):
         trainer.run()
     folder.create(options, overwrite=True)
@@ -268,7 +268,7 @@ def test_a_new_run_needs_the_folder_of_one(tmp_path):
     trainer.close()
     with pytest.raises(ArgumentError, match=words):
         make_trainer(options, folder).run()
-    with pytest.raises(ArgumentError, match="holds a run already"):
+    with pytest.raises(ArgumentError, match="already holds a run"):
         folder.create(options)
 
 
@@ -278,11 +278,11 @@ def test_a_folder_is_held_from_resume_to_the_end(tmp_path):
     trainer = make_trainer(options, folder)
     trainer.resume()
     for use in (make_trainer(options, other).resume, lambda: other.create(options, overwrite=True)):
-        with pytest.raises(LockedError, match=r"Another process .* works in"):
+        with pytest.raises(LockedError, match=r"Another process .* is using"):
             use()
 
     def stays_held():
-        with pytest.raises(LockedError, match=r"Another process .* works in"), other.hold():
+        with pytest.raises(LockedError, match=r"Another process .* is using"), other.hold():
             pass
         return False
 
@@ -337,6 +337,6 @@ def test_a_folder_that_was_half_replaced_is_none(tmp_path):
     folder = RunFolder(tmp_path)
     shutil.rmtree(folder.checkpoints)
     trainer = make_trainer(config(total_steps=64), folder)
-    with pytest.raises(ArgumentError, match="the run stopped before its first; train it anew"):
+    with pytest.raises(ArgumentError, match="the run stopped before its first one; train it again"):
         trainer.resume()
     trainer.close()

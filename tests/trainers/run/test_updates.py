@@ -186,7 +186,7 @@ def test_a_bad_batch_stops_the_run(tmp_path, ahead, where, kind):
     given = FAULTY if kind is PPOConfig else {}
     config = kind(**{**given, **own, "checkpoint_every": 2, "env_kwargs": (f"where={where}", "steps=40")})
     folder, error, log = train(tmp_path, config)
-    assert "of environment 1 at step 7 of its batch (environment step 158) was nan, where only finite" in str(error)
+    assert "of environment 1 at step 7 of its batch (environment step 158) was nan, but only finite" in str(error)
     assert is_good(folder)
     assert [path.stem for path in sorted(folder.checkpoints.iterdir())] == ["000000000064", "000000000128"]
     assert len(rows_of(folder)) == 4

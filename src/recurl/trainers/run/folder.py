@@ -152,11 +152,11 @@ class RunFolder:
                 with suppress(ArgumentError):  # resuming reports what is wrong
                     values = self.read_values()
                 raise ArgumentError(
-                    f"{self.path} already contains a run: resume it ({resume_command(self.path, values)}), "
+                    f"{self.path} already holds a run: resume it ({resume_command(self.path, values)}), "
                     "replace it (--overwrite) or choose another folder (--run-dir)."
                 )
         elif self._has_content():
-            raise ArgumentError(f"{self.path} is not empty and contains no run: choose another folder with --run-dir.")
+            raise ArgumentError(f"{self.path} is not empty and holds no run: choose another folder with --run-dir.")
 
     def create(self, config: RunConfig, *, overwrite: bool = False) -> None:
         """Create the folder and write the options.
@@ -282,7 +282,7 @@ class RunFolder:
             values = read_json(self.config)
         except OSError as error:
             raise ArgumentError(
-                f"{self.path} contains no run ({self.config} can't be read: {error.strerror}): pass a folder "
+                f"{self.path} holds no run ({self.config} can't be read: {error.strerror}): pass a folder "
                 "written by recurl train."
             ) from error
         except ValueError as error:

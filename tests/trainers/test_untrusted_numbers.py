@@ -1,4 +1,4 @@
-"""Files of a run's folder with anything in them: they are read within bounds, or refused in one line."""
+"""Files of a run folder with arbitrary content: they are read within bounds, or refused in one line."""
 
 import io
 import json
@@ -135,7 +135,7 @@ def test_the_divisors_that_are_named_are_the_nearest():
 
 
 def test_compare_reads_options_that_no_run_could_have(tmp_path):
-    """It draws what is in the file, and makes nothing of it."""
+    """The plot shows the values in the file and executes nothing."""
     folder = make(tmp_path / "run", num_envs=2**31 - 1, env_workers=2, cell=r"a$\frac{b", algorithm="x:y")
     found = compare([folder])
     assert found.table().splitlines()[-1].startswith(r"y, a$\frac{b")
@@ -186,7 +186,7 @@ def test_metrics_that_are_no_file(tmp_path, name, make_it, capsys):
 
 
 def test_metrics_without_end(tmp_path):
-    """A file of zeros, a gigabyte of one line: neither is taken into memory."""
+    """A file of zeros, and a line of a gigabyte: neither is read into memory."""
     path = make(tmp_path / "run") / "metrics.csv"
     with path.open("wb") as file:
         file.truncate(2**32)
@@ -245,7 +245,7 @@ def test_sweeps_with_files_that_are_none(tmp_path, name, content, message):
 
 
 def test_a_sweep_with_a_run_without_metrics(tmp_path, monkeypatch):
-    """A run that ends with 0, and left nothing, has failed, and ends no sweep."""
+    """A run that exits with 0 but leaves no files counts as failed, and doesn't end the sweep."""
     jobs, said = make_jobs(PPOConfig, {}, 1, lambda words: PPOConfig(env=ENV)), []
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", ""], **options))
@@ -261,7 +261,7 @@ class Bomb:
 
 
 def test_an_exported_program_runs_no_pickle(tmp_path, monkeypatch):
-    """``torch.export.load`` unpickles anything where a member of the file isn't tensors only."""
+    """``torch.export.load`` unpickles a member of the file that isn't tensors only."""
     monkeypatch.chdir(tmp_path)
     torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), tmp_path / "policy.pt2")
     assert FORMATS["torch"].read(tmp_path / "policy.pt2") is not None

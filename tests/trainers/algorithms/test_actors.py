@@ -48,7 +48,7 @@ def test_a_run_goes_on_exactly_and_survives_an_actor(ray_cluster, tmp_path: Path
     trainer.close()
 
     part = RunFolder(shutil.copytree(tmp_path / "whole", tmp_path / "part"))
-    latest_checkpoint(part.checkpoints).unlink()  # as it was when the run was killed after three updates or four
+    latest_checkpoint(part.checkpoints).unlink()  # as after a kill at the third or fourth update
     second = Trainer(config, part, console=Console(quiet=True))
     second.resume()
     second.run()
@@ -67,7 +67,7 @@ def test_a_run_goes_on_exactly_and_survives_an_actor(ray_cluster, tmp_path: Path
 
 
 class Rows(list):
-    """The rows of updates: a callback."""
+    """Callback that records the rows of updates."""
 
     on_update = list.append
 

@@ -101,7 +101,7 @@ def test_objects_are_used_as_they_are():
     with pytest.raises(ArgumentError, match="--overlap creates the environment in a second process: pass a function"):
         PPOConfig(env=env, overlap=True)
     with pytest.raises(ArgumentTypeError, match="pass a function that creates one, env=lambda"):
-        PPOConfig(env=cartpole())  # type: ignore[arg-type] # refused
+        PPOConfig(env=cartpole())  # type: ignore[arg-type] # rejected
     with pytest.raises(ArgumentError, match="must be on --device cuda, but it is on cpu"):
         _checked(replace(PPOConfig(env=env), device="cuda"), env)
 
@@ -152,7 +152,7 @@ def test_workers_give_what_one_process_gives():
         learner = PPO(config)
         weights = weights or learner.agent.state_dict()
         learner.agent.load_state_dict(weights)
-        torch.manual_seed(1)  # making the workers has drawn their seeds
+        torch.manual_seed(1)  # creating the workers has drawn their seeds
         batches.append([learner.collect(), learner.collect()])
         assert learner.can_save_env
         learner.close()

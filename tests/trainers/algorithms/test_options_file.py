@@ -1,4 +1,4 @@
-"""Files of options: TOML, config.json, presets, and everything that can be wrong with them."""
+"""Option files: TOML, config.json, presets, and their errors."""
 
 import importlib.metadata
 import json

@@ -63,7 +63,7 @@ def test_a_fixed_temperature_stays():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_every_weight_is_trained_once(shared):
-    """By the actor's optimiser or by the critics': a shared memory is the critics'."""
+    """Each parameter is in the actor's or the critics' optimizer; a shared trunk is in the critics'."""
     sac = SAC(config(shared_trunk=shared))
     optimizers = [part for part in sac.parts().values() if isinstance(part, GradientStep)]
     trained = [p for part in optimizers for group in part.optimizer.param_groups for p in group["params"]]

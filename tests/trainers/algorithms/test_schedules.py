@@ -1,4 +1,4 @@
-"""Schedules of step size, entropy bonus and clip range, and of what an own algorithm adds."""
+"""Schedules of learning rate, entropy bonus and clipping range, and of options of a custom algorithm."""
 
 import io
 import json
@@ -87,7 +87,7 @@ def test_anneal_of_old_runs_is_read():
 
 @dataclass(frozen=True, kw_only=True)
 class WarmConfig(DQNConfig):
-    """Options with a schedule of their own."""
+    """Options with a custom schedule."""
 
     temperature: Positive = 2.0
     temperature_schedule: Schedule = "linear"

@@ -1,4 +1,4 @@
-"""Runs that store recurrent states where sequences start: the same bits, from less memory."""
+"""Runs that store recurrent states at the starts of sequences only: the same bits with less memory."""
 
 import math
 
@@ -23,7 +23,7 @@ def config(kind=PPOConfig, **options):
 
 
 def learnt(learner, updates=2):
-    """What is reported of some updates, the weights after them, and the sparse states of a batch."""
+    """Metrics of some updates, the weights after them, and the sparse states of a batch."""
     rows = []
     for _ in range(updates):
         batch = learner.collect()

@@ -160,7 +160,7 @@ def test_another_version_is_no_damage(tmp_path):
 
 @pytest.mark.slow
 def test_reading_while_a_run_writes(tmp_path):
-    """The newest checkpoint is removed again and again while it is read."""
+    """The newest checkpoint is repeatedly removed while it is read."""
     save_checkpoint(tmp_path, 1, {"x": 1})
     done = threading.Event()
 

@@ -20,7 +20,7 @@ from recurl.trainers.files.durable import (
 
 @pytest.fixture
 def small_files():
-    """No file may grow beyond 1,000 bytes: the system refuses to write on."""
+    """Limit file sizes to 1,000 bytes: the system refuses larger writes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     yield
@@ -63,7 +63,7 @@ def test_no_room_leaves_what_was_there(tmp_path, small_files):
 
     def go_on():
         with replacing(path) as file:
-            for _ in range(5):  # torch would lose the error
+            for _ in range(5):  # torch would swallow the error
                 file.write(b"y" * 400)
 
     with pytest.raises(StorageError, match="File too large"):

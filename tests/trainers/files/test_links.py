@@ -1,4 +1,4 @@
-"""Links, FIFOs and devices in place of the files and folders of a run: nothing outside is touched."""
+"""Links, FIFOs and devices in place of a run's files and folders: nothing outside the folder is touched."""
 
 import io
 import os
@@ -141,7 +141,7 @@ def test_only_regular_files_are_replaced(tmp_path, outside, monkeypatch, kind):
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_what_a_command_line_names_is_not_replaced_either(run, tmp_path, outside, kind):
-    """A FIFO stands for devices, which only root can make: neither is a regular file."""
+    """A FIFO, as an example of a file that isn't regular: only root can create devices."""
     for name, words in (
         ("options.toml", ["train", "ppo", "--env", "recurl/RepeatPrevious-v0", "--save-config"]),
         ("policy.recurl", ["export", str(run.path), "--format", "compiled", "--out"]),

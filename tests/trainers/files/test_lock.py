@@ -25,7 +25,7 @@ with lock.hold():
 
 
 def holder(programs, folder, more=""):
-    """A process that holds the folder."""
+    """A process that holds the lock of the folder."""
     words = [sys.executable, "-c", HOLD.format(more=more), str(folder)]
     process = programs.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
@@ -126,7 +126,7 @@ def test_the_name_of_a_holder_that_is_just_writing_it(tmp_path):
 
 @pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def no_locks(request, monkeypatch):
-    """A file system without locks; that of temporary files has them."""
+    """A file system without locks, except for temporary files."""
     flock = fcntl.flock
 
     def refuse(descriptor, operation):
@@ -156,7 +156,7 @@ def test_without_locks_a_file_names_the_owner(tmp_path, no_locks):
 
 
 def dead_owner(folder, **other):
-    """Leave the file of a process that is no more."""
+    """Leave behind the owner file of a dead process."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     with FolderLock(folder, lambda text: None).hold():
@@ -168,7 +168,7 @@ def test_without_locks_a_dead_owner_is_succeeded(tmp_path, no_locks):
     dead_owner(tmp_path)
     with FolderLock(tmp_path, lambda text: None).hold():
         assert json.loads((tmp_path / ".owner").read_text())["pid"] == os.getpid()
-    dead_owner(tmp_path, pid=os.getpid(), start="1")  # another process has its number now
+    dead_owner(tmp_path, pid=os.getpid(), start="1")  # another process has reused its pid
     with FolderLock(tmp_path, lambda text: None).hold():
         pass
 

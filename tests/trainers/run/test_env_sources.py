@@ -1,4 +1,4 @@
-"""Runs whose environment is a function or an object, and that see the step before."""
+"""Runs whose environment is a function or an object, and runs with previous-step inputs."""
 
 import io
 import json

@@ -86,7 +86,7 @@ def test_a_run_that_another_process_holds_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("step", [*range(12), 20])
 def test_a_death_while_a_run_is_replaced_mixes_no_two(tmp_path, monkeypatch, step):
-    """Whatever was done last: options of one run never stand beside a checkpoint of another."""
+    """Wherever it is interrupted, the folder never mixes options of one run with checkpoints of another."""
     folder = RunFolder(tmp_path)
     leave_a_run(folder)
     left = iter(range(step))

@@ -1,4 +1,4 @@
-"""What is said where the memory of a GPU is full."""
+"""Advice in out-of-memory errors of a GPU."""
 
 import pytest
 import torch

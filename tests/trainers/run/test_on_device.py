@@ -1,4 +1,4 @@
-"""Runs whose tasks are stepped as tensors: what comes after training takes them like any other."""
+"""Runs whose tasks are stepped as tensors: evaluation, loading and export work as for any other run."""
 
 from functools import partial
 
@@ -84,7 +84,7 @@ def test_dynamics_given_in_python(tmp_path):
 
 
 class Lamp(Dynamics):
-    """A picture is bright or dark: say which."""
+    """Report whether an image is bright or dark."""
 
     def __init__(self):
         super().__init__(observation_space=gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), actions=2, step_limit=5)

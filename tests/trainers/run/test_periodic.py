@@ -1,4 +1,4 @@
-"""Evaluations during training: when, on what, what they keep and end."""
+"""Evaluations during training: schedule, environments, best policy, and stopping."""
 
 import csv
 

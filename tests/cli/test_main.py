@@ -389,7 +389,7 @@ def test_no_room(tmp_path, capsys, limit, every, file):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"recurl: Can't write {folder.path}/")
-    for word in (file, "File too large", "raise the limit on the size of files (ulimit -f)"):
+    for word in (file, "File too large", "raise the file size limit (ulimit -f)"):
         assert word in said
     assert list(tmp_path.rglob("*.partial")) == []
     if folder.checkpoints.exists() and list(folder.checkpoints.iterdir()):

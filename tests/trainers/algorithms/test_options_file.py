@@ -92,7 +92,7 @@ def test_files_that_cannot_be_used(tmp_path, text, message):
 
 def test_json_that_cannot_be_used(tmp_path):
     for text, message in (
-        ("[1]", "must hold options by name, got list"),
+        ("[1]", "must contain options by name, got list"),
         ("{", "is not JSON"),
         ("[" * 9999, "not JSON"),
     ):

@@ -52,7 +52,7 @@ def read_options_file(path: Path, source: str | None = None) -> OptionsFile:
         kind = "JSON" if path.suffix == ".json" else "TOML"
         raise ArgumentError(f"{source} is not {kind}: {error}.") from error
     if not isinstance(values, dict):
-        raise ArgumentError(f"{source} must hold options by name, got {type(cast(object, values)).__name__}.")
+        raise ArgumentError(f"{source} must contain options by name, got {type(cast(object, values)).__name__}.")
     options = dict(cast(dict[str, Any], values))
     algorithm, about = options.pop("algorithm", None), options.pop("about", {})
     if algorithm is not None and not isinstance(algorithm, str):

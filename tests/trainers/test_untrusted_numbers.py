@@ -123,14 +123,14 @@ def test_many_environments_are_refused_at_once(option, count):
     for envs, divisors in ((2**31 - 1, "1, 2147483647"), (9, "1, 3, 9"), (111_546_435, "1, 3, 5, 7, 11, 13, 15")):
         with (
             within(seconds=3),
-            pytest.raises(ArgumentError, match=f"must divide --num-envs, got 2 and {envs}: take {divisors}") as caught,
+            pytest.raises(ArgumentError, match=f"must divide --num-envs, got 2 and {envs}: use {divisors}") as caught,
         ):
             PPOConfig(env=ENV, num_envs=envs, total_steps=10**15, **{option: count})
         assert len(str(caught.value)) < 250
 
 
 def test_the_divisors_that_are_named_are_the_nearest():
-    with pytest.raises(ArgumentError, match=r"take 20, 24, 30, 36, 40, 45, 48, 60, 72, 80, 90, 120\."):
+    with pytest.raises(ArgumentError, match=r"use 20, 24, 30, 36, 40, 45, 48, 60, 72, 80, 90, 120\."):
         PPOConfig(env=ENV, num_envs=720, env_workers=70)
 
 

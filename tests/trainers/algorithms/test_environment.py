@@ -78,7 +78,7 @@ def test_an_object_is_trained_in_and_not_made_anew():
     env = GymEnv("CartPole-v1", 2)
     config = PPOConfig(env=env, num_envs=2, minibatches=2)
     assert training_env(config) is env
-    with pytest.raises(ArgumentError, match=r"fresh environment is needed here, .*GymEnv\(\) was given as an object"):
+    with pytest.raises(ArgumentError, match=r"new environment is needed here, .*GymEnv\(\) was passed as an object"):
         make_env(config, 2)
     with pytest.raises(ArgumentError, match=r"\[num_envs\], \[4\], got \[2\]: set --num-envs to 2, or pass a function"):
         training_env(PPOConfig(env=env, num_envs=4))
@@ -96,7 +96,7 @@ def test_objects_are_used_as_they_are():
         {"drop_observations": ("a",)},
         {"action_mask": "legal"},
     ):
-        with pytest.raises(ArgumentError, match="given as an object is used as it is"):
+        with pytest.raises(ArgumentError, match="passed as an object is used as is"):
             PPOConfig(env=env, **options)
     with pytest.raises(ArgumentError, match="--overlap creates the environment in a second process: pass a function"):
         PPOConfig(env=env, overlap=True)
@@ -120,7 +120,7 @@ def test_a_name_alone_asks_for_the_environment():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_envs": 8, "env_workers": 3}, "--env-workers must divide --num-envs, got 3 and 8: take 1, 2, 4, 8"),
+        ({"num_envs": 8, "env_workers": 3}, "--env-workers must divide --num-envs, got 3 and 8: use 1, 2, 4, 8"),
         (
             {"vectorization": "sinc"},
             r"--vectorization must be one of auto, native, sync, async, .* Did you mean sync\?",

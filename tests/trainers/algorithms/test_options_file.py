@@ -121,7 +121,7 @@ def test_presets_are_valid(name, monkeypatch):
 
 
 def test_presets_that_cannot_be_used(tmp_path, monkeypatch):
-    with pytest.raises(ArgumentError, match=r"There is no preset 'tmazze': take .*\. Did you mean tmaze\?"):
+    with pytest.raises(ArgumentError, match=r"There is no preset 'tmazze': choose from .*\. Did you mean tmaze\?"):
         read_preset("tmazze")
     monkeypatch.setattr(options_file, "PRESETS", tmp_path)
     (tmp_path / "far.toml").write_text("about.packages = ['tyro', 'no-such-package-of-recurl']\nalgorithm = 'ppo'\n")

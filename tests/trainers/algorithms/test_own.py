@@ -126,7 +126,7 @@ def test_names_that_are_taken_or_none():
     class Nameless(RunConfig):
         pass
 
-    with pytest.raises(ArgumentError, match=r"Mine\.algorithm must be a name of its own, got 'ppo', which is recurl's"):
+    with pytest.raises(ArgumentError, match=r"Mine\.algorithm must not be the name of a built-in algorithm, got 'ppo'"):
         register(Mine, Learner)
     with pytest.raises(ArgumentError, match=r"Nameless\.algorithm must be a name such as 'ppo', got None"):
         register(Nameless, Learner)

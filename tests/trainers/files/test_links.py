@@ -133,7 +133,7 @@ def test_only_regular_files_are_replaced(tmp_path, outside, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "file"
     irregular(path, kind, outside / "mine")
-    with pytest.raises(StorageError, match=r"Can't write .*file \(it is (a symbolic link|not a regular file)\): name"):
+    with pytest.raises(StorageError, match=r"Can't write .*file \(it is (a symbolic link|not a regular file)\): use"):
         write_whole(path, b"data")
     assert not path.is_file() or path.is_symlink()
     assert sorted(tmp_path.iterdir()) == [path, outside]
@@ -181,7 +181,7 @@ def test_sweeps_keep_to_their_folder(run, tmp_path, outside):
 
 def test_an_owner_file_that_is_a_fifo_does_not_block(tmp_path):
     os.mkfifo(tmp_path / ".owner")
-    with pytest.raises(recurl.errors.LockedError, match="another process works here"):
+    with pytest.raises(recurl.errors.LockedError, match="another process is using this folder"):
         OwnerFile(tmp_path / ".owner", lambda _: None).take()
 
 

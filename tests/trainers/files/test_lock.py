@@ -189,7 +189,7 @@ def test_without_locks_nobody_else_is_taken_for_dead(tmp_path, no_locks, other):
 def test_without_locks_an_owner_that_names_nobody(tmp_path, no_locks):
     (tmp_path / ".owner").write_text("{")
     with (
-        pytest.raises(LockedError, match=r"says that another process works here"),
+        pytest.raises(LockedError, match=r"another process is using this folder"),
         FolderLock(tmp_path, lambda text: None).hold(),
     ):
         pass

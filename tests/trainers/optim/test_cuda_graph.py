@@ -232,12 +232,12 @@ def replace_rate(net, optimizer):
 @pytest.mark.parametrize(
     ("replace", "words"),
     [
-        (replace_parameter, "bias was replaced since the first step"),
-        (move_data, "bias was replaced since the first step"),
-        (replace_module, "layer was replaced since the first step"),
-        (replace_buffer, "scale was replaced since the first step"),
-        (replace_state, "state or step size was replaced"),
-        (replace_rate, "state or step size was replaced"),
+        (replace_parameter, "bias was replaced after the first step"),
+        (move_data, "bias was replaced after the first step"),
+        (replace_module, "layer was replaced after the first step"),
+        (replace_buffer, "scale was replaced after the first step"),
+        (replace_state, "state or learning rate was replaced"),
+        (replace_rate, "state or learning rate was replaced"),
     ],
 )
 def test_replaced_tensors_are_noticed(anywhere, replace, words):

@@ -88,7 +88,7 @@ def test_the_folder_keeps_the_name_and_asks_for_the_function(folder):
             ArgumentError, match=rf"passed in Python, as {name[:-2]}\(\): .* recurl\.load\(run, env=make\)"
         ):
             use(folder)
-    with pytest.raises(ArgumentError, match="given as an object"):
+    with pytest.raises(ArgumentError, match="passed as an object"):
         evaluate_run(folder, episodes=1, env=GymEnv("CartPole-v1", 4))
     assert len(evaluate_run(folder, episodes=3, env=make).returns) == 3
 

@@ -13,7 +13,7 @@ from recurl.recurrence import Sizes, load_cell
 from recurl.specs import Composite
 from recurl.trainers.config import NO_CELL, RunConfig
 
-_NUMBER = 4  # bytes
+_NUMBER = 4  # bytes of a float32
 _FLAGS_AND_REWARD = 20  # bytes per step
 _NETWORKS, _BATCH, _FRAMES, _REPLAY = "the networks", "a batch", "the images of a gradient step", "the replay buffer"
 

@@ -63,7 +63,7 @@ class GradientStep:
         kinds = {(p.device, p.dtype) for p in self._parameters}
         self._fused = len(kinds) == 1 and all(d.type in ("cpu", "cuda") and t.is_floating_point for d, t in kinds)
         self._state: Adam | None = None
-        self._flat: Any = None  # on a GPU, where Triton is installed
+        self._flat: Any = None  # a FlatAdam, on a GPU with Triton
         self._device = self._parameters[0].device if capturable else None
         rate = torch.tensor(learning_rate, device=self._device) if capturable else learning_rate
         self.optimizer = torch.optim.Adam(self._parameters, lr=rate, eps=eps, fused=self._fused, capturable=capturable)

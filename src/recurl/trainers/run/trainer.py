@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WARM_UP = 3  # updates in which kernels are compiled and CUDA graphs captured
-_LONGEST = 1e9  # seconds of a run
+_LONGEST = 1e9  # longest duration of a run in seconds
 
 
 class Trainer:

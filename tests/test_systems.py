@@ -72,7 +72,7 @@ def run(code: str, folder: Path) -> str:
 
 def test_without_posix_runs_train_and_workers_are_refused(tmp_path: Path) -> None:
     said = run(WINDOWS + COMMANDS, tmp_path)
-    assert "has no locks: .owner there names who works in it" in said
+    assert "doesn't support locks: the file .owner in it names the process" in said
     command, *programs = said.split("refused: ")[1:]
     lacking = "Worker processes need a POSIX system such as Linux or macOS, and linux lacks os.killpg, os.lockf"
     assert lacking in command

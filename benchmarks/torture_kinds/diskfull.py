@@ -93,7 +93,7 @@ def attack_once(what: str, folder: RunFolder, draw: random.Random, place: Path) 
     wrong = command.refusal()
     if wrong is not None:
         raise Broken(what, wrong)
-    advice = "raise the limit" if what == WHAT[1] else "make room there"
+    advice = "raise the file size limit" if what == WHAT[1] else "free some space"
     if f"Can't write {folder.path}" not in command.err or advice not in command.err:
         raise Broken(what, f"no path, or no advice: {command.err}")
 

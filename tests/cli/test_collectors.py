@@ -38,7 +38,7 @@ def test_what_is_no_engine_or_no_number(refusal, text: str) -> None:
 
 def test_actors_need_an_environment_each(refusal) -> None:
     said = refusal("--collectors", "ray:8", "--num-envs", "4")
-    assert "must divide --num-envs, got 8 and 4: take 1, 2, 4." in said
+    assert "must divide --num-envs, got 8 and 4: use 1, 2, 4." in said
 
 
 def test_without_ray(refusal, monkeypatch: pytest.MonkeyPatch) -> None:

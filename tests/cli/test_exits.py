@@ -33,8 +33,8 @@ def test_an_environment_that_exits_in_a_step(kind, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--env-kwargs", "at=make"], "at=make can't be made, SystemExit: 0"),
-        (["--env-kwargs", "at=reset"], "at=reset can't be made, SystemExit: 0"),
+        (["--env-kwargs", "at=make"], "at=make can't be created, SystemExit: 0"),
+        (["--env-kwargs", "at=reset"], "at=reset can't be created, SystemExit: 0"),
         (["--env-kwargs", "at=close"], "raised SystemExit(0), as sys.exit does"),
         (
             ["--env-kwargs", "at=never", "--callback", "tests.cli.exiting:Callback"],

@@ -102,7 +102,7 @@ def test_default_folder(tmp_path, monkeypatch):
 
 def test_a_run_is_not_overwritten_by_accident(run, capsys):
     words = ["train", "ppo", *SMALL, "--run-dir", run]
-    fails(capsys, words, "holds a run already", "--resume", "--overwrite")
+    fails(capsys, words, "already holds a run", "--resume", "--overwrite")
     assert train(run, "--overwrite") == 0
 
 
@@ -147,7 +147,7 @@ def test_help_and_version(capsys):
             "train sac --env Pendulum-v1 --refresh-states --start-state zero",
             ["--refresh-states stores", "--start-state"],
         ),
-        ("train r2d2 --env recurl/TMaze-v0 --burn-in 40", ["--burn-in must be below --slice-length"]),
+        ("train r2d2 --env recurl/TMaze-v0 --burn-in 40", ["--burn-in must be less than --slice-length"]),
         ("train ppo --env recurl/TMaze-v0 --backend magic --run-dir {tmp}/r", ["magic"]),
         ("train ppo --env recurl/TMaze-v0 --device nowhere --run-dir {tmp}/r", ["--device nowhere", "--device cpu"]),
         ("train ppo --env recurl/TMaze-v0 --run-dir {tmp}/file/r", ["Can't write", "--run-dir"]),
@@ -163,7 +163,7 @@ def test_help_and_version(capsys):
         ("train ppo --env recurl/TMaze-v0 --hidden-size 100000000 --run-dir {tmp}/r", ["GiB", "--hidden-size"]),
         ("train dqn --env recurl/TMaze-v0 --buffer-size 2000000000 --run-dir {tmp}/r", ["GiB", "--buffer-size"]),
         ("train ppo --env recurl/TMaze-v0 --env-kwargs k=1 k=2 --run-dir {tmp}/r", ["--env-kwargs got k twice"]),
-        ("train ppo --env ..:x --run-dir {tmp}/r", ["--env ..:x can't be made, TypeError"]),
+        ("train ppo --env ..:x --run-dir {tmp}/r", ["--env ..:x can't be created, TypeError"]),
         ("train ppo --env CartPole-v1 --env-kwargs render_mode=x=1 --run-dir {tmp}/r", ["--env CartPole-v1", "render"]),
         ("train --resume {tmp}/none", ["holds no run"]),
         ("evaluate {tmp}/none --seed -1", ["--seed must not be negative, got -1"]),
@@ -313,7 +313,7 @@ def test_broken_runs(tmp_path, capsys):
     for path in folder.checkpoints.iterdir():
         path.write_bytes(path.read_bytes()[:100])
     for command in commands:
-        fails(capsys, command, "000000000128.pt is broken or not a checkpoint", "There is no other: put one back")
+        fails(capsys, command, "000000000128.pt is broken or not a checkpoint", "There is no other: restore one")
     for path in folder.checkpoints.iterdir():
         path.unlink()
     for command in commands:
@@ -335,10 +335,10 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capsys):
         assert main([str(word) for word in command]) == 0
         (notice,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Notice")]
         assert notice.startswith(f"Notice: The checkpoint {newest} is broken or not a checkpoint (")
-        assert notice.endswith("The one before it is taken, 000000000064.pt.")
+        assert notice.endswith("Using the previous one, 000000000064.pt.")
     rows = folder.metrics.read_text()
     assert main(["train", "--resume", str(folder.path)]) == 0
-    assert "The one before it is taken, 000000000064.pt" in capsys.readouterr().out
+    assert "Using the previous one, 000000000064.pt" in capsys.readouterr().out
     assert [line.split(",")[1] for line in folder.metrics.read_text().splitlines()] == ["env_steps", "64", "128"]
     assert folder.metrics.read_text().splitlines()[1] == rows.splitlines()[1]
     assert [path.name for path in sorted(folder.checkpoints.iterdir())] == ["000000000064.pt", newest.name]
@@ -369,9 +369,7 @@ def test_a_folder_in_which_another_process_works_is_left_alone(run, capsys):
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
     with RunFolder(run).hold():
         for command in (["train", "--resume", run], ["train", "ppo", *SMALL, "--run-dir", run, "--overwrite"]):
-            fails(
-                capsys, command, f"Another process (pid {os.getpid()} on ", f") works in {run}: wait until it has ended"
-            )
+            fails(capsys, command, f"Another process (pid {os.getpid()} on ", f") is using {run}: wait until it ends")
         assert main(["evaluate", str(run), "--episodes", "2"]) == 0
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
 
@@ -391,7 +389,7 @@ def test_no_room(tmp_path, capsys, limit, every, file):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"recurl: Can't write {folder.path}/")
-    for word in (file, "File too large", "raise the limit on the size of files (ulimit -f)"):
+    for word in (file, "File too large", "raise the file size limit (ulimit -f)"):
         assert word in said
     assert list(tmp_path.rglob("*.partial")) == []
     if folder.checkpoints.exists() and list(folder.checkpoints.iterdir()):
@@ -436,7 +434,7 @@ def test_numbers_that_are_not_finite_end_a_run_in_one_line(tmp_path, capsys, mon
     fails(
         capsys,
         command,
-        "The reward of environment 1 at step 3 of its batch (environment step 78) was nan, where only finite",
+        "The reward of environment 1 at step 3 of its batch (environment step 78) was nan, but only finite",
         "Mend the environment, lower --learning-rate, or leave such data out (--on-nonfinite skip).",
         f"Its newest checkpoint, of 64 steps, is good: recurl train --resume {tmp_path / 'run'}",
     )

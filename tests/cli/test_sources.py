@@ -44,7 +44,7 @@ def test_the_help_shows_the_defaults_of_the_preset(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--preset mazze", r"There is no preset 'mazze': take maze. Did you mean maze\?"),
+        ("--preset mazze", r"There is no preset 'mazze': choose from maze. Did you mean maze\?"),
         ("dqn --preset maze", r"The preset maze has options of ppo, not of dqn: recurl train ppo"),
         ("--config none.toml", r"none.toml can't be read"),
         ("ppo --config run.toml", r"Missing from recurl train ppo: --env"),

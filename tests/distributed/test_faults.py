@@ -179,7 +179,7 @@ def test_what_only_rank_0_finds_ends_the_others(server, tmp_path):
 def test_one_line_for_what_all_find(server, tmp_path):
     ranks = server.both(*with_options(LONG, "--minibatches", 3), "--run-dir", tmp_path / "run")
     texts = [rank.ends_within(SECONDS) for rank in ranks]
-    assert sum(text.count("all minibatches must be of one size") for text in texts) == 1
+    assert sum(text.count("all minibatches must have the same size") for text in texts) == 1
     ranks = server.both("train", "ppo", "--env", "recurl/TMaze-v0", "--num-envs", "none")
     assert sorted(len(rank.ends_within(SECONDS).splitlines()) for rank in ranks) == [0, 1]
 

@@ -52,7 +52,7 @@ def test_another_number_of_ranks_goes_on_with_a_notice(ranks, tmp_path):
     ranks.run(2, runs.train, tmp_path / "run", stop_after=4, total_steps=400)
     results = ranks.run(3, runs.train, tmp_path / "run", resume=True)
     assert [result[:2] for result in results] == [("finished", 368)] * 3, "128 + 5 x 48, no whole update more"
-    assert "is of 2 ranks, this run has 3" in results[0][4]
+    assert "is of 2 ranks, but this run has 3" in results[0][4]
     assert [row["env_steps"] for row in rows(tmp_path / "run")[3:]] == ["128", "176", "224", "272", "320", "368"]
 
 
@@ -70,7 +70,7 @@ def test_nan_on_one_rank_stops_all(ranks, tmp_path):
     results = ranks.run(2, runs.train, tmp_path / "run", **FAULTY)
     assert results[0] == results[1]
     assert results[0].startswith("The reward of environment 1 at step 3 of its batch")
-    assert "was nan on rank 1, where only finite numbers" in results[0]
+    assert "was nan on rank 1, but only finite numbers" in results[0]
 
 
 def test_nan_on_one_rank_is_skipped_by_all(ranks, tmp_path):
@@ -110,7 +110,13 @@ def refused():
 
 def test_what_ranks_cant_do_is_refused(ranks):
     texts = ranks.run(2, refused)[1]
-    size = "Over several ranks all minibatches must be of one size"
-    wanted = [size, size, "must cover one batch of all 2 ranks, 32 steps, got 20", "--overlap", "dqn can't learn over"]
+    size = "With several ranks, all minibatches must have the same size"
+    wanted = [
+        size,
+        size,
+        "must cover one batch of all 2 ranks, 32 steps, got 20",
+        "--overlap",
+        "dqn doesn't support several ranks",
+    ]
     for text, words in zip(texts, wanted, strict=True):
         assert words in text

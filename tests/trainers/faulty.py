@@ -1,4 +1,4 @@
-"""An environment that gives a number that isn't finite at some steps of its life; for workers too."""
+"""An environment that returns non-finite numbers at given steps; importable by workers."""
 
 import gymnasium as gym
 import numpy as np
@@ -7,14 +7,14 @@ from recurl.seeding import env_seed
 
 
 class Faulty(gym.Env):
-    """Episodes of nine steps.
+    """Environment with episodes of nine steps and faults at given steps.
 
     Args:
-        where: ``"reward"``, ``"observation"`` (of a step) or ``"reset"`` (that of a reset).
-        number: what it gives there.
-        steps: of its life, the first is 1: one (``"40"``), or a range (``"37-42"``); none by default.
-        row: of four environments the one that is faulty, in a run with the seed 0.
-        continuous: actions are real numbers.
+        where: the faulty entry: ``"reward"``, ``"observation"`` (of a step) or ``"reset"`` (observation of a reset).
+        number: the non-finite number.
+        steps: faulty steps, counted from 1 over all episodes: one (``"40"``) or a range (``"37-42"``); none by default.
+        row: which of four environments is faulty, in a run with seed 0.
+        continuous: use continuous actions.
     """
 
     observation_space = gym.spaces.Box(-10, 10, (2,))

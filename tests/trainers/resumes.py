@@ -1,4 +1,4 @@
-"""Runs that are stopped and resumed, compared with runs that were left alone."""
+"""Runs that are stopped and resumed, compared with uninterrupted runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def small(**options: object) -> PPOConfig:
 
 
 def train(config: PPOConfig, path: Path, *, resume: bool = False, stop_after: int | None = None) -> str:
-    """Run in ``path``, and return what was printed."""
+    """Train in ``path`` and return the output."""
     out, folder = io.StringIO(), RunFolder(path)
     trainer = Trainer(config, folder, console=Console(file=out))
     try:
@@ -54,7 +54,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def assert_resumes_bit_for_bit(config: PPOConfig, path: Path, *, stop_after: int = 3) -> None:
-    """Train, and train with a stop and another trainer; rows and weights must be the same."""
+    """Train without and with an interruption; rows and weights must be the same."""
     train(config, path / "whole")
     train(config, path / "parts", stop_after=stop_after)
     assert len(rows(path / "parts")) == stop_after

@@ -1,4 +1,4 @@
-"""Small environments whose observations are of every kind."""
+"""Small environments with all kinds of observations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CAMERA, PARTS = "recurl-test/Camera-v0", "recurl-test/Parts-v0"
 
 
 class Camera(gym.Env):
-    """An image of 24x24x3 of which one half is lit at the first of five steps; the last action must repeat which."""
+    """A 24x24x3 image, half of which is lit at the first of five steps; the last action must recall which half."""
 
     observation_space = spaces.Box(0, 255, (24, 24, 3), np.uint8)
     action_space = spaces.Discrete(2)
@@ -43,7 +43,7 @@ class Camera(gym.Env):
 
 
 class Parts(Camera):
-    """The same, with a vector, choices and bits beside the image, in a nested space, and a text."""
+    """The same, with the image in a nested space along with a vector, choices and bits, plus a text."""
 
     observation_space = spaces.Dict(
         {
@@ -67,5 +67,5 @@ class Parts(Camera):
 
 
 for name, kind in ((CAMERA, Camera), (PARTS, Parts)):
-    if name not in gym.registry:  # imported under two names: as a module of tests, and for its doctests
+    if name not in gym.registry:  # imported under two names: as a test module, and for its doctests
         gym.register(name, kind, max_episode_steps=5)

@@ -13,7 +13,7 @@ from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 
 
 def trained(path: Path, kind: Any, env: str, options: dict[str, Any]) -> RunFolder:
-    """The folder of a run of two updates, so that weights and statistics are not the initial ones."""
+    """Folder of a run of two updates, so that weights and statistics differ from their initial values."""
     small = {"num_envs": 4, "rollout_steps": 32, "total_steps": 256, "hidden_size": 8, "seed": 1}
     if not issubclass(kind, OnPolicyConfig):
         small |= {"learning_starts": 64, "slices": 4, "slice_length": 8, "burn_in": 0}

@@ -1,4 +1,4 @@
-"""Every kind of action, and masks, through whole runs: collection, replay, resume, evaluation, doctor, export."""
+"""All kinds of actions, and masks, in whole runs: collection, replay, resuming, evaluation, doctor, export."""
 
 import io
 import json
@@ -113,8 +113,8 @@ def test_importance_weights_of_what_was_just_collected_are_one(action, clip_epsi
 @pytest.mark.parametrize("action", ["start", "multi", "matrix", "nested"])
 @pytest.mark.parametrize("kind", [PPOConfig, A2CConfig, ImpalaConfig])
 def test_tensordicts_give_the_same_numbers(kind, action, monkeypatch):
-    monkeypatch.setattr(collection, "CompiledNetwork", lambda network: network)  # which rounds in its own way
-    monkeypatch.setattr(PolicyGradientLoss, "compiled", nullcontext)  # and so does that
+    monkeypatch.setattr(collection, "CompiledNetwork", lambda network: network)  # which rounds differently
+    monkeypatch.setattr(PolicyGradientLoss, "compiled", nullcontext)  # and so does this
     batches = []
     for lowered in (True, False):
         learner = ALGORITHMS[kind.algorithm].learner(options(kind, env=ANY, env_kwargs=(f"kind={action}",)))
@@ -157,7 +157,7 @@ MASKS = {
     [*paired([PPOConfig, A2CConfig, ImpalaConfig], [*MASKS]), *paired([DQNConfig, SACConfig], [*MASKS])],
 )
 def test_masked_runs(tmp_path, kind, masks):
-    """The environment refuses forbidden actions, so a run shows that neither training nor evaluation takes any."""
+    """The environment rejects masked actions, so a run shows that neither training nor evaluation takes any."""
     config = options(kind, env=MASKED, **MASKS[masks])
     folder = run(config, tmp_path)
     assert evaluate_run(folder, episodes=6).mean_return == 5.0

@@ -1,4 +1,4 @@
-"""Whatever is changed in a run's files, the answer is one error of recurl, or a run that goes on."""
+"""Whatever is changed in a run's files, the result is a single recurl error or a run that continues."""
 
 import io
 import json
@@ -11,14 +11,14 @@ from rich.console import Console
 from recurl.errors import ArgumentError
 from recurl.trainers import PPOConfig, R2D2Config, RunFolder, Trainer
 from recurl.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from recurl.trainers.files.contents import changed, contents_of
+from recurl.trainers.files.contents import contents_of, first_difference
 
 VALUES = (None, "x", [], {}, -1, 1.5, True, math.nan, {"a": 1})
 
 
 @pytest.fixture(scope="module", params=["ppo", "r2d2"])
 def run(request, tmp_path_factory):
-    """A run of two updates, which has a third one to make."""
+    """A run of two updates, with a third one left to make."""
     own = {"sequence_length": 4} if request.param == "ppo" else {"slices": 2, "slice_length": 4, "burn_in": 1}
     more = {} if request.param == "ppo" else {"learning_starts": 8, "buffer_size": 64}
     kind = {"ppo": PPOConfig, "r2d2": R2D2Config}[request.param]
@@ -33,7 +33,7 @@ def run(request, tmp_path_factory):
 
 
 def places(value, path=()):
-    """Where something can be changed in a nested state."""
+    """Paths of all values in a nested state."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -45,7 +45,7 @@ def places(value, path=()):
 
 
 def edited(value, path, edit):
-    """A copy of a nested state that ``edit`` has changed at a place."""
+    """A copy of a nested state with ``edit`` applied at a path."""
     if not path:
         return edit(value)
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -55,11 +55,11 @@ def edited(value, path, edit):
 
 
 def remove(_):
-    return places  # something that is nothing else
+    return places  # an object of an unrelated type
 
 
 def other(value):
-    """Something else of another kind, or of another shape, or of another value."""
+    """Replacements of another type, shape or value."""
     if isinstance(value, torch.Tensor):
         changes = [
             value.unsqueeze(0),
@@ -79,10 +79,10 @@ def test_every_change_of_a_checkpoint_is_found(run, tmp_path):
     for count, path in enumerate(places(whole)):
         for edit in (remove, other):
             state = edited(whole, path, edit)
-            assert changed(state, table) is not None, path
+            assert first_difference(state, table) is not None, path
             if count % 50 == 0:
                 torch.save({"format_version": 2, "contents": table, **state}, tmp_path / "1.pt")
-                with pytest.raises(ArgumentError, match="was changed after it was written"):
+                with pytest.raises(ArgumentError, match="was modified after it was written"):
                     load_checkpoint(tmp_path / "1.pt")
     assert count > 150
 
@@ -125,7 +125,7 @@ def test_durations_that_no_run_has(run, value):
     whole = path.read_bytes()
     save_checkpoint(run.checkpoints, int(path.stem), {**load_checkpoint(path), "wall_s": value})
     trainer = Trainer(run.read_config(), run, console=Console(file=io.StringIO()))
-    with pytest.raises(ArgumentError, match=r"doesn't fit .*wall_s must lie between 0 and 1e"):
+    with pytest.raises(ArgumentError, match=r"doesn't fit .*wall_s must be between 0 and 1e"):
         trainer.resume()
     trainer.close()
     path.write_bytes(whole)

@@ -1,4 +1,4 @@
-"""Checkpoints of format 2, as the first version wrote them, before they had a table of contents."""
+"""Checkpoints of format 2 as written by the first version, without a table of contents."""
 
 import io
 import shutil

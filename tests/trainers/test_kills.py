@@ -1,4 +1,4 @@
-"""A run that is killed, again and again, ends as one that was not. Hundreds of kills: benchmarks/torture.py."""
+"""A run that is killed repeatedly ends like an uninterrupted one. Hundreds of kills: benchmarks/torture.py."""
 
 import csv
 import subprocess

@@ -1,4 +1,4 @@
-"""Cells in the trainers: --cell module:Class or a name with options, through training, resuming, evaluation, export."""
+"""Cells in the trainers: --cell module:Class or a name with options, in training, resuming, evaluation, export."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_trains_resumes_evaluates_and_exports(algorithm, cell, file, tmp_path):
 
 
 def test_a_cell_keeps_its_own_initialisation(tmp_path):
-    """Of LSTM and GRU the trainers draw orthogonal matrices and zero biases."""
+    """The trainers initialize LSTM and GRU with orthogonal matrices and zero biases."""
     folder = RunFolder(tmp_path / "run")
     assert main(["train", "ppo", *SMALL, "--cell", CELL, "--total-steps", "64", "--run-dir", str(folder.path)]) == 0
     _, agent = load_agent(folder, on_cpu=True)

@@ -1,4 +1,4 @@
-"""Images and nested observations through whole runs: batches, buffers, checkpoints, evaluation, export, doctor."""
+"""Images and nested observations in whole runs: batches, buffers, checkpoints, evaluation, export, doctor."""
 
 import io
 import json
@@ -95,7 +95,7 @@ def test_replayed_images_stay_uint8(kind):
 
 @pytest.fixture(scope="module", params=[CAMERA, PARTS], ids=["camera", "parts"])
 def finished(request, tmp_path_factory):
-    """The folder of a run, and that of the same run stopped in the middle and resumed."""
+    """Folders of a run, and of the same run stopped halfway and resumed."""
     return [trained(tmp_path_factory.mktemp("run"), config(env=request.param), stop) for stop in (False, True)]
 
 
@@ -162,7 +162,7 @@ def test_the_command_line_shows_the_network_and_trains_nothing(tmp_path, capsys)
 
 @pytest.mark.slow
 def test_an_image_seen_once_is_remembered():
-    """The cue is in the first image alone: chance is 0.5."""
+    """The cue is in the first image only: chance is 0.5."""
     sizes = {"num_envs": 8, "rollout_steps": 20, "sequence_length": 20, "minibatches": 8, "hidden_size": 32}
     ppo = PPO(config(total_steps=80 * 8 * 20, learning_rate=3e-3, gamma=0.9, **sizes))
     for _ in range(80):

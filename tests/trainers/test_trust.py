@@ -1,4 +1,4 @@
-"""Names of code in a run's folder: nothing that they name is imported, called or made without the user's word."""
+"""Names of code in a run folder: nothing they name is imported, called or created without permission."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def run(trained, tmp_path, monkeypatch):
-    """Return a function that makes the folder of a stranger's run, in a working directory with modules of his."""
+    """Return a function that creates an untrusted run folder, in a working directory with modules of its author."""
     (tmp_path / "evil_module.py").write_text("import pathlib\npathlib.Path('ran').write_text('x')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -105,9 +105,9 @@ def test_python_asks_for_the_same_word(run, options):
         with pytest.raises(ArgumentError, match=r"names code: --.* would use the module evil_module.*trust=True"):
             read(folder)
     assert not ran()
-    with contextlib.suppress(ArgumentError):  # the module has nothing that it should
+    with contextlib.suppress(ArgumentError):  # the module lacks the expected names
         recurl.load(folder, trust=True)
-    assert ran() == (not {"callback", "eval_env"} & options.keys())  # these are for training
+    assert ran() == (not {"callback", "eval_env"} & options.keys())  # used in training only
 
 
 @pytest.mark.parametrize("words", READERS.values(), ids=READERS)
@@ -186,7 +186,7 @@ def test_names_that_need_the_word(option, text):
 
 
 def test_known_packages_count_only_where_they_are_installed(tmp_path, monkeypatch):
-    """A package of environments in the working directory is not the one that recurl knows."""
+    """An environment package in the working directory isn't the one that recurl knows."""
     (tmp_path / "memory_maze.py").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
@@ -199,7 +199,7 @@ def test_known_packages_count_only_where_they_are_installed(tmp_path, monkeypatc
 
 
 def test_what_this_process_made_itself_needs_no_word(tmp_path):
-    """The module of a cell that the program has imported may be named by a folder too."""
+    """A folder may name the module of a cell that the program has already imported."""
     config = PPOConfig(env="recurl/TMaze-v0", cell="tests.own_cells:FastWeights")
     folder = RunFolder(tmp_path / "run")
     folder.create(config)
@@ -231,7 +231,7 @@ def test_a_function_is_not_called_as_a_callback():
 
 
 def test_a_ray_cluster_of_a_strangers_choice_is_not_joined(run, capsys):
-    """Its processes send pickles. The user's own address is his word."""
+    """Ray processes send pickles. An address given by the user counts as permission."""
     folder = run(collectors="ray:2", ray_address="198.51.100.1:6379")
     assert main(["train", "--resume", "RUN"]) == 2
     said = capsys.readouterr().err
@@ -241,7 +241,7 @@ def test_a_ray_cluster_of_a_strangers_choice_is_not_joined(run, capsys):
 
 
 def test_a_refusal_shows_the_file_in_the_working_directory(tmp_path, monkeypatch):
-    """Where it is found once the folder is trusted."""
+    """The module is found there once the folder is trusted."""
     (tmp_path / "module_that_is_here.py").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])

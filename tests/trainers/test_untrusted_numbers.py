@@ -1,4 +1,4 @@
-"""Files of a run's folder with anything in them: they are read within bounds, or refused in one line."""
+"""Files of a run folder with arbitrary content: they are read within bounds, or refused in one line."""
 
 import io
 import json
@@ -69,7 +69,7 @@ def make(path, rows="1,1000,0.5\n", **options):
             "algorithm must be a name such as 'ppo', got 3|no algorithm '3'",
         ),
         (b'{"env": "recurl/TMaze-v0", "' + b"y" * 10**5 + b'": 3}', r"Unknown options \['yy.*\.\.\."),
-        (b"3", "must hold a JSON object, got int"),
+        (b"3", "must contain a JSON object, got int"),
         (b"", "is not JSON"),
         (None, "can't be read: it is not a regular file"),
         ("link", "can't be read: it is a symbolic link"),
@@ -123,19 +123,19 @@ def test_many_environments_are_refused_at_once(option, count):
     for envs, divisors in ((2**31 - 1, "1, 2147483647"), (9, "1, 3, 9"), (111_546_435, "1, 3, 5, 7, 11, 13, 15")):
         with (
             within(seconds=3),
-            pytest.raises(ArgumentError, match=f"must divide --num-envs, got 2 and {envs}: take {divisors}") as caught,
+            pytest.raises(ArgumentError, match=f"must divide --num-envs, got 2 and {envs}: use {divisors}") as caught,
         ):
             PPOConfig(env=ENV, num_envs=envs, total_steps=10**15, **{option: count})
         assert len(str(caught.value)) < 250
 
 
 def test_the_divisors_that_are_named_are_the_nearest():
-    with pytest.raises(ArgumentError, match=r"take 20, 24, 30, 36, 40, 45, 48, 60, 72, 80, 90, 120\."):
+    with pytest.raises(ArgumentError, match=r"use 20, 24, 30, 36, 40, 45, 48, 60, 72, 80, 90, 120\."):
         PPOConfig(env=ENV, num_envs=720, env_workers=70)
 
 
 def test_compare_reads_options_that_no_run_could_have(tmp_path):
-    """It draws what is in the file, and makes nothing of it."""
+    """The plot shows the values in the file and executes nothing."""
     folder = make(tmp_path / "run", num_envs=2**31 - 1, env_workers=2, cell=r"a$\frac{b", algorithm="x:y")
     found = compare([folder])
     assert found.table().splitlines()[-1].startswith(r"y, a$\frac{b")
@@ -186,7 +186,7 @@ def test_metrics_that_are_no_file(tmp_path, name, make_it, capsys):
 
 
 def test_metrics_without_end(tmp_path):
-    """A file of zeros, a gigabyte of one line: neither is taken into memory."""
+    """A file of zeros, and a line of a gigabyte: neither is read into memory."""
     path = make(tmp_path / "run") / "metrics.csv"
     with path.open("wb") as file:
         file.truncate(2**32)
@@ -245,7 +245,7 @@ def test_sweeps_with_files_that_are_none(tmp_path, name, content, message):
 
 
 def test_a_sweep_with_a_run_without_metrics(tmp_path, monkeypatch):
-    """A run that ends with 0, and left nothing, has failed, and ends no sweep."""
+    """A run that exits with 0 but leaves no files counts as failed, and doesn't end the sweep."""
     jobs, said = make_jobs(PPOConfig, {}, 1, lambda words: PPOConfig(env=ENV)), []
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", ""], **options))
@@ -261,7 +261,7 @@ class Bomb:
 
 
 def test_an_exported_program_runs_no_pickle(tmp_path, monkeypatch):
-    """``torch.export.load`` unpickles anything where a member of the file isn't tensors only."""
+    """``torch.export.load`` unpickles a member of the file that isn't tensors only."""
     monkeypatch.chdir(tmp_path)
     torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), tmp_path / "policy.pt2")
     assert FORMATS["torch"].read(tmp_path / "policy.pt2") is not None

@@ -1,6 +1,6 @@
 """Training: PPO, A2C, IMPALA, DQN, R2D2, SAC and TD3, with and without memory; run folders, evaluation, export.
 
-Its names are imported when they are first used: the options of the algorithms need no torch.
+Names are imported lazily, on first use: the options of the algorithms can be read without importing torch.
 """
 
 from importlib import import_module
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from recurl.trainers.run.outcome import Outcome as Outcome
     from recurl.trainers.run.trainer import Trainer as Trainer
 
-_HOMES = {
+_MODULES = {
     "A2C": "algorithms.a2c",
     "A2CConfig": "algorithms.a2c_config",
     "ALGORITHMS": "algorithms.table",
@@ -148,12 +148,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULES})

@@ -1,4 +1,4 @@
-"""Checkpoints, to be read and written by programs of one's own."""
+"""Public functions to read and write checkpoints."""
 
 from recurl.trainers.files.checkpoints import latest_checkpoint, load_checkpoint, save_checkpoint
 

@@ -1,4 +1,4 @@
-"""Options that every algorithm has: a frozen dataclass, which is also the command line."""
+"""Options shared by all algorithms: a frozen dataclass that also defines the command line."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from recurl.trainers.env_name import EnvSource, is_environment, named, source_of
 from recurl.trainers.keyword_arguments import keyword_arguments
 
 NO_MASK = "none"
-"""The action mask of a run without one."""
+"""Value of ``action_mask`` for a run without an action mask."""
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
-"""How an option falls from its value to zero over the run: not at all, on a line, on half a cosine."""
+"""How an option decays from its initial value to zero over the run: not at all, linearly, or along half a cosine."""
 NO_CELL = "none"
-"""The cell of a feed-forward control."""
-_DIVISORS = 12  # of the number of environments, named in a message
+"""Value of ``cell`` for a feed-forward network."""
+_DIVISORS = 12  # divisors of the number of environments listed in an error message
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Options that every algorithm has.
+    """Options shared by all algorithms.
 
     Raises:
-        ArgumentError: a size that is not positive, a fraction outside [0, 1], environment arguments that don't fit, or
-            fewer steps than a batch has.
+        ArgumentError: if a size is not positive, a fraction is outside [0, 1], options contradict each other, or
+            ``total_steps`` is less than one batch.
     """
 
     algorithm: ClassVar[str]
@@ -63,125 +63,128 @@ class RunConfig:
         "previous_reward",
         "collectors",
     )
-    """Options that a run can't change when it is resumed."""
+    """Options that can't be changed when a run is resumed."""
     usual_lag: ClassVar[int] = 0
-    """What ``max_lag`` is by default."""
+    """Default of ``max_lag``."""
     largest_lag: ClassVar[int | None] = None
-    """What ``max_lag`` may be at most; None for no bound."""
+    """Upper bound of ``max_lag``; None for no bound."""
     env: EnvSource
-    """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1, or module:id where a module registers it, such
-    as ale_py:ALE/Pong-v5 or my_file:My-v0 (the working directory is searched too)."""
+    """Gymnasium id of the environment, such as recurl/MaskedCartPole-v1, or module:id to import the module that
+    registers it, such as ale_py:ALE/Pong-v5 or my_file:My-v0 (the working directory is searched too)."""
     env_kwargs: tuple[str, ...] = ()
-    """Arguments of the environment as name=value, such as k=8 (a Python literal, otherwise text)."""
+    """Keyword arguments of the environment as name=value, such as k=8. Values are Python literals, or else strings."""
     wrapper: tuple[str, ...] = ()
-    """Gymnasium wrappers of each environment, module:Class or module:Class(name=value), the first innermost, such as
-    --wrapper gymnasium.wrappers:FlattenObservation --wrapper my_file:Mine."""
+    """Gymnasium wrappers applied to each environment, innermost first, as module:Class or module:Class(name=value),
+    such as --wrapper gymnasium.wrappers:FlattenObservation --wrapper my_file:Mine."""
     vectorization: Literal["auto", "native", "sync", "async", "device"] = "auto"
-    """How environments are stepped together: the environment's own vector implementation, one after the other, each in
-    a process, or (tasks only) as tensors on the device; auto takes native where it can begin episodes of single rows
-    and there is no wrapper, else sync, and on a GPU device for tasks."""
+    """How environments are vectorized: native uses the environment's own vector implementation, sync steps them one
+    after the other, async steps each in its own process, and device steps them as tensors on the device (tasks only).
+    auto picks device for tasks on a GPU; otherwise native if it can reset single rows and there is no wrapper, else
+    sync."""
     env_workers: Whole = 0
-    """Processes that share the environments of the training, which must be a multiple; 0 for none."""
+    """Worker processes that step the training environments; must divide --num-envs. 0 steps them in the main
+    process."""
     env_groups: Count = 1
-    """Groups of environments that take turns: while the workers step one, the actions of the next are computed (2 keeps
-    workers busy where acting takes long, as on a GPU; needs --env-workers)."""
+    """Groups of environments that alternate: while the workers step one group, the actions of the next are computed. 2
+    keeps the workers busy when the policy is slow, as on a GPU. Needs --env-workers."""
     collectors: str | None = None
-    """Actors that share the environments and collect, on the CPU: ray:8 for eight actors of Ray."""
+    """Actors that collect on the CPU and share the environments: ray:8 starts eight Ray actors."""
     ray_address: str | None = None
-    """Ray cluster of these actors, HOST:PORT, or auto for that of this machine; by default a Ray that only this run
-    reaches."""
+    """Ray cluster to run the actors on, as HOST:PORT, or auto for the cluster on this machine; by default a private
+    Ray instance for this run."""
     max_lag: Whole | None = None
-    """Updates that an actor may be behind, so that it acts while this process learns; by default 0 for what learns from
-    each batch once and doesn't correct for older weights, else 1."""
+    """Maximum number of updates by which an actor's weights may lag, so that actors collect while this process learns;
+    by default 0 for on-policy algorithms that don't correct for older weights, otherwise 1."""
     previous_action: bool = False
-    """Show the policy the action of the step before too (zeros when an episode begins)."""
+    """Add the previous action to the policy's inputs (zeros at the start of an episode)."""
     previous_reward: bool = False
-    """Show the policy the reward of the step before too (zero when an episode begins)."""
+    """Add the previous reward to the policy's inputs (zero at the start of an episode)."""
     action_mask: str = ACTION_MASK
-    """Mask of allowed actions: its name in the observation or in info; none for no mask."""
+    """Key of the mask of valid actions in the observation or in info; none ignores it."""
     show_action_mask: bool = False
-    """Let the networks see the mask too."""
+    """Add the action mask to the networks' inputs."""
 
     drop_observations: tuple[str, ...] = ()
-    """Observations to leave out, such as MiniGrid's mission, a text; the parts of a nested name are joined by dots."""
+    """Observations to drop, such as MiniGrid's mission text; join the parts of a nested key with dots."""
     encoder: Literal["auto", "mlp", "nature", "impala"] = "auto"
-    """What comes before the memory: auto takes convolutions for images (uint8 of 2 or 3 dimensions), Nature DQN's from
-    36x36 on, and a multilayer perceptron for vectors; mlp takes images as vectors."""
+    """Encoder before the recurrent layers: auto uses convolutions for images (uint8 with 2 or 3 dimensions), those of
+    Nature DQN from 36x36 pixels up, and an MLP for vectors; mlp flattens images."""
     encoder_width: Count | None = None
-    """Width of each encoder's fully connected layers; by default that of the hidden state."""
+    """Width of each encoder's fully connected layers; by default --hidden-size."""
     encoder_layers: Count = 1
-    """Fully connected layers of each encoder, after the convolutions of an image."""
+    """Number of fully connected layers of each encoder, after the convolutions if there are any."""
     image_layout: Literal["auto", "hwc", "chw", "hw"] = "auto"
-    """Order of an image's dimensions; auto takes the smaller one of first and last as the channels."""
+    """Layout of image observations; auto takes the smaller of the first and last dimensions as the channels."""
     head_width: Whole = 0
-    """Width of a hidden layer between the memory and each output; 0 for none."""
+    """Width of a hidden layer between the recurrent layers and each output; 0 for none."""
 
     cell: str = "lstm"
-    """The memory: lstm, gru, mingru, minlstm, lru, s5, rglru, ffm, module:Class for a cell of your own, or none for a
-    feed-forward control. Options of a cell follow in brackets: "s5(state_size=128, norm=False)"."""
+    """Recurrent cell: lstm, gru, mingru, minlstm, lru, s5, rglru, ffm, module:Class for a custom cell, or none for a
+    feed-forward network. Cell options follow in parentheses: "s5(state_size=128, norm=False)"."""
     hidden_size: Count = 64
-    """Width of the hidden state, and of the encoder where none is given."""
+    """Size of the hidden state."""
     num_layers: Count = 1
-    """Stacked recurrent layers."""
+    """Number of stacked recurrent layers."""
     backend: str = "fastest"
-    """Implementation of the recurrence; fastest takes the best one of this machine."""
+    """Backend that runs the recurrence; fastest picks the best one available on this machine."""
     normalize_observations: bool = True
-    """Standardise observations with running statistics, which are saved with the policy."""
+    """Normalize observations with running statistics, which are saved with the policy."""
 
     total_steps: Steps = 150_000
-    """Environment steps to train for at most, summed over the environments."""
+    """Maximum number of environment steps to train for, summed over all environments."""
     num_envs: Count = 8
-    """Environments stepped side by side."""
+    """Number of environments stepped in parallel."""
     rollout_steps: Count = 128
-    """Steps of each environment between two updates."""
+    """Steps per environment between updates."""
     learning_rate: Positive = 1e-3
-    """Step size of Adam, at the start."""
+    """Initial learning rate of Adam."""
     learning_rate_schedule: Schedule = "constant"
-    """How it falls to zero over --total-steps."""
+    """Decay of the learning rate to zero over --total-steps."""
     gamma: Fraction = 0.99
-    """Discount per step."""
+    """Discount factor."""
     max_grad_norm: NoBound = 0.5
-    """Largest norm of the gradient; inf for no bound."""
+    """Maximum gradient norm; inf disables clipping."""
 
     seed: Seed = 0
-    """Seed of everything random; the same seed gives the same run."""
+    """Random seed; the same seed gives the same run."""
     device: str = "cpu"
     """Device of the networks, such as cpu or cuda."""
     matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
-    """Precision of all products of float32 matrices, in torch's words: highest is float32, high and medium are tf32 on
-    a GPU; auto is high on a GPU and highest on a CPU. The run sets it for itself."""
+    """Precision of float32 matrix products, as in torch.set_float32_matmul_precision: highest is float32, high and
+    medium are TF32 on a GPU; auto is high on a GPU and highest on a CPU. The setting applies to this run only."""
     threads: Threads = 1
-    """CPU threads of torch; small networks run slower with more."""
+    """Number of CPU threads for torch; small networks are slower with more."""
     checkpoint_every: Count = 50
-    """Updates between two checkpoints."""
+    """Updates between checkpoints."""
     stop_return: Number | None = None
-    """Mean return of the last 20 training episodes that ends the run."""
+    """Stop when the mean return of the last 20 training episodes reaches this value."""
     stop_eval_return: Number | None = None
-    """Mean return of an evaluation during training that ends the run (needs --eval-every)."""
+    """Stop when the mean return of an evaluation during training reaches this value (needs --eval-every)."""
     eval_every: Steps | None = None
-    """Environment steps between evaluations during training, which have environments and seeds of their own."""
+    """Environment steps between evaluations during training, which use separate environments and seeds."""
     eval_episodes: Count = 100
-    """Greedy episodes of each evaluation, during training and at the end."""
+    """Number of episodes per evaluation with the greedy policy, during and after training."""
     eval_env: str | None = None
-    """Environment of the evaluations; by default that of the training."""
+    """Gymnasium id of the evaluation environment; by default the training environment."""
     eval_env_kwargs: tuple[str, ...] = ()
-    """Arguments of that environment as name=value; those of --env-kwargs hold besides where it is the same one."""
+    """Keyword arguments of the evaluation environment as name=value. Without --eval-env they are added to --env-kwargs
+    and override it."""
     keep_best: bool = False
-    """Keep the policy of the best evaluation during training (needs --eval-every)."""
+    """Save the policy with the best evaluation during training (needs --eval-every)."""
     eval_max_steps: Count = 27_000
-    """Step limit of these episodes; the evaluation says how many were cut there."""
+    """Maximum length of an evaluation episode; the evaluation reports how many episodes were cut off."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """Reaction to a NaN or infinite reward, observation, loss or gradient: stop, or skip the batch or step."""
+    """What to do when a reward, observation, loss or gradient is NaN or infinite: stop the run, or skip the batch or
+    gradient step."""
     env_timeout: Positive = 60.0
-    """Seconds that a step or reset of environments in other processes (--env-workers, --overlap) may take before they
-    count as hung."""
+    """Timeout in seconds for a step or reset of environments in other processes (--env-workers, --overlap)."""
     rank_timeout: Positive = 60.0
-    """Seconds without progress of a rank under torchrun after which all end; set-up, the first three updates,
-    evaluations and checkpoints may take longer."""
+    """Seconds without progress on a rank after which all ranks are stopped (torchrun only). Setup, the first three
+    updates, evaluations and checkpoints may take longer."""
     logger: Literal["tensorboard", "wandb", "none"] = "tensorboard"
-    """Where the numbers go besides metrics.csv and the terminal."""
+    """Logger to use in addition to metrics.csv and the terminal."""
     callback: tuple[str, ...] = ()
-    """Callbacks of your own, module:Class each."""
+    """Custom callbacks, each as module:Class."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env", named(self.env))
@@ -209,20 +212,21 @@ class RunConfig:
             )
         if workers and self.num_envs % workers:
             raise ArgumentError(
-                f"--env-workers must divide --num-envs, got {workers} and {self.num_envs}: take "
+                f"--env-workers must divide --num-envs, got {workers} and {self.num_envs}: use "
                 f"{self._dividing_envs(workers)}."
             )
         host_only = self.host_only
         if self.vectorization == "device" and host_only:
             raise ArgumentError(
-                f"--vectorization device steps a task as tensors, without {', '.join(map(flag, host_only))}: leave "
-                f"{'it' if len(host_only) == 1 else 'them'} out, or take another vectorization."
+                "--vectorization device steps a task as tensors and doesn't support "
+                f"{', '.join(map(flag, host_only))}: leave {'it' if len(host_only) == 1 else 'them'} out, or choose "
+                "another vectorization."
             )
         given = is_environment(source_of(self.env))
         if given and (host_only or self.env_kwargs or self.vectorization != "auto"):
             raise ArgumentError(
-                "An environment that is given as an object is used as it is, without wrapper, vectorization, "
-                "env_workers, env_kwargs, drop_observations and action_mask: give a function that makes it, "
+                "An environment passed as an object is used as is and doesn't support wrapper, vectorization, "
+                "env_workers, env_kwargs, drop_observations or action_mask: pass a function that creates it, "
                 "env=lambda: ..."
             )
 
@@ -230,19 +234,19 @@ class RunConfig:
         if self.collectors is None:
             for name in ("ray_address", "max_lag"):
                 if getattr(self, name) is not None:
-                    raise ArgumentError(f"{flag(name)} is for actors: add --collectors, such as ray:8.")
+                    raise ArgumentError(f"{flag(name)} applies to actors only: add --collectors, such as ray:8.")
             return
         if not re.fullmatch("ray:[1-9][0-9]{0,4}", self.collectors):
             raise ArgumentError(f"--collectors takes ray:N, such as ray:8 for eight actors, got {self.collectors!r}.")
         if self.num_envs % self.actors:
             raise ArgumentError(
-                f"The actors of --collectors must divide --num-envs, got {self.actors} and {self.num_envs}: take "
+                f"The number of --collectors must divide --num-envs, got {self.actors} and {self.num_envs}: use "
                 f"{self._dividing_envs(self.actors)}."
             )
         if self.env_workers or getattr(self, "overlap", False):
-            raise ArgumentError("--collectors makes environments in actors: leave out --env-workers and --overlap.")
+            raise ArgumentError("--collectors creates environments in actors: leave out --env-workers and --overlap.")
         if is_environment(source_of(self.env)):
-            raise ArgumentError("--collectors makes environments in actors: give a function, env=lambda: ...")
+            raise ArgumentError("--collectors creates environments in actors: pass a function, env=lambda: ...")
         if self.largest_lag is not None and self.lag > self.largest_lag:
             raise ArgumentError(
                 f"{self.algorithm} doesn't correct for older weights: --max-lag must be at most {self.largest_lag}, "
@@ -258,82 +262,82 @@ class RunConfig:
         _ = self.for_evaluation().env_arguments
 
     def _check_backend(self) -> None:
-        from recurl.recurrence import BACKENDS  # noqa: PLC0415 - it imports torch, which the help of the options doesn't need
+        from recurl.recurrence import BACKENDS  # noqa: PLC0415 - imports torch, which --help doesn't need
 
         if self.backend not in BACKENDS.names:
             near = nearest(self.backend, BACKENDS.names)
             raise ArgumentError(f"--backend must be one of {', '.join(BACKENDS.names)}, got {self.backend!r}.{near}")
 
     def check(self) -> None:
-        """Refuse options that don't fit together."""
+        """Check that the options are consistent; subclasses extend this."""
 
     def _check_cell(self) -> None:
-        from recurl.recurrence import BACKENDS, load_cell  # noqa: PLC0415 - as said above
+        from recurl.recurrence import BACKENDS, load_cell  # noqa: PLC0415 - see above
 
         try:
             BACKENDS.check_cell(self.backend, load_cell(self.cell))
         except ArgumentError as error:
-            raise ArgumentError(f"--cell: {error} For a feed-forward control write none.") from error
+            raise ArgumentError(f"--cell: {error} Use none for a feed-forward network.") from error
         except UnsupportedError as error:
             raise ArgumentError(f"--backend: {error}.") from error
 
     def _dividing_envs(self, wanted: int) -> str:
-        """Return the divisors of ``num_envs``, those nearest to ``wanted`` where there are many, as text."""
+        """Return the divisors of ``num_envs`` closest to ``wanted`` as text."""
         small = [count for count in range(1, math.isqrt(self.num_envs) + 1) if self.num_envs % count == 0]
         divisors = sorted({*small, *(self.num_envs // count for count in small)}, key=lambda one: abs(one - wanted))
         return ", ".join(map(str, sorted(divisors[:_DIVISORS])))
 
     @property
     def actors(self) -> int:
-        """Number of actors that collect, 0 for none."""
+        """Number of actors; 0 without ``collectors``."""
         return 0 if self.collectors is None else int(self.collectors.partition(":")[2])
 
     @property
     def lag(self) -> int:
-        """Updates that actors may be behind."""
+        """Maximum number of updates by which actors may lag."""
         return self.usual_lag if self.max_lag is None else self.max_lag
 
     @property
     def epsilons(self) -> tuple[float, ...] | None:
-        """Probability of random actions of each actor; None for that of the run."""
+        """Exploration probability of each actor; None if all actors share that of the run."""
         return None
 
     @property
     def host_only(self) -> list[str]:
-        """Names of the options in use that only environments of Gymnasium have, on the host."""
+        """Names of the options in use that only Gymnasium environments on the host support."""
         names = ("env_workers", "wrapper", "drop_observations")
         masked = self.action_mask not in (NO_MASK, ACTION_MASK)
         return [name for name in names if getattr(self, name)] + ["action_mask"] * masked
 
     @property
     def torch_precision(self) -> str:
-        """What ``torch.set_float32_matmul_precision`` takes for this run."""
+        """Argument of ``torch.set_float32_matmul_precision`` for this run."""
         by_device = "high" if self.device.startswith("cuda") else "highest"
         return by_device if self.matmul_precision == "auto" else self.matmul_precision
 
     @property
     def env_name(self) -> str:
-        """Gymnasium id of the environment, or the name of what was given in its place."""
+        """Gymnasium id of the environment, or the name of the function or environment object."""
         return str(self.env)
 
     @property
     def frames_per_batch(self) -> int:
-        """Environment steps between two updates."""
+        """Environment steps between updates."""
         return self.num_envs * self.rollout_steps
 
     @property
     def states_every(self) -> int | None:
-        """Distance of the steps whose recurrent states a batch stores; None for those of all steps."""
+        """Interval, in steps, at which a batch stores recurrent states; None to store them at every step."""
         return None
 
     @property
     def updates(self) -> int:
-        """Whole batches that fit into ``total_steps``."""
+        """Number of updates of the run: whole batches in ``total_steps``."""
         return self.total_steps // self.frames_per_batch
 
     @property
     def scheduled(self) -> dict[str, Schedule]:
-        """Schedules of the options that have one, such as ``learning_rate_schedule``, by the option's name."""
+        """Schedules, such as ``learning_rate_schedule``, by the name of the scheduled option."""
         ending = "_schedule"
         names = [field.name for field in fields(self) if field.name.endswith(ending)]
         return {name.removesuffix(ending): getattr(self, name) for name in names}
@@ -344,7 +348,7 @@ class RunConfig:
         return keyword_arguments("--env-kwargs", self.env_kwargs)
 
     def for_evaluation(self) -> Self:
-        """Return the options of the same run with the environment of its evaluations."""
+        """Return these options with the evaluation environment in place of the training environment."""
         if self.eval_env is None and not self.eval_env_kwargs:
             return self
         env, texts = evaluation_task(self.env, self.env_kwargs, self.eval_env, self.eval_env_kwargs)
@@ -352,44 +356,44 @@ class RunConfig:
 
     @property
     def gradient_steps_per_batch(self) -> int:
-        """Into how many gradient steps a batch is divided; 0 where they learn from something else."""
+        """Number of gradient steps that share one pass over a batch; 0 if they don't use the batch directly."""
         return 0
 
     @property
     def replay_steps(self) -> int:
-        """Environment steps kept for replay."""
+        """Capacity of the replay buffer in environment steps; 0 without one."""
         return 0
 
     @classmethod
     def algorithm_name(cls) -> str:
-        """Return the name that finds the algorithm in a new process: ``module:name`` for one that isn't recurl's."""
+        """Return the name that identifies the algorithm in a new process: ``module:name`` for a custom algorithm."""
         module = cls.__module__
         return cls.algorithm if module == "__main__" or module.startswith("recurl.") else f"{module}:{cls.algorithm}"
 
     def on_cpu(self) -> Self:
-        """Return the options of the same run on the CPU, with the backend that is best there."""
+        """Return these options for the CPU, with the fastest backend there."""
         return replace(self, device="cpu", backend="fastest")
 
     def with_env(self, env: EnvSource) -> Self:
-        """Return the options with another environment; a function or an object keeps the name in these options.
+        """Return these options with another environment; a function or object keeps the current environment name.
 
         Args:
-            env: see ``env``.
+            env: the environment; see the ``env`` option.
         """
         return replace(self, env=named(env, self.env_name))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options as plain values, ready for JSON."""
+        """Return the options as plain values that can be written as JSON."""
         values = {**asdict(self), "env": self.env_name}
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return {"algorithm": self.algorithm_name(), **plain}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build the options from what :meth:`to_dict` returned.
+        """Build options from the output of :meth:`to_dict`.
 
         Raises:
-            ArgumentError: an option is unknown, missing, or has a value that can't be used.
+            ArgumentError: if an option is unknown, missing or invalid.
         """
         options = cls.complete(values)
         check_names_of(cls, options)
@@ -400,9 +404,9 @@ class RunConfig:
 
     @classmethod
     def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what :meth:`to_dict` returned, of any version, as arguments of this class; nothing is checked.
+        """Convert the output of :meth:`to_dict`, of any recurl version, to keyword arguments of this class, unchecked.
 
-        A subclass adds what runs of earlier versions didn't say, as it was then.
+        Subclasses fill in options that earlier versions didn't have, with the behavior of those versions.
         """
         many = {field.name for field in fields_of(cls) if field.many}
         options = {name: value for name, value in values.items() if name != "algorithm"}
@@ -410,10 +414,10 @@ class RunConfig:
 
 
 def check_names_of(kind: type[RunConfig], options: Mapping[str, Any]) -> None:
-    """Refuse options that an algorithm doesn't have.
+    """Check that an algorithm has all of these options.
 
     Raises:
-        ArgumentError: there is one.
+        ArgumentError: if an option is unknown.
     """
     unknown = sorted(set(options) - {field.name for field in fields(kind)})
     if unknown:
@@ -423,10 +427,10 @@ def check_names_of(kind: type[RunConfig], options: Mapping[str, Any]) -> None:
 def evaluation_task(
     env: EnvSource, env_kwargs: Sequence[str], eval_env: str | None, eval_env_kwargs: Sequence[str]
 ) -> tuple[EnvSource, tuple[str, ...]]:
-    """Return environment and arguments of evaluations, from the options of those names.
+    """Return the evaluation environment and its arguments, from the options of the same names.
 
     Raises:
-        ArgumentError: an argument is written otherwise than name=value, or a name comes twice.
+        ArgumentError: if an argument is not of the form name=value, or a name appears twice.
     """
     texts = {text.partition("=")[0]: text for text in env_kwargs if eval_env is None}
     texts.update({text.partition("=")[0]: text for text in eval_env_kwargs})

@@ -1,4 +1,4 @@
-"""Environments that are given to a run in Python: an id, a function, or an object."""
+"""Environment sources of a run: a Gymnasium id, a function, or an environment object."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from recurl.envs import EnvBase
 
     EnvSource: TypeAlias = str | Callable[..., Any] | EnvBase
-    """A Gymnasium id, a function that makes an environment (of Gymnasium or recurl), or an environment of recurl."""
+    """A Gymnasium id, a function that creates a Gymnasium or recurl environment, or a recurl environment."""
 else:
-    EnvSource = str | Callable[..., Any]  # recurl.envs imports torch, which the help of the options doesn't need
+    EnvSource = str | Callable[..., Any]  # recurl.envs imports torch, which --help doesn't need
 
 _CALLED = "()"
 
 
 class NamedEnv(str):
-    """Name of a function or an object that was given as a run's environment, and the thing itself.
+    """Name of a function or object passed as a run's environment, together with the function or object.
 
-    It is compared and written as a text. It ends with ``()``, as no id of Gymnasium does.
+    Compares and serializes as a string. The name ends with ``()``, unlike any Gymnasium id.
 
     Args:
         name: the name.
-        source: the function or the environment.
+        source: the function or environment.
 
     Example:
         >>> NamedEnv("module.make()", dict) == "module.make()"
@@ -51,14 +51,14 @@ class NamedEnv(str):
 
 
 def named(source: Any, name: str | None = None) -> Any:
-    """Return what ``RunConfig.env`` holds for ``source``: a :class:`NamedEnv` for a function or an environment.
+    """Convert ``source`` to a value of ``RunConfig.env``: a :class:`NamedEnv` for a function or environment.
 
     Args:
-        source: what was given; anything that can't be an environment is returned unchanged.
-        name: the name to keep; by default that of the function, or of the environment's class.
+        source: the environment source; anything that can't be an environment is returned unchanged.
+        name: name to use; by default that of the function or of the environment's class.
 
     Raises:
-        ArgumentTypeError: ``source`` is a Gymnasium environment, of which a run would need several.
+        ArgumentTypeError: if ``source`` is a single Gymnasium environment; a run needs several.
 
     Example:
         >>> named("CartPole-v1"), named(lambda: None)
@@ -68,7 +68,7 @@ def named(source: Any, name: str | None = None) -> Any:
         return source
     if isinstance(source, gym.Env | VectorEnv):
         raise ArgumentTypeError(
-            f"A run makes its environments itself, as it needs several: give a function that makes one, env=lambda: "
+            f"A run creates its own environments, as it needs several: pass a function that creates one, env=lambda: "
             f"..., got {source}."
         )
     if not is_environment(source) and not callable(source):
@@ -77,22 +77,22 @@ def named(source: Any, name: str | None = None) -> Any:
 
 
 def source_of(env: Any) -> Callable[..., Any] | EnvBase | None:
-    """Return the function or the environment that was given, or None for an id."""
+    """Return the function or environment behind ``env``, or None for an id."""
     return env.source if isinstance(env, NamedEnv) else None
 
 
 def is_environment(source: Any) -> bool:
-    """Return whether ``source`` is an environment of recurl."""
-    base = sys.modules.get("recurl.envs.base")  # without it there is no such environment
+    """Return whether ``source`` is a recurl environment."""
+    base = sys.modules.get("recurl.envs.base")  # if it was never imported, no such environment exists
     return base is not None and isinstance(source, base.EnvBase)
 
 
 def is_name_only(env: Any) -> bool:
-    """Return whether ``env`` is the name of something that was given to another process and has to be given again."""
+    """Return whether ``env`` is only the name of a function or object passed in another process."""
     return not isinstance(env, NamedEnv) and str(env).endswith(_CALLED)
 
 
 def _name(source: Any) -> str:
-    function = getattr(source, "func", source)  # of a functools.partial
+    function = getattr(source, "func", source)  # functools.partial
     kind = function if hasattr(function, "__qualname__") else type(function)
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -10,14 +10,14 @@ from recurl.errors import ArgumentError
 
 
 def keyword_arguments(option: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Return keyword arguments written as name=value, where a value is a Python literal, or else text.
+    """Parse keyword arguments of the form name=value, where a value is a Python literal or else a string.
 
     Args:
-        option: name of the option, for messages.
-        texts: the arguments as written.
+        option: name of the option, for error messages.
+        texts: the arguments.
 
     Raises:
-        ArgumentError: one is written otherwise, or a name comes twice.
+        ArgumentError: if an argument has another form, or a name appears twice.
 
     Example:
         >>> keyword_arguments("--env-kwargs", ["k=8", "mode=human"])

@@ -1,10 +1,10 @@
-"""Names of code in files that somebody else may have written, which need the user's word.
+"""Names of code in untrusted files, which need the user's permission.
 
-A run folder is data. An option in its ``config.json`` may name code, ``module:Class``, and to import that module is to
-run it. So a name from a file is refused unless it is harmless by itself: it is recurl's own, it belongs to a package of
-environments that recurl knows and that is installed, or its module has been imported by the program and what it names
-is looked at before it is called. The user allows others with ``--trust-run`` (``trust=True`` in Python), or by giving
-the option.
+A run folder is data. An option in its ``config.json`` may name code, ``module:Class``, and importing that module runs
+it. A name from a file is therefore refused unless it is harmless: it is part of recurl, it belongs to an installed
+environment package that recurl knows, or its module has already been imported by the program and the named object is
+checked before it is called. The user allows other names with ``--trust-run`` (``trust=True`` in Python), or by setting
+the option explicitly.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ _PACKAGES = frozenset({"ale_py", "memory_maze", "minigrid", "popgym"})
 _ENVS = ("env", "eval_env")
 _OF_PACKAGES = (*_ENVS, "wrapper")
 _CHECKED = (*_ENVS, "wrapper", "cell", "algorithm")  # only a registered environment, a wrapper class ... is called
-_WITH_ARGUMENTS = ("cell", "wrapper")  # in brackets, which never name code
+_WITH_ARGUMENTS = ("cell", "wrapper")  # in parentheses, which never name code
 _CLUSTER, _OWN_CLUSTER = "ray_address", "auto"
 _NEVER = frozenset({"device", "collectors", "env_kwargs", "eval_env_kwargs"})
-"""Options in which a colon has another meaning. In all others, those of algorithms of users too, it names a module."""
-_ADAPTERS = "GymV2"  # environments of Gymnasium that import what an argument of theirs names
-_RECORDERS = "RecordVideo"  # wrappers of Gymnasium that write files where an argument of theirs says
+"""Options in which a colon has another meaning. In all others, including those of custom algorithms, it names a
+module."""
+_ADAPTERS = "GymV2"  # Gymnasium environments that import code named by an argument
+_RECORDERS = "RecordVideo"  # Gymnasium wrappers that write files to a path given by an argument
 _MODULE = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
 _SHOWN = 80
 
 
 def check_names(values: Mapping[str, Any], source: str | Path) -> None:
-    """Refuse options from a file that name code which needs the user's word.
+    """Check that options from a file name no code that needs the user's permission.
 
     Args:
-        values: the options, as read.
-        source: the file, for the message.
+        values: the options read from the file.
+        source: the file, for the error message.
 
     Raises:
-        ArgumentError: there is one; it says which, what it would import, and how to allow it.
+        ArgumentError: if one does. The message says which, what it would import, and how to allow it.
 
     Example:
         >>> check_names({"cell": "lstm", "env": "CartPole-v1"}, "config.json")
@@ -55,20 +56,20 @@ def check_names(values: Mapping[str, Any], source: str | Path) -> None:
     if not found:
         return
     option, text = found[0]
-    what = _what(option, text)
+    effect = _effect(option, text)
     more = f" (one of {len(found)} such names)" if len(found) > 1 else ""
     raise ArgumentError(
-        f"{source} names code: {flag(option)} {_short(text)} {what}{more}. A file runs no code unless you say so: if "
-        "you trust who wrote it, add --trust-run (in Python, trust=True)."
+        f"{source} names code: {flag(option)} {_short(text)} {effect}{more}. No code from a file is run without your "
+        "permission: if you trust its author, add --trust-run (in Python, trust=True)."
     )
 
 
 def names_of_code(values: Mapping[str, Any], imported: Container[str] = sys.modules) -> list[tuple[str, str]]:
-    """Return the options, and the names in them, for which the user's word is needed.
+    """Return the options, with the names in them, that need the user's permission.
 
     Args:
-        values: the options, as read.
-        imported: names of the modules that the program has imported itself.
+        values: the options read from the file.
+        imported: names of the modules that the program has already imported.
     """
     texts = [(option, text) for option, value in values.items() if option not in _NEVER for text in _texts(value)]
     return [(option, text) for option, text in texts if not _is_harmless(option, text, imported)]
@@ -100,19 +101,19 @@ def _is_harmless(option: str, text: str, imported: Container[str]) -> bool:
 
 
 def _is_installed(package: str) -> bool:
-    """Return whether a package would be imported from elsewhere than the working directory."""
+    """Return whether a package would be imported from outside the working directory."""
     origin = _origin(package)
     return origin is not None and Path.cwd().resolve() not in (origin.parent, origin.parent.parent)
 
 
 def _origin(package: str, path: Sequence[str] | None = None) -> Path | None:
-    """Return the file that an import of ``package`` would run, or None where that is not known. Nothing is imported."""
+    """Return the file that importing ``package`` would run, or None if unknown. Nothing is imported."""
     spec = PathFinder.find_spec(package, path)
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
-def _what(option: str, text: str) -> str:
-    """Return what would happen with a name."""
+def _effect(option: str, text: str) -> str:
+    """Describe what using a name would do."""
     if option == _CLUSTER:
         return "would join the Ray cluster there, whose processes send code"
     module = text.partition("(")[0].rpartition(":")[0]
@@ -120,10 +121,10 @@ def _what(option: str, text: str) -> str:
 
 
 def resume_command(path: Path, values: Mapping[str, Any]) -> str:
-    """Return the command that resumes a run in a new process, which has imported nothing yet.
+    """Return the command that resumes a run in a new process, where nothing has been imported yet.
 
     Args:
-        path: the folder of the run.
+        path: folder of the run.
         values: its options.
     """
     trust = " --trust-run" if names_of_code(values, imported=()) else ""
@@ -132,9 +133,9 @@ def resume_command(path: Path, values: Mapping[str, Any]) -> str:
 
 def _place(module: str) -> str:
     package = module.partition(".")[0]
-    with_here = [*sys.path, str(Path.cwd())]  # what is trusted is found in the working directory too
+    with_here = [*sys.path, str(Path.cwd())]  # trusted modules may also be in the working directory
     origin = _origin(package, with_here) if _MODULE.fullmatch(package) else None
-    return "which isn't found here" if origin is None else f"found at {origin}"
+    return "which isn't installed here" if origin is None else f"found at {origin}"
 
 
 def _short(text: str) -> str:

@@ -48,7 +48,7 @@ def test_a_run_goes_on_exactly_and_survives_an_actor(ray_cluster, tmp_path: Path
     trainer.close()
 
     part = RunFolder(shutil.copytree(tmp_path / "whole", tmp_path / "part"))
-    latest_checkpoint(part.checkpoints).unlink()  # as it was when the run was killed after three updates or four
+    latest_checkpoint(part.checkpoints).unlink()  # as after a kill at the third or fourth update
     second = Trainer(config, part, console=Console(quiet=True))
     second.resume()
     second.run()
@@ -67,7 +67,7 @@ def test_a_run_goes_on_exactly_and_survives_an_actor(ray_cluster, tmp_path: Path
 
 
 class Rows(list):
-    """The rows of updates: a callback."""
+    """Callback that records the rows of updates."""
 
     on_update = list.append
 
@@ -100,7 +100,7 @@ def test_algorithms_learn_from_actors(ray_cluster, tmp_path: Path, kind: type, a
 def test_the_command(ray_cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "ppo", "--env", ENV, "--run-dir", str(tmp_path / "run"), "--collectors"]
     assert main([*words, "ray:2", "--num-envs", "3"]) == 2
-    assert "must divide --num-envs, got 2 and 3: take 1, 3." in capsys.readouterr().err
+    assert "must divide --num-envs, got 2 and 3: use 1, 3." in capsys.readouterr().err
     assert main([*words, "ray:400", "--num-envs", "400", "--ray-address", "auto"]) == 2
     said = capsys.readouterr().err
     assert "400 actors need 400 CPUs of the Ray cluster, but 4 of its 4 are free" in said
@@ -112,12 +112,12 @@ def test_the_command(ray_cluster, tmp_path: Path, capsys: pytest.CaptureFixture[
     ("options", "complaint"),
     [
         ({"collectors": "8"}, r"--collectors takes ray:N, such as ray:8 for eight actors, got '8'"),
-        ({"collectors": "ray:3"}, r"must divide --num-envs, got 3 and 8: take 1, 2, 4, 8"),
+        ({"collectors": "ray:3"}, r"must divide --num-envs, got 3 and 8: use 1, 2, 4, 8"),
         ({"collectors": "ray:2", "env_workers": 2}, "leave out --env-workers and --overlap"),
         ({"collectors": "ray:2", "overlap": True}, "leave out --env-workers and --overlap"),
         ({"collectors": "ray:2", "max_lag": 2, "on_nonfinite": "skip"}, "skip needs --max-lag 0 or 1 .*, got 2"),
-        ({"max_lag": 1}, "--max-lag is for actors: add --collectors"),
-        ({"ray_address": "auto"}, "--ray-address is for actors: add --collectors"),
+        ({"max_lag": 1}, "--max-lag applies to actors only: add --collectors"),
+        ({"ray_address": "auto"}, "--ray-address applies to actors only: add --collectors"),
     ],
 )
 def test_options_that_do_not_fit(options: dict, complaint: str) -> None:

@@ -1,4 +1,4 @@
-"""Learners from replay whose slices are drawn on the device: as on the host, in programs, in graphs, without waits."""
+"""Off-policy learners with slices sampled on the device: same as on the host, compiled, captured, without waits."""
 
 import copy
 import warnings
@@ -33,10 +33,10 @@ def config(kind, **options):
 
 
 def updates(options, count=5, **changes):
-    """The learner after some updates, and what they returned."""
+    """The learner after some updates, and their metrics."""
     options = copy.copy(options)
     for name, value in changes.items():
-        object.__setattr__(options, name, value)  # a config refuses a CUDA graph on a CPU
+        object.__setattr__(options, name, value)  # a config rejects a CUDA graph on a CPU
     learner = ALGORITHMS[options.algorithm].learner(options)
     rows = [learner.learn(learner.collect()) for _ in range(count)]
     learner.close()
@@ -50,7 +50,7 @@ def check_same(rows, others, **tolerance):
 
 @pytest.fixture
 def anywhere(monkeypatch):
-    """Let a graph be made without a GPU, where CudaGraphModule calls the function as it is, and says so."""
+    """Let a graph be created without a GPU, where CudaGraphModule warns and calls the function eagerly."""
     monkeypatch.setattr("recurl.trainers.optim.cuda_graph.check_devices", lambda module: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with warnings.catch_warnings():
@@ -71,7 +71,7 @@ EXACT = [  # losses that draw no random numbers
 
 @pytest.mark.parametrize(("kind", "options"), EXACT)
 def test_learns_what_slices_of_the_host_teach(kind, options):
-    """Draws are the same, bit for bit, and masked steps have no part."""
+    """Samples are the same, bit for bit, and masked steps have no effect."""
     device, rows = updates(config(kind, **options))
     host, others = updates(config(kind, **options, drawn_on="host"))
     check_same(rows, others, rel=2e-3, abs=1e-5)
@@ -94,7 +94,7 @@ ALL = [
 def test_a_captured_update_is_the_update(anywhere, kind, options):
     _, plain = updates(config(kind, **options))
     learner, rows = updates(config(kind, **options), cuda_graph=True)
-    check_same(plain, rows, rel=1e-3, abs=1e-5)  # capturable optimisers round otherwise
+    check_same(plain, rows, rel=1e-3, abs=1e-5)  # capturable optimizers round differently
     assert all(torch.tensor(list(rows[-1].values())).isfinite())
     assert learner._graphs == {}  # closed
 
@@ -110,7 +110,7 @@ def test_a_compiled_update_is_the_update(kind, options):
 
 
 class NeverWaits(TorchDispatchMode):
-    """Refuses what a CUDA graph can't hold: values read by Python, shapes that depend on data, numbers of Python."""
+    """Rejects operations that can't be captured: value reads, data-dependent shapes, tensors from Python numbers."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
@@ -131,12 +131,12 @@ def test_an_update_reads_nothing_back(anywhere, kind, options):
     stored = batch.select(*learner.loss.in_keys, strict=False)
     kinds = tuple(learner.count() for _ in range(options.gradient_steps))
     with NeverWaits():
-        learner._learned(stored, kinds)
+        learner._store_and_learn(stored, kinds)
     learner.close()
 
 
 class Repeated(TorchDispatchMode):
-    """Repeats what was launched on the same memory, as a CUDA graph does, without Python."""
+    """Repeats launched operations on the same memory without Python, as a CUDA graph does."""
 
     def __init__(self):
         super().__init__()
@@ -166,7 +166,7 @@ class Repeated(TorchDispatchMode):
     ],
 )
 def test_what_an_update_launches_is_the_next_update_too(anywhere, kind, options):
-    """No number of Python changes between updates: the buffer fills, wraps around, and all is on the device."""
+    """No Python number changes between updates: the buffer fills and wraps around, entirely on the device."""
     rows, weights = [], []
     for repeats in (False, True):
         chosen = config(kind, **options, total_steps=1280)
@@ -184,17 +184,17 @@ def test_what_an_update_launches_is_the_next_update_too(anywhere, kind, options)
 
 
 def launching(learner):
-    """An update whose kernels are operators, which a mode sees: others round otherwise."""
+    """An update whose kernels are operators, which a dispatch mode sees: others round differently."""
 
     def update(stored, kinds):
         with compiling():
-            return learner._learned(stored, kinds)
+            return learner._store_and_learn(stored, kinds)
 
     return update
 
 
 def repeating(learner):
-    """An update that is recorded at the first call and then repeated."""
+    """An update that is recorded at the first call and then replayed."""
     memory, graph, result = [], Repeated(), []
 
     def update(stored, kinds):
@@ -236,7 +236,7 @@ def test_what_is_not_finite_changes_nothing_and_is_said_when_it_is_read(kind, op
     batch = learner.collect()
     batch["next", "reward"].fill_(torch.nan)
     for _ in range(3):
-        learner.learn(batch)  # all that is stored in the end
+        learner.learn(batch)  # all stored entries at the end
     spoilt = learner.optimizer if kind == "r2d2" else learner.critic_optimizer  # the actor's loss has no rewards
     trained = spoilt._tensors()
     before, priority = [value.clone() for value in trained], learner.buffer.drawing.priority.clone()
@@ -256,7 +256,7 @@ def test_what_is_not_finite_changes_nothing_and_is_said_when_it_is_read(kind, op
 def test_a_run_goes_on_where_its_slices_were_drawn(before, now):
     learner, _ = updates(config("dqn", drawn_on=before), 1)
     other = ALGORITHMS["dqn"].learner(config("dqn", drawn_on=now))
-    with pytest.raises(ArgumentError, match=f"must have drawn slices on the {now}.* go on with --drawn-on {before}"):
+    with pytest.raises(ArgumentError, match=f"samples slices on the {now}.* resume with --drawn-on {before}"):
         other.load_state_dict(learner.state_dict())
     other.close()
 
@@ -275,8 +275,8 @@ def test_who_replaces_learn_is_waited_for():
     [
         ({"cuda_graph": True}, "--cuda-graph needs --device cuda, got cpu"),
         ({"cuda_graph": True, "device": "cuda", "backend": "pad"}, "--cuda-graph needs --backend fastest or triton"),
-        ({"compile": True, "backend": "loop"}, "--compile needs a cell of the library and .* got gru and loop"),
-        ({"compile": True, "drawn_on": "host"}, "need slices of one length, which --drawn-on device gives"),
+        ({"compile": True, "backend": "loop"}, "--compile needs a built-in cell and .* got gru and loop"),
+        ({"compile": True, "drawn_on": "host"}, "need slices of equal length, which --drawn-on device provides"),
         ({"refresh_states": True}, "--refresh-states needs --drawn-on host, without --cuda-graph and --compile"),
         ({"refresh_states": True, "drawn_on": "auto", "compile": True}, "--refresh-states needs --drawn-on host"),
     ],

@@ -7,7 +7,7 @@ import torch
 from recurl.archive import save_archive
 from recurl.errors import ArgumentError
 from recurl.trainers import DQN, DQNConfig, R2D2Config
-from recurl.trainers.files.checkpoints import fitting
+from recurl.trainers.files.checkpoints import restoring
 
 
 def config(kind=DQNConfig, **options):
@@ -139,5 +139,5 @@ def test_a_state_of_other_options_is_refused():
     state = dqn.state_dict()
     for other in ({"hidden_size": 16}, {"buffer_size": 1000}):
         words = r"1.pt doesn't fit the run's config\.json|saved buffer must have"
-        with pytest.raises(ArgumentError, match=words), fitting(Path("1.pt")):
+        with pytest.raises(ArgumentError, match=words), restoring(Path("1.pt")):
             DQN(config(**other)).load_state_dict(state)

@@ -14,7 +14,7 @@ ENV = "recurl/TMaze-v0"
         ({"burn_in": -1}, "--burn-in must not be negative"),
         ({"eps_init": 1.5}, "--eps-init must lie between 0 and 1"),
         ({"eps_init": 0.1, "eps_end": 0.2}, "--eps-end must not exceed --eps-init, got 0.2 and 0.1"),
-        ({"burn_in": 32}, "--burn-in must be below --slice-length, got 32 and 32"),
+        ({"burn_in": 32}, "--burn-in must be less than --slice-length, got 32 and 32"),
         ({"buffer_size": 100}, "--buffer-size must hold one batch of 128 steps, got 100"),
         ({"cell": "rnn"}, "--cell: There is no cell"),
     ],

@@ -78,11 +78,11 @@ def test_an_object_is_trained_in_and_not_made_anew():
     env = GymEnv("CartPole-v1", 2)
     config = PPOConfig(env=env, num_envs=2, minibatches=2)
     assert training_env(config) is env
-    with pytest.raises(ArgumentError, match=r"fresh environment is needed here, .*GymEnv\(\) was given as an object"):
+    with pytest.raises(ArgumentError, match=r"new environment is needed here, .*GymEnv\(\) was passed as an object"):
         make_env(config, 2)
-    with pytest.raises(ArgumentError, match=r"\[num_envs\], \[4\], got \[2\]: set --num-envs to 2, or give a function"):
+    with pytest.raises(ArgumentError, match=r"\[num_envs\], \[4\], got \[2\]: set --num-envs to 2, or pass a function"):
         training_env(PPOConfig(env=env, num_envs=4))
-    with pytest.raises(ArgumentError, match=r"GymEnv\(\) is closed: give a new one"):
+    with pytest.raises(ArgumentError, match=r"GymEnv\(\) is closed: pass a new one"):
         training_env(config)
 
 
@@ -96,12 +96,12 @@ def test_objects_are_used_as_they_are():
         {"drop_observations": ("a",)},
         {"action_mask": "legal"},
     ):
-        with pytest.raises(ArgumentError, match="given as an object is used as it is"):
+        with pytest.raises(ArgumentError, match="passed as an object is used as is"):
             PPOConfig(env=env, **options)
-    with pytest.raises(ArgumentError, match="--overlap makes the environment in a second process: give a function"):
+    with pytest.raises(ArgumentError, match="--overlap creates the environment in a second process: pass a function"):
         PPOConfig(env=env, overlap=True)
-    with pytest.raises(ArgumentTypeError, match="give a function that makes one, env=lambda"):
-        PPOConfig(env=cartpole())  # type: ignore[arg-type] # refused
+    with pytest.raises(ArgumentTypeError, match="pass a function that creates one, env=lambda"):
+        PPOConfig(env=cartpole())  # type: ignore[arg-type] # rejected
     with pytest.raises(ArgumentError, match="must be on --device cuda, but it is on cpu"):
         _checked(replace(PPOConfig(env=env), device="cuda"), env)
 
@@ -109,7 +109,7 @@ def test_objects_are_used_as_they_are():
 def test_a_name_alone_asks_for_the_environment():
     config = PPOConfig.from_dict(PPOConfig(env=cartpole).to_dict())
     assert config.env == f"{__name__}.cartpole()"
-    with pytest.raises(ArgumentError, match=r"given in Python, as .*\.cartpole\(\): pass the function again, as in"):
+    with pytest.raises(ArgumentError, match=r"passed in Python, as .*\.cartpole\(\): pass the function again, as in"):
         make_env(config, 1)
     again = config.with_env(lambda: cartpole())
     assert again == config
@@ -120,7 +120,7 @@ def test_a_name_alone_asks_for_the_environment():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_envs": 8, "env_workers": 3}, "--env-workers must divide --num-envs, got 3 and 8: take 1, 2, 4, 8"),
+        ({"num_envs": 8, "env_workers": 3}, "--env-workers must divide --num-envs, got 3 and 8: use 1, 2, 4, 8"),
         (
             {"vectorization": "sinc"},
             r"--vectorization must be one of auto, native, sync, async, .* Did you mean sync\?",
@@ -152,7 +152,7 @@ def test_workers_give_what_one_process_gives():
         learner = PPO(config)
         weights = weights or learner.agent.state_dict()
         learner.agent.load_state_dict(weights)
-        torch.manual_seed(1)  # making the workers has drawn their seeds
+        torch.manual_seed(1)  # creating the workers has drawn their seeds
         batches.append([learner.collect(), learner.collect()])
         assert learner.can_save_env
         learner.close()
@@ -192,7 +192,7 @@ def test_which_tasks_are_stepped_on_the_device(options, on_device):
 
 
 def test_what_is_no_task_can_not_be_stepped_on_the_device():
-    with pytest.raises(ArgumentError, match=r"steps tasks that are written as Dynamics, and CartPole-v1 is not one"):
+    with pytest.raises(ArgumentError, match=r"needs a task written as Dynamics, and CartPole-v1 is not one"):
         make_env(PPOConfig(env="CartPole-v1", vectorization="device"), 2)
     with pytest.raises(ArgumentError, match=r"does not take --env-kwargs colour=1"):
         make_env(PPOConfig(env="recurl/TMaze-v0", env_kwargs=("colour=1",), vectorization="device"), 2)
@@ -207,7 +207,7 @@ def test_what_is_no_task_can_not_be_stepped_on_the_device():
         ("--action-mask", {"action_mask": "legal"}),
     ):
         with pytest.raises(
-            ArgumentError, match=f"--vectorization device steps a task as tensors, without {flag}: leave it"
+            ArgumentError, match=f"--vectorization device steps a task as tensors and doesn't support {flag}: leave it"
         ):
             PPOConfig(env="recurl/TMaze-v0", vectorization="device", **options)
 

@@ -64,7 +64,7 @@ IMAGES = specs.Composite(
 
 
 def fitting(config, monkeypatch, words):
-    """The size that the refusal says would fit, on a machine of 1 GiB."""
+    """The size that fits according to the error message, on a machine with 1 GiB."""
     monkeypatch.setattr(hardware, "total_memory", lambda device: 2**30)
     monkeypatch.setattr(footprints, "total_memory", lambda device: 2**30)
     with pytest.raises(ArgumentError, match=words) as refusal:

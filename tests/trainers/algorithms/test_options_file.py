@@ -1,4 +1,4 @@
-"""Files of options: TOML, config.json, presets, and everything that can be wrong with them."""
+"""Option files: TOML, config.json, presets, and their errors."""
 
 import importlib.metadata
 import json
@@ -92,7 +92,7 @@ def test_files_that_cannot_be_used(tmp_path, text, message):
 
 def test_json_that_cannot_be_used(tmp_path):
     for text, message in (
-        ("[1]", "must hold options by name, got list"),
+        ("[1]", "must contain options by name, got list"),
         ("{", "is not JSON"),
         ("[" * 9999, "not JSON"),
     ):
@@ -121,7 +121,7 @@ def test_presets_are_valid(name, monkeypatch):
 
 
 def test_presets_that_cannot_be_used(tmp_path, monkeypatch):
-    with pytest.raises(ArgumentError, match=r"There is no preset 'tmazze': take .*\. Did you mean tmaze\?"):
+    with pytest.raises(ArgumentError, match=r"There is no preset 'tmazze': choose from .*\. Did you mean tmaze\?"):
         read_preset("tmazze")
     monkeypatch.setattr(options_file, "PRESETS", tmp_path)
     (tmp_path / "far.toml").write_text("about.packages = ['tyro', 'no-such-package-of-recurl']\nalgorithm = 'ppo'\n")

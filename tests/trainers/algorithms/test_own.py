@@ -1,4 +1,4 @@
-"""An algorithm of one's own, ``examples/reinforce.py``, through the table and the command line."""
+"""A custom algorithm, ``examples/reinforce.py``, through the registry and the command line."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ from recurl.trainers.report.metrics import read_metrics
 
 ROOT = Path(__file__).parents[3]
 NAME = "examples.reinforce:reinforce"
-OWN = (  # noqa: SIM905 - reads as it is typed
+OWN = (  # noqa: SIM905 - written as on a command line
     "--env recurl/RepeatPrevious-v0 --env-kwargs k=1 episode_length=8 --hidden-size 8 --num-envs 4 --rollout-steps 16 "
     "--eval-episodes 3 --gae-lambda 0.9"
 ).split()
@@ -34,7 +34,7 @@ OWN = (  # noqa: SIM905 - reads as it is typed
 
 @pytest.fixture(autouse=True)
 def _table(monkeypatch):
-    """The example imported anew by every test, and the table left as it was."""
+    """Import the example again for every test, and restore the registry afterwards."""
     before = dict(ALGORITHMS)
     monkeypatch.syspath_prepend(ROOT)
     sys.modules.pop("examples.reinforce", None)
@@ -126,7 +126,7 @@ def test_names_that_are_taken_or_none():
     class Nameless(RunConfig):
         pass
 
-    with pytest.raises(ArgumentError, match=r"Mine\.algorithm must be a name of its own, got 'ppo', which is recurl's"):
+    with pytest.raises(ArgumentError, match=r"Mine\.algorithm must not be the name of a built-in algorithm, got 'ppo'"):
         register(Mine, Learner)
     with pytest.raises(ArgumentError, match=r"Nameless\.algorithm must be a name such as 'ppo', got None"):
         register(Nameless, Learner)

@@ -5,7 +5,7 @@ import torch
 
 from recurl.errors import ArgumentError
 from recurl.trainers import PPO, PPOConfig
-from recurl.trainers.files.checkpoints import fitting
+from recurl.trainers.files.checkpoints import restoring
 
 
 def config(**options):
@@ -65,7 +65,7 @@ def test_a_state_of_other_options_is_refused():
     state = PPO(config()).state_dict()
     with (
         pytest.raises(ArgumentError, match=r"1.pt doesn't fit the run's config\.json: RuntimeError"),
-        fitting(Path("1.pt")),
+        restoring(Path("1.pt")),
     ):
         PPO(config(hidden_size=16)).load_state_dict(state)
 

@@ -63,7 +63,7 @@ def test_a_fixed_temperature_stays():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_every_weight_is_trained_once(shared):
-    """By the actor's optimiser or by the critics': a shared memory is the critics'."""
+    """Each parameter is in the actor's or the critics' optimizer; a shared trunk is in the critics'."""
     sac = SAC(config(shared_trunk=shared))
     optimizers = [part for part in sac.parts().values() if isinstance(part, GradientStep)]
     trained = [p for part in optimizers for group in part.optimizer.param_groups for p in group["params"]]
@@ -118,7 +118,7 @@ def test_states_are_refreshed():
 def test_refreshed_states_must_be_started_from():
     with pytest.raises(ArgumentError, match=r"--refresh-states .* needs --start-state stored, got zero"):
         config(refresh_states=True, start_state="zero")
-    with pytest.raises(ArgumentError, match=r"--refresh-states needs .* take fastest or loop, got pad"):
+    with pytest.raises(ArgumentError, match=r"--refresh-states needs .* use fastest or loop, got pad"):
         config(refresh_states=True, backend="pad")
 
 

@@ -1,4 +1,4 @@
-"""Schedules of step size, entropy bonus and clip range, and of what an own algorithm adds."""
+"""Schedules of learning rate, entropy bonus and clipping range, and of options of a custom algorithm."""
 
 import io
 import json
@@ -87,7 +87,7 @@ def test_anneal_of_old_runs_is_read():
 
 @dataclass(frozen=True, kw_only=True)
 class WarmConfig(DQNConfig):
-    """Options with a schedule of their own."""
+    """Options with a custom schedule."""
 
     temperature: Positive = 2.0
     temperature_schedule: Schedule = "linear"
@@ -105,7 +105,9 @@ def test_an_own_option_with_a_schedule():
     assert warm.temperature == pytest.approx(1.0)
     warm.close()
     deaf = DQN(config(WarmConfig))
-    with pytest.raises(UnsupportedError, match=r"DQN must say in schedules\(\) how to set temperature, as its options"):
+    with pytest.raises(
+        UnsupportedError, match=r"DQN.schedules\(\) must return a setter for temperature, as its options"
+    ):
         deaf.collect()
     deaf.close()
 

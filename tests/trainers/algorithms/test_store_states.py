@@ -1,4 +1,4 @@
-"""Runs that store recurrent states where sequences start: the same bits, from less memory."""
+"""Runs that store recurrent states at the starts of sequences only: the same bits with less memory."""
 
 import math
 
@@ -23,7 +23,7 @@ def config(kind=PPOConfig, **options):
 
 
 def learnt(learner, updates=2):
-    """What is reported of some updates, the weights after them, and the sparse states of a batch."""
+    """Metrics of some updates, the weights after them, and the sparse states of a batch."""
     rows = []
     for _ in range(updates):
         batch = learner.collect()
@@ -93,8 +93,8 @@ def test_whole_rows_are_learnt_from():
     ("options", "words"),
     [
         ({"sequence_length": 7}, "--sequence-length must divide --rollout-steps, got 7 for 16"),
-        ({"collectors": "ray:2"}, "one process that collects, got --collectors"),
-        ({"overlap": True}, "one process that collects, got --overlap on the CPU"),
+        ({"collectors": "ray:2"}, "a single collecting process, got --collectors"),
+        ({"overlap": True}, "a single collecting process, got --overlap on the CPU"),
     ],
 )
 def test_where_all_states_are_needed(options, words):

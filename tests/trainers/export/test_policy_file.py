@@ -261,7 +261,7 @@ def test_mistakes(lstm, tmp_path, monkeypatch):
         export_run(RunFolder(tmp_path), "torch")
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("recurl.trainers.export.policy_file.verify", lambda *_: None)
-    with pytest.raises(StorageError, match=r"Can't write .*file \(.*\): take a folder elsewhere.*named with --out"):
+    with pytest.raises(StorageError, match=r"Can't write .*file \(.*\): use another folder.*named with --out"):
         export_run(lstm, "torch", tmp_path / "file" / "policy.pt2")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingDependencyError, match=r"onnxscript is not installed: pip install 'recurl\[export\]'"):

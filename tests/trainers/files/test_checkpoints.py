@@ -8,7 +8,13 @@ import torch
 from torch.serialization import set_crc32_options
 
 from recurl.errors import ArgumentError, ArgumentTypeError, StorageError
-from recurl.trainers.files.checkpoints import fitting, latest_checkpoint, load_checkpoint, load_newest, save_checkpoint
+from recurl.trainers.files.checkpoints import (
+    latest_checkpoint,
+    load_checkpoint,
+    load_newest,
+    restoring,
+    save_checkpoint,
+)
 
 STATE = {"x": torch.arange(100.0), "nested": [{"a": (1, "b")}], "empty": {}}
 
@@ -65,7 +71,9 @@ def test_no_code_from_the_file_is_run(tmp_path, monkeypatch):
 def test_broken_files(tmp_path, cut):
     path = save_checkpoint(tmp_path, 1, {"x": torch.zeros(100)})
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(ArgumentError, match=r"is broken or not a checkpoint \(.*\)\. Take the one before, or a copy\."):
+    with pytest.raises(
+        ArgumentError, match=r"is broken or not a checkpoint \(.*\)\. Use the previous checkpoint, or a copy\."
+    ):
         load_checkpoint(path)
 
 
@@ -114,12 +122,14 @@ def test_an_edited_checkpoint_is_refused_by_name(tmp_path):
     for edit, said in (
         (lambda state: state["x"].add_(1), "x has another value"),
         (lambda state: state.pop("x"), r"x was float32 \[100\], is absent"),
-        (lambda state: state.update(contents=1), "its table of contents is none"),
+        (lambda state: state.update(contents=1), "its table of contents is invalid"),
     ):
         state = torch.load(path, weights_only=True)
         edit(state)
         torch.save(state, tmp_path / "2.pt")
-        with pytest.raises(ArgumentError, match=rf"was changed after it was written \({said}\): only what .* writes"):
+        with pytest.raises(
+            ArgumentError, match=rf"was modified after it was written \({said}\): only unmodified files written by "
+        ):
             load_checkpoint(tmp_path / "2.pt")
     state = {**load_checkpoint(path), "x": torch.zeros(3)}
     assert load_checkpoint(save_checkpoint(tmp_path, 2, state))["x"].tolist() == [0, 0, 0]
@@ -135,7 +145,7 @@ def test_the_newest_undamaged_one_is_taken_with_a_notice(tmp_path):
     assert (path, state["x"]) == (first, 1)
     (notice,) = notices
     assert notice.startswith(f"The checkpoint {second} is broken")
-    assert notice.endswith("The one before it is taken, 000000000001.pt.")
+    assert notice.endswith("Using the previous one, 000000000001.pt.")
     first.write_bytes(b"")
     with pytest.raises(ArgumentError, match=rf"{second.name} is broken .*{first.name} is broken .*There is no other"):
         load_newest(tmp_path, notices.append)
@@ -150,7 +160,7 @@ def test_another_version_is_no_damage(tmp_path):
 
 @pytest.mark.slow
 def test_reading_while_a_run_writes(tmp_path):
-    """The newest checkpoint is removed again and again while it is read."""
+    """The newest checkpoint is repeatedly removed while it is read."""
     save_checkpoint(tmp_path, 1, {"x": 1})
     done = threading.Event()
 
@@ -178,15 +188,13 @@ def test_checkpoints_that_always_vanish(tmp_path, monkeypatch):
         raise FileNotFoundError(path)
 
     monkeypatch.setattr("recurl.trainers.files.checkpoints.open_regular", gone)
-    with pytest.raises(ArgumentError, match=r"vanish while they are read: copy the folder"):
+    with pytest.raises(ArgumentError, match=r"disappear while they are read: copy the folder"):
         load_newest(tmp_path, print)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(
-        StorageError, match=r"Can't write .*file/checkpoints \(Not a directory\): take a folder elsewhere"
-    ):
+    with pytest.raises(StorageError, match=r"Can't write .*file/checkpoints \(Not a directory\): use another folder"):
         save_checkpoint(tmp_path / "file" / "checkpoints", 1, {})
 
 
@@ -196,18 +204,18 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 def test_whatever_does_not_fit_is_one_error(tmp_path, error):
     with (
         pytest.raises(ArgumentError, match=r"1.pt doesn't fit the run's config.json: \w+Error"),
-        fitting(tmp_path / "1.pt"),
+        restoring(tmp_path / "1.pt"),
     ):
         raise error
 
 
 def test_errors_of_recurl_pass(tmp_path):
-    with pytest.raises(ArgumentError, match=r"^mine$"), fitting(tmp_path):
+    with pytest.raises(ArgumentError, match=r"^mine$"), restoring(tmp_path):
         raise ArgumentError("mine")
 
 
 def test_long_reasons_are_cut(tmp_path):
-    with pytest.raises(ArgumentError) as caught, fitting(tmp_path):
+    with pytest.raises(ArgumentError) as caught, restoring(tmp_path):
         raise RuntimeError("word " * 1000)
     assert len(str(caught.value)) < 600
     shutil.rmtree(tmp_path)

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from recurl.trainers.files.contents import changed, contents_of
+from recurl.trainers.files.contents import contents_of, first_difference
 
 STATE = {
     "weights": torch.ones(2, 3),
@@ -20,7 +20,7 @@ STATE = {
 
 def test_a_copy_is_the_same():
     contents = contents_of(STATE)
-    assert changed(copy.deepcopy(STATE), contents) is None
+    assert first_difference(copy.deepcopy(STATE), contents) is None
     assert contents["('a', 'tuple')/nested/0/x"].startswith("float, ")
 
 
@@ -49,4 +49,4 @@ def test_a_tensor_of_one_number_may_have_any_stride():
 def test_what_was_changed_is_named(edit, said):
     state = copy.deepcopy(STATE)
     edit(state)
-    assert changed(state, contents_of(STATE)) == said
+    assert first_difference(state, contents_of(STATE)) == said

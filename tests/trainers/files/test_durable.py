@@ -20,7 +20,7 @@ from recurl.trainers.files.durable import (
 
 @pytest.fixture
 def small_files():
-    """No file may grow beyond 1,000 bytes: the system refuses to write on."""
+    """Limit file sizes to 1,000 bytes: the system refuses larger writes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     yield
@@ -54,14 +54,16 @@ def test_an_error_in_the_block_leaves_what_was_there(tmp_path):
 def test_no_room_leaves_what_was_there(tmp_path, small_files):
     path = tmp_path / "file"
     write_whole(path, b"x" * 1000)
-    with pytest.raises(StorageError, match=r"Can't write .*/file \(File too large\): raise the limit .*ulimit -f"):
+    with pytest.raises(
+        StorageError, match=r"Can't write .*/file \(File too large\): raise the file size limit .*ulimit -f"
+    ):
         write_whole(path, b"y" * 1001)
     assert path.read_bytes() == b"x" * 1000
     assert list(tmp_path.iterdir()) == [path]
 
     def go_on():
         with replacing(path) as file:
-            for _ in range(5):  # torch would lose the error
+            for _ in range(5):  # torch would swallow the error
                 file.write(b"y" * 400)
 
     with pytest.raises(StorageError, match="File too large"):
@@ -72,10 +74,10 @@ def test_no_room_leaves_what_was_there(tmp_path, small_files):
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.ENOSPC, "No space left on device): make room there, or take a folder elsewhere"),
-        (errno.EROFS, "Read-only file system): take a folder that you may write to"),
-        (errno.EACCES, "Permission denied): take a folder that you may write to"),
-        (errno.EIO, "Input/output error): take a folder elsewhere"),
+        (errno.ENOSPC, "No space left on device): free some space, or use another folder"),
+        (errno.EROFS, "Read-only file system): use a folder that you can write to"),
+        (errno.EACCES, "Permission denied): use a folder that you can write to"),
+        (errno.EIO, "Input/output error): use another folder"),
     ],
 )
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
@@ -97,7 +99,7 @@ def test_every_error_of_the_system_says_where_and_what_to_do(tmp_path, monkeypat
 
 
 def test_an_error_without_a_number():
-    with pytest.raises(StorageError, match=r"Can't write x \(odd\): take a folder elsewhere"), writing(Path("x")):
+    with pytest.raises(StorageError, match=r"Can't write x \(odd\): use another folder"), writing(Path("x")):
         raise OSError("odd")
 
 

@@ -1,4 +1,4 @@
-"""Links, FIFOs and devices in place of the files and folders of a run: nothing outside is touched."""
+"""Links, FIFOs and devices in place of a run's files and folders: nothing outside the folder is touched."""
 
 import io
 import os
@@ -133,7 +133,7 @@ def test_only_regular_files_are_replaced(tmp_path, outside, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "file"
     irregular(path, kind, outside / "mine")
-    with pytest.raises(StorageError, match=r"Can't write .*file \(it is (a symbolic link|not a regular file)\): name"):
+    with pytest.raises(StorageError, match=r"Can't write .*file \(it is (a symbolic link|not a regular file)\): use"):
         write_whole(path, b"data")
     assert not path.is_file() or path.is_symlink()
     assert sorted(tmp_path.iterdir()) == [path, outside]
@@ -141,7 +141,7 @@ def test_only_regular_files_are_replaced(tmp_path, outside, monkeypatch, kind):
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_what_a_command_line_names_is_not_replaced_either(run, tmp_path, outside, kind):
-    """A FIFO stands for devices, which only root can make: neither is a regular file."""
+    """A FIFO, as an example of a file that isn't regular: only root can create devices."""
     for name, words in (
         ("options.toml", ["train", "ppo", "--env", "recurl/RepeatPrevious-v0", "--save-config"]),
         ("policy.recurl", ["export", str(run.path), "--format", "compiled", "--out"]),
@@ -181,7 +181,7 @@ def test_sweeps_keep_to_their_folder(run, tmp_path, outside):
 
 def test_an_owner_file_that_is_a_fifo_does_not_block(tmp_path):
     os.mkfifo(tmp_path / ".owner")
-    with pytest.raises(recurl.errors.LockedError, match="another process works here"):
+    with pytest.raises(recurl.errors.LockedError, match="another process is using this folder"):
         OwnerFile(tmp_path / ".owner", lambda _: None).take()
 
 

@@ -25,7 +25,7 @@ with lock.hold():
 
 
 def holder(programs, folder, more=""):
-    """A process that holds the folder."""
+    """A process that holds the lock of the folder."""
     words = [sys.executable, "-c", HOLD.format(more=more), str(folder)]
     process = programs.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
@@ -45,7 +45,7 @@ def test_one_at_a_time(tmp_path):
     with first.hold():
         with first.hold():
             pass
-        said = rf"Another process \(pid {os.getpid()} on .*\) works in {tmp_path}: wait until it has ended, stop it"
+        said = rf"Another process \(pid {os.getpid()} on .*\) is using {tmp_path}: wait until it ends, stop it"
         with pytest.raises(LockedError, match=said), second.hold():
             pass
     with second.hold():
@@ -120,13 +120,13 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 def test_the_name_of_a_holder_that_is_just_writing_it(tmp_path):
     with FolderLock(tmp_path, print).hold():
         (tmp_path / LOCK_FILES[0]).write_text('{"pid": 3')
-        with pytest.raises(LockedError, match=r"Another process works in"), FolderLock(tmp_path, print).hold():
+        with pytest.raises(LockedError, match=r"Another process is using"), FolderLock(tmp_path, print).hold():
             pass
 
 
 @pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def no_locks(request, monkeypatch):
-    """A file system without locks; that of temporary files has them."""
+    """A file system without locks, except for temporary files."""
     flock = fcntl.flock
 
     def refuse(descriptor, operation):
@@ -142,9 +142,11 @@ def test_without_locks_a_file_names_the_owner(tmp_path, no_locks):
     first, second = (FolderLock(tmp_path, notices.append) for _ in range(2))
     with first.hold(), first.hold():
         (notice,) = notices
-        assert notice.startswith(f"The file system of {tmp_path} has no locks: .owner there names who works in it")
+        assert notice.startswith(
+            f"The file system of {tmp_path} doesn't support locks: the file .owner in it names the process"
+        )
         with (
-            pytest.raises(LockedError, match=rf"\.owner says that process {os.getpid()} on .* works here: wait"),
+            pytest.raises(LockedError, match=rf"\.owner, process {os.getpid()} on .* is using this folder: wait"),
             second.hold(),
         ):
             pass
@@ -154,7 +156,7 @@ def test_without_locks_a_file_names_the_owner(tmp_path, no_locks):
 
 
 def dead_owner(folder, **other):
-    """Leave the file of a process that is no more."""
+    """Leave behind the owner file of a dead process."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     with FolderLock(folder, lambda text: None).hold():
@@ -166,7 +168,7 @@ def test_without_locks_a_dead_owner_is_succeeded(tmp_path, no_locks):
     dead_owner(tmp_path)
     with FolderLock(tmp_path, lambda text: None).hold():
         assert json.loads((tmp_path / ".owner").read_text())["pid"] == os.getpid()
-    dead_owner(tmp_path, pid=os.getpid(), start="1")  # another process has its number now
+    dead_owner(tmp_path, pid=os.getpid(), start="1")  # another process has reused its pid
     with FolderLock(tmp_path, lambda text: None).hold():
         pass
 
@@ -187,7 +189,7 @@ def test_without_locks_nobody_else_is_taken_for_dead(tmp_path, no_locks, other):
 def test_without_locks_an_owner_that_names_nobody(tmp_path, no_locks):
     (tmp_path / ".owner").write_text("{")
     with (
-        pytest.raises(LockedError, match=r"says that another process works here"),
+        pytest.raises(LockedError, match=r"another process is using this folder"),
         FolderLock(tmp_path, lambda text: None).hold(),
     ):
         pass

@@ -16,11 +16,11 @@ from recurl.trainers.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = (
     pytest.mark.tensordict_0_15
-)  # the one of 0.14 warns that TensorDicts are in torch's PyTree, and takes them out
+)  # tensordict 0.14 warns that TensorDicts are registered as a PyTree in torch, and unregisters them
 
 
 class Net(nn.Module):
-    """A parameter in a child and a buffer of its own."""
+    """A parameter in a child module and a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +48,7 @@ def make(net=None):
 
 @pytest.fixture
 def anywhere(monkeypatch):
-    """Let a step run without a GPU, where CudaGraphModule calls the function as it is, and says so."""
+    """Let a step run without a GPU, where CudaGraphModule warns and calls the function eagerly."""
     monkeypatch.setattr("recurl.trainers.optim.cuda_graph.check_devices", lambda module: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with warnings.catch_warnings():
@@ -82,7 +82,7 @@ def test_ppo_learns_the_same_in_captured_steps(anywhere):
     options = {"env": "recurl/RepeatPrevious-v0", "hidden_size": 8, "num_envs": 4, "rollout_steps": 32, "cell": "gru"}
     config = PPOConfig(**options, total_steps=384, entropy_coeff=0.1)
     captured = copy.copy(config)
-    object.__setattr__(captured, "cuda_graph", True)  # which a config refuses on a CPU
+    object.__setattr__(captured, "cuda_graph", True)  # a config rejects this on a CPU
     seen = []
     for options in (config, captured):
         algorithm = PPO(options)
@@ -100,7 +100,7 @@ def test_compiled_steps_learn_the_same(anywhere):
     for changes in ({}, {"compile": True}, {"compile": True, "cuda_graph": True}):
         varied = copy.copy(config)
         for name, value in changes.items():
-            object.__setattr__(varied, name, value)  # a config refuses the graph on a CPU
+            object.__setattr__(varied, name, value)  # a config rejects the graph on a CPU
         algorithm = PPO(varied)
         seen.append([algorithm.learn(algorithm.collect()) for _ in range(3)])
         algorithm.close()
@@ -111,7 +111,7 @@ def test_compiled_steps_learn_the_same(anywhere):
 
 def test_a_captured_run_goes_on_from_a_checkpoint(anywhere, tmp_path):
     config = PPOConfig(env="recurl/RepeatPrevious-v0", hidden_size=8, num_envs=4, rollout_steps=32, total_steps=384)
-    object.__setattr__(config, "cuda_graph", True)  # which a config refuses on a CPU
+    object.__setattr__(config, "cuda_graph", True)  # a config rejects this on a CPU
     whole = PPO(config)
     whole.learn(whole.collect())
     path = save_checkpoint(tmp_path, 128, {"algorithm": whole.state_dict(), "rng": torch.get_rng_state()})
@@ -126,7 +126,7 @@ def test_a_captured_run_goes_on_from_a_checkpoint(anywhere, tmp_path):
 
 
 class NeverWaits(TorchDispatchMode):
-    """Refuses what a CUDA graph can't hold: values read by Python, and shapes that depend on data."""
+    """Rejects operations that can't be captured: reads of values by Python, and data-dependent shapes."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         assert function.overloadpacket not in (
@@ -141,7 +141,7 @@ class NeverWaits(TorchDispatchMode):
 def test_a_step_of_ppo_reads_nothing_back(anywhere, env):
     config = PPOConfig(env=env, cell="none", hidden_size=8, num_envs=4, rollout_steps=32, entropy_coeff=0.1)
     object.__setattr__(config, "clip_epsilon_schedule", "linear")
-    object.__setattr__(config, "cuda_graph", True)  # which a config refuses on a CPU
+    object.__setattr__(config, "cuda_graph", True)  # a config rejects this on a CPU
     algorithm = PPO(config)
     batch = algorithm.estimator(algorithm.collect())
     (minibatch,) = SequenceMinibatches(batch.select(*algorithm.loss.in_keys, strict=False), 1, 32).entries()
@@ -157,7 +157,7 @@ def test_other_losses_learn_the_same_in_captured_steps(anywhere, kind):
     options = {"env": "recurl/RepeatPrevious-v0", "hidden_size": 8, "num_envs": 4, "rollout_steps": 32}
     config = ALGORITHMS[kind].config(**options, cell="none", total_steps=384, entropy_coeff=0.1)
     captured = copy.copy(config)
-    object.__setattr__(captured, "cuda_graph", True)  # which a config refuses on a CPU
+    object.__setattr__(captured, "cuda_graph", True)  # a config rejects this on a CPU
     seen = []
     for options in (config, captured):
         algorithm = ALGORITHMS[kind].learner(options)
@@ -232,12 +232,12 @@ def replace_rate(net, optimizer):
 @pytest.mark.parametrize(
     ("replace", "words"),
     [
-        (replace_parameter, "bias was replaced since the first step"),
-        (move_data, "bias was replaced since the first step"),
-        (replace_module, "layer was replaced since the first step"),
-        (replace_buffer, "scale was replaced since the first step"),
-        (replace_state, "state or step size was replaced"),
-        (replace_rate, "state or step size was replaced"),
+        (replace_parameter, "bias was replaced after the first step"),
+        (move_data, "bias was replaced after the first step"),
+        (replace_module, "layer was replaced after the first step"),
+        (replace_buffer, "scale was replaced after the first step"),
+        (replace_state, "state or learning rate was replaced"),
+        (replace_rate, "state or learning rate was replaced"),
     ],
 )
 def test_replaced_tensors_are_noticed(anywhere, replace, words):
@@ -255,7 +255,7 @@ def test_changes_in_place_are_allowed(anywhere, capfd):
     net, optimizer, step = make()
     graphed = CudaGraphStep(step, net, optimizer)
     graphed(batch())
-    assert capfd.readouterr().err == ""  # tensordict logs each recording
+    assert capfd.readouterr().err == ""  # tensordict logs each capture
     with torch.no_grad():
         net.layer.weight.fill_(1.0)
         net.scale.fill_(2.0)

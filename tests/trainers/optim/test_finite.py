@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from recurl.errors import NonFiniteError
-from recurl.trainers.optim.finite import BatchCheck, all_finite, check_finite, first_of
+from recurl.trainers.optim.finite import BatchCheck, all_finite, check_finite, first_nonfinite
 
 BAD = [math.nan, math.inf, -math.inf]
 
@@ -28,8 +28,8 @@ def test_large_numbers_are_finite():
 
 @pytest.mark.parametrize("number", BAD)
 def test_the_first_name(number):
-    assert first_of({"a": 1.0, "b": number, "c": number}, ["a", "c", "b"]) == f"c was {number:g}"
-    assert first_of({"a": 1.0, "b": number}, ["a"]) is None
+    assert first_nonfinite({"a": 1.0, "b": number, "c": number}, ["a", "c", "b"]) == f"c was {number:g}"
+    assert first_nonfinite({"a": 1.0, "b": number}, ["a"]) is None
 
 
 def test_states_are_searched_through():

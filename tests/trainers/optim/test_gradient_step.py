@@ -48,7 +48,7 @@ def test_descending_along_given_gradients_is_the_same_to_rounding(max_norm, monk
         torch.testing.assert_close(first.descend(loss.detach()), second(theirs(x).square().mean()), rtol=1e-13, atol=0)
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
-    assert len(calls) == (3 if instruction_sets() else 0)  # the first makes the state
+    assert len(calls) == (3 if instruction_sets() else 0)  # the first call creates the state
 
 
 def test_gradients_do_not_add_up_and_unused_parameters_stay():
@@ -66,7 +66,7 @@ def test_gradients_do_not_add_up_and_unused_parameters_stay():
 
 
 def test_parameters_of_several_dtypes():
-    """No single kernel does: torch's own step."""
+    """No fused kernel applies: torch's own step is used."""
     weights = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
     step = GradientStep(weights, learning_rate=0.1, max_norm=1.0)
     assert not step.optimizer.param_groups[0]["fused"]
@@ -143,7 +143,7 @@ def test_a_step_that_is_not_finite_changes_nothing(dtypes, capturable, steps, lo
     if steps:
         assert all(map(torch.equal, state_of(ours), before))
     assert not hasattr(ours.optimizer, "found_inf")
-    for _ in range(3):  # and it is as if it had never been
+    for _ in range(3):  # and the bad step leaves no trace
         assert torch.equal(ours(good(*weights)), theirs(good(*other)))
     assert all(map(torch.equal, state_of(ours), state_of(theirs)))
 
@@ -169,7 +169,7 @@ def test_gradients_that_a_program_has_computed_are_taken_as_they_are():
 
 
 def test_a_loss_without_a_gradient_moves_nothing() -> None:
-    """The parameters hold the gradient of another loss."""
+    """The parameters already hold the gradient of another loss."""
     weight = nn.Parameter(torch.ones(2))
     step = GradientStep([weight], learning_rate=0.1, max_norm=1.0)
     step(weight.sum())
@@ -180,7 +180,7 @@ def test_a_loss_without_a_gradient_moves_nothing() -> None:
 
 
 def test_a_state_is_restored_twice():
-    """Steps after the first time don't change what was given."""
+    """Later steps don't modify the loaded state."""
     weight = nn.Parameter(torch.zeros(2))
     step = GradientStep([weight], learning_rate=0.1, max_norm=1.0)
     for scale in (1.0, 2.0):

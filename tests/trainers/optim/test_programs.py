@@ -1,4 +1,4 @@
-"""Losses and gradients as programs: those of plain autograd, laid out as the parameters are."""
+"""Compiled losses and gradients: equal to those of eager autograd, with the strides of the parameters."""
 
 import torch
 from torch import nn
@@ -6,11 +6,11 @@ from torch import nn
 from recurl.lowering import Entries
 from recurl.objectives import sequences
 from recurl.trainers import PPO, PPOConfig
-from recurl.trainers.optim.programs import GradientProgram
+from recurl.trainers.optim.programs import CompiledGradients
 
 
 class Turned(nn.Module):
-    """Multiplies by a transposed parameter, whose gradient autograd lays out the other way round."""
+    """Multiplies by a transposed parameter, for whose gradient autograd returns transposed strides."""
 
     def __init__(self):
         super().__init__()
@@ -25,7 +25,7 @@ class Turned(nn.Module):
 def test_gradients_are_those_of_autograd_with_the_strides_of_the_parameters():
     net = Turned().double()
     batch = Entries({"x": torch.randn(5, 4, dtype=torch.float64)}, torch.Size([5]))
-    program = GradientProgram(net.losses, ["loss"], net)
+    program = CompiledGradients(net.losses, ["loss"], net)
     found = program(batch)
     expected = net.losses(batch)
     (gradient,) = torch.autograd.grad(expected["loss"], [net.weight])
@@ -38,7 +38,7 @@ def test_gradients_are_those_of_autograd_with_the_strides_of_the_parameters():
 
 
 def test_an_estimate_as_a_program_is_the_estimate(monkeypatch):
-    """As on a GPU, where the ends of sequences can't be counted without waiting."""
+    """As on a GPU, where counting the ends of sequences would need synchronization."""
     monkeypatch.setattr(sequences, "_GATHERED_ON", ())
     sizes = {"env": "recurl/MaskedCartPole-v1", "num_envs": 2, "rollout_steps": 16, "hidden_size": 8}
     learner = PPO(PPOConfig(**sizes, total_steps=4096, minibatches=1, compile=True))

@@ -45,7 +45,7 @@ def test_from_a_path_a_run_or_a_file(run, file):
 def test_the_best_checkpoint(run, tmp_path):
     folder = RunFolder(shutil.copytree(run.path, tmp_path / "run"))
     with pytest.raises(
-        ArgumentError, match=r"has no best checkpoint, which recurl train --eval-every .* take the newest"
+        ArgumentError, match=r"has no best checkpoint, which recurl train --eval-every .* use the newest"
     ):
         recurl.load(folder, "best")
     newest = latest_checkpoint(folder.checkpoints)

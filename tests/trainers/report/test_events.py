@@ -39,7 +39,9 @@ def test_no_room(tmp_path, capfd):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
         events.write(1, {"x": 1.0})
-        with pytest.raises(StorageError, match=r"Can't write .*tfevents.* \(File too large\): raise the limit"):
+        with pytest.raises(
+            StorageError, match=r"Can't write .*tfevents.* \(File too large\): raise the file size limit"
+        ):
             events.write(2, {"x": 1.0})
         events.close()
     finally:

@@ -129,7 +129,9 @@ def test_no_room(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, before[1]))
     try:
         metrics.write(row(1))
-        with pytest.raises(StorageError, match=r"Can't write .*metrics.csv \(File too large\): raise the limit"):
+        with pytest.raises(
+            StorageError, match=r"Can't write .*metrics.csv \(File too large\): raise the file size limit"
+        ):
             metrics.write(row(2))
         metrics.close()
     finally:

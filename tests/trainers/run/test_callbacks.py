@@ -1,4 +1,4 @@
-"""Callbacks: what they are called with, when, and what comes of one that fails."""
+"""Callbacks: their arguments, when they are called, and what happens if one fails."""
 
 import io
 import json
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 class Recorder(Callback):
-    """Notes what it is called with, and draws random numbers."""
+    """Records its calls, and draws random numbers."""
 
     def __init__(self):
         self.calls = []
@@ -32,7 +32,7 @@ class Recorder(Callback):
             return super().__getattribute__(name)
 
         def call(value):
-            torch.rand(3), np.random.rand(3), random.random()  # noqa: NPY002 - the global one
+            torch.rand(3), np.random.rand(3), random.random()  # noqa: NPY002 - the global generator
             self.calls.append((name, value))
 
         return call
@@ -95,7 +95,7 @@ def test_the_run_with_everything_on_is_the_run_without(tmp_path, monkeypatch, lo
 
 
 def without_spaces(state):
-    """Leave out the generators of spaces, which Gymnasium seeds from the operating system, and nothing draws from."""
+    """Drop the generators of spaces, which Gymnasium seeds from the operating system, and which are never used."""
     env = state["algorithm"]["collector"].get("env", {}).get("gym", {})
     if "objects" in env:
         begin, nodes = json.loads(env["objects"])
@@ -160,7 +160,7 @@ class Quitter:
 
 def test_the_command_line_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[3])
-    words = "--env recurl/TMaze-v0 --num-envs 4 --rollout-steps 16 --minibatches 2 --total-steps 128".split()  # noqa: SIM905 - reads as it is typed
+    words = "--env recurl/TMaze-v0 --num-envs 4 --rollout-steps 16 --minibatches 2 --total-steps 128".split()  # noqa: SIM905 - written as on a command line
     folder = str(tmp_path / "run")
     assert main(["train", "ppo", *words, "--run-dir", folder, "--callback", f"{__name__}:Quitter"]) == 2
     said = capsys.readouterr().err
@@ -177,7 +177,7 @@ def test_the_command_line_says_how_to_go_on(tmp_path, capsys, monkeypatch):
         ("Recorder", r"--callback takes module:Class, got 'Recorder'"),
         (f"{__name__}:Recordr", r"has no 'Recordr'\. Did you mean Recorder\?"),
         ("fractions:Fraction", r"--callback fractions:Fraction: A callback must have one of the methods on_start, .*"),
-        (f"{__name__}:Failing", r"can't be made, TypeError: .*missing 1 required positional argument: 'hook'"),
+        (f"{__name__}:Failing", r"can't be created, TypeError: .*missing 1 required positional argument: 'hook'"),
     ],
 )
 def test_names_that_lead_nowhere(text, message):
@@ -209,7 +209,7 @@ def test_objects_that_are_none():
 
 
 class Precision:
-    """Note the precision of products during a run."""
+    """Record the matmul precision during a run."""
 
     def __init__(self):
         self.seen = []

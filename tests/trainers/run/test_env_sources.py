@@ -1,4 +1,4 @@
-"""Runs whose environment is a function or an object, and that see the step before."""
+"""Runs whose environment is a function or an object, and runs with previous-step inputs."""
 
 import io
 import json
@@ -85,10 +85,10 @@ def test_the_folder_keeps_the_name_and_asks_for_the_function(folder):
         lambda folder: recurl.load(folder.path),
     ):
         with pytest.raises(
-            ArgumentError, match=rf"given in Python, as {name[:-2]}\(\): .* recurl\.load\(run, env=make\)"
+            ArgumentError, match=rf"passed in Python, as {name[:-2]}\(\): .* recurl\.load\(run, env=make\)"
         ):
             use(folder)
-    with pytest.raises(ArgumentError, match="given as an object"):
+    with pytest.raises(ArgumentError, match="passed as an object"):
         evaluate_run(folder, episodes=1, env=GymEnv("CartPole-v1", 4))
     assert len(evaluate_run(folder, episodes=3, env=make).returns) == 3
 

@@ -66,7 +66,7 @@ def test_short_episodes_do_not_weigh_more():
 
 
 def test_episodes_that_never_end_are_cut_and_counted():
-    """To the left or the right for ever: two of the four rows reach no end of the corridor."""
+    """Always left or always right: two of the four rows never reach an end of the corridor."""
     turn = TensorDictModule(lambda x: torch.ones(x.shape[:-1], dtype=torch.int64), ["observation"], ["action"])
     env = make_env(dataclasses.replace(CONFIG, env_kwargs=("corridor_length=2", "max_episode_steps=1000000")), 4)
     env.set_seed(0)
@@ -126,7 +126,7 @@ def test_intervals_are_bootstrapped():
         assert high - low == pytest.approx(2 * 1.96 * values.std() / 40**0.5, rel=0.1)
     assert 88 <= covered <= 99
     assert bootstrap_interval([7.0]) == (7.0, 7.0)
-    assert bootstrap_interval(list(range(20_000))) == pytest.approx((9920, 10080), abs=15)  # in pieces
+    assert bootstrap_interval(list(range(20_000))) == pytest.approx((9920, 10080), abs=15)  # in chunks
 
 
 def test_statistics_as_plain_values():

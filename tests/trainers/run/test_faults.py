@@ -1,4 +1,4 @@
-"""Numbers that aren't finite, from environments and from learning, in whole runs."""
+"""Non-finite numbers from environments and from learning, in whole runs."""
 
 import io
 import math
@@ -46,7 +46,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch):
-    """By workers too."""
+    """Importable by workers too."""
     monkeypatch.syspath_prepend(str(ROOT))
 
 
@@ -56,7 +56,7 @@ def config(kind="ppo", **options):
 
 
 def run(path, options):
-    """Train; return the folder, what ended it, and what was printed."""
+    """Train; return the folder, the error that ended the run, and the output."""
     folder, out = RunFolder(path, pytest.fail), io.StringIO()
     folder.create(options)
     trainer = Trainer(options, folder, console=Console(file=out))
@@ -92,12 +92,12 @@ def is_good(folder):
     ],
 )
 def test_a_bad_number_stops_the_run_before_it_is_learnt_from(tmp_path, kind, where, number):
-    # Step 40 of environment 1 is the last of the fifth batch; that of an observation is the one after it.
+    # Step 40 of environment 1 is the last of the fifth batch; its observation is read one step later.
     options = config(kind, env_kwargs=(f"where={where}", f"number={number}", "steps=40"))
     folder, error = run(tmp_path, options)
     what = {"reward": "reward", "observation": "next observation 'observation'"}[where]
     assert str(error).startswith(
-        f"The {what} of environment 1 at step 7 of its batch (environment step 158) was {number}, where only finite"
+        f"The {what} of environment 1 at step 7 of its batch (environment step 158) was {number}, but only finite"
     )
     assert is_good(folder)
     assert [path.stem for path in sorted(folder.checkpoints.iterdir())] == ["000000000064", "000000000128"]
@@ -105,7 +105,7 @@ def test_a_bad_number_stops_the_run_before_it_is_learnt_from(tmp_path, kind, whe
 
 
 def test_an_observation_after_a_reset(tmp_path):
-    """Seen by the policy, though no step returned it."""
+    """The observation of a reset, which the policy reads although no step returned it."""
     _, error = run(tmp_path, config(env_kwargs=("where=reset", "steps=9")))
     assert str(error).startswith(
         "The observation 'observation' of environment 1 at step 1 of its batch (environment st"
@@ -137,7 +137,7 @@ def test_a_bad_batch_can_be_skipped(tmp_path, kind, where):
     folder, outcome = run(tmp_path, options)
     assert (outcome.status, outcome.env_steps) == ("finished", 384)
     rows = read_metrics(folder.metrics)[1]
-    # The fifth batch is dropped; what is left of the bad steps comes in the sixth.
+    # The fifth batch is dropped; the remaining bad steps are in the sixth.
     assert [int(row["skipped"]) for row in rows] == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 2]
     assert [int(row["env_steps"]) for row in rows] == [32 * (n + 1) for n in range(12)]
     assert [math.isnan(float(row["grad_norm"])) for row in rows][4:] == [True, True, *[False] * 6]
@@ -180,14 +180,14 @@ def test_ten_bad_batches_in_a_row_stop_the_run(tmp_path):
 
 @pytest.mark.parametrize("kind", ["ppo", "dqn", "r2d2", "sac", "td3"])
 def test_losses_that_are_not_finite(tmp_path, kind, monkeypatch):
-    """Finite data, weights that a large step has made useless."""
+    """Finite data, but weights ruined by a large step."""
     folder, error = run(tmp_path / "stop", config(kind, learning_rate=1e30, checkpoint_every=1))
     assert isinstance(error, NonFiniteError)
     assert not folder.checkpoints.exists() or is_good(folder)
 
 
 class Explosion(torch.autograd.Function):
-    """A gradient that isn't finite."""
+    """A non-finite gradient."""
 
     @staticmethod
     def forward(ctx, value):
@@ -201,7 +201,7 @@ class Explosion(torch.autograd.Function):
 @pytest.mark.parametrize("kind", ["ppo", "ppo without memory", "dqn", "r2d2", "sac", "td3"])
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_steps_that_are_not_finite_are_not_made(tmp_path, kind, what, monkeypatch):
-    """In two updates one gradient step of several is bad: stopped at, or left out of those."""
+    """In two updates, one of several gradient steps is bad: the run stops there, or skips it."""
     parts = {"sac": ("loss_qvalue", "grad_norm_critic", "critic_optimizer"), "dqn": ("loss", "grad_norm", "optimizer")}
     parts |= {"ppo": ("loss_critic", "grad_norm", "optimizer"), "r2d2": parts["dqn"], "td3": parts["sac"]}
     key, norm, optimizer = parts[kind.split()[0]]
@@ -282,5 +282,7 @@ def test_an_evaluation_refuses_them(tmp_path):
     for where, said in (("reward", "a reward at step 14"), ("observation", "an observation at step 14")):
         options = config(env_kwargs=(f"where={where}", "steps=15", "row=3"), total_steps=32)
         folder, _ = run(tmp_path / where, options)
-        with pytest.raises(NonFiniteError, match=f"must give finite numbers, but {said} of the evaluation isn't: mend"):
+        with pytest.raises(
+            NonFiniteError, match=f"must return finite numbers, but {said} of the evaluation isn't: fix"
+        ):
             evaluate_run(folder, episodes=100)

@@ -30,7 +30,7 @@ def test_a_run_is_replaced_when_that_is_asked_for(tmp_path):
     folder.check_free(overwrite=False)
     leave_a_run(folder)
     for refuse in (lambda: folder.check_free(overwrite=False), lambda: folder.create(OTHER)):
-        with pytest.raises(ArgumentError, match=r"holds a run already.*--resume.*--overwrite"):
+        with pytest.raises(ArgumentError, match=r"already holds a run.*--resume.*--overwrite"):
             refuse()
     assert folder.read_config() == CONFIG
     folder.check_free(overwrite=True)
@@ -76,7 +76,7 @@ def test_a_run_that_another_process_holds_is_left_alone(tmp_path):
     folder = RunFolder(tmp_path)
     leave_a_run(folder)
     before = names(folder)
-    with RunFolder(tmp_path).hold(), pytest.raises(LockedError, match=r"Another process .* works in"):
+    with RunFolder(tmp_path).hold(), pytest.raises(LockedError, match=r"Another process .* is using"):
         folder.create(OTHER, overwrite=True)
     assert names(folder) == before
     assert folder.read_config() == CONFIG
@@ -86,7 +86,7 @@ def test_a_run_that_another_process_holds_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("step", [*range(12), 20])
 def test_a_death_while_a_run_is_replaced_mixes_no_two(tmp_path, monkeypatch, step):
-    """Whatever was done last: options of one run never stand beside a checkpoint of another."""
+    """Wherever it is interrupted, the folder never mixes options of one run with checkpoints of another."""
     folder = RunFolder(tmp_path)
     leave_a_run(folder)
     left = iter(range(step))
@@ -116,7 +116,7 @@ def test_folders_that_are_no_runs(tmp_path):
             RunFolder(tmp_path).check_free(overwrite=overwrite)
     with pytest.raises(ArgumentError, match="is not a folder"):
         RunFolder(tmp_path / "file").check_free(overwrite=True)
-    with pytest.raises(StorageError, match=r"Can't write .*file/run \(Not a directory\).* named with --run-dir"):
+    with pytest.raises(StorageError, match=r"Can't write .*file/run \(Not a directory\).* Use --run-dir to"):
         RunFolder(tmp_path / "file" / "run").create(CONFIG)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_removed_is_said(tmp_path, monkeypatch):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
-    with pytest.raises(StorageError, match=r"\(Permission denied\): take a folder that you may write to.*--run-dir"):
+    with pytest.raises(StorageError, match=r"\(Permission denied\): use a folder that you can write to.*--run-dir"):
         folder.create(OTHER, overwrite=True)
     assert folder.read_config() == CONFIG
 
@@ -151,7 +151,7 @@ def test_notices_are_warnings_unless_somebody_takes_them(tmp_path):
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("\x00", "is not JSON"),
-        ("[1]", "must hold a JSON object, got list"),
+        ("[1]", "must contain a JSON object, got list"),
         (json.dumps({"env": "x", "colour": 1}), r"config.json can't be used: Unknown options"),
         (json.dumps({"env": "x", "num_envs": 0}), r"config.json can't be used: --num-envs must be positive"),
         (json.dumps({"env": "x", "num_envs": "8"}), r"config.json can't be used: "),

@@ -1,4 +1,4 @@
-"""What is said where the memory of a GPU is full."""
+"""Advice in out-of-memory errors of a GPU."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_a_run_whose_memory_is_full_ends_in_one_line(tmp_path, monkeypatch, caps
     assert main(["train", "ppo", "--env", ENV, *options.split(), "--run-dir", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
-    assert "is full with 8 environments and 8 steps of each: lower --num-envs" in said
+    assert "is out of memory with 8 environments and 8 steps of each: lower --num-envs" in said
     assert "(CUDA out of memory.)" in said
 
 

@@ -1,4 +1,4 @@
-"""Runs whose tasks are stepped as tensors: what comes after training takes them like any other."""
+"""Runs whose tasks are stepped as tensors: evaluation, loading and export work as for any other run."""
 
 from functools import partial
 
@@ -84,7 +84,7 @@ def test_dynamics_given_in_python(tmp_path):
 
 
 class Lamp(Dynamics):
-    """A picture is bright or dark: say which."""
+    """Report whether an image is bright or dark."""
 
     def __init__(self):
         super().__init__(observation_space=gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), actions=2, step_limit=5)
@@ -111,10 +111,10 @@ def test_pictures(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--env", "CartPole-v1"], "steps tasks that are written as Dynamics, and CartPole-v1 is not one"),
+        (["--env", "CartPole-v1"], "needs a task written as Dynamics, and CartPole-v1 is not one"),
         (["--eval-every", "128", "--eval-env", "CartPole-v1"], "written as Dynamics, and CartPole-v1 is not one"),
         (["--encoder", "nature"], "--encoder nature needs an image"),
-        (["--action-mask", "legal"], "without --action-mask: leave it out, or take another vectorization"),
+        (["--action-mask", "legal"], "doesn't support --action-mask: leave it out, or choose another vectorization"),
         (["--drop-observations", "a", "--env-workers", "2"], "without --env-workers, --drop-observations: leave them"),
     ],
 )

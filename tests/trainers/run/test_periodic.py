@@ -1,4 +1,4 @@
-"""Evaluations during training: when, on what, what they keep and end."""
+"""Evaluations during training: schedule, environments, best policy, and stopping."""
 
 import csv
 
@@ -96,7 +96,7 @@ def test_another_environment():
 @pytest.mark.parametrize("every", [None, 128])
 def test_an_environment_with_other_spaces_is_refused(tmp_path, every):
     words = (
-        r"The evaluation's environment \(--eval-env, --eval-env-kwargs\) must have the observations of the training's"
+        r"The evaluation environment \(--eval-env, --eval-env-kwargs\) must have the same observations as the training"
     )
     with pytest.raises(ArgumentError, match=words):
         train(config(eval_env="recurl/MaskedCartPole-v1", eval_every=every), tmp_path)

@@ -1,4 +1,4 @@
-"""Environments that recurl didn't make: a resumed run is the run that was left alone."""
+"""Third-party environments: a resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENVS = {
 
 @dataclass
 class Thing:
-    """A thing that moves."""
+    """A moving object."""
 
     place: np.ndarray
     seen: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Fast(Thing):
 
 
 class World:
-    """What an environment keeps: objects whose classes and number change, views, aliases, a generator of its own."""
+    """State of an environment: objects whose classes and number change, views, aliases, its own generator."""
 
     __slots__ = ("cells", "first", "latest", "rng", "things")
 
@@ -87,14 +87,14 @@ class OwnEnv(gym.Env):
 
 
 class Forgetful(OwnEnv):
-    """Its state is in a generator of Python, whose position can't be read."""
+    """Keeps its state in a Python generator, whose position can't be read."""
 
     def __init__(self):
         super().__init__()
         self.numbers = (number for number in range(10**9))
 
 
-@pytest.mark.filterwarnings("ignore")  # of these packages
+@pytest.mark.filterwarnings("ignore")  # packages of these environments
 @pytest.mark.parametrize("name", ENVS)
 def test_a_resumed_run_is_the_run_that_was_left_alone(name, tmp_path):
     assert_resumes_bit_for_bit(small(**ENVS[name]), tmp_path)
@@ -124,12 +124,12 @@ def test_why_a_state_is_not_saved_is_said_when_a_run_is_resumed(tmp_path):
     train(config, tmp_path, stop_after=3)
     said = " ".join(train(config, tmp_path, resume=True).split())
     assert "Forgetful() isn't restored: Forgetful.numbers is of type generator, whose state can't be read." in said
-    assert "Its episodes start over, the resumed run differs." in said
+    assert "Its episodes start over, and the resumed run differs." in said
     assert len(rows(tmp_path)) == 8
 
 
 class ForgetfulLater(OwnEnv):
-    """Makes such a generator after the trial, whose steps are fewer."""
+    """Creates such a generator only after more steps than the trial takes."""
 
     steps = 0
 
@@ -141,7 +141,7 @@ class ForgetfulLater(OwnEnv):
 
 
 class Fleeing(OwnEnv):
-    """Its state is a method, another one after the trial."""
+    """Keeps its state in a method, which changes after the trial."""
 
     steps = 0
 
@@ -167,7 +167,7 @@ class Fleeing(OwnEnv):
     ("env", "saving", "restoring", "why"),
     [
         (ForgetfulLater, r"ForgetfulLater\.numbers is of type generator.* begins new", None, "ForgetfulLater.numbers"),
-        (Fleeing, None, r"can't be restored: The state has the method flee", "the checkpoint holds none that fits"),
+        (Fleeing, None, r"can't be restored: The state has the method flee", "the checkpoint has no matching state"),
     ],
 )
 def test_a_state_that_is_lost_after_the_trial_costs_no_training(tmp_path, env, saving, restoring, why, workers):
@@ -179,5 +179,5 @@ def test_a_state_that_is_lost_after_the_trial_costs_no_training(tmp_path, env, s
         said = " ".join(train(config, tmp_path, resume=True).split())
     assert restoring is None or any(re.search(restoring, str(warning.message)) for warning in warned)
     assert why in said
-    assert "Its episodes start over, the resumed run differs." in said
+    assert "Its episodes start over, and the resumed run differs." in said
     assert len(rows(tmp_path)) == 8

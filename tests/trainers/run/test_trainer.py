@@ -60,7 +60,7 @@ def config(kind=PPOConfig, **options):
 
 
 def train(options, path, *, stop_after=None, resume=False):
-    """Run in ``path``; return the outcome and what was printed."""
+    """Train in ``path``; return the outcome and the output."""
     out, folder = io.StringIO(), RunFolder(path)
     trainer = Trainer(options, folder, console=Console(file=out))
     if resume:
@@ -91,7 +91,7 @@ def metrics(path):
 
 
 def differing(first, second, path=""):
-    """Where two nested states differ."""
+    """Paths at which two nested states differ."""
     if isinstance(first, torch.Tensor):
         same = first.dtype == second.dtype and torch.equal(first, second)
         return [] if same else [path]
@@ -110,7 +110,7 @@ def differing(first, second, path=""):
 
 def final_state(path):
     state = load_checkpoint(latest_checkpoint(RunFolder(path).checkpoints))
-    # Trajectory ids are labels, unique in the process.
+    # Trajectory ids are labels, unique within the process.
     collector = state["algorithm"]["collector"]
     if "worker" in collector:
         del collector["batch"][TRAJ_IDS]
@@ -163,7 +163,7 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path, options):
     resumed, printed = train(options, tmp_path / "half", resume=True)
     assert "Notice" not in printed
     assert (resumed.status, resumed.env_steps, resumed.return_mean) == ("finished", 384, whole.return_mean)
-    assert resumed.cpu_s > saved > 0  # what came after the checkpoint, such as the plot, isn't in it
+    assert resumed.cpu_s > saved > 0  # changes after the checkpoint, such as the plot, aren't in it
     assert metrics(tmp_path / "half") == metrics(tmp_path / "whole")
     assert differing(final_state(tmp_path / "half"), final_state(tmp_path / "whole")) == []
 
@@ -200,10 +200,10 @@ def test_checkpoints_without_the_state_of_environments_start_over_with_a_notice(
     train(options, tmp_path, stop_after=3)
     newest = latest_checkpoint(RunFolder(tmp_path).checkpoints)
     state = load_checkpoint(newest)
-    state["algorithm"]["collector"] |= {"env": None, "root": None}  # as earlier versions saved CartPole
+    state["algorithm"]["collector"] |= {"env": None, "root": None}  # as saved by earlier versions for CartPole
     save_checkpoint(newest.parent, 192, state)
     outcome, printed = train(options, tmp_path, resume=True)
-    assert "CartPole-v1 isn't restored: the checkpoint holds none that fits." in " ".join(printed.split())
+    assert "CartPole-v1 isn't restored: the checkpoint has no matching state." in " ".join(printed.split())
     assert (outcome.status, outcome.env_steps) == ("finished", 384)
     assert len(metrics(tmp_path)) == 7
 
@@ -231,7 +231,7 @@ def test_every_start_says_what_made_it(tmp_path):
         assert (about["gpu"], about["ranks"], about["commit"]) == (None, 1, source_commit())
         assert about["cpu"]
         assert shlex.split(about["command"]) == sys.orig_argv
-    RunFolder(tmp_path).versions.unlink()  # a run of old has none
+    RunFolder(tmp_path).versions.unlink()  # runs of earlier versions have none
     train(options, tmp_path, resume=True)
     assert json.loads(RunFolder(tmp_path).versions.read_text())["env_steps"] == 384
 
@@ -257,10 +257,10 @@ def make_trainer(options, folder):
 def test_a_new_run_needs_the_folder_of_one(tmp_path):
     options, folder = config(total_steps=64), RunFolder(tmp_path / "run")
     trainer = make_trainer(options, folder)
-    with pytest.raises(ArgumentError, match=r"There is no run in .*: make its folder first, folder.create\(config\)"):
+    with pytest.raises(ArgumentError, match=r"There is no run in .*: create its folder first, folder.create\(config\)"):
         trainer.run()
     folder.create(config(total_steps=64, seed=1))
-    words = r"must be the folder of a new run with these options.*go on with the run that is there after trainer.resume"
+    words = r"must be the folder of a new run with these options.*to resume the existing run, call trainer.resume"
     with pytest.raises(ArgumentError, match=words):
         trainer.run()
     folder.create(options, overwrite=True)
@@ -268,7 +268,7 @@ def test_a_new_run_needs_the_folder_of_one(tmp_path):
     trainer.close()
     with pytest.raises(ArgumentError, match=words):
         make_trainer(options, folder).run()
-    with pytest.raises(ArgumentError, match="holds a run already"):
+    with pytest.raises(ArgumentError, match="already holds a run"):
         folder.create(options)
 
 
@@ -278,11 +278,11 @@ def test_a_folder_is_held_from_resume_to_the_end(tmp_path):
     trainer = make_trainer(options, folder)
     trainer.resume()
     for use in (make_trainer(options, other).resume, lambda: other.create(options, overwrite=True)):
-        with pytest.raises(LockedError, match=r"Another process .* works in"):
+        with pytest.raises(LockedError, match=r"Another process .* is using"):
             use()
 
     def stays_held():
-        with pytest.raises(LockedError, match=r"Another process .* works in"), other.hold():
+        with pytest.raises(LockedError, match=r"Another process .* is using"), other.hold():
             pass
         return False
 
@@ -303,9 +303,9 @@ def test_a_folder_is_held_from_resume_to_the_end(tmp_path):
 
 
 def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_them(tmp_path, monkeypatch):
-    """In the order in which a loss of power finds them: rows, checkpoint, its name, and only then the old one goes."""
+    """In an order that survives a power failure: rows, checkpoint, its name, and then removal of the old one."""
     log, fsync, replace, unlink = [], os.fsync, Path.replace, Path.unlink
-    name = lambda path: Path(path).name.split(".")[0] + Path(path).suffix  # noqa: E731 - without the process
+    name = lambda path: Path(path).name.split(".")[0] + Path(path).suffix  # noqa: E731 - without the process id
     monkeypatch.setattr(
         os, "fsync", lambda fd: log.append(f"sync {name(os.readlink(f'/proc/self/fd/{fd}'))}") or fsync(fd)
     )
@@ -319,7 +319,9 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_them(tmp_path, m
     log.clear()
     trainer.run()
     trainer.close()
-    log = [entry for entry in log if not (entry.startswith("drop") and entry.endswith(".partial"))]  # of killed runs
+    log = [
+        entry for entry in log if not (entry.startswith("drop") and entry.endswith(".partial"))
+    ]  # left by killed runs
     start = log.index("name 000000000128.pt")
     assert log[start - 3 : start + 2] == [
         "sync metrics.csv",
@@ -337,6 +339,6 @@ def test_a_folder_that_was_half_replaced_is_none(tmp_path):
     folder = RunFolder(tmp_path)
     shutil.rmtree(folder.checkpoints)
     trainer = make_trainer(config(total_steps=64), folder)
-    with pytest.raises(ArgumentError, match="the run stopped before its first; train it anew"):
+    with pytest.raises(ArgumentError, match="the run stopped before its first one; train it again"):
         trainer.resume()
     trainer.close()

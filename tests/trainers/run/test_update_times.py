@@ -1,4 +1,4 @@
-"""The parts of an update are all of it, and measuring changes nothing."""
+"""The parts of an update add up to the whole, and measuring has no side effects."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""A host that is ahead of the learner: the same rows, weights and checkpoints; faults stop the run in time."""
+"""Asynchronous updates: the same rows, weights and checkpoints, and faults stop the run in time."""
 
 import io
 import math
@@ -28,12 +28,12 @@ FAULTY = {"env": f"{faulty.__name__}:recurl-test/Faulty-v0", "sequence_length": 
 
 @pytest.fixture
 def ahead(monkeypatch):
-    """The CPU is taken for a device that works while the host goes on."""
+    """Treat the CPU as an asynchronous device."""
     monkeypatch.setattr(updates, "_AHEAD_ON", ("cpu",))
 
 
 class Log:
-    """What happens in a run, in order."""
+    """Records the events of a run in order."""
 
     def __init__(self):
         self.events = []
@@ -63,7 +63,7 @@ class Log:
 
 
 def train(path, config, prepare=lambda trainer: None, *, resume=False, should_stop=lambda: False):
-    """Train; return the folder, what ended it, and what happened."""
+    """Train; return the folder, the error that ended the run, and the events."""
     folder, log = RunFolder(path), Log()
     if not resume:
         folder.create(config)
@@ -107,7 +107,7 @@ def assert_same(left, right):
 
 
 def without_ids(state):
-    """Trajectory ids are unique in a process, so those of two runs differ, also in a buffer."""
+    """Trajectory ids are unique within a process, so those of two runs differ, also in a replay buffer."""
     collector = dict(state["algorithm"]["collector"])
     del collector["traj_ids"]
     algorithm = {name: part for name, part in state["algorithm"].items() if name != "buffer"}
@@ -186,7 +186,7 @@ def test_a_bad_batch_stops_the_run(tmp_path, ahead, where, kind):
     given = FAULTY if kind is PPOConfig else {}
     config = kind(**{**given, **own, "checkpoint_every": 2, "env_kwargs": (f"where={where}", "steps=40")})
     folder, error, log = train(tmp_path, config)
-    assert "of environment 1 at step 7 of its batch (environment step 158) was nan, where only finite" in str(error)
+    assert "of environment 1 at step 7 of its batch (environment step 158) was nan, but only finite" in str(error)
     assert is_good(folder)
     assert [path.stem for path in sorted(folder.checkpoints.iterdir())] == ["000000000064", "000000000128"]
     assert len(rows_of(folder)) == 4

@@ -1,1 +1,1 @@
-"""Algorithms: the options and the learner of each, and the table of them all."""
+"""Algorithms: options, learners, and their registry."""

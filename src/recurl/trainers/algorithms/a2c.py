@@ -1,4 +1,4 @@
-"""A2C with a recurrent actor and critic."""
+"""A2C with a recurrent actor-critic."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from recurl.trainers.algorithms.on_policy import CHECKED, OnPolicy
 
 
 class A2C(OnPolicy[A2CConfig]):
-    """Advantage actor-critic: one gradient step for each batch, over its rows from their stored states.
+    """Advantage actor-critic: one gradient step per batch, over whole rows that start from their stored states.
 
     Args:
-        config: the options; its seed decides everything random.
+        config: the options, including the random seed.
 
-    Source: Mnih et al., "Asynchronous methods for deep reinforcement learning" (2016), with environments side by side.
+    Source: Mnih et al., "Asynchronous methods for deep reinforcement learning" (2016), with synchronous parallel
+    environments.
     """
 
     diagnostics = ("entropy",)
     reported = (*CHECKED, *diagnostics, "explained_variance")
 
     def make_estimator(self) -> GAE:
-        """Return the estimator; see :class:`OnPolicy`."""
+        """Build the advantage estimator."""
         config = self.config
         return GAE(config.gamma, config.gae_lambda, self.agent.critic, average_gae=config.normalize_advantages)
 
     def make_loss(self) -> A2CLoss:
-        """Return the loss; see :class:`OnPolicy`."""
+        """Build the loss."""
         return A2CLoss(
             self.agent.actor,
             self.agent.critic,

@@ -11,7 +11,7 @@ from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 
 @dataclass(frozen=True, kw_only=True)
 class A2CConfig(OnPolicyConfig):
-    """Options of A2C: advantage actor-critic, one gradient step for each batch.
+    """Options of A2C: advantage actor-critic with one gradient step per batch.
 
     Raises:
         ArgumentError: see :class:`OnPolicyConfig`.
@@ -26,16 +26,16 @@ class A2CConfig(OnPolicyConfig):
     largest_lag: ClassVar[int | None] = 0
 
     total_steps: Steps = 300_000
-    """Environment steps to train for at most, summed over the environments."""
+    """Maximum number of environment steps to train for, summed over all environments."""
     num_envs: Count = 16
-    """Environments stepped side by side."""
+    """Number of environments stepped in parallel."""
     rollout_steps: Count = 16
-    """Steps of each environment between two updates: the length of the sequences that are learnt from."""
+    """Steps per environment between updates: the length of the training sequences."""
     learning_rate: Positive = 3e-3
-    """Step size of Adam, at the start."""
+    """Initial learning rate of Adam."""
     gae_lambda: Fraction = 0.95
-    """Decay of generalised advantage estimation; 1 takes all rewards of a batch."""
+    """Lambda of generalized advantage estimation; 1 uses all rewards of a batch."""
     normalize_advantages: bool = False
-    """Shift and scale the advantages of each batch to mean 0 and standard deviation 1."""
+    """Normalize the advantages of each batch to mean 0 and standard deviation 1."""
     checkpoint_every: Count = 250
-    """Updates between two checkpoints."""
+    """Updates between checkpoints."""

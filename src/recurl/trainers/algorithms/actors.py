@@ -1,4 +1,4 @@
-"""The actors that collect for a run."""
+"""Ray actors that collect for a run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from recurl.trainers.config import RunConfig
 
 
 def actors_of(config: RunConfig, policy: TensorDictModuleBase, seed: int) -> RayCollector:
-    """Return the collector of a run with ``--collectors``: its actors share the environments, on the CPU.
+    """Create the collector of a run with ``--collectors``, whose actors share the environments on the CPU.
 
     Args:
         config: the options.
-        policy: the policy that collects.
-        seed: that of the first environment.
+        policy: the policy to collect with.
+        seed: seed of the first environment.
 
     Raises:
-        ArgumentError: nobody answers at the address, or the cluster has too few CPUs.
-        MissingDependencyError: Ray is not installed.
-        WorkerError: an actor didn't start.
+        ArgumentError: if no Ray cluster responds at the address, or it has too few CPUs.
+        MissingDependencyError: if Ray is not installed.
+        WorkerError: if an actor doesn't start.
     """
     collector = RayCollector(
         partial(training_env, config.on_cpu(), config.num_envs // config.actors),

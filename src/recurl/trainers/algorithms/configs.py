@@ -1,4 +1,4 @@
-"""Options of the built-in algorithms, by name; importing them takes no torch."""
+"""Registry of the built-in algorithms' options; importing it doesn't import torch."""
 
 from __future__ import annotations
 

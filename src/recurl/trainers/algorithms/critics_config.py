@@ -1,4 +1,4 @@
-"""Options of the actor-critic algorithms that learn from a replay buffer."""
+"""Options of the off-policy actor-critic algorithms, SAC and TD3."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class CriticsConfig(ReplayConfig):
     """
 
     num_envs: Count = 8
-    """Environments stepped side by side."""
+    """Number of environments stepped in parallel."""
     learning_starts: Whole = 1_000
     """Environment steps before the first update."""
     gradient_steps: Count = 8
     """Gradient steps per update."""
     slices: Count = 16
-    """Slices of trajectories per gradient step."""
+    """Number of trajectory slices per gradient step."""
     n_steps: Count = 3
-    """Rewards summed before the bootstrap."""
+    """Number of rewards summed before bootstrapping (n-step return)."""
     scale_rewards: bool = True
-    """Divide rewards by the running standard deviation of the discounted return, as it is when they are learnt from."""
+    """Divide rewards by the current running standard deviation of the discounted return when they are sampled."""
     shared_trunk: bool = True
-    """Share encoder and memory between actor and critics; otherwise each has its own."""
+    """Share the encoder and recurrent layers between actor and critics; otherwise each has its own."""
     critics: Few = 2
-    """Critics, of which the smallest value counts."""
+    """Number of critics; the minimum of their values is used."""
     target_rate: SomeFraction = 0.01
-    """Fraction by which the target critics follow the critics, per gradient step."""
+    """Soft update coefficient (tau) of the target networks, applied at each gradient step."""

@@ -1,4 +1,4 @@
-"""DQN and R2D2: Q-learning with a recurrent network, from replayed slices of trajectories."""
+"""DQN and R2D2: recurrent Q-learning from a replay buffer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from recurl.trainers.networks.q_network import QNetwork
 
 
 class DQN(ReplayLearner[DQNConfig, QNetwork]):
-    """Q-learning with a target network and a replay buffer.
+    """Recurrent Q-learning with a target network and a replay buffer.
 
     Args:
-        config: the options; its seed decides everything random. Those of R2D2 are the same with other defaults.
+        config: the options, including the random seed. R2D2 has the same options with other defaults.
 
     Sources: Hausknecht and Stone, "Deep recurrent Q-learning for partially observable MDPs" (2015); Kapturowski et al.,
     "Recurrent experience replay in distributed reinforcement learning" (R2D2, 2019).
@@ -42,7 +42,7 @@ class DQN(ReplayLearner[DQNConfig, QNetwork]):
 
     @classmethod
     def make_agent(cls, config: DQNConfig, observation_spec: Composite, action_spec: TensorSpec) -> QNetwork:
-        """Build the network; see :meth:`Learner.make_agent`."""
+        """Build the Q-network; see :meth:`Learner.make_agent`."""
         eps_steps = max(1, round(config.exploration_fraction * config.total_steps))
         return QNetwork(
             config,
@@ -66,7 +66,7 @@ class DQN(ReplayLearner[DQNConfig, QNetwork]):
         )
 
     def parts(self) -> dict[str, Stateful | None]:
-        """Return what a checkpoint holds."""
+        """Return the parts of a checkpoint."""
         counted = self.targets if isinstance(self.targets, HardUpdate) else None
         own = {"target": self.loss.target_value_network, "targets": counted, "optimizer": self.optimizer}
         return {**super().parts(), **own}
@@ -78,7 +78,7 @@ class DQN(ReplayLearner[DQNConfig, QNetwork]):
         return batch
 
     def count(self) -> bool:
-        """Count a gradient step; see :meth:`ReplayLearner.count`. The target network gets the weights after some."""
+        """Count a gradient step; return whether the target network is updated after it."""
         return isinstance(self.targets, HardUpdate) and self.targets.count()
 
     def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -91,6 +91,6 @@ class DQN(ReplayLearner[DQNConfig, QNetwork]):
         return {**{name: losses[name].detach() for name in ("loss", "q_value", "q_target")}, "grad_norm": norm}
 
     def others(self) -> dict[str, float | Tensor]:
-        """Return the present probability of a random action, the mean over actors."""
+        """Return the current probability of a random action, averaged over the actors."""
         epsilons = self.config.epsilons
         return {"eps": fmean(epsilons) if epsilons else self.agent.explore.eps}

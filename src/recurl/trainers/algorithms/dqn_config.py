@@ -14,10 +14,10 @@ from recurl.trainers.config import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(ReplayConfig):
-    """Options of DQN: Q-learning with a recurrent network, from a replay buffer.
+    """Options of DQN: Q-learning with a recurrent network and a replay buffer.
 
     Raises:
-        ArgumentError: see :class:`ReplayConfig`; or an exploration that grows.
+        ArgumentError: see :class:`ReplayConfig`; or if ``eps_end`` exceeds ``eps_init``.
 
     Example:
         >>> config = DQNConfig(env="recurl/TMaze-v0", cell="gru", n_steps=3)
@@ -28,41 +28,41 @@ class DQNConfig(ReplayConfig):
     algorithm: ClassVar[str] = "dqn"
 
     learning_rate_schedule: Schedule = "linear"
-    """How it falls to zero over --total-steps."""
+    """Decay of the learning rate to zero over --total-steps."""
     gradient_steps: Count = 8
     """Gradient steps per update."""
     burn_in: Whole | None = None
-    """Steps at the start of a slice that only update its hidden state (none where its episode begins); by default a
-    quarter of the slice."""
+    """Steps at the start of a slice that only warm up its hidden state and aren't trained on (none if the slice starts
+    an episode); by default a quarter of the slice."""
     n_steps: Count = 10
-    """Rewards summed before the bootstrap, at most."""
+    """Maximum number of rewards summed before bootstrapping (n-step return)."""
     double: bool = True
-    """Choose actions by the network, and take their values from the target network (double DQN)."""
+    """Double DQN: select actions with the online network and evaluate them with the target network."""
     value_rescaling: bool = True
-    """Learn values on a compressed scale, for returns of different magnitudes."""
+    """Learn values on a compressed scale, for returns of widely different magnitudes."""
     greedy_returns: bool = True
-    """End a sum of rewards before the first action that the network wouldn't choose now: those of old policies would
-    count against the state that they were in."""
+    """Cut n-step returns before the first action that is no longer greedy, so that actions of older policies don't
+    lower the value of the state they started from."""
     target_rate: SomeFraction = 0.01
-    """Fraction by which the target network follows the network, per gradient step."""
+    """Soft update coefficient (tau) of the target network, applied at each gradient step."""
     target_interval: Count | None = None
-    """Gradient steps between two copies of the weights to the target network, instead of --target-rate."""
+    """Gradient steps between hard updates of the target network, which replace --target-rate."""
 
     eps_init: Fraction = 1.0
-    """Probability of a random action at the start."""
+    """Initial probability of a random action."""
     eps_end: Fraction = 0.05
-    """Probability of a random action at the end of the exploration."""
+    """Final probability of a random action."""
     exploration_fraction: Fraction = 0.3
-    """Fraction of the run over which that probability decays linearly."""
+    """Fraction of the run over which the probability of a random action decays linearly."""
 
     @classmethod
     def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """See :meth:`RunConfig.complete`."""
-        of_old = "eps_init" in values and "greedy_returns" not in values
-        return super().complete({**values, "greedy_returns": False} if of_old else values)
+        """Convert options of any version; see :meth:`RunConfig.complete`."""
+        legacy = "eps_init" in values and "greedy_returns" not in values
+        return super().complete({**values, "greedy_returns": False} if legacy else values)
 
     def check(self) -> None:
-        """Refuse options that don't fit together."""
+        """Check that the options are consistent."""
         super().check()
         if self.eps_end > self.eps_init:
             raise ArgumentError(f"--eps-end must not exceed --eps-init, got {self.eps_end} and {self.eps_init}.")

@@ -1,4 +1,4 @@
-"""The environments of a run."""
+"""Environments of a run."""
 
 from __future__ import annotations
 
@@ -31,50 +31,50 @@ _T = TypeVar("_T")
 def make_env(
     config: RunConfig, num_envs: int | None, *, policy: nn.Module | None = None, render_mode: str | None = None
 ) -> EnvBase:
-    """Build environments as those of a run, all in this process unless ``config.vectorization`` is ``"async"``.
+    """Create environments like those of a run, in this process unless ``config.vectorization`` is ``"async"``.
 
     Args:
-        config: the environment, its arguments, wrappers and inputs of the step before, device.
-        num_envs: environments side by side; a function that makes a batch of its own size decides it instead. None for
-            a single one, with batch size ``[]``.
-        policy: policy whose hidden states the environment declares, so that it can be run there.
-        render_mode: how the environment shows itself, such as ``"rgb_array"``; it doesn't when None.
+        config: options with the environment, its arguments, wrappers, previous-step inputs and device.
+        num_envs: number of parallel environments, unless the environment function returns a batch of another size. None
+            creates a single environment with batch size ``[]``.
+        policy: policy to run in the environment, which declares the policy's hidden states.
+        render_mode: Gymnasium render mode, such as ``"rgb_array"``; None disables rendering.
 
     Raises:
-        ArgumentError: there is no such device or environment, or it can't be made of these arguments; or the
-            environment is an object, which can't be made anew.
+        ArgumentError: if there is no such device or environment, the environment can't be created with these
+            arguments, or it was passed as an object, which can't be created again.
     """
     check_device(config.device)
-    env = _with_past(config, _single_process(config, num_envs, render_mode))
+    env = _with_previous_step(config, _single_process(config, num_envs, render_mode))
     for transform in () if policy is None else policy_transforms(policy, env):
         env = env.append_transform(transform)
     return env
 
 
 def training_env(config: RunConfig, num_envs: int | None = None) -> EnvBase:
-    """Build the environments that a run learns in, ``[num_envs]``, in worker processes where ``env_workers`` says so.
+    """Create the training environments, ``[num_envs]``, in worker processes if ``env_workers`` is set.
 
     Args:
         config: the options.
-        num_envs: number of them, if other than that of the options: the share of an actor.
+        num_envs: number of environments, by default ``config.num_envs``; an actor creates its share only.
 
     Raises:
-        ArgumentError: see :func:`make_env`; or a batch of another size.
+        ArgumentError: see :func:`make_env`; or if the batch size differs.
     """
     check_device(config.device)
     count = config.num_envs if num_envs is None else num_envs
-    env = _with_past(config, _of_training(config, count))
+    env = _with_previous_step(config, _create_training_env(config, count))
     if tuple(env.batch_size) != (count,):
         env.close()
         raise ArgumentError(
-            f"The environment of a run must have the batch size [num_envs], [{count}], got "
-            f"{list(env.batch_size)}: set --num-envs to {max(math.prod(env.batch_size), 1)}, or give a function that "
-            "makes one environment, or takes num_envs."
+            f"The environment of a run must have batch size [num_envs], [{count}], got "
+            f"{list(env.batch_size)}: set --num-envs to {max(math.prod(env.batch_size), 1)}, or pass a function that "
+            "creates one environment, or takes num_envs."
         )
     return env
 
 
-def _of_training(config: RunConfig, num_envs: int) -> EnvBase:
+def _create_training_env(config: RunConfig, num_envs: int) -> EnvBase:
     source = source_of(config.env)
     if isinstance(source, EnvBase):
         return _checked(config, source)
@@ -87,8 +87,8 @@ def _of_training(config: RunConfig, num_envs: int) -> EnvBase:
     return ParallelEnv(workers, create, timeout=config.env_timeout, concatenate=True, device=config.device)
 
 
-def _with_past(config: RunConfig, env: EnvBase) -> EnvBase:
-    """Return ``env`` with the inputs of the step before that the options ask for."""
+def _with_previous_step(config: RunConfig, env: EnvBase) -> EnvBase:
+    """Return ``env`` with the previous action and reward as inputs, if the options enable them."""
     if config.previous_action:
         env = env.append_transform(PreviousAction(env.action_spec_unbatched))
     if config.previous_reward:
@@ -100,18 +100,18 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
     source = source_of(config.env)
     if isinstance(source, EnvBase):
         raise ArgumentError(
-            f"A fresh environment is needed here, and {config.env_name} was given as an object, which training uses: "
-            "give a function that makes it instead, env=lambda: ..."
+            f"A new environment is needed here, but {config.env_name} was passed as an object, which training uses: "
+            "pass a function that creates it instead, env=lambda: ..."
         )
     if is_name_only(config.env):
         raise ArgumentError(
-            f"The environment of this run was given in Python, as {config.env_name}: pass the function again, as in "
+            f"The environment of this run was passed in Python, as {config.env_name}: pass the function again, as in "
             "recurl.load(run, env=make), evaluate_run(folder, env=make), or folder.read_config(env=make) to resume. "
             "The command line takes Gymnasium ids only."
         )
     if num_envs is not None and config.vectorization == "async":
         if num_envs > 1 and render_mode is None:
-            return _process_each(config, num_envs)
+            return _one_process_each(config, num_envs)
         config = replace(config, vectorization="sync")
     options: dict[str, Any] = {"device": config.device}
     if num_envs is not None:
@@ -121,62 +121,62 @@ def _single_process(config: RunConfig, num_envs: int | None, render_mode: str | 
     options["action_mask"] = None if config.action_mask == NO_MASK else config.action_mask
     if source is not None:
         create = partial(env_from_function, source, num_envs, **options)
-        return _checked(config, _clearly(config, create, render_mode))
+        return _checked(config, _create(config, create, render_mode))
     dynamics = None if num_envs is None else _dynamics_on_device(config)
     if num_envs is not None and dynamics is not None:
         return TensorEnv(dynamics, num_envs, device=config.device, categorical_action_encoding=True)
     create = partial(GymEnv, config.env_name, num_envs, categorical_action_encoding=True, **options)
-    return _clearly(config, create, render_mode)
+    return _create(config, create, render_mode)
 
 
-def _process_each(config: RunConfig, num_envs: int) -> EnvBase:
-    """Return single environments, each in a worker process."""
+def _one_process_each(config: RunConfig, num_envs: int) -> EnvBase:
+    """Create single environments, each in its own worker process."""
     single = replace(config.on_cpu(), vectorization="auto")
-    _single_process(single, None).close()  # what is wrong with it is said as in every other case
+    _single_process(single, None).close()  # raises the same errors as the other modes
     create = partial(_single_process, single, None)
     return ParallelEnv(num_envs, create, timeout=config.env_timeout, device=config.device)
 
 
 def _dynamics_on_device(config: RunConfig) -> Dynamics | None:
-    """Return the dynamics of a task that is stepped on the device of the run, or None to step it on the host."""
+    """Return the dynamics of a task to step on the device of the run, or None to step the environment on the host."""
     on_gpu = config.vectorization == "auto" and torch.device(config.device).type != "cpu"
     if config.vectorization != "device" and (not on_gpu or config.host_only):
         return None
-    dynamics = _clearly(config, partial(dynamics_of, config.env_name))
+    dynamics = _create(config, partial(dynamics_of, config.env_name))
     if dynamics is None and config.vectorization == "device":
-        _clearly(config, partial(GymEnv, config.env_name)).close()  # a wrong argument is named first
+        _create(config, partial(GymEnv, config.env_name)).close()  # report invalid arguments first
         raise ArgumentError(
-            f"--vectorization device steps tasks that are written as Dynamics, and {config.env_name} is not one: take "
-            "auto, or write it so (register_dynamics)."
+            f"--vectorization device needs a task written as Dynamics, and {config.env_name} is not one: use auto, or "
+            "write it as Dynamics (register_dynamics)."
         )
     return dynamics
 
 
-def _clearly(config: RunConfig, create: Callable[..., _T], render_mode: str | None = None) -> _T:
-    """Call ``create`` with the environment's own arguments, and name the options in errors."""
-    asked = " ".join((config.env_name, *config.env_kwargs))
+def _create(config: RunConfig, create: Callable[..., _T], render_mode: str | None = None) -> _T:
+    """Call ``create`` with the environment's keyword arguments, and name the options in errors."""
+    requested = " ".join((config.env_name, *config.env_kwargs))
     try:
         return create(**{**config.env_arguments, **({} if render_mode is None else {"render_mode": render_mode})})
     except ArgumentError as error:
-        raise ArgumentError(f"--env {asked} can't be used: {error}") from error
+        raise ArgumentError(f"--env {requested} can't be used: {error}") from error
     except UnsupportedError as error:
-        raise UnsupportedError(f"--env {asked} can't be used: {error}") from error
+        raise UnsupportedError(f"--env {requested} can't be used: {error}") from error
     except RecurlError:
         raise
     except DependencyNotInstalled as error:
-        raise MissingDependencyError(f"--env {asked} needs a package that is missing: {error}") from error
-    except (Exception, SystemExit) as error:  # the environment is somebody else's code
+        raise MissingDependencyError(f"--env {requested} needs a package that is missing: {error}") from error
+    except (Exception, SystemExit) as error:  # third-party code may raise anything
         if isinstance(error, TypeError) and config.env_kwargs:
             raise ArgumentError(
                 f"--env {config.env_name} does not take --env-kwargs {' '.join(config.env_kwargs)}: {error}"
             ) from error
-        raise ArgumentError(f"--env {asked} can't be made, {type(error).__name__}: {error}") from error
+        raise ArgumentError(f"--env {requested} can't be created, {type(error).__name__}: {error}") from error
 
 
 def _checked(config: RunConfig, env: EnvBase) -> EnvBase:
-    """Refuse an environment of recurl that is closed, or on another device than the networks."""
+    """Check that a recurl environment is open and on the device of the networks."""
     if env.is_closed:
-        raise ArgumentError(f"The environment {config.env_name} is closed: give a new one.")
+        raise ArgumentError(f"The environment {config.env_name} is closed: pass a new one.")
     wanted, own = torch.device(config.device).type, "cpu" if env.device is None else env.device.type
     if wanted != own:
         raise ArgumentError(f"The environment {config.env_name} must be on --device {wanted}, but it is on {own}.")
@@ -184,13 +184,13 @@ def _checked(config: RunConfig, env: EnvBase) -> EnvBase:
 
 
 def gym_of(env: EnvBase) -> GymWrapper | None:
-    """Return the environment of Gymnasium that is below all transforms, or None where there is none."""
+    """Return the Gymnasium environment below all transforms, or None if there is none."""
     inner = with_spaces(env)
     return inner if isinstance(inner, GymWrapper) else None
 
 
 def with_spaces(env: EnvBase) -> GymWrapper | TensorEnv | None:
-    """Return the environment below all transforms that has Gymnasium's spaces, or None where there is none."""
+    """Return the environment below all transforms that has Gymnasium spaces, or None if there is none."""
     inner: object = env
     while inner is not None and not isinstance(inner, GymWrapper | TensorEnv):
         inner = getattr(inner, "base_env", None)

@@ -1,4 +1,4 @@
-"""Lower bounds on the memory that a run needs, checked before it begins."""
+"""Lower bounds on the memory that a run needs, checked before it starts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from recurl.recurrence import Sizes, load_cell
 from recurl.specs import Composite
 from recurl.trainers.config import NO_CELL, RunConfig
 
-_NUMBER = 4  # bytes
+_NUMBER = 4  # bytes of a float32
 _FLAGS_AND_REWARD = 20  # bytes per step
 _NETWORKS, _BATCH, _FRAMES, _REPLAY = "the networks", "a batch", "the images of a gradient step", "the replay buffer"
 
 
 def check_machine(config: RunConfig, spec: Composite | None = None, *, learning: bool = True) -> None:
-    """Refuse a run whose device is missing, or that needs more memory than the device has.
+    """Check that the device of a run exists and has enough memory.
 
     Args:
         config: the options.
-        spec: observations of the environments, ``[*B]``, where they are known.
+        spec: spec of the environments' observations, ``[*B]``, if known.
         learning: False for a policy that is only evaluated.
 
     Raises:
-        ArgumentError: naming the options to change, and a size that fits.
+        ArgumentError: if the device is missing or too small; the message names options to change, and a size that fits.
     """
     check_device(config.device)
     sizes = ["--hidden-size", "--num-layers", "--num-envs or --rollout-steps"]
@@ -41,12 +41,12 @@ def check_machine(config: RunConfig, spec: Composite | None = None, *, learning:
 
 
 def footprint(config: RunConfig, spec: Composite | None = None, *, learning: bool = True) -> dict[str, int]:
-    """Return a lower bound on the bytes of the networks, a batch and the replay buffer.
+    """Return lower bounds on the memory of the networks, a batch and the replay buffer, in bytes.
 
     Args:
         config: the options.
-        spec: observations of the environments, ``[*B]``; None for a bound whatever they are.
-        learning: False leaves out gradients, optimiser and data.
+        spec: spec of the environments' observations, ``[*B]``; None for a bound that holds for any observations.
+        learning: False to exclude gradients, optimizer state and data.
 
     Example:
         >>> from recurl.trainers import PPOConfig
@@ -61,16 +61,15 @@ def footprint(config: RunConfig, spec: Composite | None = None, *, learning: boo
     others = 2 * (observed.images + observed.others) + _FLAGS_AND_REWARD
     stored = 2 * states if config.states_every is None else states // config.states_every
     parts = {
-        _NETWORKS: 4 * weights,  # with gradients and two moments
+        _NETWORKS: 4 * weights,  # with gradients and Adam's two moments
         _BATCH: config.frames_per_batch * (stored + others),
     }
     if observed.encoded_images and config.gradient_steps_per_batch:
         frames = -(-config.frames_per_batch // config.gradient_steps_per_batch)
         parts[_FRAMES] = frames * observed.encoded_images * _NUMBER
     if config.replay_steps:
-        step = (
-            states + _FLAGS_AND_REWARD + observed.images + 2 * observed.others
-        )  # the next image is that of the next step
+        # an image is stored once: the next image is that of the next step
+        step = states + _FLAGS_AND_REWARD + observed.images + 2 * observed.others
         parts[_REPLAY] = config.replay_steps * step
     return parts
 
@@ -81,7 +80,7 @@ class _Observed(NamedTuple):
     images: int = 0
     others: int = 0
     encoded_images: int = 0
-    """Those that go through convolutions."""
+    """Bytes of the images that convolutions encode."""
 
     @classmethod
     def of(cls, config: RunConfig, spec: Composite | None) -> _Observed:
@@ -100,7 +99,7 @@ class _Observed(NamedTuple):
 
 
 def _fitting(config: RunConfig, parts: dict[str, int]) -> str:
-    """Return which size of the largest part would fit, as the end of a sentence."""
+    """Return the size at which the largest part would fit, as the end of a sentence."""
     largest = max(parts, key=lambda name: parts[name])
     steps = {_BATCH: config.frames_per_batch, _FRAMES: config.frames_per_batch, _REPLAY: config.replay_steps}
     if largest not in steps:
@@ -116,15 +115,15 @@ def _fitting(config: RunConfig, parts: dict[str, int]) -> str:
 
 
 def _weights_and_states(config: RunConfig) -> tuple[int, int]:
-    """Return how many numbers the weights of encoder and memory have at least, and the memory's states in one row."""
+    """Return lower bounds on the number of weights, and the number of recurrent state entries per row."""
     hidden, width = config.hidden_size, config.encoder_width or config.hidden_size
-    around = (config.encoder_layers - 1) * width**2 + config.head_width * hidden
+    extra = (config.encoder_layers - 1) * width**2 + config.head_width * hidden
     if config.cell == NO_CELL:
-        return around + 4 * hidden * (width + hidden), 0
+        return extra + 4 * hidden * (width + hidden), 0
     weights, states = _layer(config, width)
     more_weights, more_states = _layer(config, hidden)
     others = config.num_layers - 1
-    return around + weights + others * more_weights, states + others * more_states
+    return extra + weights + others * more_weights, states + others * more_states
 
 
 def _layer(config: RunConfig, inputs: int) -> tuple[int, int]:

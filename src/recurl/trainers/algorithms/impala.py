@@ -1,4 +1,4 @@
-"""IMPALA with a recurrent actor and critic."""
+"""IMPALA with a recurrent actor-critic."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from recurl.trainers.algorithms.on_policy import CHECKED, OnPolicy
 
 
 class Impala(OnPolicy[ImpalaConfig]):
-    """Actor-critic that learns from batches of older weights: values and gradient are corrected by V-trace.
+    """Actor-critic that learns from batches of older policies, with V-trace corrections of values and gradients.
 
-    Each batch gives one gradient step, over its rows from the states that were stored when they were collected.
+    Each batch is used for one gradient step, over whole rows that start from their stored states.
 
     Args:
-        config: the options; its seed decides everything random.
+        config: the options, including the random seed.
 
     Sources: Espeholt et al., "IMPALA: scalable distributed deep-RL with importance weighted actor-learner
     architectures" (2018); for the clipped ratio, Petrenko et al., "Sample Factory" (2020), section 3.4 (APPO).
@@ -33,7 +33,7 @@ class Impala(OnPolicy[ImpalaConfig]):
         super().__init__(config, overlap=config.overlap)
 
     def make_estimator(self) -> VTrace:
-        """Return the estimator; see :class:`OnPolicy`."""
+        """Build the value estimator."""
         config = self.config
         return VTrace(
             config.gamma,
@@ -46,7 +46,7 @@ class Impala(OnPolicy[ImpalaConfig]):
         )
 
     def make_loss(self) -> PolicyGradientLoss:
-        """Return the loss; see :class:`OnPolicy`."""
+        """Build the loss."""
         config, networks = self.config, (self.agent.actor, self.agent.critic)
         if config.clip_epsilon is None:
             return A2CLoss(
@@ -64,6 +64,6 @@ class Impala(OnPolicy[ImpalaConfig]):
         )
 
     def measured(self, batch: TensorDictBase) -> Sequence[Tensor]:
-        """Return how far the policy that acted is from the present one: see ``reported``."""
+        """Return the KL divergence between behavior and current policy, and the mean truncated importance weight."""
         weight = batch[self.estimator.tensor_keys.importance_weight]
         return (weight - 1.0 - weight.log()).mean(), weight.clamp(max=self.config.rho_thresh).mean()

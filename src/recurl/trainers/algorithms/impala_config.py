@@ -11,7 +11,7 @@ from recurl.trainers.algorithms.on_policy_config import OverlappedConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ImpalaConfig(OverlappedConfig):
-    """Options of IMPALA: an actor and a critic that learn from batches of older weights, corrected by V-trace.
+    """Options of IMPALA: an actor-critic that learns from batches of older policies, corrected by V-trace.
 
     Raises:
         ArgumentError: see :class:`OverlappedConfig`.
@@ -26,21 +26,21 @@ class ImpalaConfig(OverlappedConfig):
     usual_lag: ClassVar[int] = 1
 
     total_steps: Steps = 300_000
-    """Environment steps to train for at most, summed over the environments."""
+    """Maximum number of environment steps to train for, summed over all environments."""
     num_envs: Count = 16
-    """Environments stepped side by side."""
+    """Number of environments stepped in parallel."""
     rollout_steps: Count = 16
-    """Steps of each environment between two updates: the length of the sequences that are learnt from."""
+    """Steps per environment between updates: the length of the training sequences."""
     learning_rate: Positive = 3e-3
-    """Step size of Adam, at the start."""
+    """Initial learning rate of Adam."""
     rho_thresh: Positive = 1.0
-    """Largest importance weight of a temporal difference and an advantage."""
+    """Truncation level (rho-bar) of the importance weights of temporal differences and advantages."""
     c_thresh: Positive = 1.0
-    """Largest importance weight of the trace."""
+    """Truncation level (c-bar) of the importance weights of the trace."""
     clip_epsilon: Inside | None = None
-    """Learn by PPO's clipped ratio to the policy that acted (APPO), cut at this distance from 1, instead of by
+    """Clip the probability ratio to the behavior policy at this distance from 1, as in PPO (APPO), instead of using
     truncated importance weights."""
     normalize_advantages: bool = False
-    """Shift and scale the advantages of each batch to mean 0 and standard deviation 1."""
+    """Normalize the advantages of each batch to mean 0 and standard deviation 1."""
     checkpoint_every: Count = 250
-    """Updates between two checkpoints."""
+    """Updates between checkpoints."""

@@ -1,4 +1,4 @@
-"""Base of all learners: seed, environments, networks, collector, the parts of a checkpoint."""
+"""Base class of all learners: seeding, environments, networks, collector, checkpoint state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from recurl.trainers.algorithms.footprint import check_machine
 from recurl.trainers.algorithms.schedules import SCHEDULES
 from recurl.trainers.config import RunConfig
 from recurl.trainers.networks.agent import Agent, check_names, collecting
-from recurl.trainers.optim.finite import first_of
+from recurl.trainers.optim.finite import first_nonfinite
 from recurl.trainers.optim.gradient_step import GradientStep
 from recurl.trainers.report.metrics import COLLECTION
 
@@ -37,50 +37,51 @@ AgentT = TypeVar("AgentT", bound=Agent)
 
 
 class Stateful(Protocol):
-    """A part of a learner that a checkpoint holds."""
+    """A part of a learner that is saved in checkpoints."""
 
     def state_dict(self) -> Any:
         """Return the state as tensors and plain values."""
         ...
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Restore what :meth:`state_dict` returned."""
+        """Load a state returned by :meth:`state_dict`."""
         ...
 
 
 class Learner(ABC, Generic[ConfigT, AgentT]):
-    """Collects batches and learns from them; the base of every algorithm.
+    """Base class of all algorithms: collects batches and learns from them.
 
-    A subclass names what it reports, builds its networks (:meth:`make_agent`), losses and optimiser, lists what a
-    checkpoint must hold (:meth:`parts`), and learns (:meth:`learn`). Its step size follows the schedule of the options;
-    for other options with a schedule it says how to set them (:meth:`schedules`).
+    A subclass declares the metrics it reports, builds its networks (:meth:`make_agent`), losses and optimizers, lists
+    the parts of a checkpoint (:meth:`parts`), and implements :meth:`learn`. The learning rate follows its schedule
+    automatically; for other scheduled options, override :meth:`schedules`.
 
     Args:
-        config: the options; the seed decides everything random.
-        overlap: collect in a second process, or on a GPU in a second thread, one update behind.
+        config: the options, including the random seed.
+        overlap: collect in a second process, or on a GPU in a second thread, with a policy that is one update old.
 
     Attributes:
         config: the options.
         agent: the networks, on the device of the run.
-        collector: collects with ``agent.policy``.
-        env_steps: environment steps taken, by all ranks.
-        state_obstacle: why running episodes can't be saved and restored; None where they can.
+        collector: collector that runs ``agent.policy``.
+        env_steps: environment steps taken by all ranks.
+        state_obstacle: reason why running episodes can't be saved and restored; None if they can.
         restored_episodes: whether the last :meth:`load_state_dict` restored running episodes.
-        collection: numbers of the actors that collect, by column of the metrics; empty without actors.
-        fault: the number of the latest update that wasn't finite, None if all were; :meth:`report` sets it.
+        collection: metrics of the actors by column name; empty without actors.
+        fault: the first non-finite metric of the latest update, or None; set by :meth:`report`.
 
     Raises:
-        ArgumentError: the environment can't be made.
+        ArgumentError: if the environment can't be created.
     """
 
     reported: ClassVar[tuple[str, ...]]
-    """Names of the numbers that :meth:`learn` returns: columns of ``metrics.csv``."""
+    """Names of the metrics that :meth:`learn` returns: columns of ``metrics.csv``."""
     live: ClassVar[str]
-    """Format of those that are shown during training, such as ``"loss {loss:.3f}"``."""
+    """Format string of the metrics shown during training, such as ``"loss {loss:.3f}"``."""
     collected: ClassVar[tuple[str, ...]] = ("collector",)
-    """Parts of a checkpoint that hold collected data, which was checked for NaN when it was collected."""
+    """Parts of a checkpoint that hold collected data, which is checked for NaN during collection."""
     data_parallel: ClassVar[bool] = False
-    """Whether ranks of torchrun may learn together: gradients, statistics and numbers are those of all of them."""
+    """Whether the learner supports several ranks under torchrun, averaging gradients, statistics and metrics over
+    them."""
 
     def __init__(self, config: ConfigT, *, overlap: bool = False) -> None:
         torch.set_num_threads(config.threads)
@@ -106,26 +107,26 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     @property
     def can_save_env(self) -> bool:
-        """True where running episodes can be saved and restored."""
+        """Whether running episodes can be saved and restored."""
         return self.state_obstacle is None
 
     @property
     def programs(self) -> Programs:
-        """How a collector runs its steps, those of tasks on the device; of others the policy alone can be a graph."""
+        """How the collector compiles or captures its steps. Without device tasks, only the policy can be captured."""
         return Programs()
 
     @classmethod
     @abstractmethod
     def make_agent(cls, config: ConfigT, observation_spec: Composite, action_spec: TensorSpec) -> AgentT:
-        """Build the networks, untrained.
+        """Build the untrained networks.
 
         Args:
             config: the options.
-            observation_spec: observations of the environments, ``[*B]``.
-            action_spec: actions of one environment.
+            observation_spec: spec of the environments' observations, ``[*B]``.
+            action_spec: spec of the actions of a single environment.
 
         Raises:
-            UnsupportedError: the algorithm can't choose such actions.
+            UnsupportedError: if the algorithm doesn't support these actions.
         """
 
     @abstractmethod
@@ -133,36 +134,36 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         """Learn from a batch.
 
         Args:
-            batch: what :meth:`collect` returned, ``[B, T]``.
+            batch: batch returned by :meth:`collect`, ``[B, T]``.
 
         Returns:
-            The numbers that ``reported`` names, through :meth:`report`.
+            The metrics named in ``reported``, passed through :meth:`report`.
         """
 
     @property
     def learns_ahead(self) -> bool:
-        """Whether :meth:`learn_later` returns before the device has learnt."""
+        """Whether :meth:`learn_later` returns before the device has finished the update."""
         return False
 
     def learn_later(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
-        """Learn from a batch, and return what waits for the result of :meth:`learn` and returns it."""
+        """Launch an update on a batch; return a function that waits for the result of :meth:`learn` and returns it."""
         learned = self.learn(batch)
         return lambda: learned
 
     def report(self, learned: dict[str, float], checked: Sequence[str] | None = None) -> dict[str, float]:
-        """Return ``learned``, and set ``fault`` to the first number in it that isn't finite.
+        """Return ``learned``, and set ``fault`` to its first non-finite metric.
 
         Args:
-            learned: what :meth:`learn` returns.
-            checked: names of the numbers that must be finite; all of them by default.
+            learned: metrics to be returned by :meth:`learn`.
+            checked: names of the metrics that must be finite; all by default.
         """
-        self.fault = first_of(learned, list(learned) if checked is None else checked)
+        self.fault = first_nonfinite(learned, list(learned) if checked is None else checked)
         return learned
 
     def parts(self) -> dict[str, Stateful | None]:
-        """Return what a checkpoint holds besides the collector, by name; None for what the options leave out.
+        """Return the parts of a checkpoint besides the collector, by name; None for parts that the options disable.
 
-        The parts are restored in this order. A subclass adds its own: ``{**super().parts(), "optimizer": ...}``.
+        Parts are restored in this order. A subclass adds its own: ``{**super().parts(), "optimizer": ...}``.
         """
         return {"agent": self.agent}
 
@@ -172,7 +173,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
             env.close()
             return actors_of(config, policy, self.env_seed)
         programs = self.programs
-        if tensor_env(env) is None:  # what steps on the host is no program
+        if tensor_env(env) is None:  # host environments can't be compiled or captured
             on_gpu = torch.device(config.device).type != "cpu"
             programs = Programs(cuda_graph=on_gpu and programs.get("cuda_graph", False))
         return Collector(
@@ -186,7 +187,7 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     def _overlapped(self, env: EnvBase) -> OverlappedCollector | ThreadedCollector:
         policy, config = collecting(self.agent.policy), self.config
-        if torch.device(config.device).type != "cpu":  # a second process would have to take turns on the GPU
+        if torch.device(config.device).type != "cpu":  # a second process would have to share the GPU by time slicing
             return ThreadedCollector(
                 env,
                 policy,
@@ -205,28 +206,28 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         return collector
 
     def check_ranks(self) -> None:
-        """Refuse several ranks where they can't learn together.
+        """Check that the run supports several ranks.
 
         Raises:
-            UnsupportedError: the algorithm, or a way of collecting, is for one process.
-            ArgumentError: a number of the options doesn't fit.
+            UnsupportedError: if the algorithm or the way of collecting supports a single process only.
+            ArgumentError: if ``total_steps`` is less than one batch of all ranks.
         """
         if not self.data_parallel:
             raise UnsupportedError(
-                f"{self.config.algorithm} can't learn over several ranks (its learner does not say data_parallel = "
+                f"{self.config.algorithm} doesn't support several ranks (its learner doesn't set data_parallel = "
                 "True): start it without torchrun."
             )
         if self._overlap:
-            raise UnsupportedError("--overlap can't be used over several ranks: leave it out.")
+            raise UnsupportedError("--overlap can't be used with several ranks: leave it out.")
         if self.config.total_steps < self.frames_per_update:
             raise ArgumentError(
                 f"--total-steps must cover one batch of all {world_size()} ranks, {self.frames_per_update} steps, got "
-                f"{self.config.total_steps}: raise it, or lower --num-envs, which is that of each rank."
+                f"{self.config.total_steps}: raise it, or lower --num-envs, which is the number per rank."
             )
 
     @property
     def env_seed(self) -> int:
-        """Seed of this rank's first environment; its others, and those of the other ranks, follow."""
+        """Seed of this rank's first environment; its other environments, and the other ranks, use consecutive seeds."""
         return self._env_seed("training")
 
     def _env_seed(self, purpose: EnvPurpose, *numbers: int) -> int:
@@ -234,30 +235,30 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
 
     @property
     def frames_per_update(self) -> int:
-        """Environment steps between two updates, of all ranks."""
+        """Environment steps between updates, summed over all ranks."""
         return self.config.frames_per_batch * world_size()
 
     @property
     def total_steps(self) -> int:
-        """Environment steps of the whole run: as many as fit into ``total_steps`` of the options."""
+        """Environment steps of the whole run: ``config.total_steps`` rounded down to whole batches."""
         return self.config.total_steps // self.frames_per_update * self.frames_per_update
 
     @property
     def remaining(self) -> float:
-        """Fraction of the run that remains, 1 at the first update: the factor of linear schedules."""
+        """Remaining fraction of the run, 1 at the first update: the factor of linear schedules."""
         return 1 - (self.env_steps - self.frames_per_update) / self.total_steps
 
     @property
     def scheduled(self) -> dict[str, float]:
-        """Values at this update of the options that have a schedule, by name."""
+        """Current values of the scheduled options, by name."""
         factors = {name: SCHEDULES[schedule](self.remaining) for name, schedule in self.config.scheduled.items()}
         return {name: getattr(self.config, name) * factor for name, factor in factors.items()}
 
     def schedules(self) -> dict[str, Callable[[float], None]]:
-        """Return what sets each option that has a schedule, by name: here the step size of all optimisers.
+        """Return the setters of the scheduled options, by name; here, the learning rate of all optimizers.
 
-        A subclass whose options have more, such as ``temperature`` and ``temperature_schedule``, adds how to set them:
-        ``{**super().schedules(), "temperature": ...}``.
+        A subclass with other scheduled options, such as ``temperature`` with ``temperature_schedule``, adds their
+        setters: ``{**super().schedules(), "temperature": ...}``.
         """
         return {"learning_rate": self._set_learning_rate}
 
@@ -269,22 +270,22 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
     def collect(self) -> TensorDictBase:
         """Take ``rollout_steps`` steps in every environment and return the batch, ``[B, T]``.
 
-        Options that have a schedule get their values for this batch.
+        Scheduled options are set to their values for this batch.
 
         Raises:
-            UnsupportedError: the learner doesn't say how to set one of them.
+            UnsupportedError: if :meth:`schedules` has no setter for a scheduled option.
         """
         if isinstance(self.collector, RayCollector):
             self.collector.update_policy_weights_()
         batch = self.collector.collect()
         if isinstance(self.collector, RayCollector):
-            self._note(self.collector, batch)
+            self._record_actors(self.collector, batch)
         self.env_steps += batch.numel() * world_size()
         setters = self.schedules()
         for name, value in self.scheduled.items():
             if name not in setters:
                 raise UnsupportedError(
-                    f"{type(self).__name__} must say in schedules() how to set {name}, as its options have "
+                    f"{type(self).__name__}.schedules() must return a setter for {name}, as its options have "
                     f"{name}_schedule."
                 )
             setters[name](value)
@@ -295,8 +296,8 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         """Parts of a checkpoint that differ between ranks."""
         return (*self.collected, "scaler")
 
-    def _note(self, collector: RayCollector, batch: TensorDictBase) -> None:
-        """Take note of what actors did; episodes that ended with one are not carried on."""
+    def _record_actors(self, collector: RayCollector, batch: TensorDictBase) -> None:
+        """Record the metrics of the actors, and clear the running returns of episodes that ended with a lost actor."""
         lag = batch[WEIGHTS_LAG].double()
         numbers = (lag.mean().item(), lag.max().item(), len(collector.replacements), collector.lost_frames)
         self.collection = dict(zip(COLLECTION, numbers, strict=True))
@@ -306,19 +307,19 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
                 part.returns.masked_fill_(begins, 0.0)
 
     def restart(self, rows: Tensor) -> bool:
-        """Begin new episodes in some environments.
+        """Reset some environments.
 
         Args:
-            rows: which ones, bool ``[B]``.
+            rows: mask of the environments to reset, bool ``[B]``.
 
         Returns:
-            True where the next batch has begun already, so that only the one after it starts with new episodes.
+            True if the next batch is already being collected, so that the new episodes start in the batch after it.
         """
         self.collector.reset_rows(rows)
         return self._overlap or (self.config.actors > 0 and self.config.lag > 0)
 
     def settle(self) -> None:
-        """Wait for a batch that is collected meanwhile, so that nothing draws random numbers but the caller."""
+        """Wait for a batch being collected in the background, so that only the caller draws random numbers."""
         if isinstance(self.collector, ThreadedCollector):
             self.collector.wait()
 
@@ -327,18 +328,18 @@ class Learner(ABC, Generic[ConfigT, AgentT]):
         self.collector.shutdown()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state: parts, environments, carried hidden states."""
+        """Return the full state: parts, environments, and carried hidden states."""
         parts = {name: None if part is None else part.state_dict() for name, part in self.parts().items()}
         return {"env_steps": self.env_steps, **parts, "collector": self.collector.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], *, begin_anew: bool = False) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Load a state returned by :meth:`state_dict`.
 
-        A state of other options raises the error of the first part that it doesn't fit.
+        If the state belongs to other options, the first part that doesn't fit raises its error.
 
         Args:
-            state: what was returned.
-            begin_anew: begin new episodes, with new random numbers: the state is that of a run over other ranks.
+            state: the state.
+            begin_anew: start new episodes with new random numbers, because the number of ranks has changed.
         """
         for name, part in self.parts().items():
             if part is not None:

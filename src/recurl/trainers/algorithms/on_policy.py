@@ -1,4 +1,4 @@
-"""Base of the learners that learn from each batch and forget it: an estimator, a loss, gradient steps."""
+"""Base class of the on-policy learners: advantage estimator, loss, gradient steps."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from recurl.trainers.algorithms.on_policy_config import OnPolicyConfig
 from recurl.trainers.networks.actor_critic import ActorCritic
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
-from recurl.trainers.optim.programs import GradientProgram, estimate
+from recurl.trainers.optim.programs import CompiledGradients, compiled_estimator
 from recurl.trainers.optim.rank_advantages import RankAdvantages
 from recurl.trainers.optim.reading import Reading
 
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
 CHECKED = (*LOSSES, "grad_norm")
-_Report: TypeAlias = tuple[Iterable[Tensor], Iterable[Tensor]]  # of a gradient step: CHECKED, and diagnostics or none
+_Report: TypeAlias = tuple[Iterable[Tensor], Iterable[Tensor]]  # of a gradient step: CHECKED, and any diagnostics
 OnPolicyT = TypeVar("OnPolicyT", bound=OnPolicyConfig)
 
 
 class Passes(NamedTuple):
-    """How a batch is learnt from.
+    """Passes over a batch in an update.
 
     Attributes:
-        epochs: passes over the batch.
-        minibatches: gradient steps of each.
-        sequence_length: length of the sequences that rows are cut into; whole rows when None.
+        epochs: number of passes over the batch.
+        minibatches: gradient steps per pass.
+        sequence_length: length of the sequences that rows are split into; None for whole rows.
     """
 
     epochs: int = 1
@@ -55,27 +55,27 @@ class Passes(NamedTuple):
 
 
 class OnPolicy(Learner[OnPolicyT, ActorCritic]):
-    """Learns from each batch by an estimator of advantages and a loss, over sequences that start from stored states.
+    """Base class of PPO, A2C and IMPALA, which train on each batch over sequences that start from stored states.
 
-    A subclass makes both, and names the loss's metrics that it reports.
+    A subclass builds an advantage estimator and a loss, and declares which metrics of the loss to report.
 
     Args:
-        config: the options; its seed decides everything random.
+        config: the options, including the random seed.
         overlap: see :class:`Learner`.
 
     Attributes:
-        estimator: writes advantages and value targets into each batch.
-        loss: what the gradient steps descend.
-        scaler: scales rewards, or None.
+        estimator: estimator that writes advantages and value targets into each batch.
+        loss: the loss.
+        scaler: reward scaler, or None.
     """
 
     reported = CHECKED
     live = "loss {loss_objective:+.3f} (policy) {loss_critic:.3f} (value)  entropy {entropy:.2f}"
     diagnostics: ClassVar[tuple[str, ...]] = ("entropy",)
-    """Metrics of the loss that are reported: before ``"explained_variance"``, the last of ``reported``."""
+    """Metrics of the loss to report. In ``reported`` they precede ``"explained_variance"``, the last one."""
     data_parallel = True
     scheduled_in_loss: ClassVar[tuple[str, ...]] = ("entropy_coeff",)
-    """Options with a schedule that are attributes of the loss."""
+    """Scheduled options that are attributes of the loss."""
 
     def __init__(self, config: OnPolicyT, *, overlap: bool = False) -> None:
         if config.compile and torch.device(config.device).type == "cuda":
@@ -85,8 +85,8 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         self._shuffle = torch.Generator().manual_seed(derive_seed(config.seed, "minibatches"))  # the same on all ranks
         self.estimator = self.make_estimator()
         self.loss = self.make_loss()
-        self._normalizes = world_size() > 1 and getattr(self.loss, "normalize_advantage", False)
-        if self._normalizes:  # before the gradient steps, which then exchange nothing but gradients
+        self._normalizes_over_ranks = world_size() > 1 and getattr(self.loss, "normalize_advantage", False)
+        if self._normalizes_over_ranks:  # done before the gradient steps, which then exchange gradients only
             cast(Any, self.loss).normalize_advantage = False
         self.optimizer = GradientStep(
             self.agent.parameters(),
@@ -97,65 +97,65 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         )
         self._estimate: Callable[[TensorDictBase], Any] = self.estimator
         self._descend = self._step
-        self._update: Callable[..., Tensor] = self._learned
+        self._update: Callable[..., Tensor] = self._train
         if config.compile or config.cuda_graph:
-            self._fix_schedules()
+            self._keep_schedules_on_device()
         if config.compile:
             exchanges = world_size() > 1 and self.estimator.average
             if not ends_are_gathered(torch.device(config.device)) and not exchanges:
-                # a program can neither read how many ends there are nor exchange statistics
-                self._estimate = estimate(self.estimator.results, self.agent)
+                # compiled code can neither read the number of ends nor exchange statistics
+                self._estimate = compiled_estimator(self.estimator.results, self.agent)
             self._descend = self._compiled()
         if config.cuda_graph:
-            self._update = CudaGraphStep(self._learned, self.agent, self.optimizer.optimizer)
+            self._update = CudaGraphStep(self._train, self.agent, self.optimizer.optimizer)
 
     @property
     def programs(self) -> Programs:
-        """How a collector runs its steps; see :class:`Learner`."""
+        """How the collector compiles or captures its steps."""
         return Programs(cuda_graph=self.config.cuda_graph, compile_step=self.config.compile)
 
     @abstractmethod
     def make_estimator(self) -> ValueEstimator:
-        """Return the estimator of the networks in ``agent``."""
+        """Build the advantage estimator for the networks in ``agent``."""
 
     @abstractmethod
     def make_loss(self) -> PolicyGradientLoss:
-        """Return the loss of the networks in ``agent``."""
+        """Build the loss of the networks in ``agent``."""
 
     @classmethod
     def make_agent(cls, config: OnPolicyT, observation_spec: Composite, action_spec: TensorSpec) -> ActorCritic:
-        """Build actor and critic; see :meth:`Learner.make_agent`."""
+        """Build the actor and the critic; see :meth:`Learner.make_agent`."""
         return ActorCritic(config, observation_spec, action_spec, shared_trunk=config.shared_trunk)
 
     @property
     def passes(self) -> Passes:
-        """How a batch is learnt from: by default in one gradient step."""
+        """Epochs, minibatches and sequence length of an update; by default one gradient step over whole rows."""
         return Passes()
 
     def check_ranks(self) -> None:
-        """Refuse minibatches that ranks can't share; see :meth:`Learner.check_ranks`."""
+        """Check that minibatches can be shared by the ranks; see :meth:`Learner.check_ranks`."""
         super().check_ranks()
         config, passes = self.config, self.passes
         length = min(passes.sequence_length or config.rollout_steps, config.rollout_steps)
         sequences = config.num_envs * (config.rollout_steps // length)
         if config.rollout_steps % length or sequences % passes.minibatches:
             raise ArgumentError(
-                "Over several ranks all minibatches must be of one size: --sequence-length must divide "
+                "With several ranks, all minibatches must have the same size: --sequence-length must divide "
                 f"--rollout-steps, and --minibatches the {sequences} sequences of a rank's batch; got {length} for "
                 f"{config.rollout_steps}, and {passes.minibatches}."
             )
 
     def measured(self, batch: TensorDictBase) -> Sequence[Tensor]:
-        """Return numbers of a batch with advantages, reported between those of the gradient steps and ``diagnostics``.
+        """Return additional metrics of a batch. In ``reported`` they follow the losses and precede ``diagnostics``.
 
         Args:
-            batch: what the estimator returned, ``[B, T]``.
+            batch: batch returned by the estimator, ``[B, T]``.
         """
         del batch
         return ()
 
     def parts(self) -> dict[str, Stateful | None]:
-        """Return what a checkpoint holds."""
+        """Return the parts of a checkpoint."""
         return {
             **super().parts(),
             "optimizer": self.optimizer,
@@ -164,31 +164,30 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         }
 
     def load_state_dict(self, state: dict[str, Any], *, begin_anew: bool = False) -> None:
-        """Restore what :meth:`state_dict` returned; see :meth:`Learner.load_state_dict`."""
-        shuffle = GeneratorState(self._shuffle).state_dict()  # runs of old have none
+        """Load a state; see :meth:`Learner.load_state_dict`."""
+        shuffle = GeneratorState(self._shuffle).state_dict()  # absent from runs of earlier versions
         super().load_state_dict({"shuffle": shuffle, **state}, begin_anew=begin_anew)
 
     def learn(self, batch: TensorDictBase) -> dict[str, float]:
-        """Improve the networks on a batch.
+        """Train the networks on a batch.
 
         Args:
-            batch: what :meth:`collect` returned, ``[B, T]``; rewards are replaced by scaled ones.
+            batch: batch returned by :meth:`collect`, ``[B, T]``; its rewards are replaced by scaled rewards.
 
         Returns:
             Losses and gradient norm, averaged over the update; diagnostics, averaged over its last epoch; and the
-            variance of the batch's value targets that the critic explained before the update. They are those of the
-            batches of all ranks. Steps whose loss or norm wasn't finite were not made; ``fault`` names the first of
-            these.
+            explained variance of the critic before the update. All are averaged over the ranks. Gradient steps with a
+            non-finite loss or norm are skipped; ``fault`` names the first.
         """
         return self._launch(batch)()
 
     @property
     def learns_ahead(self) -> bool:
-        """See :class:`Learner`; who replaces ``learn`` is waited for."""
+        """Whether updates are asynchronous: not if ``learn`` is overridden."""
         return getattr(self.learn, "__func__", None) is OnPolicy.learn
 
     def learn_later(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
-        """See :meth:`Learner.learn_later`."""
+        """Launch an update; see :meth:`Learner.learn_later`."""
         return self._launch(batch) if self.learns_ahead else super().learn_later(batch)
 
     def _launch(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
@@ -198,7 +197,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             batch[NEXT, REWARD] = self.scaler(batch[NEXT, REWARD])
         if self.config.cuda_graph:
             with span(GRADIENT_GRAPH):
-                values = self._update(batch.select(*self._read, strict=False), self._orders(batch))
+                values = self._update(batch.select(*self._update_keys, strict=False), self._orders(batch))
         else:
             values = self._update(batch)
         with global_statistics():
@@ -207,12 +206,12 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         reading = Reading([values])
         return lambda: self.report(dict(zip(self.reported, reading()[0].tolist(), strict=True)), CHECKED)
 
-    def _learned(self, batch: TensorDictBase, orders: Tensor | None = None) -> Tensor:
-        """Make the gradient steps of an update and return what is reported of them.
+    def _train(self, batch: TensorDictBase, orders: Tensor | None = None) -> Tensor:
+        """Make the gradient steps of an update and return its metrics.
 
         Args:
             batch: ``[B, T]``; advantages and value targets are written into it.
-            orders: the order of its sequences in each epoch, on its device; drawn here when None.
+            orders: order of the sequences in each epoch, on the device of the batch; drawn here if None.
         """
         keys = self.estimator.tensor_keys
         with span(ADVANTAGES), global_statistics():
@@ -223,7 +222,7 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             for epoch, dealt in enumerate(
                 self._epochs(batch.select(*self.loss.in_keys, strict=False), orders), start=1
             ):
-                # a program always does the same
+                # compiled code always computes the metrics
                 self.loss.metrics = epoch == self.passes.epochs or self.config.compile
                 reports.append([self._descend(minibatch) for minibatch in dealt])
         checked = _means([checked for epoch in reports for checked, _ in epoch])
@@ -231,19 +230,19 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         return torch.cat([checked, *(value.reshape(1) for value in (*self.measured(batch), *diagnostics, explained))])
 
     def _epochs(self, data: TensorDictBase, orders: Tensor | None) -> Iterator[Iterable[Entries]]:
-        """Deal a batch for each epoch: in rows of equal sequences where their orders are given."""
+        """Yield the minibatches of each epoch: rows of sequences of equal length if their orders are given."""
         minibatches = self._minibatches(data)
         deal = cast(Callable[[Any], Iterable[Entries]], minibatches.entries if orders is None else minibatches.rows)
-        if not self._normalizes:
+        if not self._normalizes_over_ranks:
             yield from (deal(None if orders is None else orders[epoch]) for epoch in range(self.passes.epochs))
             return
-        orders = self._drawn(minibatches) if orders is None else orders
+        orders = self._draw_orders(minibatches) if orders is None else orders
         key = self.loss.tensor_keys.advantage
         advantages = RankAdvantages(data.get(key), key, orders.to(self.config.device), len(minibatches))
         for epoch, order in enumerate(orders):
             yield advantages.normalized(epoch, deal(order))
 
-    def _drawn(self, minibatches: SequenceMinibatches) -> Tensor:
+    def _draw_orders(self, minibatches: SequenceMinibatches) -> Tensor:
         return torch.stack([minibatches.deal() for _ in range(self.passes.epochs)])
 
     def _minibatches(self, data: TensorDictBase) -> SequenceMinibatches:
@@ -256,52 +255,52 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
         found = self.loss.gradients(minibatch)
         if not isinstance(found, str):
             total = torch.stack([found[name] for name in LOSSES]).sum()
-            return self._reported(found, self.optimizer.descend(total))
+            return self._report(found, self.optimizer.descend(total))
         with span(FORWARD):
             losses = self.loss.tensors(minibatch)
-        return self._reported(losses, self.optimizer(cast(Tensor, sum(losses[name] for name in LOSSES))))
+        return self._report(losses, self.optimizer(cast(Tensor, sum(losses[name] for name in LOSSES))))
 
     def _compiled(self) -> Callable[[Entries], _Report]:
-        """Return the same step, losses and gradients as one program."""
+        """Return the gradient step with losses and gradients compiled together."""
         names = (*LOSSES, *self.diagnostics)
 
         def losses_of(minibatch: Step) -> Mapping[Any, Tensor]:
             found = self.loss.tensors(minibatch)
             return {name: found[name] for name in names}
 
-        program = GradientProgram(losses_of, LOSSES, self.agent)
+        compiled = CompiledGradients(losses_of, LOSSES, self.agent)
 
         def step(minibatch: Entries) -> _Report:
             with span(FORWARD_AND_BACKWARD):
-                losses = program(minibatch)
-            return self._reported(losses, self.optimizer.descend(cast(Tensor, sum(losses[name] for name in LOSSES))))
+                losses = compiled(minibatch)
+            return self._report(losses, self.optimizer.descend(cast(Tensor, sum(losses[name] for name in LOSSES))))
 
         return step
 
-    def _reported(self, losses: Mapping[Any, Tensor], norm: Tensor) -> _Report:
+    def _report(self, losses: Mapping[Any, Tensor], norm: Tensor) -> _Report:
         diagnostics = [losses[name] for name in self.diagnostics] if self.loss.metrics else []
         return [*(losses[name].detach() for name in LOSSES), norm], diagnostics
 
     @property
-    def _read(self) -> list[NestedKey]:
-        """Keys of what an update reads of a batch."""
+    def _update_keys(self) -> list[NestedKey]:
+        """Keys of the batch entries that an update reads."""
         return list(dict.fromkeys([*self.estimator.in_keys, *self.loss.in_keys]))
 
     def _orders(self, batch: TensorDictBase) -> Tensor:
         """Draw the order of the sequences in each epoch, ``[epochs, S]``, on the device of the batch."""
-        orders = self._drawn(self._minibatches(batch.select()))
+        orders = self._draw_orders(self._minibatches(batch.select()))
         device = torch.device(self.config.device)
         return orders.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else orders.to(device)
 
-    def _fix_schedules(self) -> None:
-        """Make tensors of the numbers that change, for programs and graphs read numbers once."""
+    def _keep_schedules_on_device(self) -> None:
+        """Turn scheduled options of the loss into tensors: compiled code and CUDA graphs read Python numbers once."""
         for name in self.scheduled_in_loss:
             value = getattr(self.config, name)
             if value and self.config.scheduled[name] != "constant":
                 setattr(self.loss, name, torch.tensor(value, device=self.config.device))
 
     def schedules(self) -> dict[str, Callable[[float], None]]:
-        """Return what sets step size and options of the loss; see :meth:`Learner.schedules`."""
+        """Return the setters of the learning rate and of the loss's options; see :meth:`Learner.schedules`."""
         return {**super().schedules(), **{name: partial(self._set_in_loss, name) for name in self.scheduled_in_loss}}
 
     def _set_in_loss(self, name: str, value: float) -> None:
@@ -312,18 +311,18 @@ class OnPolicy(Learner[OnPolicyT, ActorCritic]):
             setattr(self.loss, name, value)
 
     def restart(self, rows: Tensor) -> bool:
-        """Begin new episodes in some environments; see :meth:`Learner.restart`."""
+        """Reset some environments; see :meth:`Learner.restart`."""
         if self.scaler is not None:
             self.scaler.returns[rows] = 0
         return super().restart(rows)
 
     def close(self) -> None:
-        """Close the environments, and free the CUDA graph of the steps."""
+        """Close the environments and free the CUDA graph of the update."""
         super().close()
         if isinstance(self._update, CudaGraphStep):
             self._update.reset()
 
 
 def _means(rows: list[Any]) -> Tensor:
-    """Return means over rows of scalars, one for each column."""
+    """Return the column means of rows of scalars."""
     return torch.stack([value for row in rows for value in row]).reshape(len(rows), -1).mean(0)

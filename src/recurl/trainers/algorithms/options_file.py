@@ -1,4 +1,4 @@
-"""Options of a run as a file: TOML, a run's ``config.json``, and the presets of the package."""
+"""Option files: TOML, the ``config.json`` of a run, and the built-in presets."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from recurl.trainers.files.durable import write_whole
 from recurl.untrusted import read_json
 
 PRESETS = Path(__file__).parents[2] / "presets"
-"""Folder of the presets."""
+"""Folder of the built-in presets."""
 
 
 class OptionsFile(NamedTuple):
-    """Options read from a file; those that it leaves out are not in ``values``."""
+    """Options read from a file; only those that the file sets are in ``values``."""
 
     source: str
-    """What to call it in messages."""
+    """Name of the file in error messages."""
     algorithm: str | None
     values: dict[str, Any]
     """Options by name."""
     about: dict[str, Any]
-    """Notes of a preset: ``title`` and ``packages``, what must be installed."""
+    """Metadata of a preset: its ``title``, and the required ``packages``."""
 
 
 def read_options_file(path: Path, source: str | None = None) -> OptionsFile:
-    """Read options from a TOML file, or from JSON as runs write it.
+    """Read options from a TOML file or from the JSON file of a run.
 
     Args:
         path: the file.
-        source: what to call it in messages; the path by default.
+        source: name of the file in error messages; by default its path.
 
     Raises:
-        ArgumentError: it can't be read.
+        ArgumentError: if it can't be read.
     """
     source = str(path) if source is None else source
     try:
@@ -52,7 +52,7 @@ def read_options_file(path: Path, source: str | None = None) -> OptionsFile:
         kind = "JSON" if path.suffix == ".json" else "TOML"
         raise ArgumentError(f"{source} is not {kind}: {error}.") from error
     if not isinstance(values, dict):
-        raise ArgumentError(f"{source} must hold options by name, got {type(cast(object, values)).__name__}.")
+        raise ArgumentError(f"{source} must contain options by name, got {type(cast(object, values)).__name__}.")
     options = dict(cast(dict[str, Any], values))
     algorithm, about = options.pop("algorithm", None), options.pop("about", {})
     if algorithm is not None and not isinstance(algorithm, str):
@@ -68,20 +68,20 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> OptionsFile:
-    """Read a preset, whose packages must be installed.
+    """Read a built-in preset and check that its packages are installed.
 
     Raises:
-        ArgumentError: there is no such preset.
-        MissingDependencyError: a package that it needs isn't installed.
+        ArgumentError: if there is no such preset.
+        MissingDependencyError: if a package that it needs isn't installed.
     """
     names = preset_names()
     if name not in names:
-        raise ArgumentError(f"There is no preset {name!r}: take {', '.join(names)}.{nearest(name, names)}")
+        raise ArgumentError(f"There is no preset {name!r}: choose from {', '.join(names)}.{nearest(name, names)}")
     preset = read_options_file(PRESETS / f"{name}.toml", f"The preset {name}")
     missing = [package for package in preset.about.get("packages", []) if not _installed(package)]
     if missing:
         raise MissingDependencyError(
-            f"The preset {name} needs {', '.join(missing)}, not installed here: pip install {' '.join(missing)}"
+            f"The preset {name} needs {', '.join(missing)}, which isn't installed: pip install {' '.join(missing)}"
         )
     return preset
 
@@ -95,14 +95,14 @@ def _installed(package: str) -> bool:
 
 
 def options_for(kind: type[RunConfig], file: OptionsFile) -> dict[str, Any]:
-    """Return the options in a file as values of the fields of an algorithm.
+    """Convert the options of a file to field values of an algorithm's options.
 
     Args:
-        kind: options of the algorithm.
-        file: what was read.
+        kind: option dataclass of the algorithm.
+        file: the file's options.
 
     Raises:
-        ArgumentError: the file is for another algorithm, or has an unknown option, or a value that doesn't fit.
+        ArgumentError: if the file is for another algorithm, or an option is unknown or invalid.
     """
     if file.algorithm is not None and find_algorithm(file.algorithm).config is not kind:
         raise ArgumentError(
@@ -125,17 +125,17 @@ def _value(field: Field, value: Any, source: str) -> Any:
 
 
 def write_options_file(path: Path, config: RunConfig) -> None:
-    """Write all options of a run as TOML, for ``--config``; those that are None are left out.
+    """Write the options of a run as TOML for ``--config``, without those that are None.
 
     Raises:
-        StorageError: the file can't be written.
+        StorageError: if the file can't be written.
     """
     lines = [f"{name} = {_toml(value)}" for name, value in config.to_dict().items() if value is not None]
     write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
 def _toml(value: bool | float | str | list[Any]) -> str:
-    """Return a value as TOML.
+    """Format a value as TOML.
 
     Example:
         >>> [_toml(value) for value in (True, 3, 1e-05, math.inf, "k=8", ["a", "b"])]

@@ -1,4 +1,4 @@
-"""PPO with a recurrent actor and critic."""
+"""PPO with a recurrent actor-critic."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from recurl.trainers.algorithms.ppo_config import PPOConfig
 
 
 class PPO(OnPolicy[PPOConfig]):
-    """Proximal policy optimisation over sequences that start from stored states.
+    """Proximal policy optimization over sequences that start from stored states.
 
     Args:
-        config: the options; its seed decides everything random.
+        config: the options, including the random seed.
 
     Source: Schulman et al., "Proximal policy optimization algorithms" (2017), with the implementation details of
-    Huang et al., "The 37 implementation details of PPO" (2022): orthogonal initialisation, Adam epsilon 1e-5, annealed
-    step size, advantages normalised per minibatch, gradient clipping.
+    Huang et al., "The 37 implementation details of PPO" (2022): orthogonal initialization, Adam epsilon 1e-5, annealed
+    learning rate, advantages normalized per minibatch, gradient clipping.
     """
 
     diagnostics = ("entropy", "kl_approx", "clip_fraction")
@@ -27,11 +27,11 @@ class PPO(OnPolicy[PPOConfig]):
         super().__init__(config, overlap=config.overlap)
 
     def make_estimator(self) -> GAE:
-        """Return the estimator; see :class:`OnPolicy`."""
+        """Build the advantage estimator."""
         return GAE(gamma=self.config.gamma, lmbda=self.config.gae_lambda, value_network=self.agent.critic)
 
     def make_loss(self) -> ClipPPOLoss:
-        """Return the loss; see :class:`OnPolicy`."""
+        """Build the loss."""
         config = self.config
         return ClipPPOLoss(
             self.agent.actor,
@@ -46,5 +46,5 @@ class PPO(OnPolicy[PPOConfig]):
 
     @property
     def passes(self) -> Passes:
-        """How a batch is learnt from; see :class:`OnPolicy`."""
+        """Epochs, minibatches and sequence length of an update."""
         return Passes(self.config.epochs, self.config.minibatches, self.config.sequence_length)

@@ -14,10 +14,10 @@ from recurl.trainers.config import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(OverlappedConfig):
-    """Options of PPO: proximal policy optimisation with a recurrent actor and critic.
+    """Options of PPO: proximal policy optimization with a recurrent actor-critic.
 
     Raises:
-        ArgumentError: see :class:`OverlappedConfig`; or more minibatches than sequences.
+        ArgumentError: see :class:`OverlappedConfig`; or if there are more minibatches than sequences.
 
     Example:
         >>> config = PPOConfig(env="recurl/RepeatPrevious-v0", env_kwargs=("k=8",), cell="gru")
@@ -29,33 +29,33 @@ class PPOConfig(OverlappedConfig):
 
     algorithm: ClassVar[str] = "ppo"
     epochs: Count = 4
-    """Passes over a batch per update."""
+    """Number of passes over the batch per update."""
     minibatches: Count = 4
-    """Gradient steps per pass."""
+    """Number of minibatches per epoch, each with one gradient step."""
     sequence_length: Count = 32
-    """Length of the sequences that rows are cut into for the update; each starts from the state stored there."""
+    """Length of the sequences that rollouts are split into for training; each starts from its stored hidden state."""
     gae_lambda: Fraction = 0.95
-    """Decay of generalised advantage estimation."""
+    """Lambda of generalized advantage estimation."""
     clip_epsilon: Inside = 0.2
-    """Distance of the probability ratio from 1 beyond which its gradient is cut, at the start."""
+    """Initial clipping range of the probability ratio around 1."""
     clip_epsilon_schedule: Schedule = "constant"
-    """How it falls to zero over --total-steps."""
+    """Decay of the clipping range to zero over --total-steps."""
 
     clip_value: NotNegative = 0.0
-    """Distance of a value from the collected one beyond which its gradient is cut; 0 for no bound."""
+    """Clipping range of values around those computed during collection; 0 disables value clipping."""
 
     @property
     def gradient_steps_per_batch(self) -> int:
-        """Into how many gradient steps a batch is divided."""
+        """Number of gradient steps that share one pass over a batch."""
         return self.minibatches
 
     @property
-    def learnt_length(self) -> int:
-        """Steps of the sequences that are learnt from."""
+    def sequence_steps(self) -> int:
+        """Length of the training sequences."""
         return min(self.sequence_length, self.rollout_steps)
 
     def check(self) -> None:
-        """Refuse more minibatches than sequences, and a CUDA graph or overlap where it can't work."""
+        """Check that the options are consistent."""
         super().check()
         pieces = -(-self.rollout_steps // self.sequence_length)
         if self.minibatches > self.num_envs * pieces:
@@ -64,16 +64,16 @@ class PPOConfig(OverlappedConfig):
                 f"({self.num_envs} environments x {pieces}), got {self.minibatches}: lower it, raise --num-envs "
                 "or lower --sequence-length."
             )
-        if self.cuda_graph and (self.rollout_steps % self.learnt_length or self.num_envs * pieces % self.minibatches):
+        if self.cuda_graph and (self.rollout_steps % self.sequence_steps or self.num_envs * pieces % self.minibatches):
             raise ArgumentError(
-                "--cuda-graph needs minibatches of the same size: --sequence-length must divide --rollout-steps, and "
+                "--cuda-graph needs minibatches of equal size: --sequence-length must divide --rollout-steps, and "
                 f"--minibatches the {self.num_envs * pieces} sequences of a batch; got {self.sequence_length} for "
                 f"{self.rollout_steps}, and {self.minibatches}."
             )
 
     @classmethod
     def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """See :meth:`RunConfig.complete`; ``anneal``, of version 0.1, becomes schedules."""
+        """Convert options of any version, replacing ``anneal`` of version 0.1; see :meth:`RunConfig.complete`."""
         values = dict(values)
         if "anneal" in values:
             schedule = "linear" if values.pop("anneal") else "constant"

@@ -1,4 +1,4 @@
-"""Options of the algorithms whose updates can be compiled, and captured as CUDA graphs."""
+"""Options of the algorithms whose updates can be compiled or captured as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _COMPILABLE = ("fastest", "cpu", "triton")
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramsConfig(RunConfig):
-    """Options of updates that run as programs.
+    """Options for compiled updates and CUDA graphs.
 
     Raises:
-        ArgumentError: see :class:`RunConfig`; or a CUDA graph, or compiled programs, where there can be none.
+        ArgumentError: see :class:`RunConfig`; or if ``cuda_graph`` or ``compile`` is not possible.
     """
 
     cuda_graph: bool = False
-    """Run each update as one CUDA graph, and the policy of a step as another, with --vectorization device all steps of
-    a batch (needs --device cuda; minibatches, where there are some, of equal size)."""
+    """Capture each update as one CUDA graph, and the policy as another (with --vectorization device, the whole
+    rollout). Needs --device cuda, and minibatches of equal size."""
     compile: bool = False
-    """Compile losses and gradients as one program, and with --vectorization device a step of policy and environment as
-    another: fewer, larger kernels, after some seconds at the start; a C++ compiler is needed on the CPU."""
+    """Compile losses and gradients into fewer, larger kernels with Inductor; with --vectorization device, also the step
+    of policy and environment. Takes some seconds at the start; needs a C++ compiler on the CPU."""
 
     def check(self) -> None:
-        """Refuse a CUDA graph, and compiled programs, where there can be none."""
+        """Check that the options are consistent."""
         super().check()
         if self.compile and not self.is_compilable:
             raise ArgumentError(
-                f"--compile needs a cell of the library and --backend {' or '.join(_COMPILABLE)}, as others read the "
-                f"lengths of episodes back, got {self.cell} and {self.backend}."
+                f"--compile needs a built-in cell and --backend {' or '.join(_COMPILABLE)}, as other backends read "
+                f"episode lengths on the host, got {self.cell} and {self.backend}."
             )
         if not self.cuda_graph:
             return
@@ -47,12 +47,12 @@ class ProgramsConfig(RunConfig):
 
     @property
     def is_compilable(self) -> bool:
-        """Whether ``compile`` is possible with the cell and its backend."""
-        from recurl.recurrence import CELLS, load_cell  # noqa: PLC0415 - it imports torch, which help doesn't need
+        """Whether the cell and the backend support ``compile``."""
+        from recurl.recurrence import CELLS, load_cell  # noqa: PLC0415 - imports torch, which --help doesn't need
 
         known = map(type, CELLS.values())
         return self.cell == NO_CELL or (self.backend in _COMPILABLE and type(load_cell(self.cell)) in known)
 
     def on_cpu(self) -> Self:
-        """Return the options of the same run on the CPU, with the backend that is best there."""
+        """Return these options for the CPU, with the fastest backend there."""
         return replace(self, device="cpu", backend="fastest", cuda_graph=False, compile=False)

@@ -11,7 +11,7 @@ from recurl.trainers.algorithms.dqn_config import DQNConfig
 
 @dataclass(frozen=True, kw_only=True)
 class R2D2Config(DQNConfig):
-    """Options of R2D2: DQN with prioritised slices.
+    """Options of R2D2: DQN with prioritized replay of slices.
 
     Raises:
         ArgumentError: see :class:`DQNConfig`.
@@ -25,15 +25,15 @@ class R2D2Config(DQNConfig):
     algorithm: ClassVar[str] = "r2d2"
 
     prioritized: bool = True
-    """Draw slices in proportion to their temporal-difference errors instead of uniformly."""
+    """Sample slices in proportion to their TD errors instead of uniformly (prioritized replay)."""
     actor_eps: Inside = 0.4
-    """Probability of a random action of the first actor of --collectors, in the place of --eps-init and --eps-end."""
+    """Exploration probability of the first actor with --collectors, which replaces --eps-init and --eps-end."""
     actor_eps_exponent: NotNegative = 7.0
-    """That of the i-th of N actors is --actor-eps to the power of 1 + i / (N - 1) times this."""
+    """Exponent alpha of the exploration probability of actor i of N: --actor-eps ** (1 + alpha * i / (N - 1))."""
 
     @property
     def epsilons(self) -> tuple[float, ...] | None:
-        """Probability of random actions of each actor: a ladder, as in Horgan et al., "Ape-X" (2018)."""
+        """Exploration probability of each actor, spaced geometrically as in Horgan et al., "Ape-X" (2018)."""
         if not self.actors:
             return None
         last = max(self.actors - 1, 1)

@@ -1,4 +1,4 @@
-"""Base of the learners from replay: buffer, slices, start states, burn-in, state refresh, priorities."""
+"""Base class of the off-policy learners: replay buffer, slices, start states, burn-in, state refresh, priorities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recurl.trainers.algorithms.replay_config import ReplayConfig
 from recurl.trainers.algorithms.replay_slices import DeviceSlices, HostSlices, ReplayLoss
 from recurl.trainers.optim.cuda_graph import CudaGraphStep
 from recurl.trainers.optim.gradient_step import GradientStep
-from recurl.trainers.optim.programs import GradientProgram
+from recurl.trainers.optim.programs import CompiledGradients
 from recurl.trainers.optim.reading import Reading
 
 ReplayConfigT = TypeVar("ReplayConfigT", bound=ReplayConfig)
@@ -32,28 +32,28 @@ _Kinds = tuple[Hashable, ...]
 
 
 class ReplayLearner(Learner[ReplayConfigT, AgentT]):
-    """Learns from slices of trajectories in a replay buffer; the base of DQN, SAC and TD3.
+    """Base class of DQN, SAC and TD3, which learn from trajectory slices in a replay buffer.
 
-    Under torchrun each rank has a buffer of its own steps and draws its own slices; gradients are averaged.
+    Under torchrun, each rank stores its own steps and samples its own slices; gradients are averaged.
 
-    A subclass builds its loss over replayed slices (:meth:`make_loss`) and makes gradient steps (:meth:`improve`). The
-    base stores what the loss reads, draws slices, scales rewards, starts all networks from the stored states or from
-    zero, burns each network in by itself, refreshes states, and gives slices their priorities.
+    A subclass builds its loss over slices (:meth:`make_loss`) and makes gradient steps (:meth:`improve`). The base
+    class stores the entries that the loss reads, samples slices, scales rewards, starts all networks from stored states
+    or from zeros, burns in each network separately, refreshes states, and updates priorities.
 
-    With ``--cuda-graph`` the gradient steps of an update are recorded and repeated without Python. What a subclass
-    counts, it counts in :meth:`count`; steps that are not alike are recorded apart.
+    With ``--cuda-graph``, the gradient steps of an update are captured and replayed without Python. A subclass must
+    keep counters in :meth:`count` only; gradient steps of different kinds are captured separately.
 
     Args:
-        config: the options; its seed decides everything random.
+        config: the options, including the random seed.
 
     Attributes:
         buffer: the replay buffer.
-        loss: what :meth:`make_loss` returned.
-        kind: what :meth:`count` returned of the present gradient step.
+        loss: the loss returned by :meth:`make_loss`.
+        kind: kind of the current gradient step, as returned by :meth:`count`.
     """
 
     averaged: ClassVar[tuple[str, ...]]
-    """Numbers of a gradient step, which :meth:`improve` returns; they are averaged over an update and checked."""
+    """Metrics of a gradient step, returned by :meth:`improve`: averaged over the update and checked to be finite."""
     collected = ("buffer", "collector")
     data_parallel = True
 
@@ -66,77 +66,78 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         self.buffer = self._slices.buffer
         self.scaler = RewardScaler(config.gamma, (config.num_envs,)).to(config.device) if config.scale_rewards else None
         self.kind: Hashable = None
-        self._gradients: dict[Hashable, GradientProgram] = {}
+        self._gradients: dict[Hashable, CompiledGradients] = {}
         self._graphs: dict[_Kinds, CudaGraphStep] = {}
-        self._found: dict[_Kinds, list[str]] = {}
+        self._metric_names: dict[_Kinds, list[str]] = {}
 
     @property
     def programs(self) -> Programs:
-        """How a collector runs its steps; see :class:`Learner`."""
+        """How the collector compiles or captures its steps."""
         return Programs(cuda_graph=self.config.cuda_graph, compile_step=self.config.compile)
 
     @abstractmethod
     def make_loss(self) -> ReplayLoss:
-        """Build the loss of ``self.agent``."""
+        """Build the loss of the networks in ``self.agent``."""
 
     @abstractmethod
     def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Make a gradient step, by calling what :meth:`gradient_step` returned with the losses that it descends.
+        """Make a gradient step by calling the optimizers from :meth:`gradient_step` with their losses.
 
         Args:
-            losses: what the loss returned.
+            losses: the losses.
 
         Returns:
-            The numbers that ``averaged`` names, or those of them that there are, scalars without gradients.
+            The metrics named in ``averaged``, or a subset of them, as scalars without gradients.
         """
 
     def count(self) -> Hashable:
-        """Count a gradient step that is about to be made, and return its kind, which then is ``self.kind``.
+        """Count the upcoming gradient step and return its kind, which becomes ``self.kind``.
 
-        Steps of one kind must launch the same operations: where a step does something besides, such as every hundredth,
-        it is of another kind.
+        Steps of one kind must launch the same operations. A step with additional work, such as every hundredth, must be
+        of another kind.
         """
         return None
 
     def parts(self) -> dict[str, Stateful | None]:
-        """Return what a checkpoint holds."""
+        """Return the parts of a checkpoint."""
         return {**super().parts(), "buffer": self.buffer, "scaler": self.scaler}
 
     def load_state_dict(self, state: dict[str, Any], *, begin_anew: bool = False) -> None:
-        """Restore what :meth:`state_dict` returned; see :meth:`Learner.load_state_dict`.
+        """Load a state; see :meth:`Learner.load_state_dict`.
 
         Raises:
-            ArgumentError: slices were drawn on the host, and are to be drawn on the device, or the other way round.
+            ArgumentError: if the state is of a run that sampled slices on the host and this one uses the device, or
+                vice versa.
         """
         before, now = ("device" if on else "host" for on in ("ring" in state["buffer"], self.config.draws_on_device))
         if before != now:
             raise ArgumentError(
-                f"The saved run must have drawn slices on the {now}, as this one does, but its buffer is one of the "
-                f"{before}: go on with --drawn-on {before}."
+                f"This run samples slices on the {now}, but the replay buffer of the saved run is for sampling on the "
+                f"{before}: resume with --drawn-on {before}."
             )
-        self._forget_graphs()  # optimisers get other states
+        self._forget_graphs()  # the optimizers' states are replaced
         super().load_state_dict(state, begin_anew=begin_anew)
 
     def learn(self, batch: TensorDictBase) -> dict[str, float]:
-        """Put a batch into the buffer and improve the networks on samples of it.
+        """Add a batch to the replay buffer and make gradient steps on samples.
 
         Args:
-            batch: what :meth:`collect` returned, ``[B, T]``.
+            batch: batch returned by :meth:`collect`, ``[B, T]``.
 
         Returns:
-            What :meth:`improve` returned, averaged over the update and the ranks (nan before learning starts), and
-            :meth:`others`.
-            Steps whose loss or norm wasn't finite were not made; ``fault`` names the first of these.
+            The metrics of :meth:`improve`, averaged over the update and the ranks (nan before learning starts), and
+            those of :meth:`others`. Gradient steps with a non-finite loss or norm are skipped; ``fault`` names the
+            first.
         """
         return self._launch(batch)()
 
     @property
     def learns_ahead(self) -> bool:
-        """See :class:`Learner`; who replaces ``learn`` is waited for."""
+        """Whether updates are asynchronous: not if ``learn`` is overridden."""
         return self.config.draws_on_device and getattr(self.learn, "__func__", None) is ReplayLearner.learn
 
     def learn_later(self, batch: TensorDictBase) -> Callable[[], dict[str, float]]:
-        """See :meth:`Learner.learn_later`."""
+        """Launch an update; see :meth:`Learner.learn_later`."""
         return self._launch(batch) if self.learns_ahead else super().learn_later(batch)
 
     @global_statistics()
@@ -154,7 +155,7 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             kinds = tuple(self.count() for _ in range(self.config.gradient_steps))
             values = self._update(stored, kinds)
             average_([values])
-            found = self._found[kinds]
+            found = self._metric_names[kinds]
             learned.update(zip(found, values.unbind(), strict=True))
         later = {name: value for name, value in learned.items() if isinstance(value, Tensor)}
         reading = Reading([torch.stack([value.detach().float() for value in later.values()])] if later else [])
@@ -166,27 +167,27 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         return read
 
     def _update(self, stored: TensorDictBase, kinds: _Kinds) -> Tensor:
-        """Store a batch and make gradient steps of these kinds; return the numbers that ``_found`` names."""
+        """Store a batch and make gradient steps of these kinds; return the metrics named in ``_metric_names``."""
         if not self.config.cuda_graph:
-            return self._learned(stored, kinds)
+            return self._store_and_learn(stored, kinds)
         if kinds not in self._graphs:
             optimizers = [part.optimizer for part in self.parts().values() if isinstance(part, GradientStep)]
-            step = partial(self._learned, kinds=kinds)
+            step = partial(self._store_and_learn, kinds=kinds)
             self._graphs[kinds] = CudaGraphStep(step, cast(nn.Module, self.loss), optimizers)
         with span(GRADIENT_GRAPH):
             return self._graphs[kinds](stored)
 
-    def _learned(self, stored: TensorDictBase, kinds: _Kinds) -> Tensor:
+    def _store_and_learn(self, stored: TensorDictBase, kinds: _Kinds) -> Tensor:
         with span(REPLAY):
             self._slices.extend(stored)
         steps = [self._step(kind) for kind in kinds]
         found = {name: [step[name] for step in steps if name in step] for name in self.averaged}
         means = {name: torch.stack(values).mean() for name, values in found.items() if values}
-        self._found[kinds] = list(means)
+        self._metric_names[kinds] = list(means)
         return torch.stack(list(means.values()))
 
     def gradient_step(self, parameters: Iterable[nn.Parameter]) -> GradientStep:
-        """Return an optimiser of ``parameters``, with the step size and the bound of the options."""
+        """Return an optimizer of ``parameters``, with the learning rate and gradient clipping of the options."""
         config = self.config
         return GradientStep(
             parameters,
@@ -197,11 +198,11 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
         )
 
     def others(self) -> dict[str, float | Tensor]:
-        """Return the numbers that are reported besides those of gradient steps; a tensor is read later."""
+        """Return additional metrics of the update; tensors are read later."""
         return {}
 
     def losses(self, trained: Any) -> Mapping[str, Tensor]:
-        """Return the losses of the steps to learn from."""
+        """Return the losses of the training steps of a sample."""
         return cast(Mapping[str, Tensor], dict(self.loss(trained).items()))
 
     def _step(self, kind: Hashable) -> Mapping[str, Tensor]:
@@ -214,36 +215,36 @@ class ReplayLearner(Learner[ReplayConfigT, AgentT]):
             self._slices.refresh(sample)
         with span(FORWARD):
             trained = self.burnt_in(sample)
-        losses = self._computed(trained)
+        losses = self._losses_and_gradients(trained)
         error = losses["td_error"]
         with span(OPTIMIZER):
             numbers = self.improve(losses)
         with span(REPLAY):
-            self._slices.prioritise(sample, trained, error, numbers)
+            self._slices.prioritize(sample, trained, error, numbers)
         return numbers
 
-    def _computed(self, trained: Any) -> Mapping[str, Tensor]:
-        """Return the losses; of a program they come with gradients, which the parameters hold."""
+    def _losses_and_gradients(self, trained: Any) -> Mapping[str, Tensor]:
+        """Return the losses; with ``compile``, also set the gradients of the parameters."""
         if not self.config.compile:
             with span(FORWARD):
                 return self.losses(trained)
         if self.kind not in self._gradients:
-            self._gradients[self.kind] = GradientProgram(self.losses, None, cast(nn.Module, self.loss))
+            self._gradients[self.kind] = CompiledGradients(self.losses, None, cast(nn.Module, self.loss))
         with span(FORWARD_AND_BACKWARD):
             return self._gradients[self.kind](trained)
 
     def restart(self, rows: Tensor) -> bool:
-        """Begin new episodes in some environments; see :meth:`Learner.restart`."""
+        """Reset some environments; see :meth:`Learner.restart`."""
         if self.scaler is not None:
             self.scaler.returns[rows] = 0
         return super().restart(rows)
 
     def burnt_in(self, sample: Any) -> Any:
-        """Return the steps of a sample to learn from, each network's states computed by that network."""
+        """Burn in a sample and return its training steps, with the states of each network computed by that network."""
         return self._slices.burnt_in(sample)
 
     def close(self) -> None:
-        """Close the environments, and free the CUDA graphs of the steps."""
+        """Close the environments and free the CUDA graphs."""
         super().close()
         self._forget_graphs()
 

@@ -1,4 +1,4 @@
-"""Options of the algorithms that learn from a replay buffer."""
+"""Options of the off-policy algorithms, which learn from a replay buffer."""
 
 from __future__ import annotations
 
@@ -13,109 +13,111 @@ from recurl.trainers.algorithms.programs_config import ProgramsConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig(ProgramsConfig):
-    """Options of the algorithms that learn from slices of replayed trajectories.
+    """Options of the algorithms that learn from trajectory slices in a replay buffer.
 
     Raises:
-        ArgumentError: see :class:`ProgramsConfig`; or a burn-in as long as a slice, a buffer smaller than a batch, or
-            options that draws on the device don't have.
+        ArgumentError: see :class:`ProgramsConfig`; or if the burn-in is as long as a slice, the buffer is smaller than
+            a batch, or an option isn't supported when slices are sampled on the device.
     """
 
     fixed: ClassVar[tuple[str, ...]] = (*ProgramsConfig.fixed, "buffer_size")
     usual_lag: ClassVar[int] = 1
 
     learning_rate: Positive = 5e-4
-    """Step size of Adam, at the start."""
+    """Initial learning rate of Adam."""
     num_envs: Count = 16
-    """Environments stepped side by side."""
+    """Number of environments stepped in parallel."""
     rollout_steps: Count = 8
-    """Steps of each environment between two updates."""
+    """Steps per environment between updates."""
     head_width: Whole = 64
-    """Width of a hidden layer between the memory and each output; 0 for none, but critics of real actions have one."""
+    """Width of a hidden layer between the recurrent layers and each output; 0 for none (critics of continuous actions
+    always have one)."""
     max_grad_norm: NoBound = 10.0
-    """Largest norm of the gradient; inf for no bound."""
+    """Maximum gradient norm; inf disables clipping."""
     checkpoint_every: Count = 250
-    """Updates between two checkpoints, which hold the replay buffer too."""
+    """Updates between checkpoints, which include the replay buffer."""
 
     buffer_size: Count = 100_000
     """Capacity of the replay buffer in environment steps."""
     learning_starts: Whole = 2_000
-    """Environment steps before the first update."""
+    """Environment steps to collect before learning starts."""
     gradient_steps: Count = 16
     """Gradient steps per update."""
     slices: Count = 32
-    """Slices of trajectories per gradient step."""
+    """Number of trajectory slices per gradient step."""
     slice_length: Count = 32
-    """Largest number of steps in a slice; a shorter trajectory is taken whole."""
+    """Maximum length of a slice in steps; a shorter trajectory is used whole."""
     drawn_by: Literal["step", "trajectory"] = "step"
-    """How slices are drawn: a step, and a slice that holds it; or a trajectory, all alike, and a slice within it (with
-    priorities: a slice by its first step), which makes the ends of long episodes rare."""
+    """How slices are sampled. step: sample a step and a slice that contains it. trajectory: sample a trajectory
+    uniformly and a slice within it (with priorities, a slice by its first step), so that the ends of long episodes are
+    rare."""
     drawn_on: Literal["auto", "host", "device"] = "auto"
-    """Where slices are drawn and priorities kept: on the host, or on the device of the run, which then never waits for
-    the host; shorter slices are padded there. auto takes the device with --cuda-graph or --compile."""
+    """Where slices are sampled and priorities are kept: on the host, or on --device, which then never waits for the
+    host but pads shorter slices. auto picks device with --cuda-graph or --compile."""
     start_state: Literal["stored", "zero"] = "stored"
-    """Hidden state at the start of a slice: the one stored during collection, or zero."""
+    """Hidden state at the start of a slice: the state stored during collection, or zeros."""
     burn_in: Whole | None = 0
-    """Steps at the start of a slice that only update its hidden state (none where its episode begins); none
-    stands for a quarter of the slice."""
+    """Steps at the start of a slice that only warm up its hidden state and aren't trained on (none if the slice starts
+    an episode); the value none means a quarter of the slice."""
     refresh_states: bool = False
-    """Store the hidden states that the current networks compute along a slice, before they learn from it."""
+    """Before training on a slice, write the hidden states of the current networks back to the replay buffer."""
     scale_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return, as it is when they are learnt from."""
+    """Divide rewards by the current running standard deviation of the discounted return when they are sampled."""
     n_steps: Count = 1
-    """Rewards summed before the bootstrap."""
+    """Number of rewards summed before bootstrapping (n-step return)."""
 
     prioritized: bool = False
-    """Draw slices in proportion to their temporal-difference errors instead of uniformly."""
+    """Sample slices in proportion to their TD errors instead of uniformly (prioritized replay)."""
     priority_exponent: Exponent = 0.6
-    """Exponent of the priorities; 0 draws uniformly."""
+    """Exponent alpha of the priorities; 0 samples uniformly."""
     importance_exponent: Exponent = 1.0
-    """Exponent of the importance weights, which correct for the priorities; 1 corrects them wholly."""
+    """Exponent beta of the importance weights; 1 fully corrects for non-uniform sampling."""
     priority_eta: Fraction = 0.9
-    """Weight of a slice's largest error, against its mean error, in its priority."""
+    """Weight eta of the maximum TD error in a slice's priority; the mean TD error has weight 1 - eta."""
 
     @classmethod
     def complete(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """See :meth:`RunConfig.complete`."""
-        of_old = "priority_eta" in values and "drawn_by" not in values
-        return super().complete({"head_width": 0, "drawn_by": "trajectory", **values} if of_old else values)
+        """Convert options of any version; see :meth:`RunConfig.complete`."""
+        legacy = "priority_eta" in values and "drawn_by" not in values
+        return super().complete({"head_width": 0, "drawn_by": "trajectory", **values} if legacy else values)
 
     @property
     def replay_steps(self) -> int:
-        """Environment steps that the replay buffer holds."""
+        """Capacity of the replay buffer in environment steps."""
         return self.buffer_size
 
     @property
     def burn_in_steps(self) -> int:
-        """Steps at the start of a slice that only update its hidden state."""
+        """Number of burn-in steps at the start of a slice."""
         return self.slice_length // 4 if self.burn_in is None else self.burn_in
 
     @property
     def draws_on_device(self) -> bool:
-        """Whether slices are drawn on the device of the run."""
+        """Whether slices are sampled on the device of the run."""
         return self.drawn_on == "device" or (self.drawn_on == "auto" and (self.cuda_graph or self.compile))
 
     def check(self) -> None:
-        """Refuse options that don't fit together."""
+        """Check that the options are consistent."""
         super().check()
         if (self.cuda_graph or self.compile) and self.drawn_on == "host":
             raise ArgumentError(
-                "--cuda-graph and --compile need slices of one length, which --drawn-on device gives: leave --drawn-on "
-                "host out."
+                "--cuda-graph and --compile need slices of equal length, which --drawn-on device provides: leave out "
+                "--drawn-on host."
             )
         if self.refresh_states and self.draws_on_device:
             raise ArgumentError(
                 "--refresh-states needs --drawn-on host, without --cuda-graph and --compile: slices overlap, and on a "
-                "device the state that a step would get from them is not determined."
+                "device it is undefined which of them a step gets its state from."
             )
         if self.burn_in_steps >= self.slice_length:
             raise ArgumentError(
-                f"--burn-in must be below --slice-length, got {self.burn_in_steps} and {self.slice_length}: nothing is "
-                "left to learn from."
+                f"--burn-in must be less than --slice-length, got {self.burn_in_steps} and {self.slice_length}: no "
+                "steps would be left to train on."
             )
         if self.refresh_states and self.backend in ("auto", "pad"):
             raise ArgumentError(
                 "--refresh-states needs the hidden state after every step, but --backend pad, which auto may choose, "
-                f"returns it at segment ends only: take fastest or loop, got {self.backend}."
+                f"returns it at segment ends only: use fastest or loop, got {self.backend}."
             )
         if self.refresh_states and self.start_state != "stored":
             raise ArgumentError(

@@ -1,4 +1,4 @@
-"""What a learner from replay learns from: slices that the host draws, or the device."""
+"""Slices sampled from a replay buffer on the host or on the device."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class ReplayLoss(Protocol):
 
     @property
     def in_keys(self) -> list[NestedKey]:
-        """Entries that it reads."""
+        """Keys of the entries that the loss reads."""
         ...
 
     @property
     def target_states(self) -> dict[NestedKey, NestedKey]:
-        """Keys of the states of target networks, by state of the network."""
+        """Keys of the target networks' states, by state key of the online network."""
         ...
 
     def networks(self) -> list[TensorDictModuleBase]:
-        """Return the networks whose states a batch holds."""
+        """Return the networks whose states are stored in a batch."""
         ...
 
     def target_networks(self) -> list[TensorDictModuleBase]:
@@ -60,32 +60,32 @@ class ReplayLoss(Protocol):
         ...
 
     def __call__(self, tensordict: Any, /) -> TensorDictBase:
-        """Return the losses, and ``td_error`` of every token."""
+        """Return the losses and the ``td_error`` of every token."""
         ...
 
 
 class _Slices:
-    """What both have in common: the memories that are burnt in.
+    """Base class of both: start states and burn-in.
 
     Args:
         config: the options.
-        loss: what learns from the slices.
+        loss: the loss over the slices.
     """
 
     def __init__(self, config: ReplayConfig, loss: ReplayLoss) -> None:
-        remembers = config.cell != NO_CELL
+        recurrent = config.cell != NO_CELL
         self._config = config
         self._loss = loss
-        self._memory = TensorDictSequential(*loss.networks()) if remembers else None
-        self._zero = ZeroStart(self._memory) if self._memory is not None and config.start_state == "zero" else None
+        self._networks = TensorDictSequential(*loss.networks()) if recurrent else None
+        self._zero = ZeroStart(self._networks) if self._networks is not None and config.start_state == "zero" else None
         kind: Any = self._burn_in_kind
-        kinds = (loss.networks(), loss.target_networks()) if remembers and config.burn_in_steps else ()
+        kinds = (loss.networks(), loss.target_networks()) if recurrent and config.burn_in_steps else ()
         self._burn_ins = [kind(TensorDictSequential(*networks), config.burn_in_steps) for networks in kinds]
 
     _burn_in_kind: type[MidEpisodeBurnIn] | type[RowBurnIn]
 
     def burnt_in(self, sample: Any) -> Any:
-        """Return the steps of a sample to learn from, each network's states computed by that network."""
+        """Burn in a sample and return its training steps, with the states of each network computed by that network."""
         if not self._burn_ins:
             return sample
         rest, target_rest = (burn_in(sample) for burn_in in self._burn_ins)
@@ -95,7 +95,7 @@ class _Slices:
 
 
 class HostSlices(_Slices):
-    """Slices that the host draws: flat samples, ``[N]``; see :class:`_Slices` for the arguments."""
+    """Slices sampled on the host: flat samples, ``[N]``; see :class:`_Slices` for the arguments."""
 
     _burn_in_kind = MidEpisodeBurnIn
 
@@ -114,20 +114,20 @@ class HostSlices(_Slices):
         return self.buffer.sample().to(self._config.device)
 
     def refresh(self, sample: TensorDictBase) -> None:
-        """Store the states along a sample that the networks compute now, where the options say so."""
-        if self._memory is not None and self._config.refresh_states:
-            refresh_states(self.buffer, sample, self._memory)
+        """Write the states that the current networks compute along a sample back to the buffer, if enabled."""
+        if self._networks is not None and self._config.refresh_states:
+            refresh_states(self.buffer, sample, self._networks)
 
-    def prioritise(
+    def prioritize(
         self, sample: TensorDictBase, trained: TensorDictBase, error: Tensor, numbers: Mapping[str, Tensor]
     ) -> None:
-        """Set the priorities of a sample by its errors, where the options say so and all is finite.
+        """Update the priorities of a sample from its TD errors, if enabled and if all numbers are finite.
 
         Args:
             sample: the sample.
-            trained: what :meth:`burnt_in` returned of it.
-            error: temporal-difference error of every step of ``trained``.
-            numbers: those of the gradient step.
+            trained: its training steps, as returned by :meth:`burnt_in`.
+            error: TD error of every step of ``trained``.
+            numbers: metrics of the gradient step.
         """
         if self._config.prioritized and all_finite([*numbers.values(), error]):
             priority = slice_priorities(sample, error, trained, eta=self._config.priority_eta)
@@ -135,7 +135,7 @@ class HostSlices(_Slices):
 
 
 class DeviceSlices(_Slices):
-    """Slices that the device draws: samples ``[S, L]``; see :class:`_Slices` for the arguments."""
+    """Slices sampled on the device: samples ``[S, L]``; see :class:`_Slices` for the arguments."""
 
     _burn_in_kind = RowBurnIn
 
@@ -159,10 +159,10 @@ class DeviceSlices(_Slices):
         return sample if self._zero is None else self._zero(sample)
 
     def refresh(self, sample: Entries) -> None:
-        """Do nothing: see ``--refresh-states``."""
+        """Do nothing: ``--refresh-states`` needs sampling on the host."""
 
-    def prioritise(self, sample: Entries, trained: Entries, error: Tensor, numbers: Mapping[str, Tensor]) -> None:
-        """See :meth:`HostSlices.prioritise`; the device decides whether all is finite."""
+    def prioritize(self, sample: Entries, trained: Entries, error: Tensor, numbers: Mapping[str, Tensor]) -> None:
+        """Update priorities; see :meth:`HostSlices.prioritize`. Whether all is finite is checked on the device."""
         if self._config.prioritized:
             finite = [value.isfinite().all() for value in (*numbers.values(), error)]
             priority = row_priorities(trained, error, self._config.priority_eta)

@@ -19,10 +19,10 @@ _DIAGNOSTICS = ("alpha", "entropy", "q_value", "q_target")
 
 
 class SAC(ReplayLearner[SACConfig, SoftActor]):
-    """Soft actor-critic with twin critics, their targets, and a temperature that is learnt.
+    """Soft actor-critic with twin critics, target critics, and a learned temperature.
 
     Args:
-        config: the options; its seed decides everything random.
+        config: the options, including the random seed.
 
     Sources: Haarnoja et al., "Soft actor-critic algorithms and applications" (2018); Christodoulou, "Soft actor-critic
     for discrete action settings" (2019); with memory Ni et al., "Recurrent model-free RL can be a strong baseline for
@@ -43,14 +43,14 @@ class SAC(ReplayLearner[SACConfig, SoftActor]):
 
     @classmethod
     def make_agent(cls, config: SACConfig, observation_spec: Composite, action_spec: TensorSpec) -> SoftActor:
-        """Build actor and critics; see :meth:`Learner.make_agent`."""
+        """Build the actor and the critics; see :meth:`Learner.make_agent`."""
         check_soft_actions(action_spec)
         return SoftActor(
             config, observation_spec, action_spec, shared_trunk=config.shared_trunk, critics=config.critics
         )
 
     def make_loss(self) -> SACLoss | DiscreteSACLoss:
-        """Build the loss for the kind of actions."""
+        """Build the loss for continuous or discrete actions."""
         config = self.config
         options: dict[str, Any] = {
             "alpha_init": config.alpha,
@@ -68,7 +68,7 @@ class SAC(ReplayLearner[SACConfig, SoftActor]):
         return loss.to(config.device)
 
     def parts(self) -> dict[str, Stateful | None]:
-        """Return what a checkpoint holds."""
+        """Return the parts of a checkpoint."""
         return {
             **super().parts(),
             "target": self.loss.target_qvalue_network,
@@ -80,7 +80,7 @@ class SAC(ReplayLearner[SACConfig, SoftActor]):
 
     def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Make a gradient step; see :meth:`ReplayLearner.improve`."""
-        # The actor's loss needs the critics' weights as they were, the critics' loss none of the actor's.
+        # The actor's loss needs the critics' weights before their step; the critics' loss doesn't need the actor's.
         norms = {"grad_norm_actor": self.actor_optimizer(losses["loss_actor"])}
         norms["grad_norm_critic"] = self.critic_optimizer(losses["loss_qvalue"])
         if self.alpha_optimizer is not None:

@@ -11,7 +11,7 @@ from recurl.trainers.algorithms.critics_config import CriticsConfig
 
 @dataclass(frozen=True, kw_only=True)
 class SACConfig(CriticsConfig):
-    """Options of SAC: soft actor-critic with recurrent actor and critics, from a replay buffer.
+    """Options of SAC: soft actor-critic with recurrent networks and a replay buffer.
 
     Raises:
         ArgumentError: see :class:`CriticsConfig`.
@@ -25,11 +25,11 @@ class SACConfig(CriticsConfig):
     algorithm: ClassVar[str] = "sac"
 
     alpha: Positive = 0.01
-    """Temperature, the weight of the entropy, at the start."""
+    """Initial temperature, the weight of the entropy."""
     fixed_alpha: bool = False
-    """Keep the temperature; otherwise it is learnt."""
+    """Keep the temperature fixed instead of learning it."""
     target_entropy: Number | None = None
-    """Entropy in nats that the temperature is to give, with real actions scaled to [-1, 1]; by default minus their
-    number, and --target-entropy-fraction of the largest entropy for choices."""
+    """Target entropy in nats, with continuous actions scaled to [-1, 1]; by default minus the number of action
+    dimensions, or --target-entropy-fraction of the maximum entropy for discrete actions."""
     target_entropy_fraction: Fraction = 0.1
-    """Fraction of the entropy of uniform choices that the temperature is to give."""
+    """Target entropy of discrete actions as a fraction of the entropy of the uniform distribution."""

@@ -1,4 +1,4 @@
-"""Schedules of options: factors that fall from 1 to 0 over a run."""
+"""Schedules: factors that decay from 1 to 0 over a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEDULES: dict[Schedule, Callable[[float], float]] = {
     "linear": lambda remaining: remaining,
     "cosine": lambda remaining: (1.0 - math.cos(math.pi * remaining)) / 2.0,
 }
-"""Factors as functions of the fraction of the run that remains, by name.
+"""Factor as a function of the remaining fraction of the run, by name of the schedule.
 
 Example:
     >>> [round(SCHEDULES["cosine"](remaining), 3) for remaining in (1.0, 0.75, 0.5, 0.0)]

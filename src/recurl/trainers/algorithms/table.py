@@ -1,4 +1,4 @@
-"""Table of the algorithms: command line, ``config.json`` and documentation derive from it."""
+"""Registry of the algorithms, used by the command line, ``config.json`` and the documentation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recurl.trainers.networks.agent import Agent
 
 
 class Algorithm(NamedTuple):
-    """An algorithm: its options and its learner."""
+    """An algorithm: its option dataclass and its learner class."""
 
     config: type[RunConfig]
     learner: type[Learner[Any, Any]]
@@ -40,36 +40,36 @@ _LEARNERS: dict[str, type[Learner[Any, Any]]] = {
     "td3": TD3,
 }
 ALGORITHMS: dict[str, Algorithm] = {name: Algorithm(config, _LEARNERS[name]) for name, config in CONFIGS.items()}
-"""The algorithms by name; :func:`register` adds one."""
+"""Registered algorithms by name; :func:`register` adds one."""
 
 _BUILT_IN = frozenset(ALGORITHMS)
 
 
 def register(config: type[RunConfig], learner: type[Learner[Any, Any]]) -> None:
-    """Add an algorithm, to be trained, resumed, evaluated and exported like the built-in ones.
+    """Register an algorithm, which can then be trained, resumed, evaluated and exported like the built-in ones.
 
-    ``recurl train module:name`` imports the module first, which may call this.
+    ``recurl train module:name`` imports the module first, so the module can call this function.
 
     Args:
-        config: its options, a frozen dataclass with keyword arguments only; ``algorithm`` is the name.
-        learner: the class that learns.
+        config: its options, a frozen dataclass with keyword-only arguments; ``config.algorithm`` is the name.
+        learner: the learner class.
 
     Raises:
-        ArgumentError: ``config`` has no name, or that of a built-in algorithm.
+        ArgumentError: if ``config`` has no name, or the name of a built-in algorithm.
     """
     name = getattr(config, "algorithm", None)
     if not isinstance(name, str) or not name.isidentifier():
         raise ArgumentError(f"{config.__name__}.algorithm must be a name such as 'ppo', got {name!r}.")
     if name in _BUILT_IN:
-        raise ArgumentError(f"{config.__name__}.algorithm must be a name of its own, got {name!r}, which is recurl's.")
+        raise ArgumentError(f"{config.__name__}.algorithm must not be the name of a built-in algorithm, got {name!r}.")
     ALGORITHMS[name] = Algorithm(config, learner)
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """Return an algorithm by its name, or by ``module:name`` where a module registers it.
+    """Return the algorithm registered as ``name``; ``module:name`` imports the module that registers it.
 
     Raises:
-        ArgumentError: there is none, or the module can't be imported.
+        ArgumentError: if there is no such algorithm, or the module can't be imported.
 
     Example:
         >>> find_algorithm("r2d2").config.__name__
@@ -89,7 +89,7 @@ def find_algorithm(name: str) -> Algorithm:
         near = get_close_matches(registered, ALGORITHMS, 1)
         raise ArgumentError(
             f"There is no algorithm {name!r}{f': did you mean {near[0]}?' if near else '.'} There are "
-            f"{', '.join(ALGORITHMS)}, and module:name where a module of your own registers one."
+            f"{', '.join(ALGORITHMS)}, and module:name for a custom algorithm that the module registers."
         )
     return ALGORITHMS[registered]
 
@@ -106,14 +106,14 @@ class _Options(Mapping[str, type[RunConfig]]):
 
 
 OPTIONS: Mapping[str, type[RunConfig]] = _Options()
-"""The options of each algorithm, by its name."""
+"""Option dataclass of each algorithm, by name."""
 
 
 def read_options(values: Mapping[str, Any]) -> RunConfig:
-    """Build options from what ``to_dict`` of any of them returned.
+    """Build options from the output of an option dataclass's ``to_dict``, of any algorithm.
 
     Raises:
-        ArgumentError: there is no such algorithm, or see :meth:`RunConfig.from_dict`.
+        ArgumentError: if there is no such algorithm; see also :meth:`RunConfig.from_dict`.
 
     Example:
         >>> read_options({"algorithm": "r2d2", "env": "recurl/TMaze-v0"}).n_steps
@@ -123,20 +123,20 @@ def read_options(values: Mapping[str, Any]) -> RunConfig:
 
 
 def make_algorithm(config: RunConfig) -> Learner[Any, Any]:
-    """Build the learner that ``config`` describes.
+    """Build the learner for a set of options.
 
     Raises:
-        ArgumentError: this machine lacks the device or the memory, or the environment can't be made.
+        ArgumentError: if this machine lacks the device or the memory, or the environment can't be created.
     """
     check_machine(config)
     return _learner(config)(config)
 
 
 def make_agent(config: RunConfig, env: EnvBase) -> Agent:
-    """Build the networks for an environment of the run, untrained.
+    """Build the untrained networks for an environment of the run.
 
     Raises:
-        ArgumentError: this machine lacks the device or the memory.
+        ArgumentError: if this machine lacks the device or the memory.
     """
     check_machine(config, learning=False)
     agent = _learner(config).make_agent(config, env.observation_spec, env.action_spec_unbatched)

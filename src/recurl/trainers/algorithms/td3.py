@@ -20,7 +20,7 @@ class TD3(ReplayLearner[TD3Config, DeterministicActor]):
     """Twin delayed deep deterministic policy gradient.
 
     Args:
-        config: the options; its seed decides everything random.
+        config: the options, including the random seed.
 
     Sources: Fujimoto et al., "Addressing function approximation error in actor-critic methods" (2018); with memory Ni
     et al., "Recurrent model-free RL can be a strong baseline for many POMDPs" (2022).
@@ -40,7 +40,7 @@ class TD3(ReplayLearner[TD3Config, DeterministicActor]):
 
     @classmethod
     def make_agent(cls, config: TD3Config, observation_spec: Composite, action_spec: TensorSpec) -> DeterministicActor:
-        """Build actor and critics; see :meth:`Learner.make_agent`."""
+        """Build the actor and the critics; see :meth:`Learner.make_agent`."""
         check_bounded_actions(action_spec)
         return DeterministicActor(
             config,
@@ -69,7 +69,7 @@ class TD3(ReplayLearner[TD3Config, DeterministicActor]):
         return loss.to(config.device)
 
     def parts(self) -> dict[str, Stateful | None]:
-        """Return what a checkpoint holds."""
+        """Return the parts of a checkpoint."""
         return {
             **super().parts(),
             "target_critics": self.loss.target_qvalue_network,
@@ -86,13 +86,13 @@ class TD3(ReplayLearner[TD3Config, DeterministicActor]):
         return batch
 
     def count(self) -> bool:
-        """Count a gradient step; see :meth:`ReplayLearner.count`. The actor's step is due in some."""
+        """Count a gradient step; return whether the actor is updated too."""
         return self.delay.step()
 
     def improve(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Make a gradient step; see :meth:`ReplayLearner.improve`."""
         numbers = {name: losses[name].detach() for name in self.averaged if name in losses}
-        if "loss_actor" in losses:  # before the critics' step: it needs their weights as they were
+        if "loss_actor" in losses:  # before the critics' step, as it needs their old weights
             numbers["grad_norm_actor"] = self.actor_optimizer(losses["loss_actor"])
         numbers["grad_norm_critic"] = self.critic_optimizer(losses["loss_qvalue"])
         if "loss_actor" in losses:
@@ -100,17 +100,17 @@ class TD3(ReplayLearner[TD3Config, DeterministicActor]):
         return numbers
 
     def losses(self, trained: Any) -> Mapping[str, Tensor]:
-        """Return the losses of the steps to learn from, with the actor's where its step is due."""
+        """Return the losses of the training steps, including the actor's if its update is due."""
         self.loss.updates_actor = bool(self.kind)
         return super().losses(trained)
 
     def others(self) -> dict[str, float | Tensor]:
-        """Return the present standard deviation of the noise."""
+        """Return the current standard deviation of the exploration noise."""
         return {"noise": self.agent.explore.sigma}
 
 
 class Delay:
-    """Counts steps, of which the first and every ``interval``-th after it are due.
+    """Counter of steps; the first step and every ``interval``-th after it are due.
 
     Example:
         >>> delay = Delay(2)
@@ -123,14 +123,14 @@ class Delay:
         self.steps = 0
 
     def step(self) -> bool:
-        """Count a step, and return whether it is due."""
+        """Count a step and return whether it is due."""
         self.steps += 1
         return (self.steps - 1) % self.interval == 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the number of steps."""
+        """Return the number of steps counted."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore a :meth:`state_dict`."""
+        """Load a state returned by :meth:`state_dict`."""
         self.steps = state["steps"]

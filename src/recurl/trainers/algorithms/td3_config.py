@@ -12,10 +12,10 @@ from recurl.trainers.algorithms.critics_config import CriticsConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TD3Config(CriticsConfig):
-    """Options of TD3: a deterministic recurrent actor and twin critics, from a replay buffer.
+    """Options of TD3: a deterministic recurrent actor and twin critics with a replay buffer.
 
     Raises:
-        ArgumentError: see :class:`CriticsConfig`; or noise that grows.
+        ArgumentError: see :class:`CriticsConfig`; or if ``noise_end`` exceeds ``noise_init``.
 
     Example:
         >>> config = TD3Config(env="recurl/MaskedPendulum-v1", cell="gru")
@@ -26,20 +26,21 @@ class TD3Config(CriticsConfig):
     algorithm: ClassVar[str] = "td3"
 
     policy_delay: Count = 2
-    """Gradient steps of the critics for each one of the actor and the targets."""
+    """Critic updates per update of the actor and the target networks."""
     policy_noise: NotNegative = 0.2
-    """Standard deviation of the noise on the targets' actions, in halves of the range."""
+    """Standard deviation of the noise added to target actions (target policy smoothing), relative to half the action
+    range."""
     noise_clip: NotNegative = 0.5
-    """Largest such noise."""
+    """Clipping range of the noise added to target actions, relative to half the action range."""
     noise_init: NotNegative = 1.0
-    """Standard deviation of the noise on actions during collection at the start, in halves of the range."""
+    """Initial standard deviation of the exploration noise, relative to half the action range."""
     noise_end: NotNegative = 0.1
-    """That at the end of the exploration."""
+    """Final standard deviation of the exploration noise."""
     exploration_fraction: Fraction = 0.1
-    """Fraction of the run over which the noise decays linearly."""
+    """Fraction of the run over which the exploration noise decays linearly."""
 
     def check(self) -> None:
-        """Refuse options that don't fit together."""
+        """Check that the options are consistent."""
         super().check()
         if self.noise_end > self.noise_init:
             raise ArgumentError(

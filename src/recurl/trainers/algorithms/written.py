@@ -1,4 +1,4 @@
-"""Options of a run as they were written, for what reads its numbers only."""
+"""Options of a run as plain data, for readers that only need their values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["WrittenOptions"]
 
 @dataclass(frozen=True)
 class WrittenOptions:
-    """Options of a run as data: each has a valid type and range, but nothing that they name is imported or made.
+    """Options of a run as data: types and ranges are checked, but nothing they name is imported or created.
 
     Args:
-        algorithm: name of the algorithm, without its module.
+        algorithm: name of the algorithm without its module.
         values: all options by name.
 
     Example:
@@ -34,13 +34,13 @@ class WrittenOptions:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """Return the options in what ``to_dict`` of any algorithm's options returned, in any version.
+        """Read options from the output of an option dataclass's ``to_dict``, of any algorithm and version.
 
-        Those that are left out have their default values. Of an algorithm that this process doesn't know, only the
-        options that all algorithms have are checked.
+        Missing options get their default values. For an algorithm that isn't registered in this process, only the
+        options shared by all algorithms are checked.
 
         Raises:
-            ArgumentError: an option is unknown, is missing, or has a value that can't be used.
+            ArgumentError: if an option is unknown, missing or invalid.
         """
         named = values.get("algorithm", "ppo")
         if not isinstance(named, str):
@@ -61,12 +61,12 @@ class WrittenOptions:
 
     @property
     def env_name(self) -> str:
-        """Gymnasium id of the environment, or the name of what was given in its place."""
+        """Gymnasium id of the environment, or the name of the function or environment object."""
         return str(self.values["env"])
 
     @property
     def env_kwargs(self) -> tuple[str, ...]:
-        """Arguments of the environment as written."""
+        """Arguments of the environment as name=value."""
         return self.values["env_kwargs"]
 
     @property
@@ -80,7 +80,7 @@ class WrittenOptions:
         return str(self.values["cell"])
 
     def for_evaluation(self) -> Self:
-        """Return the options of the same run with the environment of its evaluations."""
+        """Return these options with the evaluation environment in place of the training environment."""
         names = ("env", "env_kwargs", "eval_env", "eval_env_kwargs")
         env, texts = evaluation_task(*(self.values[name] for name in names))
         task = dict(zip(names, (env, texts, None, ()), strict=True))

@@ -1,1 +1,1 @@
-"""Files of a run: whole and on disk or as they were before, and written by one process at a time."""
+"""Files of a run: written atomically and durably, by one process at a time."""

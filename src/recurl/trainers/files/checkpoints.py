@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, verified when read, never executed."""
+"""Checkpoints: written atomically, verified when read, free of executable code."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import Any, cast
 
 from recurl.archive import read_archive, savable, save_archive
 from recurl.errors import ArgumentError, RecurlError
-from recurl.trainers.files.contents import changed, contents_of
+from recurl.trainers.files.contents import contents_of, first_difference
 from recurl.trainers.files.durable import make_folder, remove_partials, replacing, sync_folder, writing
 from recurl.untrusted import open_regular
 
 FORMAT_VERSION = 2
 _SUFFIX = ".pt"
-_ABOUT = ("format_version", "contents")  # a checkpoint's own keys
+_ABOUT = ("format_version", "contents")  # keys reserved by the checkpoint format
 _TRIES = 20
 _SECONDS = 0.05
 _LONGEST = 300
 
 
 class _DamagedError(ArgumentError):
-    """The file differs from what was written."""
+    """The file differs from the one that was written."""
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int = 2) -> Path:
-    """Write ``state`` as the checkpoint of environment step ``step``; it and the one before are kept.
+    """Save ``state`` as the checkpoint of environment step ``step``, and remove older checkpoints.
 
-    The file appears under its name only when it is complete and on disk. Those of later steps, which the run has gone
-    back from, are removed.
+    The file appears under its name only once it is complete and on disk. Checkpoints of later steps, left from before
+    the run was rolled back, are removed.
 
     Args:
-        folder: where checkpoints go; made when missing.
-        step: environment steps taken so far; it names the file.
+        folder: folder of the checkpoints; created if missing.
+        step: environment steps taken so far, which determine the file name.
         state: tensors and plain Python values, nested in dicts, lists and tuples.
-        keep: checkpoints that are kept, this one included.
+        keep: number of checkpoints to keep, including this one.
 
     Returns:
         Path of the new file.
 
     Raises:
-        StorageError: it can't be written; the checkpoints that are there stay as they are.
-        ArgumentTypeError: ``state`` holds something else, which could not be read again.
+        StorageError: if it can't be written; existing checkpoints stay intact.
+        ArgumentTypeError: if ``state`` contains other types, which can't be loaded.
 
     Example:
         >>> import tempfile
@@ -70,51 +70,55 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU, verify its contents, and run no code from it.
+    """Load a checkpoint onto the CPU and verify its contents, without running code from it.
 
     Raises:
-        ArgumentError: the file is missing, damaged, changed since it was written, or of another format version.
+        ArgumentError: if the file is missing, damaged, modified, or of another format version.
     """
     try:
         return _load(path)
     except FileNotFoundError as error:
         raise ArgumentError(f"There is no checkpoint {path}.") from error
     except _DamagedError as error:
-        raise ArgumentError(f"{error} Take the one before, or a copy.") from error
+        raise ArgumentError(f"{error} Use the previous checkpoint, or a copy.") from error
 
 
 def latest_checkpoint(folder: Path) -> Path:
-    """Return the newest checkpoint in ``folder``.
+    """Return the path of the newest checkpoint in ``folder``.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: if there is none.
     """
     found = _checkpoints(folder)
     if not found:
-        raise ArgumentError(f"There is no checkpoint in {folder}: the run stopped before its first; train it anew.")
+        raise ArgumentError(
+            f"There is no checkpoint in {folder}: the run stopped before its first one; train it again."
+        )
     return found[-1]
 
 
 def load_newest(folder: Path, notify: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
-    """Read the newest checkpoint in ``folder`` that is undamaged, while a run may be writing others.
+    """Load the newest undamaged checkpoint in ``folder``; a run may be writing others at the same time.
 
     Args:
-        folder: the checkpoints of a run.
-        notify: called when it is not the newest of all.
+        folder: checkpoint folder of a run.
+        notify: called with a notice if newer checkpoints are damaged.
 
     Returns:
-        Its path and what it holds.
+        Its path and content.
 
     Raises:
-        ArgumentError: there is none, all are damaged, or it is of another format version.
+        ArgumentError: if there is none, all are damaged, or it is of another format version.
     """
     for _ in range(_TRIES):
         latest_checkpoint(folder)
         try:
             return _newest(folder, notify)
-        except FileNotFoundError:  # the run has written a newer one and removed this
+        except FileNotFoundError:  # the run has meanwhile written a newer one and removed this one
             time.sleep(_SECONDS)
-    raise ArgumentError(f"The checkpoints in {folder} vanish while they are read: copy the folder, and read the copy.")
+    raise ArgumentError(
+        f"The checkpoints in {folder} disappear while they are read: copy the folder, and read the copy."
+    )
 
 
 def _newest(folder: Path, notify: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
@@ -126,26 +130,26 @@ def _newest(folder: Path, notify: Callable[[str], None]) -> tuple[Path, dict[str
             damaged.append(str(error))
             continue
         if damaged:
-            notify(f"{' '.join(damaged)} The one before it is taken, {path.name}.")
+            notify(f"{' '.join(damaged)} Using the previous one, {path.name}.")
         return path, state
-    raise ArgumentError(f"{' '.join(damaged)} There is no other: put one back from a copy, or train anew.")
+    raise ArgumentError(f"{' '.join(damaged)} There is no other: restore one from a copy, or train again.")
 
 
 @contextmanager
-def fitting(path: Path) -> Generator[None]:
-    """Turn errors of restoring a checkpoint, inside the block, into one that says that it doesn't fit the run.
+def restoring(path: Path) -> Generator[None]:
+    """Context manager that reports errors while restoring a checkpoint as a mismatch with the run.
 
     Raises:
-        ArgumentError: instead of any error but those of recurl.
+        ArgumentError: in place of any error other than recurl's own.
     """
     try:
         yield
     except (RecurlError, MemoryError):
         raise
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        said = said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
-        raise ArgumentError(f"The checkpoint {path} doesn't fit the run's config.json: {said}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}..."
+        raise ArgumentError(f"The checkpoint {path} doesn't fit the run's config.json: {reason}") from error
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -161,15 +165,17 @@ def _load(path: Path) -> dict[str, Any]:
             "read it with the version of recurl that wrote it."
         )
     state = cast(dict[str, Any], state)
-    contents = state.pop("contents", None)  # runs of old have none
+    contents = state.pop("contents", None)  # absent from runs of earlier versions
     if contents is None:
         return state
     content = {name: value for name, value in state.items() if name not in _ABOUT}
-    difference = changed(content, contents) if isinstance(contents, dict) else "its table of contents is none"
+    difference = (
+        first_difference(content, contents) if isinstance(contents, dict) else "its table of contents is invalid"
+    )
     if difference is not None:
         raise _DamagedError(
-            f"The checkpoint {path} was changed after it was written ({difference}): only what "
-            "recurl.trainers.checkpoint.save_checkpoint writes is read."
+            f"The checkpoint {path} was modified after it was written ({difference}): only unmodified files written by "
+            "recurl.trainers.checkpoint.save_checkpoint can be loaded."
         )
     return state
 
@@ -181,8 +187,8 @@ def _unpacked(path: Path) -> Any:
     except FileNotFoundError:
         raise
     except OSError as error:
-        wrong = error.strerror or str(error)
+        reason = error.strerror or str(error)
     except ArgumentError as error:
-        wrong = str(error)
-    wrong = wrong if len(wrong) <= _LONGEST else f"{wrong[:_LONGEST]}..."
-    raise _DamagedError(f"The checkpoint {path} is broken or not a checkpoint ({wrong}).")
+        reason = str(error)
+    reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}..."
+    raise _DamagedError(f"The checkpoint {path} is broken or not a checkpoint ({reason}).")

@@ -1,4 +1,4 @@
-"""A checkpoint's table of contents: kind, shape and checksum of everything in it."""
+"""Table of contents of a checkpoint: type, shape and checksum of every value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
-__all__ = ["Contents", "changed", "contents_of"]
+__all__ = ["Contents", "contents_of", "first_difference"]
 
 Contents: TypeAlias = dict[str, str]
 _PLAIN = (bool, int, float, str, bytes, type(None))
@@ -24,14 +24,14 @@ def contents_of(state: Any) -> Contents:
     return dict(_leaves(state, ""))
 
 
-def changed(state: Any, contents: Contents) -> str | None:
-    """Return where ``state`` differs from the state that ``contents`` was made of, None if nowhere.
+def first_difference(state: Any, contents: Contents) -> str | None:
+    """Describe the first difference between ``state`` and the state that ``contents`` was made from, or return None.
 
     Example:
         >>> state = {"weights": torch.ones(2), "step": 3}
-        >>> changed({"weights": torch.ones(3), "step": 3}, contents_of(state))
+        >>> first_difference({"weights": torch.ones(3), "step": 3}, contents_of(state))
         'weights was float32 [2], is float32 [3]'
-        >>> changed({"weights": torch.zeros(2), "step": 3}, contents_of(state))
+        >>> first_difference({"weights": torch.zeros(2), "step": 3}, contents_of(state))
         'weights has another value'
     """
     found = contents_of(state)
@@ -65,7 +65,7 @@ def _kind(value: Any) -> str:
 def _checksum(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
-        # A tensor of one number counts as contiguous whatever its stride, which a view of bytes doesn't take.
+        # A one-element tensor counts as contiguous whatever its stride, but viewing it as bytes needs stride 1.
         data: Any = flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy()
         return zlib.crc32(data)
     return zlib.crc32(repr(value).encode())

@@ -1,4 +1,4 @@
-"""Files that are whole and on disk, or as they were before."""
+"""Atomic and durable file operations."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from recurl.errors import StorageError
 from recurl.untrusted import check_regular, open_regular_descriptor
 
 _SUFFIX = ".partial"
-_SPACE = "make room there, or take a folder elsewhere"
-_ALLOWED = "take a folder that you may write to"
+_SPACE = "free some space, or use another folder"
+_ALLOWED = "use a folder that you can write to"
 _ADVICE = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or take a folder elsewhere",
+    errno.EFBIG: "raise the file size limit (ulimit -f), or use another folder",
     errno.EROFS: _ALLOWED,
     errno.EACCES: _ALLOWED,
     errno.EPERM: _ALLOWED,
-    errno.ELOOP: "name the file or folder that it points to, or remove the link",
-    errno.EINVAL: "name a regular file",
-    errno.EISDIR: "name a file",
+    errno.ELOOP: "use the file or folder that it points to, or remove the link",
+    errno.EINVAL: "use a regular file",
+    errno.EISDIR: "use a file",
 }
 
-_NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system without such a call
+_NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # file systems that can't sync folders
 
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
-    """Turn an ``OSError`` in the block into one that names ``path``, the reason, and a remedy.
+    """Context manager that turns an ``OSError`` into an error that names ``path``, the reason, and a remedy.
 
     Raises:
-        StorageError: instead of it.
+        StorageError: in place of the ``OSError``.
 
     Example:
         >>> with writing(Path("runs/demo/metrics.csv")):
         ...     raise OSError(errno.ENOSPC, "No space left on device")
         Traceback (most recent call last):
             ...
-        recurl.errors.StorageError: Can't write runs/demo/metrics.csv (No space left on device): make room there, or ...
+        recurl.errors.StorageError: Can't write runs/demo/metrics.csv (No space left on device): free some space, or ...
     """
     try:
         yield
     except StorageError:
         raise
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "take a folder elsewhere")
+        advice = _ADVICE.get(error.errno or 0, "use another folder")
         reason = error.strerror or str(error)
         raise StorageError(f"Can't write {path} ({reason}): {advice}.") from error
 
 
 class _Sink:
-    """File for ``torch.save``, which loses errors: keeps the first one, and writes no more."""
+    """Output file for ``torch.save``, which swallows errors: keeps the first error and then ignores writes."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -75,11 +75,11 @@ class _Sink:
 
 @contextmanager
 def replacing(path: Path) -> Generator[Any]:
-    """Yield a file to write to, whose content stands under ``path`` after the block: whole and on disk, or not at all.
+    """Context manager that yields a file whose content atomically and durably replaces ``path`` after the block.
 
     Raises:
-        StorageError: it can't be written, or ``path`` is a link, a folder, a FIFO, a socket or a device; what was there
-            before is unharmed.
+        StorageError: if it can't be written, or ``path`` is a link, a folder, a FIFO, a socket or a device. The
+            previous content stays intact.
 
     Example:
         >>> import tempfile
@@ -96,7 +96,7 @@ def replacing(path: Path) -> Generator[Any]:
         with suppress(FileNotFoundError):
             check_regular(path)
         with suppress(FileNotFoundError):
-            partial.unlink()  # of a process of the same number that died, or a link
+            partial.unlink()  # left by a dead process with the same pid, or a link
         try:
             descriptor = open_regular_descriptor(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
@@ -116,20 +116,20 @@ def replacing(path: Path) -> Generator[Any]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace the content of ``path``, or make it; see :func:`replacing`.
+    """Write ``data`` to ``path`` atomically and durably; see :func:`replacing`.
 
     Raises:
-        StorageError: it can't be written; what was there before is unharmed.
+        StorageError: if it can't be written; the previous content stays intact.
     """
     with replacing(path) as file:
         file.write(data)
 
 
 def write_all(descriptor: int, data: Any) -> None:
-    """Write all of ``data``, in as many system calls as it takes.
+    """Write all of ``data``, with as many system calls as necessary.
 
     Raises:
-        OSError: it can't be written.
+        OSError: if it can't be written.
     """
     rest = memoryview(data).cast("B")
     while rest:
@@ -137,10 +137,10 @@ def write_all(descriptor: int, data: Any) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents, durably: a power failure loses none of them.
+    """Create a folder and its parents durably, so that they survive a power failure.
 
     Raises:
-        StorageError: it can't be made.
+        StorageError: if it can't be created.
     """
     with writing(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -150,12 +150,12 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the entries of a folder to disk: names that were made, replaced or removed.
+    """Flush the directory entries of a folder to disk: created, replaced or removed names.
 
     Raises:
-        StorageError: the disk refuses.
+        StorageError: if the flush fails.
     """
-    if os.name == "nt":  # a folder can't be opened there
+    if os.name == "nt":  # folders can't be opened on Windows
         return
     with writing(path):
         descriptor = os.open(path, os.O_RDONLY)
@@ -169,12 +169,12 @@ def sync_folder(path: Path) -> None:
 
 
 def is_partial(path: Path) -> bool:
-    """Return whether ``path`` was left behind by a process that died in :func:`replacing`."""
+    """Return whether ``path`` is a temporary file of :func:`replacing`, left by a process that died."""
     return path.name.endswith(_SUFFIX)
 
 
 def remove_partials(folder: Path, name: str = "*") -> None:
-    """Remove what processes that died in :func:`replacing` left of ``name``; call it under the lock of ``folder``."""
+    """Remove temporary files for ``name`` left by processes that died; the caller must hold the lock of ``folder``."""
     for path in folder.glob(f"{name}.*{_SUFFIX}"):
         with suppress(OSError):
             path.unlink()

@@ -1,4 +1,4 @@
-"""Lock of a folder: one process at a time may write; the lock ends with the process."""
+"""Folder lock: only one process at a time may write, and the lock is released when the process ends."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ __all__ = ["LOCK_FILES", "FolderLock"]
 
 _LOCK, _OWNER = ".lock", ".owner"
 LOCK_FILES = (_LOCK, _OWNER)
-"""Names of the files that a lock makes; they are no content of the folder."""
+"""Names of the lock files, which don't count as content of the folder."""
 _HELD_BY_ANOTHER = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 
 class FolderLock:
-    """The right to write in a folder, held by one process at a time.
+    """Exclusive lock for writing to a folder.
 
-    It is a lock of the operating system on the file ``.lock`` in the folder, which is never removed: the system frees
-    it when the process ends, however it ends. Children don't inherit it. Where the file system has no locks, a file
-    ``.owner`` stands for it and names the process.
+    Uses an operating system lock on the file ``.lock`` in the folder, which is never removed. The system releases the
+    lock when the process ends, for whatever reason, and child processes don't inherit it. If the file system doesn't
+    support locks, a file ``.owner`` that names the process is used instead.
 
     Args:
-        folder: the folder; it must exist when the lock is taken.
-        notify: called when the file system has no locks.
+        folder: the folder; it must exist when the lock is acquired.
+        notify: called with a notice if the file system doesn't support locks.
 
     Example:
         >>> import tempfile
@@ -59,19 +59,19 @@ class FolderLock:
         self._depth = 0
         self._descriptor: int | None = None
         self._owner: OwnerFile | None = None
-        _ALL.add(self)
+        _LOCKS.add(self)
 
     @contextmanager
     def hold(self) -> Generator[None]:
-        """Hold the lock inside the block; the same object may hold it again inside.
+        """Context manager that holds the lock; reentrant for the same object.
 
         Raises:
-            LockedError: another process, or another object of this one, holds it.
-            StorageError: the folder can't be written.
+            LockedError: if another process, or another object in this process, holds the lock.
+            StorageError: if the folder can't be written.
         """
         if self._depth == 0:
             with writing(self._folder):
-                self._take()
+                self._acquire()
         self._depth += 1
         try:
             yield
@@ -80,28 +80,28 @@ class FolderLock:
             if self._depth == 0:
                 self._release()
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         path = self._folder / _LOCK
         while True:
             descriptor = open_regular_descriptor(path, os.O_RDWR | os.O_CREAT)
-            locks = _lock_of_folder(descriptor, self._folder)
-            if _is_still(path, descriptor):
+            locks = _try_lock(descriptor, self._folder)
+            if _is_same_file(path, descriptor):
                 break
-            os.close(descriptor)  # the folder was removed and made anew meanwhile
+            os.close(descriptor)  # the folder was removed and created again in the meantime
         self._descriptor = descriptor
         if not locks:
-            self._take_file()
-        if os.fstat(descriptor).st_nlink > 1:  # a hard link to another file, which keeps its content
+            self._acquire_owner_file()
+        if os.fstat(descriptor).st_nlink > 1:  # a hard link to another file, whose content must not change
             return
-        with suppress(OSError):  # it is for the message only
+        with suppress(OSError):  # only used in error messages
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
             os.write(descriptor, json.dumps(this_process()).encode())
 
-    def _take_file(self) -> None:
+    def _acquire_owner_file(self) -> None:
         self._notify(
-            f"The file system of {self._folder} has no locks: {_OWNER} there names who works in it; remove "
-            "that file if that process is gone."
+            f"The file system of {self._folder} doesn't support locks: the file {_OWNER} in it names the process that "
+            "uses the folder; remove that file if the process no longer exists."
         )
         self._owner = OwnerFile(self._folder / _OWNER, _lock)
         try:
@@ -119,21 +119,21 @@ class FolderLock:
         if descriptor is not None:
             with suppress(OSError):
                 if fcntl is not None:
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough while a child has a copy
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a child process has a copy
             os.close(descriptor)
 
-    def _forget(self) -> None:
-        """Close the copy of a forked child: the lock is the parent's."""
+    def _close_inherited(self) -> None:
+        """Close the copy of the descriptor in a forked child; the lock stays with the parent."""
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor, self._owner = None, None
 
 
-def _lock_of_folder(descriptor: int, folder: Path) -> bool:
-    """Lock an open file, or close it; return whether its file system has locks.
+def _try_lock(descriptor: int, folder: Path) -> bool:
+    """Lock an open file, and close it on failure; return whether the file system supports locks.
 
     Raises:
-        LockedError: another process holds it.
+        LockedError: if another process holds the lock.
     """
     try:
         _lock(descriptor)
@@ -150,11 +150,11 @@ def _lock_of_folder(descriptor: int, folder: Path) -> bool:
 
 def _lock(descriptor: int) -> None:
     if fcntl is None:
-        raise OSError(errno.ENOSYS, "no locks of this kind")
+        raise OSError(errno.ENOSYS, "file locks are not supported")
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
+def _is_same_file(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -164,19 +164,19 @@ def _is_still(path: Path, descriptor: int) -> bool:
 def _refusal(said: str, folder: Path) -> str:
     try:
         owner = json.loads(said)
-        who = f"Another process (pid {owner['pid']} on {owner['host']})"
-    except (ValueError, TypeError, KeyError):  # it is just writing its name
-        who = "Another process"
-    return f"{who} works in {folder}: wait until it has ended, stop it, or take another folder."
+        holder = f"Another process (pid {owner['pid']} on {owner['host']})"
+    except (ValueError, TypeError, KeyError):  # it hasn't written its id yet
+        holder = "Another process"
+    return f"{holder} is using {folder}: wait until it ends, stop it, or use another folder."
 
 
-_ALL: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+_LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
-def _forget_all() -> None:
-    for lock in list(_ALL):
-        lock._forget()  # pyright: ignore[reportPrivateUsage] - of this module
+def _forget_after_fork() -> None:
+    for lock in list(_LOCKS):
+        lock._close_inherited()  # pyright: ignore[reportPrivateUsage] - same module
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,4 +1,4 @@
-"""Owner file: names the process that holds a folder, where the file system has no locks."""
+"""Owner file: names the process that uses a folder, for file systems without locks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LONGEST = 4096
 
 
 def this_process() -> dict[str, Any]:
-    """Return what identifies this process among all others, as far as the system tells."""
+    """Return values that identify this process uniquely, as far as the system provides them."""
     pid = os.getpid()
     return {"pid": pid, "host": socket.gethostname(), **_machine(), "start": _start_time(pid)}
 
 
 def _machine() -> dict[str, str | None]:
-    """Return boot and namespace, within which process ids are comparable; None where the system doesn't tell."""
+    """Return the boot id and PID namespace, within which process ids are comparable; None if unknown."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return {"boot": boot, "namespace": os.readlink(_PROC / "self/ns/pid")}
@@ -44,18 +44,18 @@ def _start_time(pid: int) -> str | None:
 
 
 def _is_dead(owner: dict[str, Any]) -> bool:
-    """Return whether ``owner`` was a process of this machine, in this boot, that has ended."""
+    """Return whether ``owner`` is known to have ended: a process of this machine and boot that no longer exists."""
     here = this_process()
     same = all(owner.get(name) == here[name] for name in ("host", "boot", "namespace"))
     return same and here["boot"] is not None and _start_time(int(owner["pid"])) != owner.get("start")
 
 
 class OwnerFile:
-    """File that its maker holds; another process takes it over only if the maker is known to be dead.
+    """Lock by file creation; another process takes over the file only if its owner is known to be dead.
 
     Args:
         path: the file.
-        lock: takes an exclusive lock of the system on an open descriptor, or raises OSError.
+        lock: acquires an exclusive system lock on an open descriptor, or raises OSError.
     """
 
     def __init__(self, path: Path, lock: Callable[[int], None]) -> None:
@@ -63,16 +63,16 @@ class OwnerFile:
         self._lock = lock
 
     def take(self) -> None:
-        """Make the file.
+        """Create the file.
 
         Raises:
-            LockedError: another process holds it, or may hold it.
-            OSError: it can't be made.
+            LockedError: if another process owns it, or may own it.
+            OSError: if it can't be created.
         """
-        if not self._make() and not (self._remove_dead() and self._make()):
+        if not self._create() and not (self._remove_stale() and self._create()):
             raise LockedError(
-                f"{self._path} says that {self._named()} works here: wait for it or stop it; if there is no such "
-                "process any more, remove that file."
+                f"According to {self._path}, {self._describe_owner()} is using this folder: wait for it or stop it; if "
+                "that process no longer exists, remove the file."
             )
 
     def release(self) -> None:
@@ -80,7 +80,7 @@ class OwnerFile:
         with suppress(OSError):
             self._path.unlink()
 
-    def _make(self) -> bool:
+    def _create(self) -> bool:
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
@@ -96,23 +96,23 @@ class OwnerFile:
                 return owner
         return {}
 
-    def _named(self) -> str:
+    def _describe_owner(self) -> str:
         owner = self._read()
         return f"process {owner['pid']} on {owner.get('host')}" if owner else "another process"
 
-    def _remove_dead(self) -> bool:
-        """Remove the file of a dead process; processes of this machine take turns at it."""
-        if not self._named_dead():
+    def _remove_stale(self) -> bool:
+        """Remove the file of a dead process, one process of this machine at a time."""
+        if not self._owner_is_dead():
             return False
         name = hashlib.sha256(str(self._path.resolve()).encode()).hexdigest()[:16]
-        turn = Path(tempfile.gettempdir()) / f"recurl-{name}.lock"
-        with suppress(OSError), os.fdopen(open_regular_descriptor(turn, os.O_RDWR | os.O_CREAT), "r+b") as file:
+        guard = Path(tempfile.gettempdir()) / f"recurl-{name}.lock"
+        with suppress(OSError), os.fdopen(open_regular_descriptor(guard, os.O_RDWR | os.O_CREAT), "r+b") as file:
             self._lock(file.fileno())
-            if self._named_dead():
+            if self._owner_is_dead():
                 self._path.unlink()
                 return True
         return False
 
-    def _named_dead(self) -> bool:
+    def _owner_is_dead(self) -> bool:
         owner = self._read()
         return bool(owner) and _is_dead(owner)

@@ -1,1 +1,1 @@
-"""Gradient steps: clipped, fused, captured, and refused where a number is not finite."""
+"""Gradient steps: clipped, fused, captured, and skipped if a number is not finite."""

@@ -1,4 +1,4 @@
-"""Checks for NaN and infinity: in batches, losses and checkpoints."""
+"""Checks for NaN and infinity in batches, losses and checkpoints."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from recurl.errors import NonFiniteError
 from recurl.keys import NEXT, REWARD, NestedKey, next_key
 from recurl.start_states import numbers_of
 
-__all__ = ["BatchCheck", "all_finite", "check_finite", "first_of"]
+__all__ = ["BatchCheck", "all_finite", "check_finite", "first_nonfinite"]
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Return whether every number is finite, with one read of the device.
+    """Return whether all numbers are finite, with a single read from the device.
 
     Example:
         >>> all_finite([torch.ones(2), torch.tensor([1])]), all_finite([torch.tensor([0.0, torch.nan])])
@@ -26,22 +26,22 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     if bool(_finite_sum(tensors)):
         return True
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-    return all(bool(tensor.isfinite().all()) for tensor in floats)  # a sum of large numbers may be infinite too
+    return all(bool(tensor.isfinite().all()) for tensor in floats)  # the sum of large finite numbers may overflow
 
 
 def _finite_sum(tensors: Sequence[Tensor]) -> Tensor:
-    """Return whether the sum of all numbers is finite, which then all of them are; a bool on the device."""
+    """Return whether the sum of all numbers is finite, which implies that all are; a bool tensor on the device."""
     floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not floats:
         return torch.ones((), dtype=torch.bool)
     return torch.stack([tensor.sum().to(floats[0].device, torch.float64) for tensor in floats]).sum().isfinite()
 
 
-def first_of(values: Mapping[str, float], names: Sequence[str]) -> str | None:
-    """Return the first name whose number isn't finite, with that number; None if all are.
+def first_nonfinite(values: Mapping[str, float], names: Sequence[str]) -> str | None:
+    """Return the name and value of the first number that isn't finite, or None if all are.
 
     Example:
-        >>> first_of({"loss": 1.0, "grad_norm": float("nan")}, ["loss", "grad_norm"])
+        >>> first_nonfinite({"loss": 1.0, "grad_norm": float("nan")}, ["loss", "grad_norm"])
         'grad_norm was nan'
     """
     for name in names:
@@ -51,10 +51,10 @@ def first_of(values: Mapping[str, float], names: Sequence[str]) -> str | None:
 
 
 def check_finite(state: Any, what: str) -> None:
-    """Refuse a nested state in which a tensor holds NaN or infinity.
+    """Check that a nested state has no tensor with NaN or infinity.
 
     Raises:
-        NonFiniteError: one does; it is named.
+        NonFiniteError: if a tensor isn't finite; the message names it.
 
     Example:
         >>> check_finite({"weight": torch.tensor([torch.inf])}, "the policy")
@@ -79,7 +79,7 @@ def _tensors(state: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 class BatchCheck:
-    """Finds NaN and infinity in what environments returned and a policy read.
+    """Check of batches for NaN and infinity in rewards, observations and hidden states.
 
     Args:
         observations: keys of the observations.
@@ -99,38 +99,39 @@ class BatchCheck:
     """
 
     def __init__(self, observations: Sequence[NestedKey], states: Sequence[NestedKey]) -> None:
-        # Of one step, what the policy read comes before what came of it.
+        # Within a step, the policy's inputs come before their consequences.
         before = [*((f"observation {_quoted(key)}", key) for key in observations)]
         before += [(f"hidden state {_quoted(key)}", key) for key in states]
         after = [(f"next {name}", next_key(key)) for name, key in before]
         self._entries: list[tuple[str, Any]] = [*before, ("reward", (NEXT, REWARD)), *after]
 
     def __call__(self, batch: TensorDictBase, env_steps: int) -> tuple[Tensor, str] | None:
-        """Return which rows are affected, bool ``[B]``, and the first culprit; None if all is finite.
+        """Return the affected rows, bool ``[B]``, and a description of the first fault; None if all is finite.
 
         Args:
             batch: ``[B, T]``.
-            env_steps: environment steps taken, those of the batch included.
+            env_steps: environment steps taken, including those of the batch.
         """
-        look = self.begin(batch, env_steps)
-        return None if bool(look.finite) else look.culprit()
+        check = self.begin(batch, env_steps)
+        return None if bool(check.finite) else check.culprit()
 
-    def begin(self, batch: TensorDictBase, env_steps: int) -> Look:
-        """Begin to check a batch, without waiting for its device; see the call."""
+    def begin(self, batch: TensorDictBase, env_steps: int) -> PendingCheck:
+        """Launch the check of a batch without waiting for its device."""
         entries = [(name, batch.get(key, None)) for name, key in self._entries]
-        return Look([(name, entry) for name, entry in entries if entry is not None], batch.shape, env_steps)
+        return PendingCheck([(name, entry) for name, entry in entries if entry is not None], batch.shape, env_steps)
 
 
-class Look:
-    """A check of a batch.
+class PendingCheck:
+    """Launched check of a batch.
 
     Args:
-        entries: what is checked, by name; not all states are stored.
-        shape: that of the batch, ``[B, T]``.
-        env_steps: environment steps taken, those of the batch included.
+        entries: the entries to check, by name; not all states are stored.
+        shape: shape of the batch, ``[B, T]``.
+        env_steps: environment steps taken, including those of the batch.
 
     Attributes:
-        finite: a bool on the device of the batch, True where all is finite, and hardly ever False then.
+        finite: bool tensor on the device of the batch. True only if all is finite; a False is almost always a fault,
+            and :meth:`culprit` decides.
     """
 
     def __init__(self, entries: list[tuple[str, Any]], shape: torch.Size, env_steps: int) -> None:
@@ -138,7 +139,7 @@ class Look:
         self.finite = _finite_sum([numbers_of(entry) for _, entry in entries])
 
     def culprit(self) -> tuple[Tensor, str] | None:
-        """Return what :class:`BatchCheck` does."""
+        """Return the result of the check; see :class:`BatchCheck`."""
         values: list[Tensor] = [numbers_of(entry, placed=True) for _, entry in self._entries]
         if all_finite(values):
             return None

@@ -1,4 +1,4 @@
-"""The gradient of a loss and the estimate of advantages as programs that torch.compile makes."""
+"""Losses with gradients, and advantage estimation, compiled with Inductor."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from recurl.traced import Traced
 Named: TypeAlias = Mapping[Any, Tensor]
 
 
-class BatchProgram:
-    """Runs a function from a batch to named tensors as a program, one for each shape of batches.
+class CompiledBatchFunction:
+    """Compiled function from a batch to named tensors, specialized for each batch shape.
 
     Args:
-        function: maps a batch to tensors by name; it changes nothing. It gets ``Entries``.
-        module: what it reads; where a parameter or buffer in it is replaced, the programs are made anew.
+        function: function without side effects from a batch, passed as ``Entries``, to tensors by name.
+        module: module that the function reads. Replacing one of its parameters or buffers triggers recompilation.
 
     Example:
         >>> net = nn.Linear(2, 1)
-        >>> run = BatchProgram(lambda batch: {"y": net(batch.get("x"))}, net)
+        >>> run = CompiledBatchFunction(lambda batch: {"y": net(batch.get("x"))}, net)
         >>> run(Entries({"x": torch.zeros(3, 2)}, torch.Size([3])))["y"].shape
         torch.Size([3, 1])
     """
@@ -33,20 +33,20 @@ class BatchProgram:
     def __init__(self, function: Callable[[Entries], Named], module: nn.Module) -> None:
         self._function = function
         self._module = module
-        self._kept: KeptTensors | None = None
-        self._programs: dict[object, tuple[Traced, list[Any]]] = {}
+        self._guard: KeptTensors | None = None
+        self._compiled: dict[object, tuple[Traced, list[Any]]] = {}
 
     def __call__(self, batch: Step) -> dict[Any, Tensor]:
-        """Run the program for batches like ``batch``; the results have no gradients."""
+        """Run the function compiled for batches like ``batch``; the results have no gradients."""
         entries = dict(leaves(batch))
         shapes = tuple((key, value.shape, value.stride(), value.dtype, value.device) for key, value in entries.items())
         kind = shapes, tuple(part.training for part in self._module.modules())
-        if self._kept is None or self._kept.replaced() is not None:
-            self._kept, self._programs = KeptTensors(self._module), {}
-        if kind not in self._programs:
-            self._programs[kind] = self._compile(batch, list(entries), list(entries.values()))
-        program, names = self._programs[kind]
-        return dict(zip(names, program(*entries.values()), strict=True))
+        if self._guard is None or self._guard.replaced() is not None:
+            self._guard, self._compiled = KeptTensors(self._module), {}
+        if kind not in self._compiled:
+            self._compiled[kind] = self._compile(batch, list(entries), list(entries.values()))
+        compiled, names = self._compiled[kind]
+        return dict(zip(names, compiled(*entries.values()), strict=True))
 
     def _compile(self, batch: Step, keys: Sequence[Any], values: Sequence[Tensor]) -> tuple[Traced, list[Any]]:
         names: list[Any] = []
@@ -62,29 +62,31 @@ class BatchProgram:
         return Traced(run, values), names
 
 
-def estimate(results: Callable[[Step], Named], module: nn.Module) -> Callable[[TensorDictBase], TensorDictBase]:
-    """Return an estimator's ``results`` as a program that writes them into a batch, as the estimator does."""
+def compiled_estimator(
+    results: Callable[[Step], Named], module: nn.Module
+) -> Callable[[TensorDictBase], TensorDictBase]:
+    """Compile an estimator's ``results``; the returned function writes them into a batch, as the estimator does."""
 
     @torch.no_grad()
     def compute(batch: Entries) -> Named:
         return results(batch)
 
-    program = BatchProgram(compute, module)
+    compiled = CompiledBatchFunction(compute, module)
 
     def write(batch: TensorDictBase) -> TensorDictBase:
-        for key, result in program(batch).items():
+        for key, result in compiled(batch).items():
             batch.set(key, result.unsqueeze(-1))
         return batch
 
     return write
 
 
-class GradientProgram:
-    """Computes the losses of a minibatch, and their gradients, as one program.
+class CompiledGradients:
+    """Losses of a minibatch and their gradients, compiled together.
 
     Args:
-        losses: maps a minibatch to losses and metrics by name.
-        descended: names of those whose sum is descended; None for all that have gradients.
+        losses: function from a minibatch to losses and metrics by name.
+        descended: names of the losses whose sum is differentiated; None for all that require gradients.
         module: the networks; parameters that the losses don't depend on get no gradient.
     """
 
@@ -101,16 +103,15 @@ class GradientProgram:
                 gradients: Any = torch.autograd.grad(total, wanted, allow_unused=True)
             return {**found, **{n: g for n, g in zip(names, gradients, strict=True) if g is not None}}
 
-        self._program = BatchProgram(run, module)
+        self._run = CompiledBatchFunction(run, module)
 
     def __call__(self, minibatch: Step) -> dict[str, Tensor]:
         """Return losses and metrics, and set the gradients of the parameters."""
-        results = self._program(minibatch)
+        results = self._run(minibatch)
         for name, parameter in self._parameters.items():
             gradient = results.pop(name, None)
-            if (
-                gradient is not None and gradient.stride() != parameter.stride()
-            ):  # optimisers want those of the parameter
+            # optimizers expect the strides of the parameter
+            if gradient is not None and gradient.stride() != parameter.stride():
                 gradient = torch.empty_like(parameter).copy_(gradient)
             parameter.grad = gradient
         return results

@@ -1,4 +1,4 @@
-"""Advantages that are normalised per minibatch over the tokens of several ranks."""
+"""Per-minibatch advantage normalization over several ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from recurl.lowering import Entries
 
 
 class RankAdvantages:
-    """Advantages of all minibatches of an update, whose means and deviations are exchanged once before its steps.
+    """Normalized advantages of all minibatches of an update.
+
+    Means and standard deviations are exchanged between ranks once, before the gradient steps.
 
     Args:
-        advantages: those of a batch, whose rows are cut into S sequences of one length.
-        key: of the advantages.
-        orders: the order of the sequences in each epoch, ``[epochs, S]``, on the device of the batch.
-        count: number of minibatches of an epoch.
+        advantages: advantages of a batch, whose rows are split into S sequences of equal length.
+        key: key of the advantages.
+        orders: order of the sequences in each epoch, ``[epochs, S]``, on the device of the batch.
+        count: number of minibatches per epoch.
     """
 
     def __init__(self, advantages: Tensor, key: NestedKey, orders: Tensor, count: int) -> None:
@@ -33,7 +35,7 @@ class RankAdvantages:
         self._normalized = ((dealt - means.unsqueeze(1)) / deviations.unsqueeze(1)).unflatten(0, (epochs, count))
 
     def normalized(self, epoch: int, dealt: Iterable[Entries]) -> Iterator[Entries]:
-        """Iterate over the minibatches of an epoch with their advantages shifted and scaled."""
+        """Yield the minibatches of an epoch with normalized advantages."""
         for minibatch, advantages in zip(dealt, self._normalized[epoch], strict=True):
             minibatch.set(self._key, advantages.view(minibatch.get(self._key).shape))
             yield minibatch

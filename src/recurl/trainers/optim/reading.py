@@ -1,4 +1,4 @@
-"""Tensors that are read on the host later, without waiting for their device now."""
+"""Asynchronous reads of device tensors on the host."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["Reading"]
 
 
 class Reading:
-    """Brings tensors to the host.
+    """Asynchronous copy of tensors to the host.
 
-    From a GPU they are copied to page-locked memory once they are computed, while the host goes on; what is on the CPU
-    is not copied, and must not be changed before it is read.
+    GPU tensors are copied to pinned memory once they are computed, while the host continues. CPU tensors are not copied
+    and must not be changed before they are read.
 
     Args:
-        tensors: what is read.
+        tensors: the tensors to read.
 
     Example:
         >>> reading = Reading([torch.ones(2), torch.tensor(True)])
@@ -30,7 +30,7 @@ class Reading:
         self._copied = [_event(device) for device in {tensor.device for tensor in tensors if tensor.is_cuda}]
 
     def __call__(self) -> list[Tensor]:
-        """Wait for the tensors and return them, on the CPU."""
+        """Wait for the copies and return the tensors on the CPU."""
         for event in self._copied:
             event.synchronize()
         return self._copies

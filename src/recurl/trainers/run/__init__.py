@@ -1,1 +1,1 @@
-"""Runs: their folder, training, evaluation."""
+"""Runs: folder, training loop, evaluation."""

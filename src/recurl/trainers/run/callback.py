@@ -1,4 +1,4 @@
-"""A callback: what a run calls while it goes on; loggers are callbacks too."""
+"""Protocol of callbacks, which also covers loggers."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from recurl.trainers.run.trainer import Trainer
 
 
 class Callback(Protocol):
-    """What a run calls while it goes on; an object with any of these methods is one.
+    """Methods that a run calls during training. Any object with at least one of them is a callback.
 
-    Random numbers that a callback draws leave those of the run as they were. The first exception that a callback
-    raises ends the run: the update is finished, a checkpoint saved, and a
-    :class:`~recurl.errors.CallbackError` raised.
+    Random numbers drawn by a callback don't affect those of the run. The first exception raised by a callback ends the
+    run: the current update is finished, a checkpoint is saved, and a :class:`~recurl.errors.CallbackError` is raised.
 
-    ``Trainer(..., callbacks=[...])`` takes objects, ``--callback module:Class`` classes that need no arguments.
+    ``Trainer(..., callbacks=[...])`` takes objects; ``--callback module:Class`` takes classes without required
+    arguments.
     """
 
     def on_start(self, trainer: Trainer) -> None:
-        """Begin; ``trainer`` has the options, the folder, the networks, and ``stop()``. Also when a run is resumed."""
+        """Called when a run starts or resumes; ``trainer`` has the options, folder, networks, and ``stop()``."""
 
     def on_batch(self, batch: TensorDictBase) -> None:
-        """Look at a new batch ``[B, T]``, before anything learns from it.
+        """Called with each new batch ``[B, T]``, before the update.
 
-        Its recurrent states may be stored where sequences start only (``--store-states``).
+        Recurrent states may be stored at the starts of sequences only (``--store-states``).
         """
 
     def on_update(self, row: Row) -> None:
-        """Look at the numbers of an update, by name: ``update``, ``env_steps``, ``return_mean_20``, losses...
+        """Called with the metrics of an update, by name: ``update``, ``env_steps``, ``return_mean_20``, losses...
 
-        On a GPU this may be after the next update was launched, so that ``stop()`` ends the run one update later.
+        On a GPU, the next update may already have been launched, so that ``stop()`` ends the run one update later.
         """
 
     def on_evaluation(self, row: Row) -> None:
-        """Look at the numbers of an evaluation: ``update``, ``env_steps``, ``eval_return``, ``eval_return_std``..."""
+        """Called with the metrics of an evaluation: ``update``, ``env_steps``, ``eval_return``..."""
 
     def on_checkpoint(self, path: Path) -> None:
-        """Look at a checkpoint that has been saved."""
+        """Called after a checkpoint has been saved."""
 
     def on_end(self, outcome: Outcome) -> None:
-        """End; ``outcome.status`` is ``"failed"`` when an error ended the run. Called in every case, once."""
+        """Called exactly once when the run ends; ``outcome.status`` is ``"failed"`` if an error ended it."""

@@ -1,4 +1,4 @@
-"""The callbacks of a run: named, checked, and called in order."""
+"""Loading, checking and calling the callbacks of a run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ HOOKS = ("on_start", "on_batch", "on_update", "on_evaluation", "on_checkpoint", 
 
 
 class Callbacks:
-    """Calls the callbacks of a run in order.
+    """List of the callbacks of a run, called in order.
 
     Attributes:
-        error: of the first callback that failed, or None. Until the end this one is not called any more.
+        error: error of the first callback that failed, or None. A failed callback is not called again until ``on_end``.
     """
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class Callbacks:
         self._members.append(callback)
 
     def call(self, hook: str, *arguments: object) -> None:
-        """Call a method of all callbacks that have it.
+        """Call a method on all callbacks that have it.
 
         Raises:
-            StorageError: a file of the run can't be written.
+            StorageError: if a file of the run can't be written.
         """
         found = [(member, getattr(member, hook, None)) for member in self._members if member not in self._failed]
         hooks: list[tuple[object, Callable[..., object]]] = [(member, method) for member, method in found if method]
@@ -45,14 +45,14 @@ class Callbacks:
                     method(*arguments)
                 except StorageError:
                     raise
-                except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - a callback is somebody else's code
+                except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - callbacks are user code
                     self._note(member, hook, error)
 
     def end(self, outcome: Outcome) -> None:
-        """Call ``on_end`` of all callbacks, those that failed too.
+        """Call ``on_end`` on all callbacks, including those that failed.
 
         Raises:
-            StorageError: a file of the run can't be written.
+            StorageError: if a file of the run can't be written.
         """
         self._failed.clear()
         self.call("on_end", outcome)
@@ -60,19 +60,19 @@ class Callbacks:
     def _note(self, member: object, hook: str, error: BaseException) -> None:
         self._failed.append(member)
         if self.error is None:
-            said = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             self.error = CallbackError(
-                f"The callback {type(member).__name__} raised {type(error).__name__} in {hook}{said and f': {said}'}. "
-                "The run was ended."
+                f"The callback {type(member).__name__} raised {type(error).__name__} in {hook}"
+                f"{reason and f': {reason}'}. The run was ended."
             )
             self.error.__cause__ = error
 
 
 def check_callback(callback: object) -> object:
-    """Return an object that has at least one of the methods of a callback.
+    """Check that an object has at least one callback method, and return it.
 
     Raises:
-        ArgumentTypeError: it has none, or one with nearly such a name, which would never be called.
+        ArgumentTypeError: if it has none, or has a method with a misspelled name, which would never be called.
 
     Example:
         >>> check_callback(3)
@@ -83,21 +83,21 @@ def check_callback(callback: object) -> object:
     if isinstance(callback, type):
         raise ArgumentTypeError(f"A callback must be an object, got the class {callback.__name__}: call it.")
     others = [name for name in dir(callback) if name.startswith("on") and name not in HOOKS]
-    misspelt, near = next(((name, text) for name in others if (text := nearest(name, HOOKS))), ("", ""))
+    misspelled, near = next(((name, text) for name in others if (text := nearest(name, HOOKS))), ("", ""))
     kind = type(callback).__name__
     if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
         raise ArgumentTypeError(f"A callback must have one of the methods {', '.join(HOOKS)}, got {kind}.{near}")
     if near:
-        raise ArgumentTypeError(f"The method {misspelt} of the callback {kind} would never be called.{near}")
+        raise ArgumentTypeError(f"The method {misspelled} of the callback {kind} would never be called.{near}")
     return callback
 
 
 def load_callback(text: str) -> object:
-    """Return a callback of a class that ``module:Class`` names.
+    """Create a callback from the name of its class, ``module:Class``.
 
     Raises:
-        ArgumentError: there is none, it can't be made, or it has no method of a callback.
-        MissingDependencyError: its module is not installed.
+        ArgumentError: if the class doesn't exist, can't be instantiated, or has no callback method.
+        MissingDependencyError: if its module is not installed.
     """
     found = load_object("--callback", text, "Class")
     try:
@@ -105,4 +105,4 @@ def load_callback(text: str) -> object:
     except ArgumentTypeError as error:
         raise ArgumentError(f"--callback {text}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise ArgumentError(f"--callback {text} can't be made, {type(error).__name__}: {error}") from error
+        raise ArgumentError(f"--callback {text} can't be created, {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Returns and lengths of the episodes that end inside batches."""
+"""Statistics of finished training episodes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WINDOW = 20
 
 
 class EpisodeStats:
-    """Sums rewards of episodes that span batches, and keeps the last finished ones: those of all ranks.
+    """Returns and lengths of the last finished episodes of all ranks, which may span batches.
 
     Args:
-        num_envs: rows of a batch, B.
+        num_envs: number of rows of a batch, B.
 
     Example:
         >>> stats = EpisodeStats(1)
@@ -45,28 +45,28 @@ class EpisodeStats:
         Args:
             reward: unscaled rewards ``[B, T]``.
             done: bool ``[B, T]``, true at the last step of an episode.
-            begins: bool ``[B]``, rows where the batch begins an episode; one that hadn't ended there is left out.
-            without: bool ``[B]``, rows whose episodes are left out; they begin new ones after the batch.
+            begins: bool ``[B]``, rows that start a new episode with this batch; an unfinished earlier one is dropped.
+            without: bool ``[B]``, rows whose episodes are dropped; they start new ones after the batch.
         """
         rewards, dones = reward.cpu().double().numpy(), done.cpu().numpy()
         if begins is not None:
             self._drop(begins.cpu().numpy())
-        gone = np.zeros(len(rewards), dtype=bool) if without is None else without.cpu().numpy()
-        ended = self._running.add(rewards, dones & ~gone[:, None])
+        dropped = np.zeros(len(rewards), dtype=bool) if without is None else without.cpu().numpy()
+        ended = self._running.add(rewards, dones & ~dropped[:, None])
         found = gather((len(ended.steps), *(column[-WINDOW:] for column in ended)))
         self.episodes += sum(count for count, *_ in found)
         steps, returns, lengths = (np.concatenate(column) for column in list(zip(*found, strict=True))[1:])
         latest = np.argsort(steps, kind="stable")[-WINDOW:]  # rows of one step are in order
         self.returns.extend(returns[latest].tolist())
         self.lengths.extend(lengths[latest].tolist())
-        self._drop(gone)
+        self._drop(dropped)
 
     def _drop(self, rows: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         self._running.returns[rows], self._running.lengths[rows] = 0.0, 0
 
     @property
     def mean_return(self) -> float:
-        """Mean return of the last 20 episodes (of all when there are fewer, nan when there is none)."""
+        """Mean return of the last 20 episodes, or of all if there are fewer; nan if there are none."""
         return sum(self.returns) / len(self.returns) if self.returns else float("nan")
 
     @property
@@ -83,8 +83,8 @@ class EpisodeStats:
         """Return whether there are 20 episodes with a mean return of at least ``target``."""
         return target is not None and len(self.returns) == WINDOW and self.mean_return >= target
 
-    def begin_anew(self) -> None:
-        """Forget the episodes that are running."""
+    def clear_running(self) -> None:
+        """Discard the running episodes."""
         self._running.returns[:], self._running.lengths[:] = 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,10 +98,10 @@ class EpisodeStats:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Load a state returned by :meth:`state_dict`.
 
         Raises:
-            ArgumentError: it is of another number of environments.
+            ArgumentError: if the state is of another number of environments.
         """
         sums, lengths = state["return"].numpy().copy(), state["length"].numpy().copy()
         if not sums.shape == lengths.shape == self._running.returns.shape:

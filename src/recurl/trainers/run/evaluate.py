@@ -1,4 +1,4 @@
-"""Evaluation: returns and lengths of episodes, hidden states carried and reset as in training."""
+"""Evaluation: returns and lengths of episodes, with hidden states carried and reset as in training."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from recurl.seeding import derive_seed
 from recurl.trainers.optim.finite import all_finite
 
 MOST_STEPS = 27_000
-"""Steps of an episode before an evaluation cuts it: those that evaluations on Atari allow."""
+"""Default step limit of evaluation episodes, the one commonly used on Atari."""
 CONFIDENCE = 0.95
-"""Confidence of the intervals."""
+"""Confidence level of the intervals."""
 RESAMPLES = 10_000
-"""Resamples of the bootstrap."""
-_MOST_AT_ONCE = 1_000_000  # numbers drawn at once, which bounds the memory
+"""Number of bootstrap resamples."""
+_MOST_AT_ONCE = 1_000_000  # indices drawn at once, to bound memory
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Evaluation:
     lengths: list[int]
     """Steps of each episode."""
     cut: int = 0
-    """Episodes that had not ended after ``max_steps`` and were cut there."""
+    """Number of episodes cut off after ``max_steps``."""
     max_steps: int = MOST_STEPS
-    """The bound."""
+    """Step limit of an episode."""
     deterministic: bool = True
-    """Whether the policy took the best actions, or acted as in training."""
+    """Whether the policy took greedy actions rather than acting as in training."""
 
     @property
     def mean_return(self) -> float:
@@ -56,18 +56,18 @@ class Evaluation:
 
     @property
     def title(self) -> str:
-        """What was done, in words."""
+        """Description of the evaluation."""
         kind = "Greedy" if self.deterministic else "Stochastic"
         return f"{kind} evaluation over {len(self.returns)} episodes"
 
     @property
     def remark(self) -> str:
-        """How many episodes were cut; empty if none was."""
+        """Note on the number of episodes cut off; empty if there were none."""
         total = len(self.returns)
         return f"{self.cut} of {total} episodes were cut after {self.max_steps:,} steps" if self.cut else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers, and statistics of them, as plain values."""
+        """Return all results and their statistics as plain values."""
         return {
             "deterministic": self.deterministic,
             "episodes": len(self.returns),
@@ -105,12 +105,12 @@ def _statistics(values: Sequence[float]) -> dict[str, Any]:
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% percentile bootstrap interval of the mean, always the same for the same values.
+    """Return the 95% percentile bootstrap interval of the mean; deterministic for given values.
 
     Source: Efron, "Nonparametric standard errors and confidence intervals" (1981).
 
     Args:
-        values: numbers that were drawn independently, at least one; of a single one the interval has no width.
+        values: independent samples, at least one; for a single sample the interval has zero width.
 
     Example:
         >>> low, high = bootstrap_interval([1.0, 2.0, 3.0, 4.0])
@@ -128,14 +128,14 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-class _Scores:
-    """Collects the same number of episodes from every environment, so that short ones don't weigh more.
+class _EpisodeRecorder:
+    """Recorder of a fixed number of episodes per environment, so that short episodes aren't overrepresented.
 
     Args:
-        quota: episodes of each environment.
+        quota: number of episodes of each environment.
         observations: keys of the observations.
-        max_steps: most steps of an episode.
-        progress: called after every step with the episodes that have ended and the steps made.
+        max_steps: step limit of an episode.
+        progress: called after every step with the numbers of finished episodes and of steps.
     """
 
     def __init__(
@@ -168,8 +168,8 @@ class _Scores:
 
     def _refuse(self, what: str, step: int) -> None:
         raise NonFiniteError(
-            f"The environment must give finite numbers, but {what} at step {step} of the evaluation isn't: "
-            "mend the environment."
+            f"The environment must return finite numbers, but {what} at step {step} of the evaluation isn't: "
+            "fix the environment."
         )
 
     def _finish(self, row: int, *, ended: bool) -> None:
@@ -193,25 +193,25 @@ def evaluate_policy(
     progress: Callable[[int, int], None] = lambda done, steps: None,
     deterministic: bool = True,
 ) -> Evaluation:
-    """Play episodes.
+    """Evaluate a policy.
 
     Args:
-        policy: the actor, or the policy that collects; its hidden states must be declared by the environment.
-        env: environments ``[B]``, seeded; each plays the same number of episodes, or one more.
-        episodes: how many episodes count.
-        max_steps: an episode that goes on after so many is cut, and counts with what it has reached.
-        progress: called after every step with the number of episodes that have ended, and of steps made.
-        deterministic: take the best actions; otherwise act as in training, with torch's global generator.
+        policy: the actor or the collection policy; the environment must declare its hidden states.
+        env: seeded environments ``[B]``; their numbers of episodes differ by at most one.
+        episodes: number of episodes.
+        max_steps: step limit of an episode; longer episodes are cut off and count with their return so far.
+        progress: called after every step with the numbers of finished episodes and of steps.
+        deterministic: take greedy actions; otherwise act as in training, with torch's global random generator.
 
     Raises:
-        ArgumentError: ``episodes`` or ``max_steps`` is not positive.
-        NonFiniteError: a reward or an observation isn't finite.
+        ArgumentError: if ``episodes`` or ``max_steps`` is not positive.
+        NonFiniteError: if a reward or an observation isn't finite.
     """
     check_bounds(episodes, max_steps)
     rows = env.batch_size.numel()
     observations = list(env.observation_spec.keys(True, True))
     quota = [episodes // rows + (row < episodes % rows) for row in range(rows)]
-    scores = _Scores(quota, observations, max_steps, progress)
+    scores = _EpisodeRecorder(quota, observations, max_steps, progress)
     bounded = TransformedEnv(env, StepCounter(max_steps, step_count_key="evaluation_step"))
     with set_exploration_type(ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM):
         interact(bounded, policy, bounded.reset(), sys.maxsize, write=scores.write, stop=scores.complete)
@@ -219,10 +219,10 @@ def evaluate_policy(
 
 
 def check_bounds(episodes: int, max_steps: int) -> None:
-    """Refuse numbers of episodes or steps that are not positive.
+    """Check that the numbers of episodes and steps are positive.
 
     Raises:
-        ArgumentError: one isn't.
+        ArgumentError: if one isn't.
     """
     if episodes <= 0:
         raise ArgumentError(f"--episodes must be positive, got {episodes}.")

@@ -1,4 +1,4 @@
-"""Reaction of a run to NaN and infinity: stop, or skip."""
+"""Handling of NaN and infinity in a run: stop or skip."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ MOST_IN_A_ROW = 10
 
 
 class FaultWatch:
-    """Checks batches and updates; stops the run at a fault, or counts what it leaves out.
+    """Check of batches and updates that stops the run at a fault, or counts skipped ones.
 
     Args:
-        learner: what learns.
-        stats: statistics of the episodes, without those in which a number isn't finite.
-        skip: leave out a batch or step with numbers that aren't finite; otherwise the first one ends the run.
+        learner: the learner.
+        stats: episode statistics, which exclude episodes with a non-finite number.
+        skip: skip batches and gradient steps that aren't finite; otherwise the first one ends the run.
 
     Attributes:
-        skipped: batches and updates of which something was left out.
+        skipped: number of batches and updates of which something was skipped.
     """
 
     def __init__(self, learner: Learner[Any, Any], stats: EpisodeStats, *, skip: bool) -> None:
@@ -41,28 +41,28 @@ class FaultWatch:
         self._stats = stats
         self._skip = skip
         self._in_a_row = 0
-        self._ending: Tensor | None = None  # rows that begin anew only after the next batch
+        self._ending: Tensor | None = None  # rows that are reset only after the next batch
         self.skipped = 0
 
     def begin(self, batch: TensorDictBase) -> Callable[[], bool]:
-        """Begin to check a batch and to count its episodes, without waiting for its device.
+        """Launch the check of a batch and the count of its episodes, without waiting for its device.
 
         Args:
-            batch: ``[B, T]``, the newest; entries may be replaced in it, but not changed in place.
+            batch: the newest batch, ``[B, T]``. Its entries may be replaced, but not changed in place, until the
+                returned function is called.
 
         Returns:
-            A function that waits for the result. Where something isn't finite, the environments concerned begin anew.
-            It returns whether the batch, and those of all ranks, may be learnt from, and raises NonFiniteError if not
-            and the run must end.
+            A function that waits for the result and resets environments with non-finite numbers. It returns whether the
+            batches of all ranks may be learned from, and raises NonFiniteError if the run must end.
         """
-        look = self._check.begin(batch, self._learner.env_steps)
-        tensors = [look.finite, batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0]]
+        check = self._check.begin(batch, self._learner.env_steps)
+        tensors = [check.finite, batch[NEXT, REWARD][..., 0], batch[NEXT, DONE][..., 0]]
         numbers = batch.get(TRAJ_STEPS, None)  # absent from batches of old checkpoints
         reading = Reading(tensors if numbers is None else [*tensors, numbers[..., 0] == 0])
 
         def wait() -> bool:
             finite, *episodes = reading()
-            return self._admits(None if finite else look.culprit(), *episodes)
+            return self._admits(None if finite else check.culprit(), *episodes)
 
         return wait
 
@@ -88,10 +88,10 @@ class FaultWatch:
         """Check an update.
 
         Args:
-            update: its number.
+            update: number of the update.
 
         Raises:
-            NonFiniteError: something in it wasn't finite, and the run must end.
+            NonFiniteError: if a metric isn't finite and the run must end.
         """
         if self._learner.fault is None:
             self._in_a_row = 0
@@ -100,7 +100,7 @@ class FaultWatch:
 
     def _count(self, culprit: str) -> None:
         if not self._skip:
-            raise NonFiniteError(f"{culprit}, where only finite numbers can be learnt from.")
+            raise NonFiniteError(f"{culprit}, but only finite numbers can be learned from.")
         self.skipped += 1
         self._in_a_row += 1
         if self._in_a_row == MOST_IN_A_ROW:
@@ -111,7 +111,7 @@ class FaultWatch:
         return {"skipped": self.skipped, "in_a_row": self._in_a_row, "ending": self._ending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Load a state returned by :meth:`state_dict`."""
         self.skipped, self._in_a_row, self._ending = (state[name] for name in ("skipped", "in_a_row", "ending"))
 
 

@@ -1,4 +1,4 @@
-"""Folder of a run: its files, and who may write them."""
+"""Run folder: its files and its lock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recurl.trainers.trust import check_names, resume_command
 from recurl.untrusted import check_folder, read_json
 
 CHECKPOINTS = ("newest", "best")
-"""Names of the checkpoints that :meth:`RunFolder.read_checkpoint` reads."""
+"""Checkpoint names accepted by :meth:`RunFolder.read_checkpoint`."""
 
 
 def _warn(text: str) -> None:
@@ -33,15 +33,15 @@ def _warn(text: str) -> None:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths in the folder of one run, and the lock on it.
+    """Folder of a run: paths of its files, its options and checkpoints, and its lock.
 
     Args:
         path: the folder; it need not exist yet.
-        notify: called with notices that are no errors, such as a damaged checkpoint in whose place an older one is
-            read; warns by default.
-        trust: import what ``config.json`` names: environments, cells, wrappers, callbacks and algorithms outside of
-            recurl. Otherwise such a run is refused, unless the program has imported the modules itself: a folder from
-            elsewhere runs no code of its choice.
+        notify: called with notices, such as that an older checkpoint is read because the newest is damaged; issues a
+            warning by default.
+        trust: allow importing code named in ``config.json``: environments, cells, wrappers, callbacks and algorithms
+            outside recurl. By default such a run is refused, unless the program has already imported the modules, so
+            that a folder from an untrusted source can't run arbitrary code.
 
     Example:
         >>> RunFolder(Path("runs/demo")).metrics.as_posix()
@@ -58,19 +58,19 @@ class RunFolder:
 
     @contextmanager
     def hold(self) -> Generator[None]:
-        """Keep other processes from training, resuming or replacing a run here, inside the block.
+        """Context manager that locks the folder: no other process can train, resume or replace a run in it.
 
-        The folder is made when it is missing. The operating system frees it when the process ends, however that
-        happens; the same object may hold it again inside. Where several processes may begin at once, hold it from
-        :meth:`create` to the end of the run. Reading needs no such right.
+        Creates the folder if it is missing. The lock is reentrant, and the operating system releases it when the
+        process ends, for whatever reason. If several processes may start at once, hold it from :meth:`create` to the
+        end of the run. Reading needs no lock.
 
         Raises:
-            ArgumentError: a folder in it is a link.
-            LockedError: another process holds it.
-            StorageError: the folder can't be written.
+            ArgumentError: if a subfolder is a link.
+            LockedError: if another process holds the lock.
+            StorageError: if the folder can't be written.
         """
         with ExitStack() as stack:
-            with _naming_another():
+            with _suggest_run_dir():
                 make_folder(self.path)
                 self._check_folders()
                 stack.enter_context(self._lock.hold())
@@ -78,7 +78,7 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The options of the run."""
+        """File of the options."""
         return self.path / "config.json"
 
     @property
@@ -108,12 +108,12 @@ class RunFolder:
 
     @property
     def versions(self) -> Path:
-        """File of what made the run, one JSON object a line for each start: versions, commit, machine, command."""
+        """File of the run's provenance: versions, commit, machine and command, one line of JSON per start."""
         return self.path / "versions.jsonl"
 
     @property
     def curve(self) -> Path:
-        """Picture of the learning curve."""
+        """Plot of the learning curve."""
         return self.path / "learning_curve.png"
 
     @property
@@ -121,7 +121,7 @@ class RunFolder:
         return self.checkpoints, self.best, self.tensorboard, self.path / "wandb"
 
     def _check_folders(self) -> None:
-        """Refuse links in place of folders: what they point to is not part of the run."""
+        """Check that no subfolder is a link, as its target is not part of the run."""
         for folder in self._folders:
             try:
                 check_folder(folder)
@@ -129,62 +129,62 @@ class RunFolder:
                 continue
             except OSError as error:
                 raise ArgumentError(
-                    f"{folder} can't be used ({error.strerror}): the folders of a run must be folders in it; move what "
-                    "belongs to the run there, or remove it."
+                    f"{folder} can't be used ({error.strerror}): it must be a real folder inside the run folder; move "
+                    "the files of the run there, or remove it."
                 ) from error
 
     def check_free(self, *, overwrite: bool) -> None:
-        """Refuse a folder that holds a run or other files.
+        """Check that the folder can be used for a new run.
 
         Args:
-            overwrite: another run may be replaced.
+            overwrite: allow replacing an existing run.
 
         Raises:
-            ArgumentError: the folder can't take a new run.
+            ArgumentError: if the folder contains a run or other files.
         """
         if not self.path.exists():
             return
         if not self.path.is_dir():
-            raise ArgumentError(f"{self.path} is not a folder: name another with --run-dir.")
+            raise ArgumentError(f"{self.path} is not a folder: choose another with --run-dir.")
         if self.config.exists():
             if not overwrite:
                 values: dict[str, Any] = {}
-                with suppress(ArgumentError):  # who resumes it is told what is wrong
+                with suppress(ArgumentError):  # resuming reports what is wrong
                     values = self.read_values()
                 raise ArgumentError(
-                    f"{self.path} holds a run already: go on with it ({resume_command(self.path, values)}), "
-                    "replace it (--overwrite) or name another folder (--run-dir)."
+                    f"{self.path} already holds a run: resume it ({resume_command(self.path, values)}), "
+                    "replace it (--overwrite) or choose another folder (--run-dir)."
                 )
         elif self._has_content():
-            raise ArgumentError(f"{self.path} is not empty and holds no run: name another folder with --run-dir.")
+            raise ArgumentError(f"{self.path} is not empty and holds no run: choose another folder with --run-dir.")
 
     def create(self, config: RunConfig, *, overwrite: bool = False) -> None:
-        """Make the folder and write the options.
+        """Create the folder and write the options.
 
         Args:
             config: the options.
-            overwrite: remove what another run left here.
+            overwrite: remove the files of an existing run.
 
         Raises:
-            ArgumentError: the folder holds a run, or something else.
-            LockedError: another process works here.
-            StorageError: the folder can't be written.
+            ArgumentError: if the folder contains a run or other files.
+            LockedError: if another process uses the folder.
+            StorageError: if the folder can't be written.
         """
         self.check_free(overwrite=overwrite)
-        with self.hold(), _naming_another():
+        with self.hold(), _suggest_run_dir():
             self.check_free(overwrite=overwrite)
             self._clear()
             self._write(config)
 
     def extend(self, total_steps: int, given: Collection[str] = ()) -> RunConfig:
-        """Return the options of this run with more steps; see :meth:`rewrite`.
+        """Return the options of this run with a larger ``total_steps``; see :meth:`rewrite`.
 
         Args:
-            total_steps: environment steps in all, those of its newest checkpoint included.
+            total_steps: total number of environment steps, including those already taken.
             given: see :meth:`read_config`.
 
         Raises:
-            ArgumentError: there is no run or checkpoint here, or not even one batch would be added.
+            ArgumentError: if there is no run or checkpoint, or less than one batch would be added.
         """
         self._check_folders()
         config, taken = self.read_config(given=given), int(latest_checkpoint(self.checkpoints).stem)
@@ -197,26 +197,26 @@ class RunFolder:
         return extended
 
     def rewrite(self, config: RunConfig) -> None:
-        """Replace the options of the run that is here, such as by those of :meth:`extend`.
+        """Replace the options of the run, for instance with those of :meth:`extend`.
 
         Raises:
-            LockedError: another process works here.
-            StorageError: the folder can't be written.
+            LockedError: if another process uses the folder.
+            StorageError: if the folder can't be written.
         """
-        with self.hold(), _naming_another():
+        with self.hold(), _suggest_run_dir():
             self._write(config)
 
     def note_start(self, about: Mapping[str, Any]) -> None:
-        """Add a line to :attr:`versions`.
+        """Append a line to :attr:`versions`.
 
         Args:
             about: plain values.
 
         Raises:
-            LockedError: another process works here.
-            StorageError: the folder can't be written.
+            LockedError: if another process uses the folder.
+            StorageError: if the folder can't be written.
         """
-        with self.hold(), _naming_another(), writing(self.versions):
+        with self.hold(), _suggest_run_dir(), writing(self.versions):
             earlier = self.versions.read_bytes() if self.versions.is_file() and not self.versions.is_symlink() else b""
             write_whole(self.versions, earlier + json.dumps(about).encode() + b"\n")
 
@@ -228,7 +228,7 @@ class RunFolder:
             return any(path.name not in LOCK_FILES and not is_partial(path) for path in self.path.iterdir())
 
     def _clear(self) -> None:
-        """Remove the files of another run; its options stay until the next ones replace them."""
+        """Remove the files of the previous run, except its options, which are replaced later."""
         with writing(self.path):
             for folder in self._folders:
                 if folder.exists():
@@ -243,12 +243,12 @@ class RunFolder:
         """Return the options of the run in this folder.
 
         Args:
-            env: environment to take instead, see ``RunConfig.env``; needed where the run was given a function or an
-                object, of which the folder holds the name only.
-            given: options in whose place the caller takes others: what they name needs no trust.
+            env: environment to use instead, see ``RunConfig.env``. Required if the run was given a function or an
+                object, of which the folder stores the name only.
+            given: names of options that the caller overrides; code named in them needs no trust.
 
         Raises:
-            ArgumentError: there is no run here, its options can't be read, or they name code and the folder isn't
+            ArgumentError: if there is no run, its options can't be read, or they name code and the folder isn't
                 trusted.
         """
         values = self.read_values()
@@ -262,10 +262,10 @@ class RunFolder:
         return config if env is None else config.with_env(env)
 
     def read_written(self) -> WrittenOptions:
-        """Return the options of the run in this folder as data, of which nothing is imported, trusted or not.
+        """Return the options of the run in this folder as data, without importing anything they name.
 
         Raises:
-            ArgumentError: there is no run here, or its options can't be read.
+            ArgumentError: if there is no run, or its options can't be read.
         """
         try:
             return WrittenOptions.read(self.read_values())
@@ -273,22 +273,22 @@ class RunFolder:
             raise ArgumentError(f"{self.config} can't be used: {error}") from error
 
     def read_values(self) -> dict[str, Any]:
-        """Return what is written in ``config.json``.
+        """Return the content of ``config.json``.
 
         Raises:
-            ArgumentError: there is no run here, or its options can't be read.
+            ArgumentError: if there is no run, or its options can't be read.
         """
         try:
             values = read_json(self.config)
         except OSError as error:
             raise ArgumentError(
-                f"{self.path} holds no run ({self.config} can't be read: {error.strerror}): name the folder that "
-                "recurl train wrote."
+                f"{self.path} holds no run ({self.config} can't be read: {error.strerror}): pass a folder "
+                "written by recurl train."
             ) from error
         except ValueError as error:
             raise ArgumentError(f"{self.config} is not JSON: {error}.") from error
         if not isinstance(values, dict):
-            raise ArgumentError(f"{self.config} must hold a JSON object, got {type(values).__name__}.")
+            raise ArgumentError(f"{self.config} must contain a JSON object, got {type(values).__name__}.")
         return cast("dict[str, Any]", values)
 
     def holds(self, config: RunConfig) -> bool:
@@ -300,13 +300,13 @@ class RunFolder:
         return self.read_values() == json.loads(json.dumps(config.to_dict()))
 
     def read_checkpoint(self, name: str = "newest") -> tuple[Path, dict[str, Any]]:
-        """Return a checkpoint, its path and what it holds.
+        """Return the path and the content of a checkpoint.
 
         Args:
-            name: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
+            name: ``"newest"``, or ``"best"`` for the one saved by ``recurl train --keep-best``.
 
         Raises:
-            ArgumentError: there is no such checkpoint, or it can't be read.
+            ArgumentError: if there is no such checkpoint, or it can't be read.
         """
         if name not in CHECKPOINTS:
             near = get_close_matches(str(name), CHECKPOINTS, 1)
@@ -320,14 +320,14 @@ class RunFolder:
         if not self.best.is_dir():
             raise ArgumentError(
                 f"The run {self.path} has no best checkpoint, which recurl train --eval-every STEPS --keep-best "
-                "writes: take the newest (--checkpoint newest)."
+                "saves: use the newest (--checkpoint newest)."
             )
         return load_newest(self.best, self.notify)
 
 
 @contextmanager
-def _naming_another() -> Generator[None]:
+def _suggest_run_dir() -> Generator[None]:
     try:
         yield
     except StorageError as error:
-        raise StorageError(f"{error} Another run folder is named with --run-dir.") from error
+        raise StorageError(f"{error} Use --run-dir to choose another run folder.") from error

@@ -1,4 +1,4 @@
-"""Trained policies: loaded from the newest checkpoint of a run, and evaluated."""
+"""Loading and evaluating the trained policy of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recurl.trainers.algorithms.environment import make_env
 from recurl.trainers.algorithms.table import make_agent
 from recurl.trainers.config import RunConfig
 from recurl.trainers.env_name import EnvSource
-from recurl.trainers.files.checkpoints import fitting
+from recurl.trainers.files.checkpoints import restoring
 from recurl.trainers.networks.agent import Agent
 from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.evaluation_display import EvaluationDisplay
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 def load_agent(
     folder: RunFolder, *, on_cpu: bool = False, env: EnvSource | None = None, checkpoint: str = "newest"
 ) -> tuple[RunConfig, Agent]:
-    """Return the options of a run, and its networks as of a checkpoint.
+    """Return the options of a run and its networks, loaded from a checkpoint.
 
     Args:
         folder: the run.
-        on_cpu: put them on the CPU, wherever they were trained.
-        env: see :meth:`RunFolder.read_config`; a function or an id, as new environments are made of it.
-        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
+        on_cpu: load the networks onto the CPU, regardless of the training device.
+        env: see :meth:`RunFolder.read_config`; must be a function or an id, as new environments are created from it.
+        checkpoint: ``"newest"``, or ``"best"`` for the one saved by ``recurl train --keep-best``.
 
     Raises:
-        ArgumentError: the run has no such checkpoint, or it can't be read or doesn't fit.
-        NonFiniteError: the policy isn't finite.
+        ArgumentError: if the run has no such checkpoint, or it can't be read or doesn't fit.
+        NonFiniteError: if a parameter of the policy isn't finite.
     """
     config = folder.read_config(env)
     config = config.on_cpu() if on_cpu else config
     path, state = folder.read_checkpoint(checkpoint)
     with torch.random.fork_rng(devices=[]), make_env(config, 1) as plain:
-        agent = make_agent(config, plain)  # drawn, and then filled
-    with fitting(path):
+        agent = make_agent(config, plain)  # initialized randomly, then overwritten
+    with restoring(path):
         agent.load_state_dict(state["algorithm"]["agent"])
     check_finite(agent.state_dict(), f"the policy in {path}")
     return config, agent
@@ -61,21 +61,21 @@ def evaluate_run(
     checkpoint: str = "newest",
     deterministic: bool = True,
 ) -> Evaluation:
-    """Play episodes with the policy of a run.
+    """Evaluate the policy of a run.
 
     Args:
         folder: the run.
-        episodes: how many episodes.
-        seed: of the environments, and of the actions that are drawn; by default one that training did not use.
-        max_steps: an episode that goes on after so many is cut; by default the run's ``eval_max_steps``.
+        episodes: number of episodes.
+        seed: seed of the environments and of sampled actions; by default one that training did not use.
+        max_steps: step limit of an episode; by default the run's ``eval_max_steps``.
         env: see :func:`load_agent`.
-        console: where progress is shown, if it takes seconds.
-        checkpoint: ``"newest"``, or ``"best"``, the one that ``recurl train --keep-best`` kept.
-        deterministic: take the best actions; otherwise act as in training: draw from the distribution, or explore.
+        console: console for progress, shown if the evaluation takes seconds.
+        checkpoint: ``"newest"``, or ``"best"`` for the one saved by ``recurl train --keep-best``.
+        deterministic: take greedy actions; otherwise act as in training, by sampling or exploring.
 
     Raises:
-        ArgumentError: the run has no such checkpoint, it can't be read or doesn't fit, or a number is not positive.
-        NonFiniteError: the policy, a reward or an observation isn't finite.
+        ArgumentError: if the run has no such checkpoint, it can't be read or doesn't fit, or a number is not positive.
+        NonFiniteError: if a parameter of the policy, a reward or an observation isn't finite.
     """
     check_bounds(episodes, 1 if max_steps is None else max_steps)
     config, agent = load_agent(folder, env=env, checkpoint=checkpoint)

@@ -1,4 +1,4 @@
-"""How many environments fit into the memory of a GPU, said where they don't."""
+"""Estimate of how many environments fit into GPU memory, for out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from recurl.trainers.config import RunConfig
 
 __all__ = ["environments_that_fit", "saying_what_fits"]
 
-_SHARE = 0.9  # of the memory; the rest is the allocator's and the driver's
-_PARTS = (64, 32, 16, 8)
+_SHARE = 0.9  # usable share of the memory; the rest is for the allocator and the driver
+_DIVISORS = (64, 32, 16, 8)
 
 
 @contextmanager
 def saying_what_fits(config: RunConfig) -> Generator[None]:
-    """Add to an error for lack of memory inside the block how many environments fit.
+    """Context manager that turns out-of-memory errors into advice on how many environments fit.
 
     Raises:
-        ArgumentError: the memory of the device is full.
+        ArgumentError: if the device is out of memory.
     """
     try:
         yield
     except torch.OutOfMemoryError as error:
-        traceback.clear_frames(error.__traceback__)  # they hold what filled the memory
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors that fill the memory
         fits = environments_that_fit(config)
         advice = "" if fits is None else f"; about {fits:,} environments fit"
         raise ArgumentError(
-            f"The memory of {config.device} is full with {config.num_envs:,} environments and {config.rollout_steps:,} "
+            f"{config.device} is out of memory with {config.num_envs:,} environments and {config.rollout_steps:,} "
             f"steps of each{advice}: lower --num-envs, --rollout-steps or --hidden-size. "
             f"({str(error).partition('. ')[0]}.)"
         ) from error
@@ -45,17 +45,17 @@ def saying_what_fits(config: RunConfig) -> Generator[None]:
 def environments_that_fit(
     config: RunConfig, peak: Callable[[RunConfig], int] | None = None, memory: int | None = None
 ) -> int | None:
-    """Return how many environments fit into the memory of a run's device, extrapolated from updates of a few.
+    """Estimate how many environments fit into the device's memory, by extrapolating from updates with a few.
 
     Args:
         config: the options of the run.
         peak: returns the bytes that an update with given options needs; measured by default.
-        memory: bytes of the device; by default what other programs leave of it.
+        memory: bytes of the device; by default those not used by other programs.
 
     Returns:
-        None where an update of few environments doesn't tell: with a replay buffer, whose size doesn't depend on them,
-        where not even these fit, on a CPU, whose memory nobody counts, or in one of several ranks, for an update takes
-        them all.
+        The number of environments, or None if it can't be estimated: with a replay buffer, whose size doesn't depend
+        on them; if not even a few environments fit; on the CPU, where memory isn't tracked; and with several ranks, as
+        an update involves all of them.
 
     Example:
         >>> from recurl.trainers import PPOConfig
@@ -63,28 +63,28 @@ def environments_that_fit(
         >>> environments_that_fit(config, lambda config: 2**20 * (100 + config.num_envs), 2**30)
         820
     """
-    few = _few(config)
-    if few is None or world_size() > 1 or (peak is None and not config.device.startswith("cuda")):
+    small = _small_run(config)
+    if small is None or world_size() > 1 or (peak is None and not config.device.startswith("cuda")):
         return None
     measure = peak or _peak
     try:
-        one, two = measure(few), measure(replace(few, num_envs=2 * few.num_envs))
+        one, two = measure(small), measure(replace(small, num_envs=2 * small.num_envs))
     except torch.OutOfMemoryError:
         return None
-    each = (two - one) / few.num_envs
-    room = _SHARE * (memory or _memory(config.device)) - (one - each * few.num_envs)
+    each = (two - one) / small.num_envs
+    room = _SHARE * (memory or _memory(config.device)) - (one - each * small.num_envs)
     return _rounded(room / each) if 0 < each < room else None
 
 
 def _memory(device: str) -> int:
-    """Return the bytes that this process has or could have; other programs may have the rest."""
+    """Return the bytes available to this process, including those it already uses."""
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
-def _few(config: RunConfig) -> OnPolicyConfig | None:
-    """Return the same run with few environments and no programs, which need no more memory."""
+def _small_run(config: RunConfig) -> OnPolicyConfig | None:
+    """Return the same run with few environments, without compilation or CUDA graphs, which don't need more memory."""
     if isinstance(config, OnPolicyConfig):
-        for part in _PARTS:
+        for part in _DIVISORS:
             try:
                 return replace(config, num_envs=config.num_envs // part, cuda_graph=False, compile=False)
             except ArgumentError:  # fewer sequences than minibatches, for instance
@@ -104,6 +104,6 @@ def _peak(config: RunConfig) -> int:
 
 
 def _rounded(count: float) -> int:
-    """Round down to two digits."""
+    """Round down to two significant digits."""
     digit = 10 ** max(len(str(int(count))) - 2, 0)
     return int(count) // digit * digit

@@ -1,4 +1,4 @@
-"""Outcome of a run: its end, and its duration."""
+"""Outcome of a run: status and duration."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Outcome:
-    """End of a run."""
+    """Outcome of a run."""
 
     status: Literal["solved", "finished", "stopped", "failed"]
-    """The return asked for was reached; all steps were taken; the run was asked to stop; an error ended it, which is
-    seen by callbacks only."""
+    """solved: the target return was reached; finished: all steps were taken; stopped: a stop was requested; failed: an
+    error ended the run (seen by callbacks only)."""
     env_steps: int
-    """Environment steps taken, earlier processes included."""
+    """Environment steps taken, including those before the run was resumed."""
     wall_s: float
-    """Seconds of training, earlier processes included, set-up not."""
+    """Wall-clock seconds of training, without setup, including those before the run was resumed."""
     cpu_s: float
-    """Seconds of CPU time this process (and its predecessors) spent on training, set-up not."""
+    """Seconds of CPU time spent on training, without setup, including those before the run was resumed."""
     return_mean: float
     """Mean return of the last 20 episodes."""
 
@@ -28,8 +28,8 @@ class Clock:
     """Stopwatch of a run.
 
     Args:
-        wall_s: seconds of earlier processes.
-        cpu_s: seconds of CPU time of earlier processes.
+        wall_s: wall-clock seconds before the run was resumed.
+        cpu_s: seconds of CPU time before the run was resumed.
     """
 
     def __init__(self, wall_s: float = 0.0, cpu_s: float = 0.0) -> None:
@@ -38,10 +38,10 @@ class Clock:
 
     @property
     def wall_s(self) -> float:
-        """Seconds of training, earlier processes included."""
+        """Wall-clock seconds of training, including those before the run was resumed."""
         return time.perf_counter() - self._wall_start
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of CPU time, earlier processes included."""
+        """Seconds of CPU time, including those before the run was resumed."""
         return time.process_time() - self._cpu_start

@@ -1,4 +1,4 @@
-"""Evaluations while a run trains: greedy, in environments and with random numbers of their own."""
+"""Periodic evaluation during training: greedy, with separate environments and random numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recurl.trainers.run.evaluate import evaluate_policy
 from recurl.trainers.run.folder import RunFolder
 
 SIDE_BY_SIDE = 50
-"""Most environments of an evaluation."""
+"""Maximum number of parallel environments of an evaluation."""
 EVALUATION_COLUMNS = (
     "update",
     "env_steps",
@@ -37,22 +37,23 @@ EVALUATION_COLUMNS = (
 
 
 class PeriodicEvaluation:
-    """Evaluates a policy every so many environment steps and at the end, always on the same episodes.
+    """Evaluation of the policy at a fixed interval of environment steps and at the end, always on the same episodes.
 
-    The training is not touched.
+    Training is not affected.
 
     Args:
         config: the options.
         agent: the networks.
-        folder: where the best policy is kept.
+        folder: the run folder, where the best policy is saved.
 
     Attributes:
-        count: evaluations made.
-        last: mean return of the last one; None before the first.
-        best: the largest mean return; None before the first.
+        count: number of evaluations made.
+        last: mean return of the last evaluation; None before the first.
+        best: best mean return; None before the first.
 
     Raises:
-        ArgumentError: the environment can't be made, or has other spaces than that of the training.
+        ArgumentError: if the environment can't be created, or its spaces differ from those of the training
+            environment.
     """
 
     def __init__(self, config: RunConfig, agent: Agent, folder: RunFolder) -> None:
@@ -69,18 +70,18 @@ class PeriodicEvaluation:
                 self._env = make_env(evaluated, min(config.eval_episodes, SIDE_BY_SIDE), policy=agent.actor)
 
     def due(self, before: int, now: int, *, last: bool = False) -> bool:
-        """Return whether to evaluate after an update.
+        """Return whether an evaluation is due after an update.
 
         Args:
             before: environment steps before the update.
-            now: environment steps after it.
-            last: whether the run ends with it, so that the policy is the final one.
+            now: environment steps after the update.
+            last: whether this is the last update of the run.
         """
         every = self._config.eval_every
         return every is not None and (last or now // every > before // every)
 
     def __call__(self, update: int, env_steps: int) -> Row:
-        """Evaluate, keep the policy if it is the best one, and return the numbers; rank 0 does it for all."""
+        """Evaluate, save the policy if it is the best, and return the metrics. Rank 0 evaluates for all ranks."""
         row = {} if self._env is None else self._evaluate(self._env, update, env_steps)
         row, state = broadcast((row, self.state_dict()))
         self.load_state_dict(state)
@@ -122,7 +123,7 @@ class PeriodicEvaluation:
 
     @property
     def solved(self) -> bool:
-        """Whether the last evaluation reached the return that ends the run."""
+        """Whether the last evaluation reached ``stop_eval_return``."""
         target = self._config.stop_eval_return
         return target is not None and self.last is not None and self.last >= target
 
@@ -136,7 +137,7 @@ class PeriodicEvaluation:
         return {"count": self.count, "last": self.last, "best": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Load a state returned by :meth:`state_dict`."""
         self.count, self.last, self.best = (state[name] for name in ("count", "last", "best"))
 
 
@@ -146,6 +147,6 @@ def _check_spaces(config: RunConfig, evaluated: RunConfig) -> None:
             wanted, found = getattr(training, what), getattr(other, what)
             if wanted != found:
                 raise ArgumentError(
-                    "The evaluation's environment (--eval-env, --eval-env-kwargs) must have the "
-                    f"{what.partition('_')[0]}s of the training's, {wanted}, got {found}."
+                    "The evaluation environment (--eval-env, --eval-env-kwargs) must have the same "
+                    f"{what.partition('_')[0]}s as the training environment, {wanted}, got {found}."
                 )

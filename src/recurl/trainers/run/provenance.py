@@ -1,4 +1,4 @@
-"""What made a run: versions, commit, machine, command line."""
+"""Provenance of a run: versions, commit, machine, command line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from recurl.versions import source_commit, versions
 
 
 def provenance(device: str) -> dict[str, Any]:
-    """Return what is about to train, as plain values.
+    """Return versions, commit, machine and command line of this process as plain values.
 
     Args:
-        device: the device of the run.
+        device: device of the run.
 
     Example:
         >>> found = provenance("cpu")

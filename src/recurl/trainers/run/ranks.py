@@ -1,4 +1,4 @@
-"""The parts of a checkpoint that each rank has for itself: environments, running episodes, random generators."""
+"""Per-rank parts of a checkpoint: environments, running episodes, random generators."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from recurl.trainers.config import RunConfig
 __all__ = ["check_same_options", "for_this_rank", "ranks_of", "with_other_ranks"]
 
 _ALGORITHM, _RANKS = "algorithm", "ranks"
-_OWN = ("stats", "faults", "rng")
-_OF_A_RANK = ("threads", "logger", "callback", "ray_address")
+_PER_RANK_STATE = ("stats", "faults", "rng")
+_PER_RANK_OPTIONS = ("threads", "logger", "callback", "ray_address")
 """Options that may differ between ranks."""
 
 
 def check_same_options(config: RunConfig) -> None:
-    """Refuse ranks whose options differ in what they do together; all ranks call it together.
+    """Check that all ranks have the same options; must be called on all ranks.
 
     Raises:
-        ArgumentError: an option differs.
+        ArgumentError: if an option differs.
     """
     first, *others = gather(config.to_dict())
     for number, options in enumerate(others, 1):
         for name, value in first.items():
             came = options.get(name)
-            if came != value and name not in _OF_A_RANK:
+            if came != value and name not in _PER_RANK_OPTIONS:
                 what = "algorithm" if name == "algorithm" else flag(name)
                 raise ArgumentError(
                     f"All ranks must have the same options, but {what} is {value} on rank 0 and {came} on rank "
@@ -39,22 +39,22 @@ def check_same_options(config: RunConfig) -> None:
 
 
 def with_other_ranks(state: dict[str, Any], parts: Sequence[str]) -> dict[str, Any]:
-    """Return the state of rank 0 with what the other ranks have for themselves; all ranks call it together.
+    """Add the per-rank state of the other ranks to the state of rank 0; must be called on all ranks.
 
     Args:
-        state: this rank's state.
-        parts: names of the parts of the algorithm that each rank has for itself.
+        state: state of this rank.
+        parts: names of the algorithm's parts that differ between ranks.
     """
     if world_size() == 1:
         return state
     algorithm = {name: part for name, part in state[_ALGORITHM].items() if name in parts}
-    own = _on_cpu({_ALGORITHM: algorithm, **{name: state[name] for name in _OWN}})
+    own = _on_cpu({_ALGORITHM: algorithm, **{name: state[name] for name in _PER_RANK_STATE}})
     _, *others = gather_on_first(own if rank() else None) or [None]
     return {**state, _RANKS: others}
 
 
 def for_this_rank(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of this rank; where the run went over fewer, ranks share what one of them had."""
+    """Return the state for this rank; if the saved run had fewer ranks, several ranks get the same state."""
     saved = rank() % ranks_of(state)
     if saved == 0:
         return state
@@ -63,7 +63,7 @@ def for_this_rank(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def ranks_of(state: Mapping[str, Any]) -> int:
-    """Return over how many ranks the run of a checkpoint went.
+    """Return the number of ranks of the run that saved a checkpoint.
 
     Example:
         >>> ranks_of({}), ranks_of({"ranks": [{}]})

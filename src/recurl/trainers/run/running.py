@@ -12,25 +12,25 @@ _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class Ended(NamedTuple):
-    """Episodes that have ended in a batch, in the order of their ends; at the same step, in that of the rows."""
+    """Episodes that ended in a batch, ordered by the step of their end, then by row."""
 
     steps: _Array
-    """Step of the batch, from 0, that was each one's last: int64 ``[n]``."""
+    """Last step of each episode, as an index into the batch: int64 ``[n]``."""
     returns: _Array
-    """float64 ``[n]``."""
+    """Return of each episode: float64 ``[n]``."""
     lengths: _Array
-    """int64 ``[n]``."""
+    """Length of each episode: int64 ``[n]``."""
 
 
 class RunningEpisodes:
-    """Sums the rewards of every row's running episode.
+    """Running return and length of the current episode of every row.
 
     Args:
-        num_envs: rows of a batch, B.
+        num_envs: number of rows of a batch, B.
 
     Attributes:
-        returns: of the running episodes so far, float64 ``[B]``.
-        lengths: of the running episodes so far, int64 ``[B]``.
+        returns: returns of the running episodes so far, float64 ``[B]``.
+        lengths: lengths of the running episodes so far, int64 ``[B]``.
 
     Example:
         >>> running = RunningEpisodes(1)
@@ -45,17 +45,21 @@ class RunningEpisodes:
         self.lengths = np.zeros(num_envs, dtype=np.int64)
 
     def add(self, rewards: _Array, dones: _Array) -> Ended:
-        """Add a batch, and return the episodes that end in it.
+        """Add a batch and return the episodes that end in it.
 
         Args:
             rewards: ``[B, T]``.
             dones: bool ``[B, T]``, true at the last step of an episode.
         """
         rows, steps = rewards.shape
-        first = np.zeros((rows, steps + 1), dtype=bool)  # steps that begin an episode, or go on with one
+        first = np.zeros(
+            (rows, steps + 1), dtype=bool
+        )  # steps that start an episode, or continue one from the previous batch
         first[:, 0] = True
         first[:, 1:] = dones
-        last = np.zeros_like(first)  # likewise; the column beyond the end sums to the next batch's beginning
+        last = np.zeros_like(
+            first
+        )  # likewise for ends; the extra column closes episodes that continue in the next batch
         last[:, :-1] = dones
         last[:, -1] = True
         padded = np.zeros((rows, steps + 1))
@@ -68,7 +72,7 @@ class RunningEpisodes:
         sums[carried] += self.returns
         counts[carried] += self.lengths
         open_ = step == steps
-        self.returns, self.lengths = sums[open_], counts[open_] - 1  # without the column beyond
+        self.returns, self.lengths = sums[open_], counts[open_] - 1  # without the extra column
         ended = np.flatnonzero(~open_)
         ended = ended[np.lexsort((row[ended], step[ended]))]
         return Ended(step[ended], sums[ended], counts[ended])

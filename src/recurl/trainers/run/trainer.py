@@ -1,4 +1,4 @@
-"""Training loop: collect, learn, log, checkpoint, until all steps are taken, the task is solved or a stop."""
+"""Training loop: collect, learn, log and checkpoint until the run finishes, is solved or is stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recurl.precision import torch_matmul_precision
 from recurl.seeding import rng_state, set_rng_state
 from recurl.trainers.algorithms.table import make_algorithm
 from recurl.trainers.config import RunConfig
-from recurl.trainers.files.checkpoints import fitting, load_newest, save_checkpoint
+from recurl.trainers.files.checkpoints import load_newest, restoring, save_checkpoint
 from recurl.trainers.optim.finite import check_finite
 from recurl.trainers.report.csv_logger import CsvLogger
 from recurl.trainers.report.display import make_display
@@ -35,30 +35,30 @@ from recurl.trainers.run.updates import COLUMNS, Updates
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WARM_UP = 3  # updates in which kernels are compiled and graphs recorded
-_LONGEST = 1e9  # seconds of a run
+_WARM_UP = 3  # updates in which kernels are compiled and CUDA graphs captured
+_LONGEST = 1e9  # longest duration of a run in seconds
 
 
 class Trainer:
-    """Runs an algorithm in a run folder.
+    """Trains an algorithm in a run folder.
 
     Args:
         config: the options.
         folder: folder of the run; see :meth:`RunFolder.create`.
         console: console for progress and notices.
-        callbacks: called while the run goes on, after those of ``--callback``; see :class:`Callback`.
+        callbacks: callbacks, called after those of ``--callback``; see :class:`Callback`.
 
-    Several processes that torchrun has started (:func:`~recurl.distributed.joined`) train as one run: each with
-    environments of its own, of which rank 0 alone writes the folder, evaluates, and calls callbacks.
+    Processes started by torchrun (:func:`~recurl.distributed.joined`) train as one run. Each rank has its own
+    environments; only rank 0 writes to the folder, evaluates, and calls callbacks.
 
     A trainer starts a new run; after :meth:`resume` it continues from the newest checkpoint. While it runs, no other
-    process can write in the folder.
+    process can write to the folder.
 
     Raises:
-        ArgumentError: a callback can't be made, the environment of the evaluations doesn't fit, or the options of ranks
-            differ.
-        ArgumentTypeError: an object has no method of a callback.
-        MissingDependencyError: a package that the run needs is not installed; said before it begins.
+        ArgumentError: if a callback can't be created, the evaluation environment has other spaces, or the options
+            differ between ranks.
+        ArgumentTypeError: if a callback has none of the callback methods.
+        MissingDependencyError: if a required package is not installed.
     """
 
     def __init__(
@@ -66,8 +66,10 @@ class Trainer:
     ) -> None:
         check_packages(config.logger)
         check_same_options(config)
-        self._leads = rank() == 0
-        self._own = [*map(load_callback, config.callback), *map(check_callback, callbacks)] if self._leads else []
+        self._is_leader = rank() == 0
+        self._user_callbacks = (
+            [*map(load_callback, config.callback), *map(check_callback, callbacks)] if self._is_leader else []
+        )
         self._callbacks = Callbacks()
         self.config = config
         self.folder = folder
@@ -77,31 +79,31 @@ class Trainer:
         self.stats = EpisodeStats(config.num_envs)
         self._watch = FaultWatch(self.algorithm, self.stats, skip=config.on_nonfinite == "skip")
         self._updates = 0
-        self._asked = False
-        self._times = (0.0, 0.0)
+        self._stop_requested = False
+        self._previous_times = (0.0, 0.0)
         self._rng: dict[str, Any] | None = None
-        self._held = ExitStack()
+        self._lock_stack = ExitStack()
 
     def resume(self) -> None:
-        """Restore the newest checkpoint; on the CPU the run continues bit for bit as if it had never stopped.
+        """Restore the newest checkpoint. On the CPU, the run continues bit for bit as if it had never stopped.
 
-        Where it is damaged, the one before is taken, with a notice. Environments that can't save their state start
-        over, and a notice says so.
+        If the newest checkpoint is damaged, the previous one is used, with a notice. Environments that can't save their
+        state start new episodes, also with a notice.
 
         Raises:
-            ArgumentError: there is no checkpoint, or it can't be read or doesn't fit.
-            LockedError: another process works in the folder.
-            StorageError: the folder can't be written.
+            ArgumentError: if there is no checkpoint, or it can't be read or doesn't fit.
+            LockedError: if another process uses the folder.
+            StorageError: if the folder can't be written.
         """
         with ExitStack() as stack:
-            if self._leads:
+            if self._is_leader:
                 stack.enter_context(self.folder.hold())
-            newest = load_newest(self.folder.checkpoints, self._notify) if self._leads else (Path(), {})
+            newest = load_newest(self.folder.checkpoints, self._notify) if self._is_leader else (Path(), {})
             path, state = broadcast(newest)
-            with fitting(path):
+            with restoring(path):
                 self._load(for_this_rank(state))
-            self._held.close()
-            self._held = stack.pop_all()
+            self._lock_stack.close()
+            self._lock_stack = stack.pop_all()
 
     def _load(self, state: Mapping[str, Any]) -> None:
         saved, options = state.get("config", {}), self.config.to_dict()
@@ -115,53 +117,53 @@ class Trainer:
         self.algorithm.load_state_dict(state["algorithm"], **({} if same else {"begin_anew": True}))
         self.stats.load_state_dict(state["stats"])
         if not same:
-            self.stats.begin_anew()
+            self.stats.clear_running()
             self._notify(
-                f"The checkpoint is of {ranks_of(state)} ranks, this run has {world_size()}: its episodes start over, "
-                "the resumed run differs."
+                f"The checkpoint is of {ranks_of(state)} ranks, but this run has {world_size()}: episodes start over, "
+                "and the resumed run differs."
             )
         elif not self.algorithm.restored_episodes:
             later = state["algorithm"]["collector"].get("obstacle")
-            reason = self.algorithm.state_obstacle or later or "the checkpoint holds none that fits"
+            reason = self.algorithm.state_obstacle or later or "the checkpoint has no matching state"
             self._notify(
-                f"The state of {self.config.env_name} isn't restored: {reason}. Its episodes start over, the resumed "
-                "run differs."
+                f"The state of {self.config.env_name} isn't restored: {reason}. Its episodes start over, and the "
+                "resumed run differs."
             )
         self._updates = int(state["rows"])
-        if "faults" in state:  # runs of old have none
+        if "faults" in state:  # absent from runs of earlier versions
             self._watch.load_state_dict(state["faults"])
-        if "evaluation" in state:  # runs of old have none
+        if "evaluation" in state:  # absent from runs of earlier versions
             self._evaluation.load_state_dict(state["evaluation"])
-        self._times = _seconds(state, "wall_s"), _seconds(state, "cpu_s")
+        self._previous_times = _seconds(state, "wall_s"), _seconds(state, "cpu_s")
         if same:
             self._rng = state["rng"]
             set_rng_state(state["rng"])
 
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
-        """Train until the end.
+        """Train until the run ends.
 
-        Meanwhile Python's garbage collector leaves out what existed before (``gc.freeze``).
+        During training, Python's garbage collector ignores objects that existed before (``gc.freeze``).
 
         Args:
-            should_stop: called after every update; True saves a checkpoint and returns.
+            should_stop: called after every update; if it returns True, a checkpoint is saved and the run ends.
 
         Returns:
-            The outcome; the folder holds metrics, a checkpoint and the learning curve in every case.
+            The outcome. In every case the folder contains metrics, a checkpoint and the learning curve.
 
         Raises:
-            ArgumentError: the folder isn't that of a new run with these options.
-            LockedError: another process works in the folder.
-            CallbackError: a callback failed; the run was saved and ended.
-            ExitError: the environment, or other code that the run calls, called ``sys.exit``.
-            NonFiniteError: a number isn't finite, and is not to be skipped or can't be; nothing is saved of it.
-            StorageError: the folder can't be written; the newest checkpoint stays as it was.
+            ArgumentError: if the folder isn't that of a new run with these options.
+            LockedError: if another process uses the folder.
+            CallbackError: if a callback failed; a checkpoint is saved first.
+            ExitError: if the environment, or other code called by the run, calls ``sys.exit``.
+            NonFiniteError: if a number isn't finite and is not skipped; no checkpoint is saved.
+            StorageError: if the folder can't be written; the newest checkpoint stays intact.
         """
-        with self._held, self._holding(), _frozen(), torch_matmul_precision(self.config.torch_precision):
-            self._asked, self._callbacks = False, Callbacks()
-            clock = Clock(*self._times)
+        with self._lock_stack, self._locked(), _frozen(), torch_matmul_precision(self.config.torch_precision):
+            self._stop_requested, self._callbacks = False, Callbacks()
+            clock = Clock(*self._previous_times)
             try:
                 self._open()
-                clock = Clock(*self._times)
+                clock = Clock(*self._previous_times)
                 self._loop(clock, should_stop)
             except BaseException as error:
                 self._callbacks.end(self._outcome(clock, "failed"))
@@ -175,8 +177,8 @@ class Trainer:
         return outcome
 
     def stop(self) -> None:
-        """End the run after the update that goes on, with a checkpoint: for callbacks."""
-        self._asked = True
+        """End the run with a checkpoint after the current update; to be called by callbacks."""
+        self._stop_requested = True
 
     def _loop(self, clock: Clock, should_stop: Callable[[], bool]) -> None:
         self._callbacks.call("on_start", self)
@@ -193,14 +195,14 @@ class Trainer:
                 self.algorithm.settle()
                 with Watch.exempt():
                     self._callbacks.call("on_evaluation", self._evaluation(self._updates, self.algorithm.env_steps))
-            self._asked = should_stop() or self._asked
+            self._stop_requested = should_stop() or self._stop_requested
             if self._interrupted() or self._ended() or self._updates % self.config.checkpoint_every == 0:
                 updates.finish()
                 with Watch.exempt():
                     self._save(clock)
             if done == _WARM_UP:
                 Watch.arm(self.config.rank_timeout)
-        if self._updates and self._leads:
+        if self._updates and self._is_leader:
             with Watch.exempt():
                 self._plot()
 
@@ -215,39 +217,39 @@ class Trainer:
         )
 
     def _interrupted(self) -> bool:
-        return on_any_rank(self._asked or self._callbacks.error is not None)
+        return on_any_rank(self._stop_requested or self._callbacks.error is not None)
 
     @contextmanager
-    def _holding(self) -> Generator[None]:
-        """Hold the folder, which must be as :meth:`RunFolder.create` or a checkpoint left it."""
+    def _locked(self) -> Generator[None]:
+        """Lock the folder, and check that it is new or the one that was resumed."""
         folder = self.folder
-        if not self._leads:
+        if not self._is_leader:
             yield
             return
         if not folder.path.is_dir():
-            raise ArgumentError(f"There is no run in {folder.path}: make its folder first, folder.create(config).")
+            raise ArgumentError(f"There is no run in {folder.path}: create its folder first, folder.create(config).")
         with folder.hold():
             if self._updates == 0 and (not folder.holds(self.config) or folder.checkpoints.exists()):
                 raise ArgumentError(
-                    f"{folder.path} must be the folder of a new run with these options, as folder.create(config) makes "
-                    "it; go on with the run that is there after trainer.resume()."
+                    f"{folder.path} must be the folder of a new run with these options, as folder.create(config) "
+                    "creates it; to resume the existing run, call trainer.resume() first."
                 )
             yield
 
     def _open(self) -> None:
-        """Open what takes rows: the files first, then the logger and the display; one's own callbacks come last."""
+        """Set up the consumers of rows: files first, then the logger and the display, then the user's callbacks."""
         algorithm, folder, config = self.algorithm, self.folder, self.config
-        if not self._leads:
+        if not self._is_leader:
             return
         folder.note_start({"env_steps": algorithm.env_steps, **provenance(config.device)})
-        self._rows = CsvLogger(self._metrics_file(), self._evaluations_file())
-        self._callbacks.add(self._rows)
+        self._csv_logger = CsvLogger(self._metrics_file(), self._evaluations_file())
+        self._callbacks.add(self._csv_logger)
         since = algorithm.env_steps if self._updates else None
         for logger in make_loggers(config.logger, Place(folder.path, folder.tensorboard, config.to_dict(), since)):
             self._callbacks.add(logger)
         total = algorithm.total_steps
         display = make_display(self.console, total_steps=total, live=algorithm.live, done_steps=algorithm.env_steps)
-        for callback in (display, *self._own):
+        for callback in (display, *self._user_callbacks):
             self._callbacks.add(callback)
 
     def _metrics_file(self) -> MetricsFile:
@@ -267,8 +269,8 @@ class Trainer:
         )
 
     def close(self) -> None:
-        """Close the environments and free the folder."""
-        self._held.close()
+        """Close the environments and unlock the folder."""
+        self._lock_stack.close()
         self._evaluation.close()
         self.algorithm.close()
 
@@ -283,7 +285,7 @@ class Trainer:
         return self._solved() or algorithm.env_steps + algorithm.frames_per_update > self.config.total_steps
 
     def _save(self, clock: Clock) -> None:
-        self._times = (clock.wall_s, clock.cpu_s)
+        self._previous_times = (clock.wall_s, clock.cpu_s)
         algorithm = self.algorithm.state_dict()
         check_finite(
             {name: part for name, part in algorithm.items() if name not in self.algorithm.collected}, "the run"
@@ -295,14 +297,14 @@ class Trainer:
             "rows": self._updates,
             "faults": self._watch.state_dict(),
             "evaluation": self._evaluation.state_dict(),
-            "wall_s": self._times[0],
-            "cpu_s": self._times[1],
+            "wall_s": self._previous_times[0],
+            "cpu_s": self._previous_times[1],
             "rng": rng_state(),
         }
         state = with_other_ranks(state, self.algorithm.own)
-        if not self._leads:
+        if not self._is_leader:
             return
-        self._rows.sync()  # before the checkpoint that counts them
+        self._csv_logger.sync()  # before the checkpoint, which stores their number
         path = save_checkpoint(self.folder.checkpoints, self.algorithm.env_steps, state)
         self._callbacks.call("on_checkpoint", path)
 
@@ -313,16 +315,16 @@ class Trainer:
 
 
 def _seconds(state: Mapping[str, Any], name: str) -> float:
-    """Return a duration that a checkpoint holds."""
+    """Read a duration from a checkpoint."""
     value = float(state[name])
     if not 0 <= value <= _LONGEST:
-        raise ValueError(f"{name} must lie between 0 and {_LONGEST:g} seconds, got {value:g}.")
+        raise ValueError(f"{name} must be between 0 and {_LONGEST:g} seconds, got {value:g}.")
     return value
 
 
 @contextmanager
 def _frozen() -> Generator[None]:
-    gc.freeze()  # a full collection, every hundred updates or so, would walk all that was imported: 0.2 s
+    gc.freeze()  # a full collection, about every hundred updates, would scan all imported objects: 0.2 s
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Where the time of an update goes."""
+"""Time breakdown of an update."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ _PROFILED = 2
 
 
 class UpdateTimes(NamedTuple):
-    """Times of an update, means over several."""
+    """Times of an update, averaged over several."""
 
     parts: dict[str, float]
-    """Seconds of each part that took any, in the order of an update; together they are those of the update."""
+    """Seconds per part, in the order of an update; they add up to ``wall``."""
     wall: float
-    """Seconds of the update, by the clock on the wall."""
+    """Wall-clock seconds of the update."""
     frames: int
     """Environment steps of the update."""
     gpu_busy: float | None
-    """Seconds in which the GPU worked; None on the CPU."""
+    """Seconds in which the GPU was busy; None on the CPU."""
 
     @property
     def gpu_idle(self) -> float | None:
-        """Share of the update in which the GPU did nothing; None on the CPU."""
+        """Fraction of the update in which the GPU was idle; None on the CPU."""
         return None if self.gpu_busy is None else max(1 - self.gpu_busy / self.wall, 0.0)
 
 
 def time_updates(learner: Learner[Any, Any], warm_up: int, updates: int) -> UpdateTimes:
-    """Measure updates as a trainer makes them, without files, and without changing what they compute.
+    """Measure updates as a trainer makes them, without writing files.
 
-    On a GPU two more updates follow, which a profiler records, for how long kernels ran.
+    On a GPU, two more updates are run under the profiler to measure how long kernels run.
 
     Args:
-        learner: what collects and learns.
-        warm_up: updates before those that are measured; more where learning begins later.
-        updates: how many are measured.
+        learner: the learner.
+        warm_up: updates before the measurement; more are made if learning starts later.
+        updates: number of updates to measure.
 
     Raises:
-        NonFiniteError: a number isn't finite.
+        NonFiniteError: if a number isn't finite.
     """
     device = torch.device(learner.config.device)
     stats = EpisodeStats(learner.config.num_envs)

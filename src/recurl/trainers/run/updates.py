@@ -1,4 +1,4 @@
-"""The updates of a run: collect, check, learn, report."""
+"""Updates of a run: collect, check, learn, report."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ COLUMNS = (
     "length_mean_20",
     "skipped",
 )
-_AHEAD_ON = ("cuda",)  # devices that work while the host goes on
+_AHEAD_ON = ("cuda",)  # devices that run asynchronously
 
 
 class Updates:
-    """Makes updates, and reports each as a row of the metrics.
+    """Makes updates and reports each as a row of metrics.
 
-    On a GPU the host is ahead of the learner, if that allows it and faults are not skipped: an update is launched
-    before its batch is checked and its episodes are counted, which is done while the GPU learns. What was learnt is
-    read, checked and reported after the next update has been launched, or by :meth:`finish`. A batch or an update that
-    isn't finite changes no weights and ends the run, the update at the next one. The rows are the same, in the same
-    order.
+    On a GPU, updates are asynchronous if the learner supports it and faults are not skipped. An update is launched
+    before its batch is checked and its episodes are counted, which happens while the GPU learns. Its metrics are read,
+    checked and reported after the next update has been launched, or by :meth:`finish`. A batch or an update that isn't
+    finite changes no weights and ends the run; a non-finite update does so at the next one. The rows and their order
+    don't change.
 
     Args:
-        learner: collects and learns.
-        stats: statistics of the episodes.
-        watch: checks batches and updates.
-        callbacks: see batches (``on_batch``) and rows (``on_update``).
+        learner: the learner.
+        stats: episode statistics.
+        watch: checks of batches and updates.
+        callbacks: callbacks that receive batches (``on_batch``) and rows (``on_update``).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Updates:
     ) -> None:
         self._learner, self._stats, self._watch, self._callbacks = learner, stats, watch, callbacks
         device, skips = torch.device(learner.config.device), learner.config.on_nonfinite == "skip"
-        self._ahead = learner.learns_ahead and device.type in _AHEAD_ON and not skips
+        self._asynchronous = learner.learns_ahead and device.type in _AHEAD_ON and not skips
         self._launched: Callable[[], None] | None = None
 
     def make(self, clock: Clock, number: int) -> None:
@@ -64,10 +64,10 @@ class Updates:
 
         Args:
             clock: the clock of the run.
-            number: number of the update, from 1.
+            number: number of the update, starting at 1.
 
         Raises:
-            NonFiniteError: the batch, or the update before, isn't finite.
+            NonFiniteError: if the batch, or the previous update, isn't finite.
         """
         learner = self._learner
         steps, wall = learner.env_steps, clock.wall_s
@@ -77,11 +77,11 @@ class Updates:
         self._callbacks.call("on_batch", batch)
         with span(STATISTICS):
             check = self._watch.begin(batch)
-            admitted = self._ahead or check()
+            admitted = self._asynchronous or check()
         with span(LEARNING):
             learned = learner.learn_later(batch) if admitted else None
         Watch.progress()
-        if not self._ahead:
+        if not self._asynchronous:
             self._report(number, learned, partial(self._row, clock, number, steps, wall))
             return
         self.finish()
@@ -91,10 +91,10 @@ class Updates:
         self._launched = partial(self._report, number, learned, lambda: row)
 
     def finish(self) -> None:
-        """Wait for an update that was launched and is not reported yet, and report it.
+        """Wait for the pending update, if any, and report it.
 
         Raises:
-            NonFiniteError: it isn't finite.
+            NonFiniteError: if the update isn't finite.
         """
         launched, self._launched = self._launched, None
         if launched is not None:
@@ -109,7 +109,7 @@ class Updates:
         self._callbacks.call("on_update", {**row(), "skipped": self._watch.skipped, **numbers})
 
     def _row(self, clock: Clock, number: int, steps: int, wall: float) -> Row:
-        """Return the numbers of an update before which so many steps had been taken, at that time."""
+        """Return the row of an update that started after ``steps`` environment steps, at time ``wall``."""
         learner, stats, now = self._learner, self._stats, clock.wall_s
         numbers = (
             number,

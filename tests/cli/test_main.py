@@ -356,7 +356,7 @@ def test_rows_that_are_lost_are_no_reason_to_stop(tmp_path, capsys):
     folder.metrics.write_text("".join(lines[:3])[:-7])
     assert main(["train", "--resume", str(folder.path)]) == 0
     assert (
-        f"Notice: {folder.metrics} holds the rows of 1 of the 4 updates before the checkpoint"
+        f"Notice: {folder.metrics} contains rows for 1 of the 4 updates before the checkpoint"
         in capsys.readouterr().out
     )
     rows = [line.split(",")[:2] for line in folder.metrics.read_text().splitlines()[1:]]

@@ -46,7 +46,7 @@ def test_trains_goes_on_and_is_compared(tmp_path, capsys):
     assert RunFolder(folder / "cell=none,seed=0").read_config().cell == "none"
     assert sweep(folder, "--set", "cell=gru,none", "--seeds", "2") == 0  # one more seed
     said = capsys.readouterr().out
-    assert "4 runs, 2 of them finished before" in said
+    assert "4 runs, 2 already finished" in said
     assert said.count("started") == 2
     assert main(["compare", str(folder), "--out", str(tmp_path / "out.png")]) == 0
     *_, gru, none, _ = capsys.readouterr().out.splitlines()

@@ -18,7 +18,7 @@ from recurl.ranges import Count, Steps
 from recurl.trainers.files.durable import make_folder
 from recurl.trainers.files.lock import FolderLock
 from recurl.trainers.keyword_arguments import keyword_arguments
-from recurl.trainers.study.popgym.jobs import Failed, train_all, usual_jobs
+from recurl.trainers.study.popgym.jobs import Failed, default_jobs, train_all
 from recurl.trainers.study.popgym.results import Results
 from recurl.trainers.study.popgym.settings import CELLS, Run, find_tasks, make_runs, options_text, setting
 from recurl.trainers.study.popgym.summary import Summary
@@ -88,7 +88,7 @@ def bench_popgym(wanted: BenchPopgym) -> int:
 def _train_all(runs: list[Run], wanted: BenchPopgym, results: Results, stop: StopOnSignal) -> list[str]:
     """Train runs until a signal comes, and return the names of those that failed."""
     cores = core_count()
-    jobs = wanted.jobs or usual_jobs(wanted.device, cores)
+    jobs = wanted.jobs or default_jobs(wanted.device, cores)
     work = Work(
         folder=wanted.out / "runs",
         setting=wanted.setting,

@@ -31,7 +31,7 @@ def read(arguments: list[str]) -> Compare:
     if not wanted.runs:
         raise ArgumentError("recurl compare takes folders of runs or sweeps, got none.")
     if not wanted.out.parent.is_dir():
-        raise ArgumentError(f"There is no folder {wanted.out.parent}: make it, or name another file with --out.")
+        raise ArgumentError(f"There is no folder {wanted.out.parent}: create it, or name another file with --out.")
     return wanted
 
 

@@ -38,7 +38,7 @@ def read(arguments: list[str]) -> Export:
 def run(wanted: Export) -> int:
     """Export a run's policy."""
     if wanted.out is not None and not wanted.out.parent.is_dir():
-        raise ArgumentError(f"There is no folder {wanted.out.parent}: make it, or name another file with --out.")
+        raise ArgumentError(f"There is no folder {wanted.out.parent}: create it, or name another file with --out.")
     path = export_run(
         RunFolder(wanted.run, notify, trust=wanted.trust_run), wanted.format, wanted.out, checkpoint=wanted.checkpoint
     )

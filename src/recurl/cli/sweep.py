@@ -70,7 +70,7 @@ def run(wanted: Wanted) -> int:
     notify_if_slow(wanted.jobs[0].config.device)
     sweep = Sweep(options.run_dir, wanted.jobs, notify)
     with sweep.hold(), StopOnSignal() as stop:
-        sweep.run(options.jobs, say=lambda text: print(text, flush=True), should_stop=stop.requested)
+        sweep.run(options.jobs, report=lambda text: print(text, flush=True), should_stop=stop.requested)
     if stop.requested():
         print("Go on with the same command.")
         return stop.exit_code

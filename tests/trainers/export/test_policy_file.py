@@ -216,7 +216,7 @@ def test_a_function_that_differs_is_refused(lstm, edit, what):
     policy, env = policy_of(lstm)
     with env:
         verify(changed(policy, lambda policy, arguments: policy(*arguments)), policy, env, 200)
-        with pytest.raises(UnsupportedError, match=rf"must give what the policy gives, but .*{what}"):
+        with pytest.raises(UnsupportedError, match=rf"must match the policy, but .*{what}"):
             verify(changed(policy, edit), policy, env, 200)
 
 

@@ -110,7 +110,7 @@ def test_mistakes(run, blind, tmp_path, monkeypatch):
             play_run(folder, **options)
 
     refused(r"--video must end with \.mp4, got out\.gif", video=Path("out.gif"))
-    refused("There is no folder .*nowhere: make it, or name another file", video=tmp_path / "nowhere" / "out.mp4")
+    refused("There is no folder .*nowhere: create it, or name another file", video=tmp_path / "nowhere" / "out.mp4")
     refused("--episodes must be positive, got 0", episodes=0)
     refused(
         "--video needs an environment with the render mode rgb_array, but .*Blind-v0 has human",

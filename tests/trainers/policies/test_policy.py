@@ -269,7 +269,7 @@ def test_an_exported_file_acts_as_the_run(tmp_path, monkeypatch, case, kind):
     assert {name: value.shape for name, value in after.items()} == {
         name: value.shape[1:] for name, value in state.items()
     }
-    with pytest.raises(UnsupportedError, match=r"holds the greedy policy only: deterministic=False needs the run"):
+    with pytest.raises(UnsupportedError, match=r"contains the greedy policy only: deterministic=False needs the run"):
         exported.predict(observation, deterministic=False)
 
 
@@ -355,7 +355,9 @@ def test_mistakes(lstm):
         state,
     )
     refused(ArgumentError, r"The state of one environment must hold state_h of shape \[1, 8\], got", eye[0], state)
-    refused(ArgumentTypeError, "state must be what predict returned, or None where episodes begin, got tuple", eye, ())
+    refused(
+        ArgumentTypeError, "state must be a state returned by predict, or None where episodes begin, got tuple", eye, ()
+    )
     refused(ArgumentError, r"with \['state_h', 'state_c'\], got \['h'\]", eye, {"h": eye})
     refused(ArgumentError, r"episode_start must be bools of shape \[4\], got bool of shape \[\]", eye, state, True)
     refused(

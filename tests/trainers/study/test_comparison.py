@@ -74,7 +74,7 @@ def test_groups_scores_and_files(tmp_path):
     assert none.curve[[0, -1]] == pytest.approx([0.1, 0.2])
     title, header, *rows = comparison.table().splitlines()
     assert title == "recurl/TMaze-v0: training return, mean of the last 20 episodes; optimum 1; best without memory 0.5"
-    assert header.split() == ["runs", "steps", "IQM", "95", "%", "interval", "least", "most"]
+    assert header.split() == ["runs", "steps", "IQM", "95%", "interval", "min", "max"]
     assert rows[1].split() == ["cell=none", "3", "3,000", "0.2", "0.2", "to", "0.2", "0.2", "0.2"]
     written = comparison.write(tmp_path / "out.svg")
     assert [path.name for path in written] == ["out.svg", "out.csv", "out_scores.csv"]
@@ -161,8 +161,8 @@ def test_several_tasks_are_aggregated_as_rliable_does(tmp_path, capsys, monkeypa
     assert [task.task for task in found.tasks] == ["recurl/RepeatPrevious-v0", "recurl/TMaze-v0", "CartPole-v1"]
     assert [one.label for one in found.aggregates] == ["cell=gru", "cell=lstm"]
     assert found.notes == [
-        "CartPole-v1 declares no reference returns: it is left out of aggregates over tasks",
-        "cell=none has no run of recurl/RepeatPrevious-v0: it is left out of aggregates over tasks",
+        "CartPole-v1 declares no reference returns: it is excluded from aggregates over tasks",
+        "cell=none has no run on recurl/RepeatPrevious-v0: it is excluded from aggregates over tasks",
     ]
     lstm = found.aggregates[1]
     raw = np.array([0.9, 0.91, 0.92, 0.93])
@@ -176,7 +176,7 @@ def test_several_tasks_are_aggregated_as_rliable_does(tmp_path, capsys, monkeypa
     again = compare(sorted((tmp_path / "runs").iterdir()))
     assert again.table() == found.table()
     lines = found.table().splitlines()[:-3]
-    assert lines[-4].startswith("Over tasks: normalized training return (0 best without memory, 1 optimum), 95 %")
+    assert lines[-4].startswith("Over tasks: normalized training return (0 best without memory, 1 optimum), 95%")
     assert lines[-3].split() == ["runs", "IQM", "median", "mean", "optimality", "gap"]
     assert lines[-1].split()[:3] == ["cell=lstm", "8", f"{wanted[0]:.3f}"]
     monkeypatch.chdir(tmp_path)
@@ -218,11 +218,11 @@ def test_runs_that_cannot_be_compared(tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text("{}")
     for paths, metric, message in (
-        ([one, bare], None, r"The run .*bare has no episode that ended: leave it out, or train it for longer"),
+        ([one, bare], None, r"The run .*bare has no finished episode: leave it out, or train it for longer"),
         ([one], "evaluation", r"The run .*one has no evaluation \(--eval-every\)"),
-        ([tmp_path], None, r"is neither a run nor a sweep: name folders that recurl train or sweep wrote"),
+        ([tmp_path], None, r"is neither a run nor a sweep: name folders written by recurl train or sweep"),
         ([tmp_path / "none"], None, r"none is neither a run nor a sweep"),
-        ([tmp_path / "sweep"], None, r"The sweep .*sweep holds no run yet"),
+        ([tmp_path / "sweep"], None, r"The sweep .*sweep contains no run yet"),
     ):
         with pytest.raises(ArgumentError, match=message):
             compare(paths, metric)

@@ -65,7 +65,7 @@ def test_results_of_another_setting_are_refused(tmp_path, change, message):
             r"can't be read \(there is no task 'RepeatLastEasy'\)",
         ),
         (lambda text: text + text.splitlines()[1], "one row for each run, but holds two of RepeatFirstEasy gru seed 0"),
-        (lambda text: text + '"', "is no table in UTF-8 .*unexpected end of data"),
+        (lambda text: text + '"', "is not a UTF-8 table .*unexpected end of data"),
         (lambda text: "", "must hold results"),
     ],
 )
@@ -81,7 +81,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     path = tmp_path / "popgym.csv"
     Results(path).add(FIRST)
     path.write_bytes(path.read_bytes() + b"\xff\xfe\0")
-    with pytest.raises(ArgumentError, match=r"is no table in UTF-8 .*mend or remove it"):
+    with pytest.raises(ArgumentError, match=r"is not a UTF-8 table .*fix or remove it"):
         Results(path)
 
 

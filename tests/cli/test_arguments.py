@@ -136,7 +136,7 @@ def test_an_option_given_twice_is_not_lost(command):
             else:
                 words = [[flag(field.name), values_of(field)[0]], [f"{option}={values_of(field)[1]}"]]
             if field.many:
-                read = arguments._gathered([*words[0], "--other", "x", *words[1]], kind, prog="demo")
+                read = arguments._merge_repeated([*words[0], "--other", "x", *words[1]], kind, prog="demo")
                 assert read == [words[0][0], *values_of(field), "--other", "x"]
                 continue
             for parse in (parse_arguments, parse_known_arguments):

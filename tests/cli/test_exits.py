@@ -26,8 +26,8 @@ def test_an_environment_that_exits_in_a_step(kind, tmp_path, capsys):
     said = capsys.readouterr().err
     raised = {"exit": r"SystemExit(0)", "raise": "GeneratorExit()"}[kind]
     assert f"other code that the run calls, raised {raised}, as sys.exit does: it must return, or raise" in said
-    assert "Its newest checkpoint, of 96 steps, is good: recurl train --resume" in said
-    assert "its traceback is in" in said
+    assert "Resume from the newest checkpoint, at 96 steps: recurl train --resume" in said
+    assert "the traceback is in" in said
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_in_other_processes(words, kind, complaint, tmp_path, capsys):
     assert started(tmp_path / "run", EXITING, "--env-kwargs", f"kind={kind}", *words) == 2
     said = capsys.readouterr().err
     assert complaint in said
-    assert "is good: recurl train --resume" in said
+    assert "steps: recurl train --resume" in said
 
 
 @pytest.mark.slow
@@ -80,6 +80,6 @@ def test_how_long_a_step_may_take(words, tmp_path, capsys):
     said = capsys.readouterr().err
     assert "hangs: no answer and no step for 0.5 s. If a step of its environment may take longer" in said
     assert "raise the limit: --env-timeout, or timeout= in Python. " in said
-    assert "recurl train --resume" in said or "begin it anew" in said
+    assert "recurl train --resume" in said or "start it again" in said
     assert started(tmp_path / "run", SLOW, *words, "--overwrite", "--env-timeout", "30") == 0
     assert RunFolder(tmp_path / "run").read_config().env_timeout == 30

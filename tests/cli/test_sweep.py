@@ -66,7 +66,7 @@ def test_a_run_that_fails_is_named_and_the_rest_finished(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "--set", "env_kwargs=corridor_length=3,corridor_length=-1", "--jobs", "2") == 1
     said = capsys.readouterr().out
-    assert "1 of 2 runs failed: env_kwargs=corridor_length=-1,seed=0. The same command tries them again." in said
+    assert "1 of 2 runs failed: env_kwargs=corridor_length=-1,seed=0. The same command retries them." in said
     assert "failed env_kwargs=corridor_length=-1,seed=0: recurl: --env recurl/TMaze-v0" in said
     assert {name: row["status"] for name, row in results(folder).items()} == {
         "env_kwargs=corridor_length=3,seed=0": "finished",
@@ -85,7 +85,7 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path, programs):
     os.kill(process.pid, signal.SIGTERM)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 143
-    assert said.splitlines()[-1] == "Go on with the same command."
+    assert said.splitlines()[-1] == "Run the same command to continue."
     assert results(folder)["seed=0"]["status"] == "stopped"
     assert list((folder / "seed=0" / "checkpoints").glob("*.pt"))
     (folder / "seed=0" / "config.json").write_text(

@@ -238,7 +238,7 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     assert "Written: comparison.png, comparison.csv, comparison_scores.csv" in capsys.readouterr().out
     for words, message in (
         ([], "recurl compare takes folders of runs or sweeps, got none"),
-        (["run", "--out", "no/where.png"], "There is no folder no: make it"),
+        (["run", "--out", "no/where.png"], "There is no folder no: create it"),
         (["run", "--metric", "evalution"], "invalid choice 'evalution'"),
     ):
         assert main(["compare", *words]) == 2

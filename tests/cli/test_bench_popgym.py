@@ -82,7 +82,7 @@ def test_a_run_that_is_not_finite_does_not_end_the_others(tmp_path, capsys):
 
 
 def scores(folder):
-    """Return the rows of a table in its order, without what differs between two times."""
+    """Return the rows of a table in order, without values that differ between executions."""
     found = [{name: value for name, value in row.items() if name not in ("wall_s", "date")} for row in rows(folder)]
     return sorted(found, key=lambda row: (row["task"], row["cell"]))
 
@@ -105,7 +105,7 @@ TROUBLE = "callback=('tests.cli.test_bench_popgym:Trouble',)"
 
 
 class Trouble:
-    """A callback that ends the process in one task, and fails in another."""
+    """Callback that exits the process in one task and fails in another."""
 
     def on_start(self, trainer):
         if "Medium" in trainer.config.env_name:
@@ -168,7 +168,7 @@ def test_a_signal_stops_all_jobs_and_keeps_what_is_finished(tmp_path, capsys, mo
 
 
 def children(parent):
-    """Return the ids of the processes that a process has started."""
+    """Return the process ids of the children of a process."""
     found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False)
     return [int(pid) for pid in found.stdout.split()]
 

@@ -157,7 +157,7 @@ def test_a_run(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> 
         ("--env NoSuch-v0 --policy wires:policy", "--env NoSuch-v0 can't be created"),
         ("--env CartPole-v1 --env-kwargs colour=red --policy wires:policy", "--env CartPole-v1 can't be created"),
         ("--env CartPole-v1 --env-kwargs colour --policy wires:policy", "name=value"),
-        ("--env wires:policy --policy wires:policy", "must return an environment of recurl"),
+        ("--env wires:policy --policy wires:policy", "must return a recurl environment"),
         ("--env wires:nothing --policy wires:policy", "nothing"),
         ("--env CartPole-v1 --policy nowhere:policy", "--policy: there is no module 'nowhere'"),
         ("--env CartPole-v1 --policy ..:policy", "--policy"),
@@ -183,7 +183,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_as_a_command(tmp_path: Path) -> None:
-    """The working directory is found by the installed command too, and no extra is needed."""
+    """The installed command also imports from the working directory, and needs no extra."""
     code = (
         "import sys; sys.modules.update(rich=None, matplotlib=None, tensorboard=None)\n"
         "from recurl.cli import main; sys.path[:] = [path for path in sys.path if path]\n"

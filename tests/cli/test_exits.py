@@ -1,4 +1,4 @@
-"""Nothing that a run calls ends it with status 0, and one rule says how long an environment may take."""
+"""Code called by a run can't end it with status 0, and environment calls have a uniform time limit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_in_other_processes(words, kind, complaint, tmp_path, capsys):
 def test_a_sweep_counts_a_run_as_finished_by_its_checkpoint(tmp_path, capsys):
     folder = tmp_path / "sweep"
     words = ["sweep", "ppo", "--env", EXITING, *SMALL, "--seeds", "1", "--run-dir", str(folder)]
-    assert main([*words, "--env-kwargs", "kind=hard"]) == 1  # whose process ends with status 0
+    assert main([*words, "--env-kwargs", "kind=hard"]) == 1  # the process of the run exits with status 0
     assert "1 of 1 runs failed" in "".join(capsys.readouterr())
     assert ",failed,96," in (folder / "results.csv").read_text()
 

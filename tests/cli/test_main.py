@@ -42,7 +42,7 @@ def train(folder, *more):
 
 
 def fails(capsys, arguments, *words):
-    """The command exits with 2 and one line on stderr that holds all words."""
+    """Check that the command exits with 2 and one line on stderr that contains all words."""
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == 2
     said = capsys.readouterr().err
@@ -380,7 +380,7 @@ def test_a_folder_in_which_another_process_works_is_left_alone(run, capsys):
     ("limit", "every", "file"), [(100, 1, "config.json"), (2500, 100, "tensorboard/events"), (6000, 1, "checkpoints/")]
 )
 def test_no_room(tmp_path, capsys, limit, every, file):
-    """The system refuses to let a file grow: said with its name and what to do, and what was saved stays good."""
+    """If a file can't grow, the error names it and gives advice, and saved data stays valid."""
     folder = RunFolder(tmp_path / "run")
     words = ["--checkpoint-every", str(every), "--total-steps", "1280"]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""Sweeps as processes: what runs, goes on, fails, is stopped and is refused."""
+"""Sweeps as processes: running, continuing, failing, stopping, and rejected requests."""
 
 import contextlib
 import csv
@@ -97,7 +97,7 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path, programs):
 
 
 def trained_by(folder):
-    """Return the process ids in the command lines of which a folder is named."""
+    """Return the ids of processes whose command line names a folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -107,7 +107,7 @@ def trained_by(folder):
 
 
 def begin(folder, *more, rollout_steps="16"):
-    """Start a long sweep as a command of its own, and return it once its first run has made updates."""
+    """Start a long sweep as a separate process, and return it once its first run has made updates."""
     words = [rollout_steps if word == "16" else word for word in SMALL]
     command = [sys.executable, "-m", "recurl", "sweep", "ppo", "--run-dir", str(folder), *words, *more]
     process = subprocess.Popen([*command, "--total-steps", "10000000"], stdout=subprocess.PIPE, text=True)
@@ -150,9 +150,9 @@ def test_a_run_that_another_process_trains_is_waited_for(tmp_path, capsys):
 
 
 def test_ctrl_c_in_the_terminal_of_a_sweep_leaves_checkpoints(tmp_path):
-    """It reaches the whole group of the foreground, at once."""
+    """Ctrl-C reaches all processes of the foreground group at once."""
     folder = tmp_path / "sweep"
-    process = begin(folder, rollout_steps="2048")  # an update takes longer than the sweep to pass the signal on
+    process = begin(folder, rollout_steps="2048")  # an update takes longer than the sweep needs to forward the signal
     before = {path.name for path in folder.glob("seed=0/checkpoints/*.pt")}
     for pid in trained_by(folder):
         with contextlib.suppress(ProcessLookupError):

@@ -93,7 +93,7 @@ def test_other_weights() -> None:
     batch = collected(policy)
     failed = failing(randomize(policy), batch)
     assert {"feedback", "replay"} <= set(failed)
-    assert "with the weights that collected" in failed["replay"].fix
+    assert "with the weights used for collection" in failed["replay"].fix
 
 
 def test_a_recurrent_pass_before() -> None:

@@ -130,16 +130,16 @@ NOISE = {
 def test_noise(noise: Any) -> None:
     policy = encoded(noise)
     result = refused(policy, wired(policy), "repeat")
-    assert "'x' of the same steps differs at each call" in result.detail
+    assert "'x' for the same steps differs between calls" in result.detail
     only_in_training = isinstance(noise, Skipping | nn.RReLU)
-    assert (EVAL if only_in_training else "draw it once per batch and not in forward") in result.fix
+    assert (EVAL if only_in_training else "sample it once per batch instead of in forward") in result.fix
     if not only_in_training:
         assert refused(policy.eval(), wired(policy), "repeat")
 
 
 def test_drawn_logits() -> None:
     policy = actor_of(memory(), linear(), Mod(lambda x: F.gumbel_softmax(x).log(), ["logits"], ["logits"]))
-    assert "'logits' of the same steps differs at each call" in refused(policy, wired(policy), "repeat").detail
+    assert "'logits' for the same steps differs between calls" in refused(policy, wired(policy), "repeat").detail
 
 
 # -- states that a policy keeps in itself
@@ -176,13 +176,13 @@ def test_hidden_states(layer: type[nn.Module], with_memory: bool) -> None:
     hidden = layer()
     policy = encoded(hidden) if with_memory else actor_of(Mod(hidden, ["observation"], ["x"]), linear(4, "x"))
     result = refused(policy, wired(policy), "repeat")
-    assert "keeps a state in itself" in result.detail
+    assert "keeps internal state" in result.detail
     if layer is Statistics:
         assert EVAL in result.fix
         assert float(hidden.count) == 1  # not the policy's own: it was put back
         assert failures(policy.eval(), wired(policy)) == []
     else:
-        assert "let an LSTMModule, GRUModule or CellModule" in result.fix
+        assert "use LSTMModule, GRUModule or CellModule" in result.fix
         assert "ObservationNorm" in result.fix
         assert hidden.state is None
 

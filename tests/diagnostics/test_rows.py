@@ -93,7 +93,7 @@ def test_a_network_that_keeps_its_state() -> None:
 
     policy = actor_of(Mod(Keeping(), ["observation"], ["features"]), linear())
     result = refused(policy, wired(policy), "repeat")
-    assert "keeps a state in itself" in result.detail
+    assert "keeps internal state" in result.detail
     assert "LSTMModule" in result.fix
 
 

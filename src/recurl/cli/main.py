@@ -107,7 +107,7 @@ def _run(arguments: list[str]) -> int:
         return 128 + signal.SIGINT
     except Exception as error:
         error = _error_of_environment(error) or error
-        text = error_line(error)
+        text = complaint(error)
         if text is None:
             raise
         print(text, file=sys.stderr)
@@ -162,7 +162,7 @@ def _error_of_environment(error: Exception) -> EnvError | None:
     return error_of_environment(error)
 
 
-def error_line(error: Exception) -> str | None:
+def complaint(error: Exception) -> str | None:
     """Return the one-line message of an expected failure, None for any other."""
     if isinstance(error, RecurlError | OSError):
         text = str(error)

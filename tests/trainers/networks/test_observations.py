@@ -67,7 +67,7 @@ def test_dropped_entries(drop):
 
 
 class Words(specs.TensorSpec):
-    """A spec that is no tensor's."""
+    """A spec of values that are not tensors."""
 
     def rand(self):
         return "a"

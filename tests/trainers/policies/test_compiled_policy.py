@@ -1,4 +1,4 @@
-"""Compiled policies act as predict does, from a run and from a file."""
+"""Compiled policies from runs and from files match ``predict``."""
 
 import gymnasium as gym
 import numpy as np

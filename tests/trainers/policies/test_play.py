@@ -20,11 +20,11 @@ def run(tmp_path_factory):
 
 
 class Blind(gym.Env):
-    """An environment that can't be shown, or only in a window that needs a package."""
+    """Environment that can't be rendered, or only in a window that needs a package."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,))
     action_space = gym.spaces.Discrete(2)
-    metadata = {"render_modes": ["human"]}  # noqa: RUF012 - gymnasium declares it so
+    metadata = {"render_modes": ["human"]}  # noqa: RUF012 - as declared by gymnasium
 
     def __init__(self, render_mode=None, modes=("human",)):
         self.metadata = {"render_modes": list(modes)}
@@ -61,7 +61,7 @@ def test_a_video_of_each_episode(run, tmp_path, capsys):
     for number, length in enumerate(found.lengths):
         path = video.with_stem(f"out-{number + 1}")
         assert lines[number] == f"Episode {number + 1}: return {found.returns[number]:g}, length {length}, {path}"
-        assert abs(frames(path) - (length + 1)) <= 1  # the first observation is shown too
+        assert abs(frames(path) - (length + 1)) <= 1  # the first observation is rendered too
     assert found.returns[0] == evaluate_run(run, episodes=1, seed=3).returns[0]
 
 

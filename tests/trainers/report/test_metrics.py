@@ -34,7 +34,7 @@ def test_are_cut_to_the_checkpoint(tmp_path):
 
 
 def test_are_never_rewritten_in_place(tmp_path):
-    """Who reads the file meanwhile, or after a loss of power, sees all of the old one or all of the new one."""
+    """Concurrent readers, and readers after a power loss, see either the complete old or the complete new file."""
     path = tmp_path / "metrics.csv"
     whole = write(path, range(1, 5))
     with path.open() as old:
@@ -43,7 +43,7 @@ def test_are_never_rewritten_in_place(tmp_path):
     assert updates_in(path) == [1, 2]
     inode = path.stat().st_ino
     MetricsFile(path, FIELDS, updates=2, notify=pytest.fail).close()
-    assert path.stat().st_ino == inode  # nothing to be dropped
+    assert path.stat().st_ino == inode  # no rows to drop
 
 
 def test_a_row_is_there_as_soon_as_it_is_written(tmp_path):

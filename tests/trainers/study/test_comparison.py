@@ -1,4 +1,4 @@
-"""Comparison of runs that lie in folders: groups, scores, intervals, and what can't be compared."""
+"""Comparison of run folders: groups, scores, intervals, and runs that can't be compared."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ from recurl.trainers.study.statistics import (
 
 
 def make(path, returns, kind=PPOConfig, evaluations=(), **options):
-    """Write the folder of a run whose returns are given at every 1,000 steps."""
+    """Write a run folder with the given returns, one per 1,000 steps."""
     folder = RunFolder(path)
     config = kind(**{"env": "recurl/TMaze-v0", **options})
     path.mkdir(parents=True)
@@ -39,14 +39,14 @@ def make(path, returns, kind=PPOConfig, evaluations=(), **options):
 def test_the_interquartile_mean_is_that_of_the_middle_half():
     assert interquartile_mean(np.array([5.0])) == 5.0
     assert interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3.0
-    assert interquartile_mean(np.array([9.0, 0.0, 1.0, 2.0])) == 1.5  # 0 and 9 left out
+    assert interquartile_mean(np.array([9.0, 0.0, 1.0, 2.0])) == 1.5  # 0 and 9 discarded
     assert interquartile_mean(np.arange(10.0)[::-1]) == np.arange(2.0, 8.0).mean()
     assert interquartile_mean(np.array([[1.0, 3.0], [5.0, 7.0]])).tolist() == [2.0, 6.0]
 
 
 @pytest.mark.slow
 def test_the_interval_covers_the_truth():
-    """Of 200 samples of 20 from a normal distribution, about 95 %."""
+    """The intervals cover the mean in about 95% of 200 samples of size 20 from a normal distribution."""
     random = np.random.default_rng(1)
     covered = 0
     for _ in range(200):
@@ -144,7 +144,7 @@ def test_a_run_whose_last_policy_was_not_evaluated_is_named(tmp_path):
 
 
 def several_tasks(folder):
-    """Runs of two tasks with references, one without, and a cell that has no run of one task."""
+    """Runs of two tasks with references and one without, and a cell without a run on one task."""
     for seed in range(4):
         for cell, score in (("lstm", 0.9), ("gru", 0.7)):
             for task in ("recurl/TMaze-v0", "recurl/RepeatPrevious-v0", "CartPole-v1"):
@@ -196,7 +196,7 @@ def test_several_tasks_are_aggregated_as_rliable_does(tmp_path, capsys, monkeypa
 
 @pytest.mark.slow
 def test_stratified_intervals_cover_the_truth():
-    """Of 200 samples of 10 runs on each of three tasks, about 95 %; the tasks' own means are apart."""
+    """The intervals cover in about 95% of 200 samples of 10 runs on each of three tasks with different means."""
     random = np.random.default_rng(1)
     covered = np.zeros(4)
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: names, combinations, seeds, and what can't be set."""
+"""Jobs of a sweep: names, combinations, seeds, and options that can't be set."""
 
 import pytest
 

@@ -137,7 +137,7 @@ def test_no_cell_hides_another():
 
 
 def test_a_task_without_a_score_is_not_common():
-    """No episode of a run has ended: the other tasks have a mean all the same."""
+    """If no episode of a run has ended, there still is a mean over the other tasks."""
     scores = {("RepeatFirstHard", "gru"): [math.nan], ("HigherLowerEasy", "gru"): [0.5]}
     summary = Summary(scored(scores | {("RepeatFirstHard", "none"): [0.3], ("HigherLowerEasy", "none"): [0.1]}))
     assert summary.common == ["HigherLowerEasy"]

@@ -1,4 +1,4 @@
-"""Log-probabilities that a loss doesn't find again."""
+"""Log-probabilities that losses don't reproduce."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_another_log_probability() -> None:
 
 
 class Warmer(nn.Module):
-    """A temperature for exploration."""
+    """Module with a temperature for exploration."""
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:
         return 3 * logits if exploration_type() is ExplorationType.RANDOM else logits
@@ -76,7 +76,7 @@ def test_a_distribution_that_depends_on_the_exploration_type(kind: ExplorationTy
 
 
 class OwnActor(TensorDictModuleBase):
-    """Samples by itself; a loss asks it for the distribution, which is another one for sequences."""
+    """Module that samples by itself, and whose distribution for losses differs on sequences."""
 
     def __init__(self, wrong: bool) -> None:
         super().__init__()

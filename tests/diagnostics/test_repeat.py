@@ -1,4 +1,4 @@
-"""Policies that compute another thing whenever they are called: dropout, other noise, states that they keep."""
+"""Policies whose outputs differ between calls: dropout, other noise, internal state."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_dropout_in_a_head_in_a_critic_and_without_memory() -> None:
 
 
 class Drawing(nn.Module):
-    """Chooses in one, from features that it drops."""
+    """Policy in a single module that chooses from features with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def test_dropout_that_no_module_holds() -> None:
 
 
 class Skipping(nn.Module):
-    """Stochastic depth, drawn by Python."""
+    """Stochastic depth, sampled with Python's generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Skipping(nn.Module):
 
 
 class Noisy(nn.Module):
-    """Noise from a generator of its own."""
+    """Module that adds noise from its own generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Noisy(nn.Module):
 
 NOISE = {
     "torch": lambda x: x + torch.randn_like(x),
-    "numpy": lambda x: x + torch.as_tensor(np.random.normal(size=tuple(x.shape)), dtype=x.dtype),  # noqa: NPY002 - the old one
+    "numpy": lambda x: x + torch.as_tensor(np.random.normal(size=tuple(x.shape)), dtype=x.dtype),  # noqa: NPY002 - the legacy generator
     "functional": lambda x: F.dropout(x, 0.3),
     "own": Noisy(),
     "python": Skipping(),
@@ -142,7 +142,7 @@ def test_drawn_logits() -> None:
     assert "'logits' for the same steps differs between calls" in refused(policy, wired(policy), "repeat").detail
 
 
-# -- states that a policy keeps in itself
+# -- internal state of a policy
 
 
 class HiddenState(nn.Module):
@@ -157,7 +157,7 @@ class HiddenState(nn.Module):
 
 
 class Statistics(nn.Module):
-    """Takes the mean of all that it has seen, in training mode."""
+    """Module that averages all its inputs so far, in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def test_hidden_states(layer: type[nn.Module], with_memory: bool) -> None:
     assert "keeps internal state" in result.detail
     if layer is Statistics:
         assert EVAL in result.fix
-        assert float(hidden.count) == 1  # not the policy's own: it was put back
+        assert float(hidden.count) == 1  # not from the checks, which restore the policy
         assert failures(policy.eval(), wired(policy)) == []
     else:
         assert "use LSTMModule, GRUModule or CellModule" in result.fix

@@ -63,9 +63,9 @@ def check_action(policy: Any, batch: TensorDictBase) -> str:
     if choice is not None and _memory_after_choice(policy, calls, choice, states):
         return "the memory runs after the choice of the action: only the critic uses it"
     pairs = zip(_action(policy, calls, outcome), _action(policy, *record(policy, roots, False, seed=1)), strict=True)
-    drawn = any(ex.differ(*pair) for pair in pairs)
-    drawn |= choice is not None and _is_sampler(choice.module)
-    if not changes_result(policy, roots, states, inside, partial(_choice_inputs, policy, drawn)):
+    sampled = any(ex.differ(*pair) for pair in pairs)
+    sampled |= choice is not None and _is_sampler(choice.module)
+    if not changes_result(policy, roots, states, inside, partial(_choice_inputs, policy, sampled)):
         written = ", ".join(map(repr, _features(policy, states)))
         read = "" if choice is None else f" ({choice} reads {', '.join(map(repr, choice.inputs))})"
         raise Fault(
@@ -109,11 +109,11 @@ def _action(policy: Any, calls: list[Call], outcome: TensorDictBase) -> list[Ten
     return [value for key, value in choice.outputs.items() if not isinstance(key, int) and is_action(key)]
 
 
-def _choice_inputs(policy: Any, drawn: bool, roots: TensorDictBase) -> list[Tensor]:
-    """Return the action, or the inputs of its choice if the action is sampled (``drawn``)."""
+def _choice_inputs(policy: Any, sampled: bool, roots: TensorDictBase) -> list[Tensor]:
+    """Return the action, or the inputs of its choice if ``sampled``."""
     calls, outcome = record(policy, roots, False)
     choice = _choice_of_action(policy, calls)
-    if not drawn:
+    if not sampled:
         return _action(policy, calls, outcome)
     if choice is not None:
         return list(choice.inputs.values())

@@ -83,12 +83,12 @@ def _dropout_differs(call: Call, twin: Call) -> bool:
 
 def _depending_on_action(policy: Any, calls: list[Call]) -> set[NestedKey]:
     """Return the keys of entries that may be random: the action, and outputs of modules that write or read it."""
-    parts, drawn = leaf_modules(policy), set[NestedKey]([ACTION])
+    parts, random = leaf_modules(policy), set[NestedKey]([ACTION])
     for call in calls:
         written = keys_of(call.module, "out_keys") if call.name in parts else []
-        if any(map(is_action, written)) or drawn & set(keys_of(call.module, "in_keys")):
-            drawn |= set(written)
-    return drawn
+        if any(map(is_action, written)) or random & set(keys_of(call.module, "in_keys")):
+            random |= set(written)
+    return random
 
 
 def _noise_fix(policy: Any, data: TensorDictBase, mode: bool) -> str:

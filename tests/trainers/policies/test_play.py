@@ -80,7 +80,7 @@ def test_without_a_display_returns_are_printed(run, capsys):
     assert main(["play", str(run.path), "--episodes", "2", "--stochastic", "--max-steps", "7"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("Episode 1: return 7, length 7\nEpisode 2: return 7, length 7\n2 of 2 episodes were cut")
-    assert said.err == "Notice: Nothing is shown, as there is no display: --video FILE.mp4 records.\n"
+    assert said.err == "Notice: Nothing is shown because there is no display: use --video FILE.mp4 to record.\n"
 
 
 @pytest.fixture

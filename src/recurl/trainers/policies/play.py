@@ -108,7 +108,7 @@ def _render_env(config: RunConfig, policy: Any, *, record: bool, place: Path, no
         shows = "human" in modes and _has_display()
         if not shows:
             why = "there is no display" if "human" in modes else f"{config.env_name} has no window"
-            notify(f"Nothing is shown, as {why}: --video FILE{_SUFFIX} records.")
+            notify(f"Nothing is shown because {why}: use --video FILE{_SUFFIX} to record.")
         return make_env(config, None, policy=policy, render_mode="human" if shows else None)
     if "rgb_array" not in modes:
         raise ArgumentError(

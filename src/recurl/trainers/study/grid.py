@@ -48,7 +48,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def check_names(kind: type[RunConfig], settings: Mapping[str, Sequence[str]]) -> None:
+def check_option_names(kind: type[RunConfig], settings: Mapping[str, Sequence[str]]) -> None:
     """Check that an algorithm has all options and that the seed, which ``--seeds`` sets, is not among them.
 
     Raises:
@@ -89,7 +89,7 @@ def make_jobs(
     Raises:
         ArgumentError: an option or a combination of options can't be used.
     """
-    check_names(kind, settings)
+    check_option_names(kind, settings)
     fields = {field.name: field for field in fields_of(kind)}
     combinations = [dict(zip(settings, values, strict=True)) for values in product(*settings.values())]
     configs = [

@@ -15,7 +15,7 @@ from recurl.nearest import nearest
 from recurl.recurrence import CELLS as KNOWN
 from recurl.trainers.algorithms.ppo_config import PPOConfig
 from recurl.trainers.config import NO_CELL
-from recurl.trainers.study.grid import check_names
+from recurl.trainers.study.grid import check_option_names
 
 CELLS = (*(name for name in ("gru", "lstm", "mingru", "s5") if name in KNOWN), NO_CELL)
 """Cells compared by default."""
@@ -185,7 +185,7 @@ def setting(name: str, changes: Mapping[str, Any], *, cuda_graph: bool = True) -
         raise ArgumentError(
             f"--set can't set {fixed[0]}, which the benchmark sets itself (recurl bench popgym --help)."
         )
-    check_names(PPOConfig, dict.fromkeys(changes, ()))
+    check_option_names(PPOConfig, dict.fromkeys(changes, ()))
     return {**_COMMON, **SETTINGS[name], **changes, "cuda_graph": cuda_graph}
 
 

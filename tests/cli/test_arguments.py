@@ -16,7 +16,7 @@ from recurl.ranges import fields_of, flag
 
 @dataclass(frozen=True)
 class Options:
-    """Options for the tests."""
+    """Options of a test."""
 
     size: int
     """How many."""
@@ -26,7 +26,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Others:
-    """Other options for the tests."""
+    """Other options of a test."""
 
 
 KINDS = {"one": Options, "other": Others}

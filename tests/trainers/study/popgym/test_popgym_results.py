@@ -64,7 +64,7 @@ def test_results_of_another_setting_are_refused(tmp_path, change, message):
             lambda text: text.replace("RepeatFirst", "RepeatLast"),
             r"can't be read \(there is no task 'RepeatLastEasy'\)",
         ),
-        (lambda text: text + text.splitlines()[1], "one row for each run, but holds two of RepeatFirstEasy gru seed 0"),
+        (lambda text: text + text.splitlines()[1], "one row per run, but holds two of RepeatFirstEasy gru seed 0"),
         (lambda text: text + '"', "is not a UTF-8 table .*unexpected end of data"),
         (lambda text: "", "must hold results"),
     ],

@@ -38,7 +38,7 @@ def test_an_environment_that_exits_in_a_step(kind, tmp_path, capsys):
         (["--env-kwargs", "at=close"], "raised SystemExit(0), as sys.exit does"),
         (
             ["--env-kwargs", "at=never", "--callback", "tests.cli.exiting:Callback"],
-            "The callback Callback raised SystemExit in on_batch: 0. The run was ended. Resume from the newest checkpoint",
+            "The callback Callback raised SystemExit in on_batch: 0. The run was ended. Resume from the newest",
         ),
     ],
     ids=["make", "reset", "close", "callback"],
